@@ -1,0 +1,34 @@
+# The tutorial in a container, by the same `run` as everywhere else:
+#
+#   docker build -t megakit .
+#   docker run --rm -v "$PWD:/workspace" megakit                     (add --gpus all for a GPU)
+#   docker run --rm -v "$PWD:/workspace" megakit predict --help
+#
+# From NVIDIA's NeMo image, set-up uses the NeMo and Megatron-Core found there if they fit, and adds
+# only what is missing; from NVIDIA's PyTorch image it makes a complete .venv:
+#
+#   docker build -t megakit --build-arg BASE=NAME-OF-THE-IMAGE .
+ARG BASE=python:3.12-slim
+FROM ${BASE}
+
+# Images made on Debian's or Ubuntu's own Python may lack venv.
+RUN python3 -c "import ensurepip" 2>/dev/null \
+    || (apt-get update && apt-get install -y --no-install-recommends python3-venv \
+        && rm -rf /var/lib/apt/lists/*)
+
+# First what set-up reads, so that a changed line of code does not install gigabytes again.
+WORKDIR /opt/megakit
+COPY run requirements.lock pyproject.toml ./
+RUN PIP_NO_CACHE_DIR=1 ./run setup
+COPY . .
+
+# `data` and `runs` appear where the container is started. Whoever owns a mounted folder may start
+# it: docker run --user "$(id -u):$(id -g)". An unknown user has no home and no name of its own,
+# and libraries ask for both.
+RUN mkdir -p /workspace && chmod 1777 /workspace
+ENV HOME=/tmp USER=megakit
+WORKDIR /workspace
+USER 1000:1000
+
+ENTRYPOINT ["/opt/megakit/run"]
+CMD ["tutorial"]

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# What only a machine with an NVIDIA GPU can show, in some minutes: the tests marked gpu, the three
+# scripts in bf16-mixed with NCCL, resumption, two ranks on two GPUs. Ends with a table; the exit
+# status is 1 if a line of it failed.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." || exit 1
+
+python=${PYTHON:-.venv/bin/python}
+command -v nvidia-smi >/dev/null || { echo "gpu_check: no nvidia-smi, so no NVIDIA driver." >&2; exit 2; }
+gpus=$(nvidia-smi --list-gpus | wc -l)
+((gpus)) || { echo "gpu_check: nvidia-smi lists no GPU." >&2; exit 2; }
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+common=(--accelerator gpu --data-dir "${DATA_DIR:-data}")
+names=() results=() seconds=()
+
+# NAME COMMAND...
+step() {
+  local name=$1 begin=$SECONDS result=passed
+  shift
+  printf '\n== %s\n' "$name" >&2
+  "$@" >&2 || result="FAILED ($?)"
+  names+=("$name") results+=("$result") seconds+=($((SECONDS - begin)))
+}
+
+skip() { names+=("$1") results+=("skipped: $2") seconds+=(0); }
+
+# shellcheck disable=SC2329  # step calls it by its name
+resumed_is_the_same() {
+  local args=(model_pretrain.py "${common[@]}" --max-steps 200 --save-interval 20)
+  "$python" "${args[@]}" --output-dir "$work/whole" || return
+  timeout --signal=TERM "${STOP_AFTER:-14}" "$python" "${args[@]}" --output-dir "$work/stopped"
+  "$python" "${args[@]}" --output-dir "$work/stopped" || return
+  diff "$work/whole/pretrain/metrics.csv" "$work/stopped/pretrain/metrics.csv"
+}
+
+step "tests marked gpu" "$python" -m pytest -q -m gpu tests
+for script in pretrain finetune predict; do
+  step "$script, bf16-mixed" "$python" "model_$script.py" "${common[@]}" --output-dir "$work/runs"
+done
+step "resumption, metrics.csv identical" resumed_is_the_same
+if ((gpus >= 2)); then
+  two=(--devices 2 --output-dir "$work/two")
+  step "pretrain, tensor parallel 2, NCCL" \
+    "$python" model_pretrain.py "${common[@]}" "${two[@]}" --tensor-parallel 2
+  step "finetune, pipeline parallel 2, NCCL" \
+    "$python" model_finetune.py "${common[@]}" "${two[@]}" --pipeline-parallel 2
+  step "predict, data parallel 2, NCCL" "$python" model_predict.py "${common[@]}" "${two[@]}"
+else
+  skip "two ranks, NCCL" "one GPU, and NCCL wants one for each rank"
+fi
+
+printf '\n%s, %d GPU(s)\n' "$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)" "$gpus"
+status=0
+for i in "${!names[@]}"; do
+  printf '  %-40s %5d s  %s\n' "${names[i]}" "${seconds[i]}" "${results[i]}"
+  [[ ${results[i]} != FAILED* ]] || status=1
+done
+exit "$status"

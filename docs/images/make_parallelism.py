@@ -1,0 +1,126 @@
+"""Draws the pictures of docs/parallelism.md: which weights of the model live on which rank.
+
+    python docs/images/make_parallelism.py
+
+Sizes come from the model's own: 784-64-3 (linear1, linear2) and 3-64-784 (linear3, linear4).
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+WIDTH, ROW, GAP, MARGIN = 300, 40, 110, 20
+FILL = {"cut": "#d7e8fb", "whole": "#e6f4e3", "data": "#fdf0d5"}
+
+
+@dataclass
+class Rank:
+    """One process: a title, and a row for each thing that it holds."""
+
+    title: str
+    rows: list[tuple[str, str, str]] = field(default_factory=list)  # kind, name, shape
+
+
+def weights(tensor: int = 1, parts: str = "12", rank: int = 0) -> list[tuple[str, str, str]]:
+    """The rows of the layers that a rank holds, in order."""
+    width = 64 // tensor
+    here = f"of 64: {rank * width} to {(rank + 1) * width - 1}"
+    how = "cut" if tensor > 1 else "whole"
+    note = f" ({here})" if tensor > 1 else ""
+    bias = "whole" if tensor > 1 else how
+    rows = {
+        "1": [(how, "linear1", f"{width} x 784, bias {width}{note}")],
+        "2": [(how, "linear2", f"3 x {width}{note}"), (bias, "linear2", "bias 3")],
+        "3": [(how, "linear3", f"{width} x 3, bias {width}{note}")],
+        "4": [(how, "linear4", f"784 x {width}{note}"), (bias, "linear4", "bias 784")],
+    }
+    return [row for part in parts for row in rows[part]]
+
+
+def draw(name: str, title: str, ranks: list[Rank], between: list[str], below: str) -> Path:
+    """Writes one picture: the ranks side by side, and what travels between them.
+
+    Args:
+        name: Of the file.
+        title: Its headline.
+        ranks: From left to right.
+        between: Lines of text on the arrow between two neighbours.
+        below: A line under the picture.
+    """
+    height = MARGIN * 2 + 90 + ROW * max(len(rank.rows) for rank in ranks)
+    total = MARGIN * 2 + WIDTH * len(ranks) + GAP * (len(ranks) - 1)
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {height}" '
+        f'font-family="sans-serif" font-size="13" role="img" aria-label="{title}">',
+        f'<rect width="{total}" height="{height}" fill="white"/>',
+        f'<text x="{MARGIN}" y="30" font-size="16" font-weight="bold">{title}</text>',
+    ]
+    for place, rank in enumerate(ranks):
+        x, y = MARGIN + place * (WIDTH + GAP), 50
+        box = ROW * len(rank.rows) + 30
+        out.append(
+            f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{box}" rx="6" fill="none" '
+            'stroke="#444"/>'
+        )
+        out.append(f'<text x="{x + 10}" y="{y + 20}" font-weight="bold">{rank.title}</text>')
+        for row, (kind, label, shape) in enumerate(rank.rows):
+            top = y + 28 + row * ROW
+            out.append(
+                f'<rect x="{x + 8}" y="{top}" width="{WIDTH - 16}" height="{ROW - 6}" rx="4" '
+                f'fill="{FILL[kind]}"/>'
+            )
+            out.append(f'<text x="{x + 16}" y="{top + 22}">{label}</text>')
+            out.append(f'<text x="{x + 85}" y="{top + 22}">{shape}</text>')
+        if place + 1 < len(ranks):
+            left, right, middle = x + WIDTH + 6, x + WIDTH + GAP - 6, y + box // 2
+            out.append(
+                f'<path d="M{left + 8},{middle - 5} L{left},{middle} L{left + 8},{middle + 5} '
+                f"M{left},{middle} L{right},{middle} M{right - 8},{middle - 5} L{right},{middle} "
+                f'L{right - 8},{middle + 5}" fill="none" stroke="#444"/>'
+            )
+            for line, text in enumerate(between):
+                out.append(
+                    f'<text x="{(left + right) // 2}" y="{middle - 12 * len(between) + 14 * line}" '
+                    f'text-anchor="middle" font-size="11">{text}</text>'
+                )
+    out.append(f'<text x="{MARGIN}" y="{height - 12}" font-size="12">{below}</text>')
+    out.append("</svg>")
+    path = FOLDER / f"{name}.svg"
+    path.write_text("\n".join(out) + "\n")
+    return path
+
+
+def main() -> None:
+    """Draws all pictures."""
+    batch = ("data", "samples", "all of the global batch")
+    draw(
+        "tensor_parallel",
+        "Tensor parallel 2: every layer is cut along its 64",
+        [Rank(f"rank {r}", [*weights(2, "1234", r), batch]) for r in (0, 1)],
+        ["all-reduce of", "z (B x 3) and", "x_hat (B x 784)"],
+        "Blue: a part of a weight. Green: the same on both. Yellow: data.",
+    )
+    draw(
+        "pipeline_parallel",
+        "Pipeline parallel 2: the encoder on one stage, what follows it on the next",
+        [
+            Rank("rank 0: first stage", [*weights(parts="12"), ("data", "samples", "the images")]),
+            Rank("rank 1: last stage", [*weights(parts="34"), ("data", "samples", "the targets")]),
+        ],
+        ["z (B x 3) there,", "its gradient", "back"],
+        "Each weight lives on one rank only; a step's micro batches follow one another.",
+    )
+    draw(
+        "data_parallel",
+        "Data parallel 2: the whole model twice, half of the samples each",
+        [
+            Rank(f"rank {r}", [*weights(parts="1234"), ("data", "samples", f"{half} half")])
+            for r, half in ((0, "the first"), (1, "the second"))
+        ],
+        ["all-reduce of", "all gradients,", "once a step"],
+        "With the distributed optimizer each rank keeps Adam's two moments of half the weights.",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""A Lightning data module that goes on at the right sample after a stop."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities import CombinedLoader
+from nemo.lightning.data import WrappedDataLoader as WrappedDataLoader
+from nemo.lightning.pytorch.plugins import MegatronDataSampler
+from torch.utils.data import DataLoader
+
+_MODES = {
+    "train_dataloader": "train",
+    "val_dataloader": "validation",
+    "test_dataloader": "test",
+    "predict_dataloader": "predict",
+}
+
+
+class MegatronDataModule(pl.LightningDataModule):
+    """Remembers in each checkpoint how many samples were consumed, and resumes after them.
+
+    A subclass sets `self.data_sampler`, which NeMo's strategy looks for, and returns loaders, one
+    or several, from Lightning's methods. Training resumes; the other loaders start at 0, whether
+    they are `WrappedDataLoader`s with a mode or any `DataLoader`: a loader without a mode, or with
+    that one's default, gets the mode of the method that returns it.
+
+    Attributes:
+        data_sampler: Tells NeMo the batch sizes and orders the samples.
+        init_global_step: The step that `data_sampler.init_consumed_samples` belongs to.
+    """
+
+    data_sampler: MegatronDataSampler
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.init_global_step = 0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, mode in _MODES.items():
+            method = getattr(cls, name)
+            if method is not getattr(pl.LightningDataModule, name):
+                setattr(cls, name, _in_mode(method, mode))
+
+    def update_init_global_step(self) -> None:
+        """Notes the step that was reached, and the samples consumed by then.
+
+        Each loader method does this before its loaders are made; calling it there, as code for
+        NeMo does, changes nothing.
+
+        Raises:
+            ValueError: If the batch size ramps up: how many samples were consumed by a step could
+                then not be told from its number.
+        """
+        if self.data_sampler.rampup_batch_size is not None:
+            raise ValueError("MegatronDataModule needs a constant global batch size, no ramp-up.")
+        consumed_samples = self.consumed_samples
+        self.init_global_step = self._global_step
+        self.data_sampler.init_global_step = self.init_global_step
+        self.data_sampler.init_consumed_samples = consumed_samples
+
+    @property
+    def consumed_samples(self) -> int:
+        """Training samples consumed so far, over all data-parallel ranks."""
+        sampler = self.data_sampler
+        steps = self._global_step - self.init_global_step
+        return int(sampler.init_consumed_samples + steps * sampler.global_batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint remembers: the number of samples consumed, and by which step."""
+        return {"consumed_samples": self.consumed_samples, "global_step": self._global_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on after the samples that a checkpoint says were consumed."""
+        sampler, consumed = self.data_sampler, int(state_dict["consumed_samples"])
+        # Lightning restores the step later than this; NeMo's data modules do not remember it.
+        step = state_dict.get("global_step", consumed // sampler.global_batch_size)
+        self.init_global_step = sampler.init_global_step = step
+        sampler.init_consumed_samples = sampler.prev_consumed_samples = consumed
+        sampler.if_first_step = 1
+
+    def reconfigure_limit_batches(self) -> None:
+        """Makes `limit_val_batches=5` mean 5 global batches; NeMo's strategy calls this.
+
+        Lightning counts micro batches, and would end an evaluation in the middle of a step, which
+        hangs where several pipeline stages wait for one another.
+
+        Raises:
+            ValueError: If a limit is a share of the batches, which may end within a step.
+        """
+        trainer, factor = self.trainer, self.data_sampler.num_microbatches
+        if factor == 1 or trainer is None or getattr(trainer, "limits_in_micro_batches", False):
+            return
+        trainer.limits_in_micro_batches = True  # once for each trainer
+        for name in ("train", "val", "test", "predict"):
+            limit = getattr(trainer, f"limit_{name}_batches")
+            if isinstance(limit, float) and limit not in (0.0, 1.0):
+                raise ValueError(
+                    f"limit_{name}_batches={limit}: with {factor} micro batches per step this has "
+                    "to be a number of global batches, 0.0, or 1.0."
+                )
+            if isinstance(limit, int):
+                setattr(trainer, f"limit_{name}_batches", limit * factor)
+        trainer.num_sanity_val_steps *= factor
+
+    @property
+    def _global_step(self) -> int:
+        return self.trainer.global_step if self.trainer is not None else 0
+
+
+def _in_mode(method: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """Makes a loader method keep account of the steps, and its loaders say what they are for."""
+
+    @functools.wraps(method)
+    def make(self: MegatronDataModule, *args: Any, **kwargs: Any) -> Any:
+        self.update_init_global_step()
+        loaders = method(self, *args, **kwargs)
+        for loader in _each(loaders):
+            if getattr(loader, "mode", "train") == "train":
+                # Not by vars(): Lightning takes note of attributes set here, for copies.
+                loader.mode = mode
+        return loaders
+
+    return make
+
+
+def _each(loaders: Any) -> Iterator[Any]:
+    """Walks the loaders in a collection of any kind that Lightning takes."""
+    if isinstance(loaders, DataLoader):
+        yield loaders
+    elif isinstance(loaders, CombinedLoader):
+        yield from _each(loaders.flattened)
+    elif isinstance(loaders, Mapping):
+        yield from _each(list(loaders.values()))
+    elif isinstance(loaders, Sequence) and not isinstance(loaders, str):
+        for some in loaders:
+            yield from _each(some)

@@ -1,0 +1,100 @@
+"""Sampling with replacement, in O(1) memory and O(1) time for each access in any order."""
+
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from megakit.data.batches import fetch_batch, fetch_samples
+from megakit.data.epochs import SizedDataset
+from megakit.data.hashing import GOLDEN, MASK, key_of, mix64, stream
+from megakit.data.indices import Int, IntArray, as_int, check_index, check_indices
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
+    """Each sample is drawn from the whole dataset, independent of all others.
+
+    About 37% of a dataset stay unseen in one epoch's worth of draws, so prefer
+    `MultiEpochDatasetResampler`, which shuffles as cheaply. Draw number i is a hash of seed and i
+    (`megakit.data.hashing`), so it is the same on every rank, platform and after every restart,
+    whatever was read before. The hash is turned into an index without bias: Daniel Lemire, "Fast
+    Random Integer Generation in an Interval", ACM TOMACS 29(1), 2019, rejected hashes being hashed
+    again.
+
+    Args:
+        dataset: What to draw from; indexed by integers.
+        seed: Any integer that is not negative.
+        num_samples: How many draws; the dataset's length if not given.
+
+    Raises:
+        ValueError: If the dataset is empty, `num_samples` is below 1, or the seed is negative.
+        TypeError: If a number is not an integer.
+    """
+
+    def __init__(
+        self, dataset: SizedDataset[T_co], seed: Int = 42, num_samples: Int | None = None
+    ) -> None:
+        self.dataset = dataset
+        self.seed = as_int(seed, "The seed")
+        self._key = key_of(self.seed)
+        self._dataset_length = len(dataset)
+        if self._dataset_length < 1:
+            raise ValueError("The dataset is empty: there is nothing to draw from.")
+        self.num_samples = self._dataset_length
+        if num_samples is not None:
+            self.num_samples = as_int(num_samples, "num_samples")
+        if self.num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> T_co:
+        number = check_index(index, self.num_samples)
+        return self.dataset[draw_one(self._key, number, self._dataset_length)]
+
+    def __getitems__(self, indices: list[int]) -> list[T_co]:
+        """Return the samples at these indices, as PyTorch's loader asks for them."""
+        return fetch_samples(self.dataset, self._draw(indices))
+
+    def get_batch(self, indices: IntArray) -> Any:
+        """Return the collated batch at these indices, int64 of shape (B,)."""
+        return fetch_batch(self.dataset, self._draw(indices))
+
+    def _draw(self, indices: Any) -> IntArray:
+        checked = check_indices(indices, self.num_samples)
+        return draw(self._key, checked.astype(np.uint64), self._dataset_length)
+
+
+def draw_one(key: int, counter: int, length: int) -> int:
+    """Return draw number `counter` from [0, length)."""
+    z = stream(key, counter)
+    while (z * length & MASK) < 2**64 % length:
+        z = mix64(z + GOLDEN & MASK)
+    return int(z * length >> 64)
+
+
+def draw(key: int, counters: NDArray[np.uint64], length: int) -> IntArray:
+    """Return the draws with these numbers, shape (B,), from [0, length), as int64 of shape (B,)."""
+    z = stream(key, counters)
+    too_low = np.uint64(2**64 % length)
+    rejected = np.flatnonzero(z * np.uint64(length) < too_low)
+    while rejected.size:
+        again = mix64(z[rejected] + np.uint64(GOLDEN))
+        z[rejected] = again
+        rejected = rejected[again * np.uint64(length) < too_low]
+    return _high_word(z, length).astype(np.int64)
+
+
+def _high_word(x: NDArray[np.uint64], y: int) -> NDArray[np.uint64]:
+    """Return x * y >> 64 from four products of 32-bit halves; no sum here exceeds 64 bits."""
+    low32, half = np.uint64(2**32 - 1), np.uint64(32)
+    x_low, x_high = x & low32, x >> half
+    y_low, y_high = np.uint64(y & 2**32 - 1), np.uint64(y >> 32)
+    middle = x_high * y_low + (x_low * y_low >> half)
+    carry = x_low * y_high + (middle & low32)
+    high: NDArray[np.uint64] = x_high * y_high + (middle >> half) + (carry >> half)
+    return high

@@ -1,0 +1,132 @@
+"""Which samples each rank sees, in which order."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from nemo.lightning.pytorch.plugins import MegatronDataSampler
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, RandomSampler
+
+from megakit.data.loader import make_loader
+
+PADDING = -1
+
+
+class GlobalBatchSampler:
+    """Cuts samples 0, 1, 2, ... into global batches and gives one rank its micro batches.
+
+    Global batch n is samples `n * global` up to `(n + 1) * global`, whatever the number of ranks
+    and the size of micro batches. Its m-th slice of `micro * ranks` samples is one micro batch on
+    each data-parallel rank, in the ranks' order.
+
+    Args:
+        num_samples: Length of the dataset.
+        micro_batch_size: Samples per rank and forward pass.
+        global_batch_size: Samples per step; a multiple of micro batch size times `num_ranks`.
+        rank: Data-parallel rank.
+        num_ranks: Data-parallel size.
+        start: Gives the number of samples consumed before, and is asked each time that iteration
+            begins: it is past the end if this is not the first pass over the dataset.
+        pad: Whether an incomplete last global batch is filled with `PADDING` rather than dropped.
+
+    Yields:
+        Arrays of `micro_batch_size` indices, int64.
+
+    Raises:
+        ValueError: If the sizes do not fit, or there is not one batch.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        micro_batch_size: int,
+        global_batch_size: int,
+        rank: int = 0,
+        num_ranks: int = 1,
+        start: Callable[[], int] = lambda: 0,
+        pad: bool = False,
+    ) -> None:
+        slice_size = micro_batch_size * num_ranks
+        if global_batch_size % slice_size:
+            raise ValueError(
+                f"global batch size {global_batch_size} is no multiple of micro batch size "
+                f"{micro_batch_size} x {num_ranks} data-parallel ranks = {slice_size}."
+            )
+        padding = -num_samples % global_batch_size if pad else 0
+        self.end = (num_samples + padding) // global_batch_size * global_batch_size
+        if not self.end:
+            raise ValueError(
+                f"a dataset of {num_samples} samples has not one batch of {global_batch_size}. "
+                "MultiEpochDatasetResampler makes it as long as the training."
+            )
+        self.num_samples = num_samples
+        self.micro_batch_size = micro_batch_size
+        self.global_batch_size = global_batch_size
+        self.slice_size = slice_size
+        self.offset = rank * micro_batch_size
+        self.start = start
+
+    def __len__(self) -> int:
+        """Micro batches from sample 0 on: Lightning counts those before a resumption too."""
+        return self.end // self.slice_size
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        size, micro = self.global_batch_size, self.micro_batch_size
+        for first in range(self.start() % self.end, self.end - size + 1, size):
+            for begin in range(first + self.offset, first + size, self.slice_size):
+                indices = np.arange(begin, begin + micro)
+                if indices[-1] >= self.num_samples:
+                    indices[indices >= self.num_samples] = PADDING
+                yield indices
+
+
+class ExactDataSampler(MegatronDataSampler):
+    """NeMo's data sampler, with every sample of an evaluation seen exactly once.
+
+    NeMo's drops the last incomplete batch of a validation set, and gives ranks batches of unequal
+    sizes, or none, in prediction. This one pads the last global batch, so that every rank runs
+    equally many steps of equal shape, and marks the padding in `batch["loss_mask"]`.
+    """
+
+    def transform_dataloader(self, dataloader: DataLoader, consumed_samples: int = 0) -> DataLoader:
+        """Replaces a loader's sampler by this rank's, and fetches whole batches where possible.
+
+        Raises:
+            ValueError: If the loader shuffles, or has not one batch.
+        """
+        from megatron.core import parallel_state
+
+        if isinstance(dataloader.sampler, RandomSampler):
+            raise ValueError(
+                "a DataLoader with shuffle=True: ranks would each draw an order of their own. "
+                "Leave it out, and put MultiEpochDatasetResampler around the dataset."
+            )
+        mode = getattr(dataloader, "mode", "train")
+        is_training = mode == "train"
+        num_ranks = parallel_state.get_data_parallel_world_size()
+        dataset: Any = dataloader.dataset
+        num_samples = len(dataset)
+        if limit := self._limit(mode):
+            num_samples = min(num_samples, limit * self.micro_batch_size * num_ranks)
+        sampler = GlobalBatchSampler(
+            num_samples,
+            self.micro_batch_size,
+            self.global_batch_size,
+            rank=parallel_state.get_data_parallel_rank(),
+            num_ranks=num_ranks,
+            start=self._consumed_samples if is_training else lambda: 0,
+            pad=not is_training,
+        )
+        return make_loader(dataloader, sampler, mark_padding=not is_training)
+
+    def _consumed_samples(self) -> int:
+        trainer = getattr(self, "trainer", None)
+        steps = trainer.global_step - self.init_global_step if trainer is not None else 0
+        return self.init_consumed_samples + steps * self.global_batch_size
+
+    def _limit(self, mode: str) -> int | None:
+        """The trainer's limit on batches of an evaluation: the weights count what is left."""
+        name = {"validation": "limit_val_batches"}.get(mode, f"limit_{mode}_batches")
+        limit = getattr(getattr(self, "trainer", None), name, None)
+        return limit if isinstance(limit, int) and mode != "train" else None

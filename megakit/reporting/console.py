@@ -1,0 +1,147 @@
+"""What a person sees while a script runs: on standard error, and one line on standard output."""
+
+import io
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+
+class Console:
+    """Writes for people to standard error and results to standard output.
+
+    Frameworks write to both, from Python and from C++, so the two file descriptors themselves are
+    led into the log file once there is one (`divert`), and this console keeps copies of the real
+    ones.
+
+    Args:
+        silent: Say nothing but errors; for all ranks but one.
+    """
+
+    def __init__(self, silent: bool = False) -> None:
+        self.silent = silent
+        self._err = _copy_of(sys.stderr, 2)
+        self._out = _copy_of(sys.stdout, 1)
+        self.is_terminal = self._err.isatty() and not silent
+
+    def divert(self, log: Path) -> None:
+        """Leads everything that others write to standard output or error into a log file."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+
+    def say(self, line: str) -> None:
+        """One line for the user."""
+        if not self.silent:
+            self.alarm(line)
+
+    def alarm(self, line: str) -> None:
+        """One line that is shown even by a silent rank: an error."""
+        print(line, file=self._err, flush=True)
+
+    def result(self, path: Path) -> None:
+        """The one line on standard output."""
+        if not self.silent:
+            print(path, file=self._out, flush=True)
+
+    def table(self, rows: Mapping[str, str]) -> None:
+        """A small table of names and values."""
+        width = max(map(len, rows))
+        for name, value in rows.items():
+            self.say(f"  {name:<{width}}  {value}")
+
+    def progress(self, title: str, total: int, start: int = 0) -> "Progress":
+        """A progress display for `total` steps, of which `start` are done."""
+        return Progress(self, title, total, start)
+
+    def __deepcopy__(self, memo: object) -> "Console":
+        """NeMo copies a trainer's callbacks in order to record them; a console is the only one."""
+        return self
+
+    @property
+    def stream(self) -> TextIO:
+        """The real standard error."""
+        return self._err
+
+
+class Progress:
+    """One line that is kept up to date on a terminal, and a line now and then elsewhere.
+
+    Args:
+        console: Where it is shown.
+        title: What is going on.
+        total: Steps in all.
+        start: Steps done before.
+    """
+
+    def __init__(self, console: Console, title: str, total: int, start: int = 0) -> None:
+        self.console = console
+        self.title = title
+        self.total = total
+        self.start = start
+        self.began = self.shown_at = time.monotonic()
+        self.shown_tenth = start * 10 // max(1, total)
+
+    def update(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Shows the step and some values, if it is time to.
+
+        Args:
+            step: Steps done.
+            values: Losses and the like, by name; None is left out.
+        """
+        if self.console.silent:
+            return
+        now = time.monotonic()
+        tenth = step * 10 // max(1, self.total)
+        if self.console.is_terminal:
+            if now - self.shown_at < 0.1 and step < self.total:
+                return
+        elif tenth == self.shown_tenth and now - self.shown_at < 30:
+            return
+        self.shown_at, self.shown_tenth = now, tenth
+        line = self._line(step, now - self.began, values)
+        if self.console.is_terminal:
+            end = "\n" if step >= self.total else ""
+            print(f"\r\x1b[K{line}", end=end, file=self.console.stream, flush=True)
+        else:
+            self.console.say(line)
+
+    def close(self, step: int) -> None:
+        """Ends the line, so that others start on one of their own."""
+        if self.console.is_terminal and step < self.total:
+            print(file=self.console.stream, flush=True)
+
+    def _line(self, step: int, seconds: float, values: Mapping[str, float | None]) -> str:
+        share = step / max(1, self.total)
+        filled = round(20 * share)
+        rate = (step - self.start) / seconds if seconds > 0 else 0.0
+        left = (self.total - step) / rate if rate > 0 else 0.0
+        shown = "".join(
+            f"  {name} {value:.4f}" for name, value in values.items() if value is not None
+        )
+        bar = "━" * filled + "╌" * (20 - filled)
+        width = len(str(self.total))
+        return (
+            f"{self.title} {bar} {step:>{width}}/{self.total}{shown}"
+            f"  {rate:.0f} steps/s  {_clock(left)} left"
+        )
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _copy_of(stream: TextIO, descriptor: int) -> TextIO:
+    """A stream of our own on the same file; on the stream itself where it is no real file."""
+    try:
+        own = os.dup(stream.fileno() if stream.fileno() == descriptor else descriptor)
+    except (OSError, io.UnsupportedOperation):  # a notebook's or a test's stand-in
+        return stream
+    return os.fdopen(own, "w", encoding="utf-8", errors="replace", buffering=1)

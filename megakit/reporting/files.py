@@ -1,0 +1,21 @@
+"""Files that are there whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a text file in one step, once the new one is on disk."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replaces a JSON file in one step."""
+    write_atomically(path, json.dumps(content, indent=2) + "\n")

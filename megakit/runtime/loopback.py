@@ -1,0 +1,29 @@
+"""The loopback interface, over which gloo talks even to itself."""
+
+import fcntl
+import socket
+import struct
+
+from megakit.errors import UserError
+
+_GET_FLAGS, _SET_FLAGS, _IS_UP = 0x8913, 0x8914, 0x1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
+
+
+def ensure_loopback() -> None:
+    """Brings `lo` up where it is down, as in a network namespace that was just made.
+
+    Raises:
+        UserError: It is down, and this process may not change that.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        request = struct.pack("16sH14x", b"lo", 0)
+        try:
+            reply = fcntl.ioctl(control, _GET_FLAGS, request)
+            flags: int = struct.unpack("16sH14x", reply)[1]
+            if not flags & _IS_UP:
+                fcntl.ioctl(control, _SET_FLAGS, struct.pack("16sH14x", b"lo", flags | _IS_UP))
+        except OSError as error:
+            raise UserError(
+                f"the loopback interface lo is down ({error.strerror}), and processes talk to each "
+                "other over it. Bring it up: ip link set lo up."
+            ) from error

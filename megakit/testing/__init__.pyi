@@ -1,0 +1,8 @@
+from .compare import assert_elements_equal as assert_elements_equal
+from .datasets import (
+    assert_dataset_compatible_with_megatron as assert_dataset_compatible_with_megatron,
+)
+from .datasets import assert_dataset_elements_not_equal as assert_dataset_elements_not_equal
+from .parallel import RankError as RankError
+from .parallel import Ranks as Ranks
+from .parallel import distributed_model_parallel_state as distributed_model_parallel_state

@@ -1,0 +1,57 @@
+"""Checks a dataset of one's own: `python -m megakit.testing package.module:factory`.
+
+Exit status: 0 if it keeps the rules, 1 if it breaks one, 2 if the factory cannot be found.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m megakit.testing", description=__doc__)
+    parser.add_argument(
+        "factory",
+        metavar="package.module:factory",
+        help="a function or class that makes the dataset when called without arguments",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="start no other processes, which take some seconds"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        factory = _find(options.factory)
+    except LookupError as error:
+        print(f"{parser.prog}: {error.args[0]}", file=sys.stderr)
+        return 2
+
+    from megakit.testing.datasets import assert_dataset_compatible_with_megatron
+
+    dataset = factory()
+    try:
+        assert_dataset_compatible_with_megatron(dataset, factory=None if options.quick else factory)
+    except AssertionError as error:
+        print(f"{options.factory} breaks a rule: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.factory} keeps the rules ({len(dataset)} samples).")
+    return 0
+
+
+def _find(name: str) -> Callable[[], Any]:
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise LookupError(f"{name!r} should be package.module:factory.")
+    try:
+        factory = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise LookupError(f"{name!r} cannot be found: {error}. Is its folder here?") from error
+    if not callable(factory):
+        raise LookupError(f"{name!r} is a {type(factory).__name__}; it should be a function.")
+    return factory
+
+
+if __name__ == "__main__":
+    sys.exit(main())

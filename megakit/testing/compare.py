@@ -1,0 +1,158 @@
+"""Exact comparison of samples, however nested, and whether samples share memory.
+
+A difference is reported with its path inside the sample, as in `sample['tokens'][0, 3]`.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+def assert_elements_equal(a: Any, b: Any) -> None:
+    """Check that two samples are equal to the last bit, types and shapes included.
+
+    Looks into mappings, tuples, lists, dataclasses, tensors and arrays. NaN equals NaN.
+
+    Raises:
+        AssertionError: If they differ; it names the first place where they do, and both values.
+    """
+    difference = first_difference(a, b)
+    if difference:
+        raise AssertionError(difference)
+
+
+def first_difference(a: Any, b: Any, path: str = "sample") -> str | None:
+    """Say where two samples differ first, or return None."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return _tensor_difference(a, b, path)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return _array_difference(a, b, path)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        if a.keys() != b.keys():
+            return f"{path} has the keys {list(a)} and {list(b)}"
+    elif type(a) is not type(b):
+        return f"{path} is of type {type(a).__name__} and {type(b).__name__}"
+    elif isinstance(a, list | tuple) and len(a) != len(b):
+        return f"{path} has {len(a)} and {len(b)} elements"
+    parts_a, parts_b = _parts(a, path), _parts(b, path)
+    if parts_a is None or parts_b is None:
+        return None if _is_same_value(a, b) else f"{path} is {_short(a)} and {_short(b)}"
+    for part_path, part in parts_a.items():
+        difference = first_difference(part, parts_b.get(part_path), part_path)
+        if difference:
+            return difference
+    return None
+
+
+def leaves(sample: Any, path: str = "sample") -> Iterator[tuple[str, Any]]:
+    """Walk the innermost values of a sample with their paths."""
+    parts = _parts(sample, path)
+    if parts is None:
+        yield path, sample
+    else:
+        for part_path, part in parts.items():
+            yield from leaves(part, part_path)
+
+
+def shared_memory(a: Any, b: Any) -> tuple[str, str] | None:
+    """Return the paths of the first tensors or arrays in two samples that overlap in memory.
+
+    Arrays that nobody can write to, such as those of a file mapped for reading, do no harm and do
+    not count; nor does memory that is not the CPU's.
+    """
+    blocks_b = [(path, _memory_of(leaf)) for path, leaf in leaves(b)]
+    for path_a, leaf in leaves(a):
+        block_a = _memory_of(leaf)
+        if block_a is None:
+            continue
+        for path_b, block_b in blocks_b:
+            if block_b is not None and np.shares_memory(block_a, block_b):
+                return path_a, path_b
+    return None
+
+
+def _parts(value: Any, path: str) -> dict[str, Any] | None:
+    """Return what a value consists of, by path, or None if it is a leaf."""
+    if isinstance(value, Mapping):
+        return {f"{path}[{key!r}]": part for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {f"{path}.{name}": getattr(value, name) for name in value._fields}
+    if isinstance(value, list | tuple):
+        return {f"{path}[{place}]": part for place, part in enumerate(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {f"{path}.{field.name}": getattr(value, field.name) for field in fields}
+    return None
+
+
+def _tensor_difference(a: torch.Tensor, b: torch.Tensor, path: str) -> str | None:
+    for name in ("dtype", "shape", "device", "layout"):
+        of_a, of_b = getattr(a, name), getattr(b, name)
+        if of_a != of_b:
+            return f"{path} has the {name} {_short(of_a)} and {_short(of_b)}"
+    if a.layout is not torch.strided:
+        a, b = a.to_dense(), b.to_dense()
+    same = (a == b) | ((a != a) & (b != b))
+    return None if bool(same.all()) else _place_of_difference(a, b, same.cpu().numpy(), path)
+
+
+def _array_difference(a: NDArray[Any], b: NDArray[Any], path: str) -> str | None:
+    for name in ("dtype", "shape"):
+        of_a, of_b = getattr(a, name), getattr(b, name)
+        if of_a != of_b:
+            return f"{path} has the {name} {of_a} and {of_b}"
+    if a.dtype == object:
+        return first_difference(a.tolist(), b.tolist(), path)
+    same = (a == b) | ((a != a) & (b != b))  # also right for NaT
+    return None if same.all() else _place_of_difference(a, b, np.asarray(same), path)
+
+
+def _place_of_difference(a: Any, b: Any, same: NDArray[np.bool_], path: str) -> str:
+    place = tuple(int(axis[0]) for axis in np.nonzero(~same)) if same.ndim else ()
+    where = f"{path}{list(place)}" if place else path
+    what = f"{where} is {_short(a[place])} and {_short(b[place])}"
+    return what if same.size == 1 else f"{what} ({(~same).sum()} of {same.size} values differ)"
+
+
+def _is_same_value(a: Any, b: Any) -> bool:
+    if a is b or bool(np.all(a == b)):
+        return True
+    if isinstance(a, float | complex | np.generic):
+        return bool(a != a and b != b)
+    # Objects without an `==` of their own are equal if what they consist of is.
+    if getattr(type(a), "__eq__", None) is object.__eq__ and hasattr(a, "__dict__"):
+        return first_difference(vars(a), vars(b)) is None
+    return False
+
+
+def _short(value: Any) -> str:
+    text = repr(value.item() if isinstance(value, torch.Tensor) else value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class _Window:
+    """Shows numpy a tensor's memory, also of types that numpy does not know."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+            "typestr": f"|V{size}",
+            "version": 3,
+        }
+
+
+def _memory_of(leaf: Any) -> NDArray[Any] | None:
+    if isinstance(leaf, np.ndarray):
+        return leaf if leaf.flags.writeable else None
+    is_plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    if is_plain and leaf.device.type == "cpu" and leaf.numel():
+        return np.asarray(_Window(leaf))
+    return None

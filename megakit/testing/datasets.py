@@ -1,0 +1,304 @@
+"""Does a dataset keep the rules that training with Megatron relies on?
+
+Each rule is one function here and one paragraph of `docs/datasets.md`. A broken rule is reported
+with the index, the path inside the sample, the likely cause and its remedy.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch.utils.data import default_collate
+
+from megakit.data.epochs import EpochIndex, MultiEpochDatasetResampler
+from megakit.data.resampling import PRNGResampleDataset
+from megakit.testing.compare import assert_elements_equal as elements_equal
+from megakit.testing.compare import first_difference, shared_memory
+from megakit.testing.generators import (
+    generator_states,
+    generators_restored,
+    seed_calls,
+    set_generators,
+)
+from megakit.testing.processes import check_interpreters, check_workers
+
+Index = int | EpochIndex[int]
+Difference = Callable[[Any, Any], str | None]
+
+USE_OWN_GENERATOR = (
+    "Take random numbers from megakit.data.sample_generator(seed, epoch, index), or uniform(...) "
+    "for batches."
+)
+
+USE_ONE_FUNCTION = (
+    "Likely a transform is left out in one of the two, or the order is lost; let both use one "
+    "function."
+)
+
+
+def assert_dataset_compatible_with_megatron(
+    dataset: Any,
+    index: Index | None = None,
+    assert_elements_equal: Callable[[Any, Any], None] = elements_equal,
+    *,
+    other_processes: bool = False,
+    factory: Callable[[], Any] | None = None,
+) -> None:
+    """Check that a dataset keeps the rules that training with Megatron relies on.
+
+    It reads a dozen samples several times, in milliseconds for most datasets, and checks that the
+    length is true; no global generator of torch, numpy or random is used or changed; an index gives
+    the same sample each time, in any order; samples share no memory with one another; and
+    `__getitems__` and `get_batch`, where there are any, agree with `__getitem__`.
+
+    With `other_processes` it also checks, in some seconds, that fresh interpreters with other
+    hash seeds and workers of torch's loader give the same samples.
+
+    Args:
+        dataset: The dataset, indexed by integers or by EpochIndex.
+        index: An index to look at besides first, last and some others; its type tells how the
+            dataset is indexed. Found out by trying if not given.
+        assert_elements_equal: Raises an AssertionError if two samples differ.
+        other_processes: Whether to start other processes.
+        factory: Makes the dataset anew in fresh interpreters, as every rank of a training run does;
+            it implies `other_processes`. Without it the dataset is sent there pickled, which hides
+            what goes wrong in building it.
+
+    Raises:
+        AssertionError: If a rule is broken; it names the index, the path inside the sample, the
+            likely cause and its remedy.
+    """
+
+    def difference(a: Any, b: Any) -> str | None:
+        if assert_elements_equal is elements_equal:
+            return first_difference(a, b)
+        try:
+            assert_elements_equal(a, b)
+        except AssertionError as error:
+            return f"sample: {error}"
+        return None
+
+    with generators_restored():
+        index = _kind_of_index(dataset) if index is None else index
+        check_length(dataset, index)
+        indices = probes(dataset, index)
+        check_global_generators(dataset, indices, difference)
+        check_same_twice(dataset, indices, difference)
+        check_any_order(dataset, indices, difference)
+        check_own_memory(dataset, index)
+        check_batched_forms(dataset, indices, difference)
+        if other_processes or factory is not None:
+            samples = [dataset[i] for i in indices]
+            check_workers(dataset, indices, samples, difference)
+            check_interpreters(factory or dataset, indices, samples, difference)
+
+
+def assert_dataset_elements_not_equal(
+    dataset: Any,
+    index_a: Index = 0,
+    index_b: Index = 1,
+    assert_elements_equal: Callable[[Any, Any], None] = elements_equal,
+) -> None:
+    """Check that two indices give different samples, and that the dataset keeps the rules.
+
+    For random effects that should differ: `EpochIndex(0, 5)` and `EpochIndex(1, 5)`, say.
+
+    Raises:
+        AssertionError: If the samples are equal, or for any reason that
+            `assert_dataset_compatible_with_megatron` has.
+    """
+    for index in (index_a, index_b):
+        assert_dataset_compatible_with_megatron(dataset, index, assert_elements_equal)
+    a, b = copy.deepcopy(dataset[index_a]), dataset[index_b]
+    try:
+        assert_elements_equal(a, b)
+    except AssertionError:
+        return
+    raise AssertionError(
+        f"dataset[{index_a}] and dataset[{index_b}] are equal, though they should differ. Likely "
+        "the random effect does not depend on the epoch or the index; seed it by both."
+    )
+
+
+def probes(dataset: Any, index: Index, num_epochs: int = 2) -> list[Index]:
+    """Choose the indices to read: first ones, middle, last, and the given one."""
+    length = len(dataset)
+    place = index.idx if isinstance(index, EpochIndex) else index
+    places = sorted({0, 1, 2, length // 2, length - 1, place} & set(range(length)))
+    if isinstance(index, EpochIndex):
+        epochs = range(index.epoch, index.epoch + num_epochs)
+        return [EpochIndex(epoch, place) for epoch in epochs for place in places]
+    return list(places)
+
+
+def check_length(dataset: Any, index: Index) -> None:
+    """Check that the dataset has as many samples as it says."""
+    length = len(dataset)
+    if length < 1:
+        raise AssertionError("The dataset is empty: len(dataset) is 0, nothing can be trained on.")
+    last, beyond = _at(index, length - 1), _at(index, length)
+    try:
+        dataset[last]
+    except Exception as error:
+        raise AssertionError(
+            f"len(dataset) is {length}, but dataset[{last}] fails with {error!r}. Likely __len__ "
+            "counts samples that were left out, or the index is wrong by one; make it exact, as "
+            "epochs are cut by it."
+        ) from error
+    try:
+        dataset[beyond]
+    except Exception:
+        pass  # any refusal will do
+    else:
+        raise AssertionError(
+            f"len(dataset) is {length}, but dataset[{beyond}] gives a sample. Either __len__ is "
+            "too small and samples are never seen, or __getitem__ takes any index; raise an "
+            "IndexError from the length on."
+        )
+    if len(dataset) != length:
+        raise AssertionError(
+            f"len(dataset) was {length}, and {len(dataset)} after samples were read. Epochs are "
+            "laid out by the length at the start of training; fix it there."
+        )
+
+
+def check_global_generators(dataset: Any, indices: list[Index], difference: Difference) -> None:
+    """Check that reading neither uses nor changes the generators that all code shares."""
+    for index in indices:
+        samples = []
+        for state in (1, 1, 2):
+            set_generators(state)
+            before = generator_states()
+            with seed_calls() as calls:
+                samples.append(copy.deepcopy(dataset[index]))
+            if calls:
+                raise AssertionError(
+                    f"dataset[{index}] calls {calls[0]}, which reseeds a generator that Megatron "
+                    f"and all other code share. {USE_OWN_GENERATOR}"
+                )
+            after = generator_states()
+            changed = [name for name in before if first_difference(before[name], after[name])]
+            if changed:
+                raise AssertionError(
+                    f"dataset[{index}] draws from or changes the global generator of "
+                    f"{' and '.join(changed)}. Each rank draws something else from it, and what "
+                    f"Megatron draws itself (dropout) is shifted. {USE_OWN_GENERATOR}"
+                )
+        found = difference(samples[0], samples[2])
+        if found and not difference(samples[0], samples[1]):
+            raise AssertionError(
+                f"dataset[{index}] depends on the state of a global generator: {found}. Likely it "
+                f"draws from one and puts its state back. {USE_OWN_GENERATOR}"
+            )
+
+
+def check_same_twice(dataset: Any, indices: list[Index], difference: Difference) -> None:
+    """Check that an index gives the same sample again."""
+    for index in indices:
+        first = copy.deepcopy(dataset[index])
+        found = difference(first, dataset[index])
+        if found:
+            raise AssertionError(
+                f"dataset[{index}] differs when read again: {found}. Likely a generator without a "
+                "seed or one that goes on from sample to sample, the time, or something that the "
+                f"dataset counts. {USE_OWN_GENERATOR}"
+            )
+
+
+def check_any_order(dataset: Any, indices: list[Index], difference: Difference) -> None:
+    """Check that a sample does not depend on what was read before."""
+    expected = [copy.deepcopy(dataset[index]) for index in indices]
+    backwards = list(reversed(range(len(indices))))
+    for place in backwards + backwards[::2] + backwards[1::2]:
+        found = difference(expected[place], dataset[indices[place]])
+        if found:
+            raise AssertionError(
+                f"dataset[{indices[place]}] depends on what was read before it: {found}. Likely "
+                "the dataset remembers its last index, or goes through a file or a generator in "
+                "order. Work everything out from the index alone, as ranks and restarts read in "
+                f"other orders. {USE_OWN_GENERATOR}"
+            )
+
+
+def check_own_memory(dataset: Any, index: Index) -> None:
+    """Check that no sample changes when another one is read or changed."""
+    if isinstance(dataset, PRNGResampleDataset):  # may draw a sample again; look at what is inside
+        return check_own_memory(dataset.dataset, 0)
+    if isinstance(dataset, MultiEpochDatasetResampler):  # the same holds for a second epoch
+        indices: list[Index] = list(range(min(len(dataset), len(dataset.dataset), 6)))
+    else:
+        indices = probes(dataset, index, num_epochs=1)
+    samples, kept = [], []
+    for probe in indices:
+        samples.append(dataset[probe])
+        kept.append(copy.deepcopy(samples[-1]))
+    for probe, sample, copied in zip(indices, samples, kept, strict=True):
+        found = first_difference(copied, sample)
+        if found:
+            raise AssertionError(
+                f"dataset[{probe}] changes when other samples are read: {found}. Likely one buffer "
+                "is filled for every sample; return a copy (clone() or copy())."
+            )
+    for a, b in itertools.combinations(range(len(indices)), 2):
+        paths = shared_memory(samples[a], samples[b])
+        if paths:
+            raise AssertionError(
+                f"dataset[{indices[a]}] and dataset[{indices[b]}] share memory, at {paths[0]} and "
+                f"{paths[1]}. Changing one in place would change the other; return a copy (clone() "
+                "or copy()), or make the array read-only."
+            )
+    return None
+
+
+def check_batched_forms(dataset: Any, indices: list[Index], difference: Difference) -> None:
+    """Check that `__getitems__` and `get_batch` give what `__getitem__` gives."""
+    if callable(getattr(dataset, "__getitems__", None)):
+        many = dataset.__getitems__(list(indices))
+        if len(many) != len(indices):
+            raise AssertionError(
+                f"dataset.__getitems__ gives {len(many)} samples for {len(indices)} indices; it "
+                "must return a list with one sample for each, in their order."
+            )
+        for index, sample in zip(indices, many, strict=True):
+            found = difference(dataset[index], sample)
+            if found:
+                raise AssertionError(
+                    f"dataset[{index}] and its sample from dataset.__getitems__ differ: {found}. "
+                    f"{USE_ONE_FUNCTION}"
+                )
+    if callable(getattr(dataset, "get_batch", None)):
+        for chosen in (indices, indices[:1], indices[::-1]):
+            expected = default_collate([dataset[index] for index in chosen])
+            found = first_difference(expected, dataset.get_batch(_as_arrays(chosen)), "batch")
+            if found:
+                raise AssertionError(
+                    f"The collated samples {chosen} and their batch from dataset.get_batch differ: "
+                    f"{found}. {USE_ONE_FUNCTION} Python's ints collate to int64, its floats to "
+                    "float64."
+                )
+
+
+def _kind_of_index(dataset: Any) -> Index:
+    try:
+        dataset[0]
+    except (TypeError, AttributeError) as error:
+        try:
+            dataset[EpochIndex(0, 0)]
+        except Exception:
+            raise error from None
+        return EpochIndex(0, 0)
+    except IndexError:
+        pass  # for check_length to explain
+    return 0
+
+
+def _at(index: Index, place: int) -> Index:
+    return EpochIndex(index.epoch, place) if isinstance(index, EpochIndex) else place
+
+
+def _as_arrays(indices: list[Any]) -> Any:
+    if isinstance(indices[0], EpochIndex):
+        return EpochIndex(*(np.array(field, np.int64) for field in zip(*indices, strict=True)))
+    return np.array(indices, np.int64)

@@ -1,0 +1,374 @@
+"""Megatron's parallel state for tests, and a pool of real processes to test several ranks with."""
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from megakit.runtime.accelerator import AcceleratorName, find_accelerator, use_accelerator
+from megakit.runtime.memory import resume_collector, suspend_collector
+
+T = TypeVar("T")
+
+#: Seconds that the other ranks get to end by themselves once one has failed.
+GRACE = 5.0
+
+_SERVE = "import sys; from megakit.testing.parallel import serve; serve(*sys.argv[1:])"
+
+
+@contextlib.contextmanager
+def distributed_model_parallel_state(
+    seed: int = 42,
+    *,
+    accelerator: AcceleratorName = "auto",
+    timeout: float = 60.0,
+    **sizes: Any,
+) -> Iterator[None]:
+    """Sets up torch.distributed and Megatron's parallel state, and always takes both down again.
+
+    A process on its own is a job of one rank; one that `Ranks`, torchrun or `--devices` started
+    joins the others of its job. torch's random state is put back at the end.
+
+    On a CPU the patches of `megakit.runtime` are applied; they stay for the rest of the process, so
+    nothing in it may have imported Megatron before the first use.
+
+    Args:
+        seed: Of Megatron's random-number tracker, from which dropout draws.
+        accelerator: `auto` takes a GPU that works, else the CPU.
+        timeout: Seconds that a collective waits for the other ranks.
+        **sizes: For Megatron's `initialize_model_parallel`: `tensor_model_parallel_size=2`,
+            `pipeline_model_parallel_size=2` and so on; the rest is data parallel.
+
+    Raises:
+        RuntimeError: torch.distributed is set up already, or the sizes do not fit the job's.
+    """
+    name = _accelerator(accelerator)
+    use_accelerator(name)
+    import torch
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    if dist.is_initialized():
+        raise RuntimeError("torch.distributed is set up already; one job at a time in a process.")
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if name == "gpu":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    random_state = torch.get_rng_state()
+    try:
+        dist.init_process_group(
+            "gloo" if name == "cpu" else "nccl",
+            # Alone, it needs no port.
+            store=dist.HashStore() if world_size == 1 else None,  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout),
+        )
+        parallel_state.initialize_model_parallel(**sizes)
+        model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+        yield
+    except BaseException as error:
+        _note_time(error)
+        raise
+    finally:
+        destroy_parallel_state()
+        torch.set_rng_state(random_state)
+
+
+def destroy_parallel_state() -> None:
+    """Takes down what a job left behind in this process, NeMo's trainer included."""
+    import torch.distributed as dist
+
+    if "megatron.core.parallel_state" in sys.modules:
+        from megatron.core import parallel_state
+        from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
+        from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+        parallel_state.destroy_model_parallel()
+        destroy_num_microbatches_calculator()
+        get_cuda_rng_tracker().reset()
+    if "nemo.utils.app_state" in sys.modules:
+        from nemo.utils.app_state import AppState
+
+        AppState().__init__()  # a singleton: this empties it
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class RankError(AssertionError):
+    """A rank failed, died or did not come back; the message has its number and its traceback."""
+
+
+class Ranks:
+    """Processes that wait for functions to run as the ranks of a job, one job after another.
+
+    They import the frameworks once, when the first job comes; on a CPU even once for all of them.
+    Each job has process groups of its own and a layout of its own. As a context manager the pool
+    ends its processes; in pytest it is best a fixture of the whole session:
+
+        @pytest.fixture(scope="session")
+        def ranks():
+            with Ranks(4) as ranks:
+                yield ranks
+
+        def test_sum(ranks):
+            assert ranks.run(sum_of_ranks, world_size=2) == [1, 1]
+
+    Args:
+        number: Processes; a job may use fewer.
+        accelerator: Where they run: `cpu`, or `gpu` with one for each.
+        timeout: Seconds that a job may take, but for the start of the pool.
+    """
+
+    def __init__(
+        self, number: int, accelerator: Literal["cpu", "gpu"] = "cpu", timeout: float = 120.0
+    ) -> None:
+        self.number = number
+        self.accelerator = accelerator
+        self.timeout = timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connections: list[Connection] = []
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def run(
+        self, function: Callable[..., T], *arguments: Any, world_size: int | None = None
+    ) -> list[T]:
+        """Calls `function(*arguments)` in every rank of a job; RANK and the like are set there.
+
+        Whatever parallel state the function leaves behind is taken down.
+
+        Args:
+            function: Any function; it and what it returns travel by cloudpickle.
+            *arguments: The same for every rank.
+            world_size: Ranks of the job; by default all of the pool.
+
+        Returns:
+            What it returned, by rank.
+
+        Raises:
+            RankError: A rank failed: with the number and the traceback of the first that did. Or
+                a rank died or did not return in time: with what it was doing then.
+        """
+        size = self.number if world_size is None else world_size
+        if not 1 <= size <= self.number:
+            raise ValueError(f"world_size={size}: this pool has {self.number} processes.")
+        payload = _by_value(function, arguments)
+        self._start()
+        port = str(_free_port())
+        connections = self._connections[:size]
+        for rank, connection in enumerate(connections):
+            environment = {
+                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
+                **{"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            }
+            connection.send((sys.path, environment, payload))
+        return self._collect(connections)
+
+    def close(self) -> None:
+        """Ends all processes of the pool; the next job would start new ones."""
+        for connection in self._connections:
+            connection.close()
+        self._connections = []
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+            self._log.close()
+
+    def _start(self) -> None:
+        if self._process is not None:
+            return
+        self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115  # as long as the pool
+            mode="w+", errors="replace", prefix="ranks-"
+        )
+        pipes = [Pipe() for _ in range(self.number)]
+        ends = [end.fileno() for _, end in pipes]
+        threads = max(1, len(os.sched_getaffinity(0)) // self.number)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE, self.accelerator, *map(str, ends)],
+            env={
+                "OMP_NUM_THREADS": str(threads),
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(entry or "." for entry in sys.path),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=ends,
+            start_new_session=True,
+        )
+        for _, end in pipes:
+            end.close()
+        self._connections = [connection for connection, _ in pipes]
+        for rank, connection in enumerate(self._connections):
+            try:
+                connection.recv()  # it is ready
+            except EOFError:
+                message = f"rank {rank} did not start:\n{self._tail()}"
+                self.close()
+                raise RankError(message) from None
+
+    def _collect(self, connections: list[Connection]) -> list[Any]:
+        """Waits for the ranks' answers; the pool stays usable if all of them came."""
+        results: dict[int, Any] = {}
+        failures: list[tuple[float, int, str]] = []
+        pending = dict(enumerate(connections))
+        deadline = time.monotonic() + self.timeout
+        while pending and (left := deadline - time.monotonic()) > 0:
+            for connection in wait(list(pending.values()), left):
+                rank = next(rank for rank, mine in pending.items() if mine is connection)
+                del pending[rank]
+                try:
+                    failed_at, answer = pickle.loads(connections[rank].recv_bytes())
+                except (EOFError, ConnectionResetError):
+                    time.sleep(0.2)  # for the log to say how; that it came first is plain
+                    failures.append((0.0, rank, f"it died:\n{self._tail()}"))
+                    continue
+                if failed_at is None:
+                    results[rank] = answer
+                else:
+                    failures.append((failed_at, rank, answer))
+            if failures:
+                deadline = min(deadline, time.monotonic() + GRACE)
+        stuck = "" if failures else self._stacks(sorted(pending))
+        if pending or any(answer.startswith("it died") for _, _, answer in failures):
+            self.close()
+        if stuck:
+            raise RankError(f"not back after {self.timeout:g} s:\n{stuck}")
+        if failures:
+            # What the others ran into when this one was gone says nothing.
+            _, rank, answer = min(failures)
+            raise RankError(f"rank {rank} of {len(connections)} failed: {answer}")
+        return [results[rank] for rank in range(len(connections))]
+
+    def _stacks(self, pending: list[int]) -> str:
+        """Where the ranks stand that did not come back."""
+        for rank in pending:
+            self._log.seek(0, os.SEEK_END)
+            begin = self._log.tell()
+            os.kill(self._pids()[rank], signal.SIGUSR2)
+            time.sleep(0.3)
+            self._log.seek(begin)
+            if stack := self._log.read():
+                return f"ranks {pending} still run; rank {rank} is at\n{stack}"
+        return f"ranks {pending} are stopped." if pending else ""
+
+    def _pids(self) -> dict[int, int]:
+        """The ranks' process ids, from the log."""
+        lines = Path(self._log.name).read_text(errors="replace").splitlines()
+        words = [line.split() for line in lines if line.startswith("rank-process ")]
+        return {int(rank): int(pid) for _, rank, pid in words}
+
+    def _tail(self) -> str:
+        return "\n".join(Path(self._log.name).read_text(errors="replace").splitlines()[-30:])
+
+
+def serve(accelerator: Literal["cpu", "gpu"], *descriptors: str) -> None:
+    """Runs in the pool's first process: imports the frameworks and forks the ranks."""
+    if accelerator == "cpu":
+        # A forked process cannot use CUDA once its parent did, so there each imports for itself.
+        suspend_collector()
+        use_accelerator("cpu")
+        resume_collector()
+    connections = [Connection(int(descriptor)) for descriptor in descriptors]
+    ranks = {}
+    for rank, connection in enumerate(connections):
+        if not (process := os.fork()):
+            for other in connections[rank + 1 :]:
+                other.close()
+            _serve_rank(rank, connection)
+        ranks[process] = rank
+        connection.close()
+    while ranks:
+        process, status = os.wait()
+        code = os.waitstatus_to_exitcode(status)
+        rank = ranks.pop(process)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        print(f"rank {rank} {how}", file=sys.stderr, flush=True)
+
+
+def _serve_rank(rank: int, connection: Connection) -> NoReturn:
+    """Does one job after another until the pool closes its end, or is gone."""
+    print(f"rank-process {rank} {os.getpid()}", file=sys.stderr, flush=True)
+    faulthandler.register(signal.SIGUSR2, all_threads=False)
+    connection.send("ready")
+    before = dict(os.environ)
+    while True:
+        try:
+            search_path, environment, payload = connection.recv()
+        except EOFError:
+            os._exit(0)
+        sys.path[:] = search_path
+        os.environ.update(environment)
+        try:
+            function, arguments = pickle.loads(payload)
+            answer = cloudpickle.dumps((None, function(*arguments)))
+        except BaseException as error:
+            lines = traceback.format_exception(error.with_traceback(_own(error)))
+            answer = cloudpickle.dumps((_note_time(error), "".join(lines)))
+        connection.send_bytes(answer)
+        destroy_parallel_state()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _by_value(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    """Pickles a function with the module that defines it: a rank may not be able to import that."""
+    module = sys.modules.get(function.__module__)
+    is_ours = function.__module__.partition(".")[0] in ("megakit", "__main__")
+    if module is None or is_ours:
+        return bytes(cloudpickle.dumps((function, arguments)))
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps((function, arguments)))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _own(error: BaseException) -> Any:
+    """The traceback without this module's frame at its beginning."""
+    here = error.__traceback__
+    return here.tb_next if here is not None and here.tb_next is not None else here
+
+
+def _note_time(error: BaseException) -> float:
+    """When an exception was first seen; the other ranks' follow from it and come later."""
+    noted: float = vars(error).setdefault("_failed_at", time.monotonic())
+    return noted
+
+
+def _accelerator(requested: AcceleratorName) -> Literal["cpu", "gpu"]:
+    from megakit.runtime import cpu
+
+    # The patches stay: a process that is on the CPU cannot go back to its GPU.
+    is_on_cpu = cpu.apply.cache_info().currsize > 0
+    return "cpu" if is_on_cpu and requested == "auto" else find_accelerator(requested).name
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

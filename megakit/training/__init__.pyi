@@ -1,0 +1,13 @@
+from .losses import LightningPassthroughPredictionMixin as LightningPassthroughPredictionMixin
+from .losses import PassthroughLossReduction as PassthroughLossReduction
+from .losses import mean_over_data_parallel_ranks as mean_over_data_parallel_ranks
+from .metric_tracker import MetricTracker as MetricTracker
+from .optimizer import cosine_annealing as cosine_annealing
+from .optimizer import megatron_adam as megatron_adam
+from .stages import predict_stage as predict_stage
+from .stages import train_stage as train_stage
+from .strategy import ExactStrategy as ExactStrategy
+from .trainer import build_strategy as build_strategy
+from .trainer import build_trainer as build_trainer
+from .trainer import predict as predict
+from .trainer import train as train

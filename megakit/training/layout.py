@@ -1,0 +1,175 @@
+"""How a job's processes share the work, checked before any of them starts."""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+
+from megakit.training.options import CommonOptions, flag
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What torchrun or srun says of the job that this process belongs to.
+
+    Attributes:
+        starter: Who started it, or None if it was started alone.
+        rank: This process's number in the job.
+        devices: Processes per machine.
+        num_nodes: Machines.
+        left_over: Processes beyond equally many on each machine; has to be 0.
+    """
+
+    starter: str | None = None
+    rank: int = 0
+    devices: int = 1
+    num_nodes: int = 1
+    left_over: int = 0
+
+    @classmethod
+    def from_environment(cls) -> "Cluster":
+        """Reads what torchrun (or our own launcher, which speaks its language) or srun set."""
+        env = os.environ
+        if "LOCAL_WORLD_SIZE" in env and "RANK" in env:
+            devices, world_size = int(env["LOCAL_WORLD_SIZE"]), int(env["WORLD_SIZE"])
+            return cls("torchrun", int(env["RANK"]), devices, *divmod(world_size, devices))
+        # An interactive Slurm shell sets SLURM_NTASKS as well, but no rank of a step in it.
+        if "SLURM_PROCID" in env and env.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+            # The step's own sizes, where it uses but a part of the allocation.
+            tasks = int(env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"])
+            nodes = int(env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES", "1"))
+            devices, left_over = divmod(tasks, nodes)
+            return cls("srun", int(env["SLURM_PROCID"]), devices, nodes, left_over)
+        return cls()
+
+    @property
+    def of_rank(self) -> str:
+        """For messages of a job that has several ranks: which of them this is; else nothing."""
+        return f" (rank {self.rank})" if self.devices * self.num_nodes > 1 else ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of a job.
+
+    Attributes:
+        devices: Processes per machine.
+        num_nodes: Machines.
+        tensor: Ranks that share each layer.
+        pipeline: Stages that the layers are dealt out to.
+        global_batch_size: Samples per step over all ranks.
+        micro_batch_size: Samples per rank and forward pass.
+    """
+
+    devices: int
+    num_nodes: int
+    tensor: int
+    pipeline: int
+    global_batch_size: int
+    micro_batch_size: int
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the job."""
+        return self.devices * self.num_nodes
+
+    @cached_property
+    def data(self) -> int:
+        """Data-parallel ranks: those that work on samples of their own."""
+        return max(1, self.world_size // (self.tensor * self.pipeline))
+
+    def __str__(self) -> str:
+        if self.world_size == 1:
+            return "1 process"
+        parts = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
+        return f"{self.world_size} processes: " + " x ".join(f"{k} {v}" for k, v in parts.items())
+
+
+def plan_layout(
+    options: CommonOptions,
+    cluster: Cluster,
+    *,
+    global_batch_size: int | None,
+    width: int,
+    num_stages: int,
+) -> tuple[Layout, list[str]]:
+    """Works out the layout that the options ask for, and what is impossible about it.
+
+    Args:
+        options: The command line's.
+        cluster: What torchrun or srun decided already.
+        global_batch_size: Samples per step, or None where any will do (prediction).
+        width: What tensor parallelism cuts.
+        num_stages: Pipeline stages that the model can be cut into.
+
+    Returns:
+        The layout, which makes sense only if there are no problems; and the problems, one message
+        each, with the arithmetic.
+    """
+    problems = []
+    for name in ("devices", "num_nodes"):
+        asked, given = getattr(options, name), getattr(cluster, name)
+        if cluster.starter and asked not in (None, given):
+            problems.append(
+                f"{flag(name)} {asked}: {cluster.starter} started this job with {given}. "
+                f"Leave {flag(name)} out, or make the two agree."
+            )
+    if cluster.left_over:
+        problems.append(
+            f"{cluster.starter} started {cluster.devices * cluster.num_nodes + cluster.left_over} "
+            f"processes on {cluster.num_nodes} machines: each machine needs equally many. "
+            "Use --ntasks-per-node (srun), or the same --nproc-per-node everywhere (torchrun)."
+        )
+    devices = options.devices or cluster.devices
+    num_nodes = options.num_nodes or cluster.num_nodes
+    if num_nodes > 1 and not cluster.starter:
+        problems.append(
+            f"--num-nodes {num_nodes}: a job on several machines is started by torchrun or srun "
+            "on each of them."
+        )
+    tensor, pipeline = options.tensor_parallel, options.pipeline_parallel
+    world_size, model_parallel = devices * num_nodes, tensor * pipeline
+    fits = not (min(world_size, model_parallel) >= 1 and world_size % model_parallel)
+    if not fits:
+        problems.append(
+            f"--tensor-parallel {tensor} x --pipeline-parallel {pipeline} = {model_parallel}: has "
+            f"to divide the number of processes, {devices} x {num_nodes} = {world_size}. "
+            f"Use --devices {model_parallel}, for example."
+        )
+    if tensor >= 1 and width % tensor:
+        problems.append(
+            f"--tensor-parallel {tensor}: has to divide the width of the layers it cuts, {width}."
+        )
+    if pipeline > num_stages:
+        problems.append(
+            f"--pipeline-parallel {pipeline}: this model can be cut into {num_stages} stages."
+        )
+    data = max(1, world_size // max(1, model_parallel))
+    micro, batch_problems = _micro_batch_size(options, global_batch_size, data)
+    if fits:  # else no such ranks
+        problems += batch_problems
+    layout = Layout(devices, num_nodes, tensor, pipeline, global_batch_size or micro * data, micro)
+    return layout, problems
+
+
+def _micro_batch_size(
+    options: CommonOptions, global_batch_size: int | None, data: int
+) -> tuple[int, list[str]]:
+    asked = options.micro_batch_size
+    if global_batch_size is None:
+        return asked or options.largest_micro_batch, []
+    if global_batch_size % data:
+        return 1, [
+            f"--global-batch-size {global_batch_size}: has to be a multiple of the number of "
+            f"data-parallel ranks, {data}. Try {-(-global_batch_size // data) * data}."
+        ]
+    share = global_batch_size // data
+    if asked is not None and asked >= 1 and share % asked:
+        return 1, [
+            f"--micro-batch-size {asked} x {data} data-parallel ranks = {asked * data}: has to "
+            f"divide --global-batch-size {global_batch_size}. Try {_largest_divisor(share, asked)}."
+        ]
+    return asked or _largest_divisor(share, options.largest_micro_batch), []
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return next(size for size in range(max(1, min(number, limit)), 0, -1) if number % size == 0)

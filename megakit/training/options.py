@@ -1,0 +1,206 @@
+"""Options of every script, and of the two that train. No torch here: --help is quick."""
+
+import inspect
+import io
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
+
+from megakit.checkpoints.select import BestBy
+
+OptionsT = TypeVar("OptionsT", bound="CommonOptions")
+
+
+@dataclass(kw_only=True)
+class CommonOptions:
+    """Where and how a script runs."""
+
+    output_dir: Path = Path("runs")
+    """Folder where runs live."""
+
+    precision: Literal["bf16-mixed", "32"] = "bf16-mixed"
+    """Computes in bfloat16 with float32 weights behind it, or in float32 throughout."""
+
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """Where it runs; auto takes a GPU that works."""
+
+    devices: int | None = None
+    """Processes on this machine, one per GPU; 1 unless torchrun or srun says otherwise."""
+
+    num_nodes: int | None = None
+    """Machines that take part; 1 unless torchrun or srun says otherwise."""
+
+    tensor_parallel: int = 1
+    """Ranks that share each layer."""
+
+    pipeline_parallel: int = 1
+    """Stages that the layers are dealt out to; the remaining ranks are data parallel."""
+
+    micro_batch_size: int | None = None
+    """Samples per rank and forward pass; by default as many as measured best."""
+
+    num_workers: int = 0
+    """Processes per rank that load data ahead."""
+
+    timeout: int = 600
+    """Seconds a rank may wait for another before the job fails."""
+
+    verbose: bool = False
+    """Show what the frameworks log, instead of only keeping it in log.txt."""
+
+    largest_micro_batch: ClassVar[int] = 1024
+
+    def resolve_dataset(
+        self, previous: Any, report: Callable[[str], None], may_download: bool = True
+    ) -> Any:
+        """Names the dataset to use after checking that it is usable; for a script to override.
+
+        Args:
+            previous: The dataset of the run or checkpoint that this one goes on from, if any.
+            report: Takes one line for the user.
+            may_download: Whether to fetch what is missing; else nothing is said of it.
+
+        Raises:
+            UserError: The data is missing or damaged.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.resolve_dataset")
+
+    def problems(self) -> list[str]:
+        """What is wrong with single options, one message each."""
+        at_least_one = ("devices", "num_nodes", "tensor_parallel", "pipeline_parallel")
+        return [
+            *self._below(1, (*at_least_one, "micro_batch_size", "timeout")),
+            *self._below(0, ("num_workers",)),
+        ]
+
+    def _below(self, minimum: int, names: Sequence[str]) -> list[str]:
+        values = {name: getattr(self, name) for name in names}
+        return [
+            f"{flag(name)} {value}: has to be at least {minimum}."
+            for name, value in values.items()
+            if value is not None and value < minimum
+        ]
+
+
+@dataclass(kw_only=True)
+class TrainingOptions(CommonOptions):
+    """How long, how fast and how often."""
+
+    max_steps: int = 1000
+    """Optimizer steps to train for."""
+
+    global_batch_size: int = 256
+    """Samples per optimizer step over all ranks, the same under every layout."""
+
+    lr: float = 1e-3
+    """Peak learning rate, after a short warm-up and before a cosine's descent to zero."""
+
+    seed: int = 42
+    """Decides initial weights, the order of samples and random effects."""
+
+    val_interval: int = 250
+    """Validate every N steps, and after the last."""
+
+    save_interval: int = 250
+    """Save a checkpoint every N steps, and after the last."""
+
+    limit_val_batches: int | None = None
+    """Validate on the first N global batches; by default on all validation data."""
+
+    fresh: bool = False
+    """Start over; the old run is kept under another name."""
+
+    #: What makes two runs the same run; the rest may change from one start to the next.
+    identity: ClassVar[tuple[str, ...]] = (
+        *("seed", "precision", "global_batch_size", "lr", "max_steps", "limit_val_batches"),
+    )
+
+    def best_by(self) -> BestBy:
+        """How the best checkpoint is chosen."""
+        return "val_loss"
+
+    def problems(self) -> list[str]:
+        """What is wrong with single options, one message each."""
+        counts = ("max_steps", "global_batch_size", "val_interval", "save_interval")
+        found = [
+            *super().problems(),
+            *self._below(1, (*counts, "limit_val_batches")),
+            *self._below(0, ("seed",)),
+        ]
+        if not 0 < self.lr < float("inf"):
+            found.append(f"--lr {self.lr}: has to be a positive number.")
+        return found
+
+
+def flag(name: str) -> str:
+    """The option as users type it."""
+    return "--" + name.replace("_", "-")
+
+
+def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = None) -> OptionsT:
+    """Reads the command line; exits with status 2, and a message, if it cannot.
+
+    Args:
+        options_class: Its fields are the options, their docstrings the help.
+        argv: Arguments, without the program's name.
+    """
+    import tyro
+
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    program = Path(sys.argv[0]).name
+
+    def parse(arguments: Sequence[str]) -> OptionsT:
+        with redirect_stderr(io.StringIO()):
+            return tyro.cli(
+                options_class,
+                prog=program,
+                args=arguments,
+                description=inspect.getdoc(options_class),
+                # --verbose alone, without a --no-verbose beside it
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+
+    try:
+        return parse(arguments)
+    except SystemExit as stopped:
+        if not stopped.code:  # --help
+            raise
+    for problem in _misunderstood(options_class, arguments, parse):
+        print(f"{program}: {problem}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _misunderstood(
+    options_class: type, arguments: Sequence[str], parse: Callable[[Sequence[str]], Any]
+) -> list[str]:
+    """What cannot be understood, option by option; tyro stops at the first, and at length."""
+    types = {flag(name): kind for name, kind in get_type_hints(options_class).items()}
+    groups: list[list[str]] = []
+    for argument in arguments:
+        if argument.startswith("--") or not groups:
+            groups.append([argument])
+        else:
+            groups[-1].append(argument)
+    problems = []
+    for group in groups:
+        name = group[0].partition("=")[0].replace("_", "-")
+        if name not in types:
+            problems.append(f"{' '.join(group)}: there is no such option. See --help.")
+            continue
+        try:
+            parse(group)
+        except SystemExit:
+            problems.append(f"{' '.join(group)}: has to be {_kind(types[name])}.")
+    return problems
+
+
+def _kind(kind: Any) -> str:
+    """What a type takes, in words."""
+    kinds = [part for part in get_args(kind) or (kind,) if part is not type(None)]
+    if all(isinstance(part, str) for part in kinds):
+        return "one of " + ", ".join(kinds)
+    words = {int: "a whole number", float: "a number", bool: "given alone", Path: "one path"}
+    return words.get(kinds[0], "one value")

@@ -1,0 +1,252 @@
+"""Checking everything before any work begins, and agreeing on it among the ranks."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from megakit.errors import UserError
+from megakit.reporting.console import Console
+from megakit.runtime.accelerator import Accelerator, find_accelerator
+from megakit.runtime.loopback import ensure_loopback
+from megakit.training.layout import Cluster, Layout, plan_layout
+from megakit.training.options import CommonOptions, TrainingOptions
+from megakit.training.runs import (
+    RunDirectory,
+    Stage,
+    check_writable,
+    differences,
+    find_resumption,
+    find_start,
+    lock,
+)
+
+PLAN_VARIABLE = "MEGAKIT_PLAN"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one process works out and every rank of the job goes by.
+
+    Attributes:
+        dataset: Name of the dataset.
+        start: Checkpoint of the stage before, or None.
+        resume: Checkpoint of this run to go on from, or None.
+        accelerator: Where the job runs.
+        layout: How its processes share the work.
+        identity: What makes this run the run it is; empty where nothing is trained.
+        is_done: Whether there is nothing left to do.
+    """
+
+    dataset: Any
+    start: str | None
+    resume: str | None
+    accelerator: Accelerator
+    layout: Layout
+    identity: dict[str, Any]
+    is_done: bool
+
+    def to_json(self) -> str:
+        """For ranks that only listen."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """The plan that another process made."""
+        content = json.loads(text)
+        content["accelerator"] = Accelerator(**content["accelerator"])
+        content["layout"] = Layout(**content["layout"])
+        return cls(**content)
+
+
+def prepare(
+    stage: Stage, options: CommonOptions, cluster: Cluster, console: Console
+) -> tuple[Plan, Any]:
+    """Checks everything, and only then takes the run directory.
+
+    Returns:
+        The plan, and the lock on the directory, to be kept for as long as the job runs.
+
+    Raises:
+        UserError: With all problems that can be found together.
+    """
+    training = options if isinstance(options, TrainingOptions) else None
+    problems = options.problems()
+    layout, impossible = plan_layout(
+        options,
+        cluster,
+        global_batch_size=training.global_batch_size if training else None,
+        width=stage.width,
+        num_stages=stage.num_stages,
+    )
+    directory = RunDirectory(options.output_dir / stage.name)
+    unwritable = check_writable(options.output_dir) or check_writable(directory.path)
+    problems += impossible + unwritable
+
+    def attempt(check: Callable[[], Any]) -> Any:
+        try:
+            return check()
+        except UserError as error:
+            problems.extend(error.problems)
+        except OSError as error:
+            problems.append(f"{error.filename}: {error.strerror}.")
+        return None
+
+    attempt(ensure_loopback)
+    accelerator = attempt(lambda: find_accelerator(options.accelerator, options.precision))
+    if accelerator is not None:
+        problems += _too_many(layout, accelerator)
+    is_anew = training is not None and training.fresh
+    old = None if is_anew or unwritable else attempt(directory.identity)
+    named = getattr(options, "checkpoint", None)
+    start = attempt(lambda: find_start(stage, named, options.output_dir, console.say))
+    previous = (old or {}).get("dataset") or (start[1].dataset if start else None)
+    # Nothing is downloaded for a command that is refused anyway.
+    refused = bool(problems)
+    dataset = attempt(lambda: options.resolve_dataset(previous, console.say, not refused))
+    identity: dict[str, Any] = {}
+    if training:
+        identity = {name: getattr(training, name) for name in training.identity}
+        identity |= {
+            "model": stage.model,
+            "dataset": dataset,
+            "start": start[1].digest if start else None,
+            "best_by": training.best_by(),
+        }
+        if old is not None and not problems:
+            problems += differences(directory, identity, str(start[0]) if start else None)
+    if problems:
+        raise UserError(problems)
+
+    if accelerator.remark:
+        console.say(accelerator.remark)
+    if accelerator.name == "cpu" and layout.devices > accelerator.count:
+        console.say(
+            f"{layout.devices} processes share the {accelerator.count} CPU cores of this machine: "
+            "the result is the same, the time is not."
+        )
+    guard = lock(directory)
+    resume = None
+    if training:
+        resume = _take(directory, training, identity, console)
+    else:
+        directory.path.mkdir(parents=True, exist_ok=True)
+    plan = Plan(
+        dataset=dataset,
+        start=str(start[0]) if start else None,
+        resume=str(resume) if resume else None,
+        accelerator=accelerator,
+        layout=layout,
+        identity=identity,
+        is_done=training is not None and resume is not None and directory.is_done,
+    )
+    return plan, guard
+
+
+def _take(
+    directory: RunDirectory, options: TrainingOptions, identity: dict[str, Any], console: Console
+) -> Path | None:
+    """Makes the directory this run's, and finds the checkpoint to go on from."""
+    if options.fresh and (aside := directory.set_aside()):
+        console.say(f"The old run is now {aside}.")
+    if directory.identity() != identity:
+        directory.write_identity(identity)
+    found = find_resumption(directory, console.say)
+    return found[0] if found else None
+
+
+def _too_many(layout: Layout, accelerator: Accelerator) -> list[str]:
+    """GPUs cannot be shared by processes; CPUs can."""
+    if accelerator.name == "gpu" and layout.devices > accelerator.count:
+        return [
+            f"--devices {layout.devices}: this machine has {accelerator.count} GPUs. "
+            "Use fewer, or --accelerator cpu."
+        ]
+    return []
+
+
+def agree(cluster: Cluster, make: Callable[[], tuple[Plan, Any]]) -> tuple[Plan, Any]:
+    """Has the first rank of a job that others started make the plan, and all others get it.
+
+    Also gives the environment what our own launcher would have put there.
+
+    Raises:
+        UserError: The first rank found problems; it carries them, the other ranks' is silent.
+    """
+    if cluster.starter == "srun":
+        os.environ.update(_as_torchrun_says_it(cluster))
+    # Every rank would take all cores; torchrun's default is the same.
+    os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # made in C++
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    has_host = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    hosts = cluster.rank == 0 and not has_host
+    if not has_host:
+        port = port + 10_000 if port < 50_000 else port - 10_000  # that one is the process group's
+    store = TCPStore(
+        address, port, is_master=hosts, timeout=timedelta(minutes=5), wait_for_workers=False
+    )
+    # torchrun keeps its store when it starts failed ranks again, which have to plan anew.
+    key = f"{PLAN_VARIABLE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if cluster.rank != 0:
+        text = store.get(key).decode()
+        store.set(f"{key}/{cluster.rank}", "")
+        if not text:
+            raise UserError([])
+        return Plan.from_json(text), store
+    text = ""
+    try:
+        plan, guard = make()
+        text = plan.to_json()
+    finally:
+        store.set(key, text)
+        if hosts:  # the store ends with this process, maybe at once: all have to have read by then
+            world_size = cluster.devices * cluster.num_nodes
+            store.wait([f"{key}/{rank}" for rank in range(1, world_size)])
+    return plan, (guard, store)
+
+
+def is_first_to_fail() -> bool:
+    """Whether no other rank of the job failed before; the errors of later ones follow from it."""
+    if "torch" not in sys.modules:  # nothing that another rank could wait for
+        return True
+    from torch import distributed as dist
+
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return True
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        return int(store.add("megakit/failed", 1)) == 1
+    except dist.DistNetworkError:  # it went with the rank that hosts it
+        return False
+    except RuntimeError:  # no answer: the host is there but hangs
+        return True
+
+
+def _as_torchrun_says_it(cluster: Cluster) -> dict[str, str]:
+    """Slurm's words for a rank's place in torchrun's, which all libraries understand.
+
+    Lightning knows Slurm's too, but refuses `srun --ntasks`, and requeues jobs by itself on signals
+    that are ours; the job's name tells it to keep out.
+    """
+    from lightning.fabric.plugins.environments import SLURMEnvironment
+
+    env = os.environ
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST") or env["SLURM_JOB_NODELIST"]
+    # A port of its own for each step of each job.
+    number = int(env.get("SLURM_JOB_ID", "0")) + 1000 * int(env.get("SLURM_STEP_ID", "0"))
+    return {
+        "RANK": str(cluster.rank),
+        "LOCAL_RANK": env.get("SLURM_LOCALID", str(cluster.rank % cluster.devices)),
+        "GROUP_RANK": env.get("SLURM_NODEID", str(cluster.rank // cluster.devices)),
+        "WORLD_SIZE": str(cluster.devices * cluster.num_nodes),
+        "LOCAL_WORLD_SIZE": str(cluster.devices),
+        "MASTER_ADDR": env.get("MASTER_ADDR", SLURMEnvironment.resolve_root_node_address(nodes)),
+        "MASTER_PORT": env.get("MASTER_PORT", str(15_000 + number % 10_000)),
+        "SLURM_JOB_NAME": "interactive",
+    }

@@ -1,0 +1,440 @@
+"""Where the images come from: MNIST, found or downloaded, and checked; or scikit-learn's digits.
+
+Both are uint8 arrays: images (N, 28, 28), 0 for the background to 255 for ink, and labels (N,).
+The scripts take their options from here, so numpy is imported only when images are read, and what
+downloads only when a file is missing.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from megakit.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+DatasetName = Literal["mnist", "digits"]
+Split = Literal["train", "validation", "test"]
+
+
+@dataclass(kw_only=True)
+class DataOptions:
+    """Which images, and where they are."""
+
+    data_dir: Path = Path("data")
+    """Root that holds MNIST/raw (or torchvision's MNISTCustom/raw).
+    One that holds the files is only read, another gets them."""
+
+    dataset: Literal["auto", "mnist", "digits"] = "auto"
+    """mnist: 60,000 + 10,000 images; downloaded if not there.
+    digits: 1,797 scans that come with scikit-learn, enlarged.
+    auto: the dataset of the run or checkpoint it goes on from,
+    else mnist if it is there or can be downloaded, else digits."""
+
+    def resolve_dataset(
+        self,
+        previous: DatasetName | None,
+        report: Callable[[str], None],
+        may_download: bool = True,
+    ) -> DatasetName:
+        """Finds and checks the images; see `find_dataset`."""
+        return find_dataset(self.data_dir, self.dataset, previous, report, may_download)
+
+
+def _print_to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def find_dataset(
+    data_dir: Path,
+    dataset: Literal["auto", "mnist", "digits"],
+    previous: DatasetName | None = None,
+    report: Callable[[str], None] = _print_to_stderr,
+    may_download: bool = True,
+) -> DatasetName:
+    """Chooses the dataset, downloads what is missing of it, and checks all of its files.
+
+    Call it once per job, before ranks are started, or each of them downloads. Two jobs that
+    download into one folder at the same time do each other no harm.
+
+    Args:
+        data_dir: Root that holds the files, or gets them.
+        dataset: As in `DataOptions`.
+        previous: For `auto`: the dataset of the run or checkpoint that this one goes on from.
+        report: Gets each line that the user should see.
+        may_download: Whether to fetch what is missing; if not, nothing is said of it either.
+
+    Returns:
+        The dataset to use, all of its files in place and known by their sha256.
+
+    Raises:
+        UserError: MNIST is wanted and cannot be had; or some of its files are there, which rules
+            out digits under `auto` too, and are damaged or cannot be completed.
+    """
+    wanted = previous if dataset == "auto" and previous else dataset
+    if wanted == "digits":
+        _digits_table()
+        return "digits"
+
+    folder, paths = _locate(data_dir)
+    if _damages(paths):
+        check_mnist(data_dir)  # lists what is missing too
+    missing = [name for name in MNIST_SHA256 if name not in paths]
+    if not missing or not may_download:
+        return "mnist"
+    try:
+        _download(missing, folder, report)
+        return "mnist"
+    except _DownloadError as reason:
+        if wanted == "auto" and not paths:
+            report(
+                f"MNIST is not in {folder} and cannot be downloaded ({reason}): using digits, "
+                "the 1,797 scans that come with scikit-learn."
+            )
+            _digits_table()
+            return "digits"
+        going_on = f" (going on from {previous})" if dataset != wanted else ""
+        raise UserError(
+            f"--dataset {dataset}{going_on}: {folder} lacks {', '.join(missing)}, as they are or "
+            f"as .gz, and they cannot be downloaded ({reason}). Copy them there, name another "
+            "root with --data-dir, or choose --dataset digits."
+        ) from None
+
+
+# --- MNIST ----------------------------------------------------------------------------------------
+
+MNIST_SHA256 = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+"""The four files as published by LeCun, Cortes and Burges, unpacked."""
+
+FOLDERS = ("MNIST/raw", "MNISTCustom/raw")
+"""Below the root. torchvision names the folder after the class, so a subclass has its own."""
+
+
+def read_mnist(data_dir: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Reads one of MNIST's two parts. Sizes are checked; the content is `check_mnist`'s.
+
+    Args:
+        data_dir: Root that holds `MNIST/raw` or `MNISTCustom/raw`.
+        train: The 60,000 for training, or the 10,000 for testing.
+
+    Returns:
+        Images, uint8 (N, 28, 28), read-only: the file mapped into memory, one copy for all
+        processes of a machine (a `.gz` is unpacked by each); and labels, uint8 (N,).
+
+    Raises:
+        UserError: A file is missing, cannot be read, or has another size.
+    """
+    import numpy as np
+
+    folder, paths = _locate(data_dir)
+    part = "train" if train else "t10k"
+    names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
+    if missing := [_missing(folder, name) for name in names if name not in paths]:
+        raise UserError(missing)
+
+    images, labels = (
+        np.frombuffer(_content(name, paths[name]), np.uint8, offset=_header_size(name))
+        for name in names
+    )
+    return images.reshape(_shape(names[0])), labels.copy()
+
+
+def check_mnist(data_dir: Path) -> None:
+    """Checks that the four files are there and are the published ones, by size and sha256.
+
+    Raises:
+        UserError: Some are not; with one problem for each.
+    """
+    folder, paths = _locate(data_dir)
+    missing = [_missing(folder, name) for name in MNIST_SHA256 if name not in paths]
+    if problems := _damages(paths) + missing:
+        raise UserError(problems)
+
+
+def _locate(data_dir: Path) -> tuple[Path, dict[str, Path]]:
+    """Finds the folder with the most of the four files, and the path of each that is there."""
+    candidates = []
+    for folder in (data_dir / below for below in FOLDERS):
+        try:
+            there = {path.name for path in folder.iterdir()}
+        except FileNotFoundError:
+            there = set()
+        except OSError as error:
+            raise UserError(
+                f"{folder}: cannot be read ({error.strerror}). --data-dir is the root that holds "
+                f"{FOLDERS[0]}: name a folder that you may read."
+            ) from None
+        paths = {
+            name: folder / (name if name in there else f"{name}.gz")
+            for name in MNIST_SHA256
+            if name in there or f"{name}.gz" in there
+        }
+        candidates.append((folder, paths))
+    return max(candidates, key=lambda candidate: len(candidate[1]))
+
+
+def _damages(paths: dict[str, Path]) -> list[str]:
+    """Says what is wrong with each file that is not the published one."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def damage(name: str) -> str | None:
+        try:
+            found = hashlib.sha256(_content(name, paths[name])).hexdigest()
+        except UserError as error:
+            return str(error)
+        if found == MNIST_SHA256[name]:
+            return None
+        return _damaged(paths[name], f"sha256 {found}, expected {MNIST_SHA256[name]}")
+
+    with ThreadPoolExecutor() as threads:  # reading, unpacking and hashing leave the GIL
+        return [problem for problem in threads.map(damage, paths) if problem]
+
+
+def _content(name: str, path: Path) -> mmap | bytes:
+    """Maps the file into memory, or unpacks it there, and checks its size."""
+    content: mmap | bytes
+    try:
+        if path.suffix == ".gz":
+            content = gzip.decompress(path.read_bytes())
+        elif path.stat().st_size == 0:  # which cannot be mapped
+            content = b""
+        else:
+            with path.open("rb") as file:
+                content = mmap(file.fileno(), 0, access=ACCESS_READ)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(_damaged(path, f"cannot be read ({_reason(error)})")) from None
+    size = _header_size(name) + math.prod(_shape(name))
+    if len(content) != size:
+        raise UserError(_damaged(path, f"{len(content):,} bytes, expected {size:,}"))
+    return content
+
+
+def _shape(name: str) -> tuple[int, ...]:
+    count = 60_000 if name.startswith("train") else 10_000
+    return (count, 28, 28) if "images" in name else (count,)
+
+
+def _header_size(name: str) -> int:
+    """Four bytes for the type and the number of dimensions, then four for each of them."""
+    return 4 + 4 * len(_shape(name))
+
+
+def _missing(folder: Path, name: str) -> str:
+    return f"{folder / name}: missing, and no .gz of it. Copy it there, or have it downloaded."
+
+
+def _damaged(path: Path, fault: str) -> str:
+    return (
+        f"{path}: {fault}. This is not MNIST's file or a damaged one: copy it again, or delete it "
+        "and have it downloaded."
+    )
+
+
+# --- Downloading ----------------------------------------------------------------------------------
+
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+CONNECT_SECONDS = 5.0
+"""How long a mirror may take to answer, and then to send more."""
+DOWNLOAD_SECONDS = 120.0
+"""How long the four files may take, 11 MB together."""
+
+
+class _DownloadError(Exception):
+    """Why MNIST cannot be downloaded, as part of a sentence."""
+
+
+def _download(names: list[str], folder: Path, report: Callable[[str], None]) -> None:
+    """Downloads all of the files or none: nothing is written before all are here and checked."""
+    from http.client import HTTPException
+    from urllib.parse import urlsplit
+
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _DownloadError(f"{nearest} cannot be written")
+    deadline = time.monotonic() + DOWNLOAD_SECONDS
+    contents: dict[str, bytes] = {}
+    failures = []
+    for mirror in MIRRORS:
+        try:
+            for name in names:
+                if name not in contents:
+                    contents[name] = _fetch(name, mirror, deadline, report)
+        except (OSError, HTTPException, zlib.error) as error:
+            failures.append(f"{urlsplit(mirror).hostname}: {_reason(error)}")
+    if len(contents) < len(names):
+        raise _DownloadError("; ".join(failures))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            _write(folder / name, content)
+    except OSError as error:
+        raise _DownloadError(f"{folder} cannot be written: {_reason(error)}") from None
+
+
+def _fetch(name: str, mirror: str, deadline: float, report: Callable[[str], None]) -> bytes:
+    """Downloads and unpacks one file; an OSError says so if it is not the published one."""
+    content = bytearray()
+    unpacker = zlib.decompressobj(wbits=31)  # 31: with gzip's header
+    with _open_url(f"{mirror}{name}.gz") as response:
+        report(f"Downloading {response.url}")
+        while chunk := response.read1(1 << 16):
+            content += unpacker.decompress(chunk)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not done after {DOWNLOAD_SECONDS:g} s")
+    if hashlib.sha256(content).hexdigest() != MNIST_SHA256[name]:
+        raise OSError(f"sent {len(content):,} bytes that are not {name}")
+    return bytes(content)
+
+
+def _open_url(url: str) -> Any:
+    """Opens the URL within `CONNECT_SECONDS`, also where looking up the host takes longer.
+
+    Behind some firewalls that takes a minute, urllib's time-out does not cover it, and nothing
+    interrupts it; so it happens in a thread that can be left behind.
+    """
+    from queue import Empty, SimpleQueue
+    from threading import Thread
+    from urllib.request import urlopen
+
+    answers: SimpleQueue[Any] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(urlopen(url, timeout=CONNECT_SECONDS))
+        except Exception as error:
+            answers.put(error)
+
+    Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=CONNECT_SECONDS)
+    except Empty:
+        raise TimeoutError(f"no answer in {CONNECT_SECONDS:g} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes the file completely or not at all, even if another job writes it too."""
+    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
+    try:
+        with partial.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> object:
+    """What an error says, without its number and without urllib's wrapping."""
+    cause = getattr(error, "reason", error)
+    return getattr(cause, "strerror", None) or cause
+
+
+# --- Digits ---------------------------------------------------------------------------------------
+
+DIGITS_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
+"""Of scikit-learn's digits.csv.gz, unpacked."""
+
+
+def read_digits(split: Split) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Reads one part of scikit-learn's 1,797 handwritten digits, enlarged from 8x8 pixels.
+
+    The parts never change: 1,297 for training, 200 for validation, 300 for testing, the classes in
+    equal proportion. Integers alone and an order by sha256 make images and parts the same on every
+    machine, whatever numpy's and scikit-learn's versions.
+
+    Args:
+        split: Which of the parts.
+
+    Returns:
+        Images, uint8 (N, 28, 28), and labels, uint8 (N,), both in scikit-learn's order.
+
+    Raises:
+        UserError: scikit-learn is not installed, or holds other digits.
+    """
+    import numpy as np
+
+    table = np.loadtxt(_digits_table(), np.int64, delimiter=",")  # 64 pixels from 0 to 16, label
+    labels = table[:, -1]
+    indices = _digits_split(labels, split)
+    images = _enlarge(table[indices, :-1].reshape(-1, 8, 8))
+    return images, labels[indices].astype(np.uint8)
+
+
+def _digits_table() -> list[str]:
+    """Reads the digits, one line for each, without scikit-learn's second of importing."""
+    from importlib.util import find_spec
+
+    spec = find_spec("sklearn")
+    places = (spec and spec.submodule_search_locations) or ["scikit-learn (not installed)"]
+    path = Path(places[0], "datasets", "data", "digits.csv.gz")
+    try:
+        text = gzip.decompress(path.read_bytes())
+        fault = "" if hashlib.sha256(text).hexdigest() == DIGITS_SHA256 else "other digits"
+    except (OSError, EOFError, zlib.error) as error:
+        fault = f"cannot be read ({_reason(error)})"
+    if fault:
+        raise UserError(
+            f"{path}: {fault}. --dataset digits reads those that come with scikit-learn: install "
+            "it again, or choose --dataset mnist."
+        )
+    return text.decode().splitlines()
+
+
+def _digits_split(labels: NDArray[np.int64], split: Split) -> NDArray[np.int64]:
+    """The indices of one part: of each class the first go to test, the next to validation."""
+    import numpy as np
+
+    def in_proportion(total: int) -> NDArray[np.int64]:
+        """Shares `total` out to the classes, exactly: what is left goes to the largest rests."""
+        shares, rests = np.divmod(np.bincount(labels) * total, len(labels))
+        shares[np.argsort(-rests, kind="stable")[: total - shares.sum()]] += 1
+        return shares
+
+    order = sorted(range(len(labels)), key=lambda index: hashlib.sha256(b"%d" % index).digest())
+    drawn = []
+    sizes = zip(in_proportion(300), in_proportion(200), strict=True)
+    for label, (num_test, num_validation) in enumerate(sizes):
+        members = np.array([index for index in order if labels[index] == label])
+        test, validation, train = np.split(members, [num_test, num_test + num_validation])
+        drawn.append({"test": test, "validation": validation, "train": train}[split])
+    return np.sort(np.concatenate(drawn))
+
+
+def _enlarge(pixels: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Enlarges (N, 8, 8) bilinearly to (N, 28, 28), and 0..16 to 0..255, rounding exactly.
+
+    The centre of pixel i of 28 lies at (i + 1/2) * 8/28 - 1/2 = (4 * i - 5) / 14 among the 8, and
+    the pixels there count the less the farther off they are. Here all is times 14.
+    """
+    import numpy as np
+
+    centers = np.clip(4 * np.arange(28) - 5, 0, 7 * 14)
+    weights = np.maximum(14 - np.abs(centers[:, None] - 14 * np.arange(8)), 0)  # (28, 8)
+    brightest = 16 * 14 * 14
+    images: NDArray[np.int64] = weights @ pixels @ weights.T
+    return ((images * 255 + brightest // 2) // brightest).astype(np.uint8)

@@ -1,0 +1,511 @@
+"""The parts of the MNIST tutorial, in teaching order: losses, data, models, configs, module.
+
+Three scripts put them together: an autoencoder is pretrained (`model_pretrain.py`), its trunk
+becomes a digit classifier (`model_finetune.py`), and the classifier reads the test images
+(`model_predict.py`). For a model of your own, this is the file to copy and change; each banner says
+what NeMo or Megatron demands of the part below it, and why.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from megatron.core import ModelParallelConfig, parallel_state
+from megatron.core.transformer import MegatronModule
+from megatron.core.transformer.enums import ModelType
+from nemo.lightning import io
+from nemo.lightning.megatron_parallel import MegatronLossReduction
+from nemo.lightning.pytorch.optim import MegatronOptimizerModule
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset, random_split
+
+import mnist_files
+from megakit.data import (
+    BatchedMultiEpochDatasetWrapper,
+    EpochIndex,
+    ExactDataSampler,
+    IdentityMultiEpochDatasetWrapper,
+    MegatronDataModule,
+    MultiEpochDatasetResampler,
+    balanced_subset,
+    uniform,
+)
+from megakit.models import (
+    OVERRIDE_BIONEMO_CONFIG_DEFAULTS,
+    IOMixinWithGettersSetters,
+    MegatronBioNeMoTrainableModelConfig,
+    MegatronLossType,
+    column_parallel_linear,
+    row_parallel_linear,
+    seeded,
+)
+from megakit.training import (
+    LightningPassthroughPredictionMixin,
+    mean_over_data_parallel_ranks,
+    megatron_adam,
+)
+from megakit.training import MetricTracker as MetricTracker  # for the tutorial's readers
+
+# ----------------------------------------------------------------------------------------------
+# Losses
+#
+# Megatron's scheduler runs a step as several micro batches, maybe on several ranks. It calls a loss
+# object once for each micro batch, on the last pipeline stage, and backpropagates the first thing
+# returned. NeMo hands the second things of all micro batches to `reduce`, for the log.
+# ----------------------------------------------------------------------------------------------
+
+
+class SameSizeLossDict(TypedDict):
+    """What a loss reports of one micro batch, where all micro batches have the same size."""
+
+    avg: Tensor
+
+
+class _MeanLossReduction(MegatronLossReduction):
+    """Averages losses: what the two below have in common."""
+
+    def report(self, losses: Tensor, batch: "MnistItem") -> tuple[Tensor, SameSizeLossDict]:
+        """A micro batch's mean, to backpropagate and for the log, from its images' losses (B,)."""
+        if "loss_mask" in batch:
+            # Only evaluation pads its last batch: there this is 0, and 1 on average over all.
+            losses = losses * batch["loss_mask"]
+        loss = losses.mean()
+        # Megatron divides the first in place by the number of micro batches: hence the clone.
+        return loss, {"avg": loss.detach().clone()}
+
+    def reduce(self, losses_reduced_per_micro_batch: Sequence[SameSizeLossDict]) -> Tensor:
+        """The mean over a global batch: over its micro batches and over data-parallel ranks."""
+        return mean_over_data_parallel_ranks(
+            [loss["avg"] for loss in losses_reduced_per_micro_batch]
+        )
+
+
+class MSELossReduction(_MeanLossReduction):
+    """Mean squared error between images and their reconstructions."""
+
+    def forward(
+        self, batch: "MnistItem", forward_out: "ExampleModelOutput"
+    ) -> tuple[Tensor, SameSizeLossDict]:
+        """The loss of one micro batch, in float32 whatever the model computes in."""
+        x = batch["data"].flatten(1).float()
+        squared_errors = nn.functional.mse_loss(forward_out["x_hat"].float(), x, reduction="none")
+        return self.report(squared_errors.mean(dim=1), batch)
+
+
+class ClassifierLossReduction(_MeanLossReduction):
+    """Cross entropy between labels and logits."""
+
+    def forward(self, batch: "MnistItem", forward_out: Tensor) -> tuple[Tensor, SameSizeLossDict]:
+        """The loss of one micro batch, in float32 whatever the model computes in."""
+        logits, labels = forward_out.float(), batch["label"]
+        return self.report(nn.functional.cross_entropy(logits, labels, reduction="none"), batch)
+
+
+# ----------------------------------------------------------------------------------------------
+# Data
+#
+# Megatron asks every model-parallel rank for sample i and takes for granted that all get the same:
+# a dataset is a function of the index. It also reads samples strictly in sequence, so that a
+# resumed run can skip what was consumed. Shuffling, epochs and random effects are therefore made
+# by wrappers that compute them from the index.
+# ----------------------------------------------------------------------------------------------
+
+
+class MnistItem(TypedDict):
+    """A batch of B images; in a single item, B is left out and label and idx are ints."""
+
+    data: Tensor  # float32 (B, 1, 28, 28) in [0, 1]
+    label: Tensor  # int64 (B,)
+    idx: Tensor  # int64 (B,), position in the file
+    corrupted: NotRequired[Tensor]  # like data; what the model sees instead
+    loss_mask: NotRequired[Tensor]  # float32 (B,), only in evaluation
+
+
+class MNISTCustom(Dataset[MnistItem]):
+    """MNIST as dictionaries rather than tuples.
+
+    Args:
+        root: Folder that holds `MNIST/raw`.
+        train: The 60,000 training images, or the 10,000 test images.
+        transform: Applied to each PIL image instead of the conversion to float32 in [0, 1].
+        download: Whether to fetch the files if they are not there.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        train: bool = True,
+        transform: Callable[[Any], Tensor] | None = None,
+        download: bool = False,
+    ) -> None:
+        if download:
+            mnist_files.find_dataset(Path(root), "mnist")
+        self.images, self.labels = mnist_files.read_mnist(Path(root), train)
+        self.transform = transform
+
+    @classmethod
+    def from_arrays(cls, images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> "MNISTCustom":
+        """The same of images (N, 28, 28) and labels (N,) from elsewhere."""
+        dataset = cls.__new__(cls)
+        dataset.images, dataset.labels, dataset.transform = images, labels, None
+        return dataset
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        batch = self.get_batch(np.array([range(len(self))[index]]))
+        return {"data": batch["data"][0], "label": int(batch["label"]), "idx": int(batch["idx"])}
+
+    def get_batch(self, indices: NDArray[np.int64]) -> MnistItem:
+        """A whole batch at once: many times faster than collecting single items."""
+        images = self.images.take(indices, axis=0)
+        if self.transform is None:
+            data = torch.from_numpy(images).unsqueeze(1).float().div_(255)
+        else:
+            from PIL import Image
+
+            data = torch.stack([self.transform(Image.fromarray(image)) for image in images])
+        labels = torch.from_numpy(self.labels[indices]).long()
+        return {"data": data, "label": labels, "idx": torch.from_numpy(indices)}
+
+
+@dataclass
+class DropPixels(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
+    """Sets a share of each image's pixels to 0, others in each epoch, for the model to restore.
+
+    The pattern for every random effect: drawn from (seed, epoch, index) and nothing else, so that
+    all ranks see the same and a resumed run goes on as if it had never stopped.
+    """
+
+    share: float = 0.0
+    seed: int = 42
+
+    def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
+        numbers = uniform(self.seed, index.epoch, index.idx, tuple(batch["data"].shape[1:]))
+        kept = torch.from_numpy(numbers).ge_(self.share)  # 0 or 1
+        return {**batch, "corrupted": kept.mul_(batch["data"])}
+
+
+class MNISTDataModule(MegatronDataModule):
+    """The tutorial's data: 55,000 images to train on, 5,000 to validate, 10,000 to test.
+
+    Args:
+        data_dir: Folder that holds `MNIST/raw`.
+        batch_size: Micro batch size: samples per rank and forward pass.
+        output_log: Whether NeMo's sampler logs its own figures.
+        dataset: `mnist`, or the `digits` that ship with scikit-learn.
+        global_batch_size: Samples per step over all ranks; by default one micro batch.
+        seed: Of the order of samples and of the corruption.
+        corruption: Share of pixels dropped from training images.
+        num_labels: Train on so few images, balanced over the classes; by default on all.
+        max_val_batches: Validate on the first so many global batches; by default on all images.
+        num_workers: Processes that fetch batches ahead.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | Path = "./",
+        batch_size: int = 32,
+        output_log: bool = False,
+        *,
+        dataset: Literal["mnist", "digits"] = "mnist",
+        global_batch_size: int | None = None,
+        seed: int = 42,
+        corruption: float = 0.0,
+        num_labels: int | None = None,
+        max_val_batches: int | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        self.data_dir, self.dataset = Path(data_dir), dataset
+        self.seed, self.corruption = seed, corruption
+        self.num_labels, self.max_val_batches = num_labels, max_val_batches
+        self.num_workers = num_workers
+        # NeMo's strategy looks for this attribute: it learns the batch sizes from it, and lets it
+        # replace each loader's sampler. Pipeline stages ask for a sequence length; images have 1.
+        self.data_sampler = ExactDataSampler(
+            seq_len=1,
+            micro_batch_size=batch_size,
+            global_batch_size=global_batch_size or batch_size,
+            output_log=output_log,
+        )
+
+    def setup(self, stage: str) -> None:
+        """Opens the files; every rank does. Lightning calls this with fit, validate, ..."""
+        train, self.mnist_val, self.mnist_test = self._splits()
+        if self.num_labels is not None:
+            train = balanced_subset(train, self.num_labels, self.seed)
+        if self.max_val_batches is not None:
+            first = range(self.max_val_batches * self.data_sampler.global_batch_size)
+            self.mnist_val = Subset(self.mnist_val, first[: len(self.mnist_val)])
+        epochs: Any = IdentityMultiEpochDatasetWrapper(train)  # deterministic: nothing to do
+        if self.corruption:
+            epochs = DropPixels(train, self.corruption, self.seed)
+        # As long as the whole training, so that it is one epoch to Lightning; each pass over the
+        # images inside has an order of its own.
+        steps = self.trainer.max_steps if self.trainer is not None else -1
+        num_samples = steps * self.data_sampler.global_batch_size if steps > 0 else len(train)
+        self.mnist_train = MultiEpochDatasetResampler(epochs, None, num_samples, seed=self.seed)
+
+    def _splits(self) -> tuple[Any, ...]:
+        if self.dataset == "digits":
+            parts: tuple[mnist_files.Split, ...] = ("train", "validation", "test")
+            return tuple(MNISTCustom.from_arrays(*mnist_files.read_digits(part)) for part in parts)
+        # One split for all seeds: what was trained on in one stage must not validate the next.
+        generator = torch.Generator().manual_seed(42)
+        parts_of_train = random_split(MNISTCustom(self.data_dir), [55000, 5000], generator)
+        return *parts_of_train, MNISTCustom(self.data_dir, train=False)
+
+    # Training resumes where a checkpoint was made, the others start at 0: the base class does that.
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.mnist_train, num_workers=self.num_workers)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(self.mnist_val, num_workers=self.num_workers)
+
+    def test_dataloader(self) -> DataLoader:
+        return DataLoader(self.mnist_test, num_workers=self.num_workers)
+
+    predict_dataloader = test_dataloader
+
+
+# ----------------------------------------------------------------------------------------------
+# Models
+#
+# Megatron demands three things of a model: a config of type ModelParallelConfig, a `model_type`,
+# and `set_input_tensor`, by which a later pipeline stage receives what the one before computed.
+#
+# Tensor parallelism cuts a pair of layers along the 64 numbers between them: the first by its
+# outputs (column parallel), the second by its inputs (row parallel). Each rank computes its share
+# of the 64 alone, and one all-reduce after the pair adds the shares up. ReLU works number by
+# number, so it may stand between.
+#
+# Pipeline parallelism cuts between the encoder and what follows it: the first stage holds linear1
+# and linear2, the second the decoder or the head, and z travels between them.
+# ----------------------------------------------------------------------------------------------
+
+
+class ExampleModelOutput(TypedDict):
+    """What the autoencoder returns: reconstructions (B, 784), and the latent z (B, 3)."""
+
+    x_hat: Tensor
+    z: Tensor
+
+
+class ExampleModelTrunk(MegatronModule):
+    """The encoder, 784-64-3, that both models share.
+
+    Args:
+        config: Sizes, precision and layout.
+    """
+
+    def __init__(self, config: ModelParallelConfig) -> None:
+        super().__init__(config)
+        self.model_type = ModelType.encoder_or_decoder
+        # Which part of the pipeline this rank holds; with a single stage, both.
+        self.pre_process = parallel_state.is_pipeline_first_stage()
+        self.post_process = parallel_state.is_pipeline_last_stage()
+        # A model that shares no weights between its first and its last stage has to say so.
+        self.share_embeddings_and_output_weights = False
+        self.input_tensor: Tensor | None = None
+        if self.pre_process:
+            self.linear1 = column_parallel_linear(config, 28 * 28, config.hidden_size, "linear1")
+            self.relu = nn.ReLU()
+            self.linear2 = row_parallel_linear(
+                config, config.hidden_size, config.latent_size, "linear2"
+            )
+
+    def forward(self, x: Tensor) -> Any:
+        """Encodes images (B, 1, 28, 28) as z (B, 3); a later stage takes z from the one before."""
+        if not self.pre_process:
+            assert self.input_tensor is not None, "the pipeline's schedule sets it"
+            return self.input_tensor.squeeze(0)
+        # Megatron's layers return their output and a bias for the caller to add; ours add it.
+        z, _ = self.linear1(x.flatten(1))
+        z, _ = self.linear2(self.relu(z))
+        return z
+
+    def to_next_stage(self, z: Tensor) -> Tensor:
+        """Gives z the shape (sequence, batch, hidden) in which pipeline stages exchange tensors."""
+        return z.unsqueeze(0)
+
+    def set_input_tensor(self, input_tensor: Tensor | list[Tensor] | None) -> None:
+        self.input_tensor = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
+
+
+class PretrainModel(ExampleModelTrunk):
+    """The autoencoder: the trunk, and a decoder 3-64-784."""
+
+    def __init__(self, config: ModelParallelConfig) -> None:
+        super().__init__(config)
+        if self.post_process:
+            self.linear3 = column_parallel_linear(
+                config, config.latent_size, config.hidden_size, "linear3"
+            )
+            self.relu2 = nn.ReLU()
+            self.linear4 = row_parallel_linear(config, config.hidden_size, 28 * 28, "linear4")
+
+    def forward(self, x: Tensor) -> ExampleModelOutput | Tensor:
+        """Reconstructs images (B, 1, 28, 28)."""
+        z: Tensor = super().forward(x)
+        if not self.post_process:
+            return self.to_next_stage(z)
+        x_hat, _ = self.linear3(z)
+        x_hat, _ = self.linear4(self.relu2(x_hat))
+        return {"x_hat": x_hat, "z": z}
+
+
+class ExampleFineTuneModel(ExampleModelTrunk):
+    """The classifier: the trunk, and a head 3-10."""
+
+    def __init__(self, config: ModelParallelConfig) -> None:
+        super().__init__(config)
+        if self.post_process:
+            # Thirty weights are not worth cutting: every tensor-parallel rank has them all.
+            with seeded(config.seed, "digit_classifier"):
+                self.digit_classifier = nn.Linear(config.latent_size, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, 10) of images (B, 1, 28, 28)."""
+        z: Tensor = super().forward(x)
+        if not self.post_process:
+            return self.to_next_stage(z)
+        logits: Tensor = self.digit_classifier(z)
+        return logits
+
+
+# ----------------------------------------------------------------------------------------------
+# Configs
+#
+# A model cannot be built before the ranks know which part of it is theirs. So NeMo is given a
+# config, and calls `configure_model` once parallelism is set up. The config also says which loss
+# belongs to the model, and which checkpoint its first weights come from. NeMo writes it into the
+# context of every checkpoint, so that the next stage builds a trunk of the same size.
+# ----------------------------------------------------------------------------------------------
+
+ExampleModelT = TypeVar("ExampleModelT", bound=ExampleModelTrunk)
+
+
+@dataclass
+class ExampleGenericConfig(
+    Generic[ExampleModelT, MegatronLossType],
+    MegatronBioNeMoTrainableModelConfig[ExampleModelT, MegatronLossType],
+):
+    """Sizes of the model, its class and its loss."""
+
+    loss_cls: type[MegatronLossType] = MSELossReduction
+    hidden_size: int = 64  # width of linear1 and linear3: what tensor parallelism cuts
+    latent_size: int = 3  # width of z
+    # Megatron divides by these two, which only a transformer has.
+    num_layers: int = 1
+    num_attention_heads: int = 1
+    override_parent_fields: list[str] = field(
+        default_factory=lambda: [*OVERRIDE_BIONEMO_CONFIG_DEFAULTS, "loss_cls"]
+    )
+
+    def __post_init__(self) -> None:
+        # The strategy calls this again once it has written its layout into the config. Megatron
+        # wants as many attention heads as tensor-parallel ranks, even where there is no attention.
+        self.num_attention_heads = self.num_query_groups = self.tensor_model_parallel_size
+        if self.pipeline_model_parallel_size > 1:
+            # Stages then tell each other the shape of what they send, instead of assuming a
+            # transformer's; Megatron allows that only with this (else unused) dispatcher.
+            self.variable_seq_lengths = True
+            self.moe_token_dispatcher_type = "alltoall"
+        super().__post_init__()
+
+    def get_loss_reduction_class(self) -> type[MegatronLossType]:
+        return self.loss_cls
+
+
+@dataclass
+class PretrainConfig(
+    ExampleGenericConfig["PretrainModel", "MSELossReduction"], IOMixinWithGettersSetters
+):
+    """The autoencoder with its reconstruction loss."""
+
+    model_cls: type[PretrainModel] = PretrainModel
+    loss_cls: type[MSELossReduction] = MSELossReduction
+
+
+@dataclass
+class ExampleFineTuneConfig(
+    ExampleGenericConfig["ExampleFineTuneModel", "ClassifierLossReduction"],
+    IOMixinWithGettersSetters,
+):
+    """The classifier with its cross entropy."""
+
+    model_cls: type[ExampleFineTuneModel] = ExampleFineTuneModel
+    loss_cls: type[ClassifierLossReduction] = ClassifierLossReduction
+
+
+# ----------------------------------------------------------------------------------------------
+# Lightning module
+#
+# NeMo's strategy takes over Lightning's steps: strategy -> MegatronParallel -> Megatron's schedule
+# -> `training_step` below, once for each micro batch. That returns the model's output, not a loss:
+# the schedule gets the loss from `training_loss_reduction`. The module serves any pair of model and
+# loss, since the config names them.
+# ----------------------------------------------------------------------------------------------
+
+
+class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroughPredictionMixin):
+    """Trains, validates and predicts with whatever model its config builds.
+
+    Args:
+        config: Builds the model and names its loss.
+        optimizer: Megatron's Adam at a constant learning rate of 1e-4 by default.
+    """
+
+    def __init__(
+        self,
+        config: MegatronBioNeMoTrainableModelConfig,
+        optimizer: MegatronOptimizerModule | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.optim = optimizer or megatron_adam(lr=1e-4)
+        self.optim.connect(self)  # gives this module its configure_optimizers
+
+    def configure_model(self) -> None:
+        # On resuming NeMo may ask again; the model that is there stays.
+        if not hasattr(self, "module"):
+            self.module = self.config.configure_model()
+
+    def forward(self, batch: MnistItem, batch_idx: int | None = None) -> Any:
+        """The model's output on a micro batch; Megatron's schedule calls this."""
+        return self.module(batch.get("corrupted", batch["data"]))
+
+    def training_step(self, batch: MnistItem, batch_idx: int | None = None) -> Any:
+        return self(batch, batch_idx)
+
+    # NeMo calls these two on stages that are not the last, and on the last in evaluation.
+    forward_step = training_step
+    validation_step = training_step
+
+    def predict_step(self, batch: MnistItem, batch_idx: int | None = None) -> Any:
+        """The model's output with what is needed to know whose it is, or a stage's output."""
+        output = self(batch, batch_idx)
+        if not parallel_state.is_pipeline_last_stage():
+            return output
+        return {"output": output, **{key: batch[key] for key in ("idx", "label", "loss_mask")}}
+
+    def training_loss_reduction(self) -> MegatronLossReduction:
+        return self.loss_reduction_class()()
+
+    def validation_loss_reduction(self) -> MegatronLossReduction:
+        return self.loss_reduction_class()()
+
+    def test_loss_reduction(self) -> MegatronLossReduction:
+        return self.loss_reduction_class()()
+
+    def loss_reduction_class(self) -> type[MegatronLossReduction]:
+        """The loss that the config names."""
+        return self.config.get_loss_reduction_class()

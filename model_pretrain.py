@@ -1,0 +1,70 @@
+"""Stage 1: pretrain an autoencoder on MNIST, and keep its trunk for the next stage."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from megakit.training.options import TrainingOptions
+from megakit.training.runs import Stage
+from megakit.training.script import Run, run_script
+from mnist_files import DataOptions
+
+PRETRAIN = Stage(
+    name="pretrain",
+    script="model_pretrain.py",
+    model="PretrainModel",
+    title="an autoencoder",
+    width=64,  # tensor parallelism cuts the 64 numbers between two layers
+    num_stages=2,  # pipeline parallelism puts the encoder before the decoder
+)
+
+
+@dataclass(kw_only=True)
+class PretrainOptions(DataOptions, TrainingOptions):
+    """Pretrain an autoencoder that squeezes digits into three numbers and restores them."""
+
+    max_steps: int = 1000
+    """Optimizer steps to train for."""
+
+    lr: float = 1e-3
+    """Peak learning rate, after a short warm-up and before a cosine's descent to zero."""
+
+    corruption: float = 0.3
+    """Share of pixels dropped from each image, drawn anew each epoch, for the model to restore."""
+
+    identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "corruption")
+
+    def problems(self) -> list[str]:
+        """What is wrong with single options, one message each."""
+        found = super().problems()
+        if not 0 <= self.corruption < 1:
+            found.append(f"--corruption {self.corruption}: has to be at least 0 and below 1.")
+        return found
+
+
+def pretrain(run: Run) -> Path:
+    """Trains the autoencoder; returns its best checkpoint."""
+    # Imported here, and not above: helper processes import this file again, and --help is quick.
+    from megakit.training import cosine_annealing, megatron_adam, train_stage
+    from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig
+
+    options = run.options
+    data = MNISTDataModule(
+        options.data_dir,
+        run.layout.micro_batch_size,
+        dataset=run.plan.dataset,
+        global_batch_size=run.layout.global_batch_size,
+        seed=options.seed,
+        corruption=options.corruption,
+        max_val_batches=options.limit_val_batches,
+        num_workers=options.num_workers,
+    )
+    module = BionemoLightningModule(
+        config=PretrainConfig(seed=options.seed),
+        optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
+    )
+    return train_stage(run, module, data)
+
+
+if __name__ == "__main__":
+    run_script(PRETRAIN, PretrainOptions, pretrain)

@@ -1,0 +1,65 @@
+"""Checkpoints and run directories through the project's own functions, without any training."""
+
+from pathlib import Path
+from typing import Any
+
+from megakit.checkpoints.layout import checkpoint_name
+from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
+from megakit.reporting.console import Console
+from megakit.training.layout import Cluster
+from megakit.training.plan import Plan, prepare
+from megakit.training.runs import RunDirectory, Stage
+
+
+def make_checkpoint(
+    folder: Path,
+    step: int,
+    *,
+    stage: str = "pretrain",
+    model: str = "PretrainModel",
+    val_loss: float | None = None,
+    run: dict[str, Any] | None = None,
+) -> Path:
+    """A checkpoint as the writer leaves it, with a few bytes where the weights would be."""
+    checkpoint = folder / checkpoint_name(step)
+    (checkpoint / "weights").mkdir(parents=True)
+    (checkpoint / "context").mkdir()
+    (checkpoint / "weights" / "__0_0.distcp").write_bytes(b"weights of step %d" % step)
+    (checkpoint / "weights" / "metadata.json").write_text("{}")
+    (checkpoint / "context" / "io.json").write_text("{}")
+    manifest = Manifest(
+        stage=stage,
+        model=model,
+        dataset="digits",
+        step=step,
+        val_loss=val_loss,
+        run=run or {},
+        files=list_files(checkpoint),
+    )
+    write_manifest(checkpoint, manifest)
+    return checkpoint
+
+
+def prepare_run(stage: Stage, options: Any) -> Plan:
+    """What a script does before its work begins, in this process; the directory is free after."""
+    plan, guard = prepare(stage, options, Cluster(), Console(silent=True))
+    guard.close()
+    return plan
+
+
+def make_run(stage: Stage, options: Any, steps: tuple[int, ...], done: bool = True) -> RunDirectory:
+    """A run directory with a checkpoint for each of the steps, the last of them the best."""
+    plan = prepare_run(stage, options)
+    directory = RunDirectory(options.output_dir / stage.name)
+    for step in steps:
+        make_checkpoint(
+            directory.checkpoints,
+            step,
+            stage=stage.name,
+            model=stage.model,
+            val_loss=1 / step,
+            run=plan.identity,
+        )
+    if done:
+        (directory.path / "summary.json").write_text("{}")
+    return directory

@@ -1,0 +1,229 @@
+"""Real training runs that are stopped, killed and started again, and what must not differ after."""
+
+import hashlib
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megakit.checkpoints.layout import list_checkpoints
+from megakit.checkpoints.manifest import verify
+from megakit.checkpoints.select import best_checkpoint
+from tests.scripts import REPOSITORY, environment
+
+MARK = "MEGAKIT_TEST_RUN"
+HOOK = Path(__file__).with_name("hook")
+#: Validates after steps 15, 30 and 40, saves after 10, 20, 30 and 40; an epoch of 1,297 samples
+#: ends after every fifth step; two micro batches per step.
+STEPS = ("--max-steps", 40, "--val-interval", 15, "--save-interval", 10)
+ACCUMULATED = ("--micro-batch-size", 128)
+
+#: Where a run can be cut short, and how often it passes there within `STEPS`.
+PLACES = {
+    "megakit.training.callbacks:StopOnSignal.on_train_batch_start": 40,
+    "megakit.training.strategy:ExactStrategy.optimizer_step": 40,
+    "megakit.reporting.metrics:MetricsFile.append": 6,
+    "megakit.checkpoints.writer:CheckpointWriter._write": 4,
+    "megatron.core.dist_checkpointing.strategies.filesystem_async"
+    ":FileSystemWriterAsync.write_preloaded_data": 8,
+    "megakit.checkpoints.writer:write_context": 4,
+    "megakit.checkpoints.writer:write_manifest": 4,
+    "megakit.checkpoints.writer:_to_disk": 8,
+    "megakit.checkpoints.writer:CheckpointWriter._prune": 4,
+    "megakit.checkpoints.writer:shutil.rmtree": 7,
+    "megakit.training.stages:_write_training_summary": 1,
+}
+BETWEEN_WEIGHTS_AND_CONTEXT = "megakit.checkpoints.writer:write_context"
+BEFORE_STEP = "megakit.training.callbacks:StopOnSignal.on_train_batch_start"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A signal at the n-th call of a function, counted from the start of the process, or in time.
+
+    Attributes:
+        place: `MODULE:FUNCTION`, or None.
+        count: Which call.
+        seconds: After the start, where there is no place.
+        name: Of the signal.
+        rank: Which process of the job gets it.
+    """
+
+    place: str | None = None
+    count: int = 1
+    seconds: float = 0.0
+    name: str = "SIGKILL"
+    rank: int = 0
+
+    @classmethod
+    def draw(cls, dice: random.Random, longest: float | None = None) -> "Fault":
+        """Any of the places, or, given the seconds that a run takes, any moment of it."""
+        if longest is not None and dice.random() < 0.5:
+            return cls(seconds=round(dice.uniform(0, longest), 2))
+        place = dice.choice(sorted(PLACES))
+        return cls(place, dice.randint(1, PLACES[place]))
+
+    def __str__(self) -> str:
+        if self.place is None:
+            return f"{self.name} after {self.seconds} s"
+        return f"{self.name} at call {self.count} of {self.place.rpartition(':')[2]}"
+
+
+@dataclass
+class Start:
+    """One start of a script, to its end."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+
+@dataclass
+class Training:
+    """A run of a script in a folder of its own, over all its starts.
+
+    Attributes:
+        folder: Its output directory.
+        script: Which one.
+        options: Of every start.
+    """
+
+    folder: Path
+    script: str = "model_pretrain.py"
+    options: tuple[object, ...] = ACCUMULATED
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.script.removeprefix("model_").removesuffix(".py")
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def process(
+        self,
+        fault: Fault | None = None,
+        *options: object,
+        starter: tuple[str, ...] = (),
+        **limits: Any,
+    ) -> Any:
+        """Starts the script, by torchrun if told so; the caller waits for it."""
+        changes = {MARK: self.mark}
+        if fault is not None and fault.place is not None:
+            moment = f"{fault.place}:{fault.count}"
+            changes |= {"FAULT": f"{moment} {fault.name} {fault.rank}", "PYTHONPATH": str(HOOK)}
+        common = ("--dataset", "digits", "--data-dir", self.folder / "no-data")
+        arguments = (*common, "--output-dir", self.folder, *STEPS, *self.options, *options)
+        return subprocess.Popen(
+            [sys.executable, *starter, REPOSITORY / self.script, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(**changes),
+            start_new_session=True,
+            **limits,
+        )
+
+    def start(
+        self, fault: Fault | None = None, *options: object, largest_file: int | None = None
+    ) -> Start:
+        """Starts the script, lets the fault come, and waits for the end of all its processes."""
+        limits: dict[str, Any] = {}
+        if largest_file is not None:
+            size = largest_file
+            limits["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        began = time.monotonic()
+        process = self.process(fault, *options, **limits)
+        if fault is not None and fault.place is None:
+            try:
+                process.wait(fault.seconds)
+            except subprocess.TimeoutExpired:
+                process.send_signal(getattr(signal, fault.name))
+        out, err = process.communicate(timeout=600)
+        seconds = time.monotonic() - began
+        assert self.left_behind() == [], f"left behind after {fault}"
+        return Start(process.returncode, out, err, seconds)
+
+    def left_behind(self) -> list[str]:
+        """Processes of this run that do not end."""
+        return leftover_processes(self.mark)
+
+    def result(self) -> dict[str, Any]:
+        """Everything that a stop must not change."""
+        checkpoints = list_checkpoints(self.checkpoints)
+        assert [path for path in self.checkpoints.iterdir() if path not in checkpoints] == []
+        best = best_checkpoint(self.checkpoints)
+        return {
+            "checkpoints": {path.name: _content(path) for path in checkpoints},
+            "best": best.name if best else None,
+            "metrics.csv": (self.path / "metrics.csv").read_text(),
+            "curves": curves(self.path / "tensorboard"),
+        }
+
+
+def _content(checkpoint: Path) -> dict[str, Any]:
+    """A checkpoint's weights and optimizer states, byte by byte, and its validation loss."""
+    manifest = verify(checkpoint)
+    shards = sorted((checkpoint / "weights").glob("*.distcp"))
+    assert shards
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in shards}
+    return {"val_loss": manifest.val_loss, **digests}
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """TensorBoard's curves, as TensorBoard reads them: point by point, in the order of writing."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {
+        name: [(point.step, point.value) for point in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+
+
+def leftover_processes(mark: str, patience: float = 10.0) -> list[str]:
+    """Command lines of processes that a run has started and that do not end by themselves."""
+    deadline = time.monotonic() + patience
+    while (found := _marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _marked(mark: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                if state not in "ZX":
+                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found.append(f"{folder.name} {command}")
+        except OSError:  # it ended meanwhile, or belongs to somebody else
+            continue
+    return found
+
+
+@contextmanager
+def mounted(folder: Path, *arguments: str) -> Iterator[None]:
+    """Mounts something on a folder, as `mount` understands it; only root can."""
+    done = subprocess.run(
+        ["mount", *arguments, folder], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)

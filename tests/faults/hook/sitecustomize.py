@@ -1,0 +1,57 @@
+"""Sends a script a signal at one exact moment: just before the n-th call of some function.
+
+Python imports a module of this name, found on PYTHONPATH, in every process before anything else; so
+the real scripts run as they are, each of their ranks included. The moment is in the environment:
+`FAULT="MODULE:FUNCTION:N SIGNAL RANK"`.
+"""
+
+import functools
+import importlib.abc
+import importlib.machinery
+import os
+import signal
+import sys
+from typing import Any
+
+
+class SignalAt(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the one module that holds the function, and wraps the function once it is there."""
+
+    def __init__(self, moment: str, number: int) -> None:
+        self.module, self.function, count = moment.split(":")
+        self.number, self.count = number, int(count)
+        self.loader: Any = None
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != self.module:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        assert spec is not None
+        self.loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: Any) -> Any:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        self.loader.exec_module(module)
+        *classes, name = self.function.split(".")
+        owner = module
+        for part in classes:
+            owner = getattr(owner, part)
+        original, calls = getattr(owner, name), [0]
+
+        @functools.wraps(original)
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == self.count:
+                os.kill(os.getpid(), self.number)
+            return original(*args, **kwargs)
+
+        setattr(owner, name, counting)
+
+
+if "FAULT" in os.environ:
+    moment, signal_name, rank = os.environ["FAULT"].split()
+    if os.environ.get("RANK", "0") == rank:
+        sys.meta_path.insert(0, SignalAt(moment, getattr(signal, signal_name)))

@@ -1,0 +1,121 @@
+"""Killed at any moment, a run goes on from its newest complete checkpoint; it ends the same."""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megakit.checkpoints.layout import list_checkpoints
+from megakit.checkpoints.manifest import verify
+from tests.faults.harness import BEFORE_STEP, BETWEEN_WEIGHTS_AND_CONTEXT, Fault, Training
+from tests.scripts import read_json
+
+
+def finish(training: Training) -> None:
+    """Starts a run once more, after which it has to be done, from where it was."""
+    complete = list_checkpoints(training.checkpoints)
+    start = training.start()
+    assert start.status == 0, start.err
+    if complete:
+        assert f"Going on from {complete[-1]}, step " in start.err
+
+
+def kill(training: Training, fault: Fault) -> None:
+    """Starts a run and kills it, unless it ends before; what was complete stays so."""
+    before = list_checkpoints(training.checkpoints)
+    start = training.start(fault)
+    assert start.status in (-9, 0), start.err
+    after = list_checkpoints(training.checkpoints)
+    assert after or not before, f"no complete checkpoint left after {fault}"
+    for checkpoint in after:
+        verify(checkpoint)
+
+
+def test_killed_in_the_first_save_and_anywhere(
+    tmp_path: Path, never_stopped: dict[str, Any]
+) -> None:
+    training = Training(tmp_path)
+    kill(training, Fault(BETWEEN_WEIGHTS_AND_CONTEXT))
+    assert list_checkpoints(training.checkpoints) == []
+    (partial,) = training.checkpoints.iterdir()
+    assert partial.name == ".step=000010"
+    assert (partial / "weights" / ".metadata").is_file()
+    assert not (partial / "context").exists()
+
+    kill(training, Fault.draw(random.Random(1)))
+    finish(training)
+    assert training.result() == never_stopped
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 10))
+def test_killed_anywhere(tmp_path: Path, never_stopped: dict[str, Any], seed: int) -> None:
+    dice = random.Random(seed)
+    training = Training(tmp_path)
+    for _ in range(dice.randint(1, 2)):
+        kill(training, Fault.draw(dice))
+    finish(training)
+    assert training.result() == never_stopped
+
+
+@pytest.mark.long
+def test_killed_after_the_last_save(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
+    training = Training(tmp_path)
+    kill(training, Fault("megakit.training.stages:_write_training_summary"))
+    assert not (training.path / "summary.json").exists()
+    finish(training)
+    assert training.result() == never_stopped
+    summary = read_json(training.path / "summary.json")
+    assert summary["steps"] == 40
+    assert summary["checkpoint"] == summary["last_checkpoint"]
+    assert Path(summary["checkpoint"]).name == never_stopped["best"]
+
+
+@pytest.mark.long
+def test_torchruns_agent_is_killed(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    starter = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    process = training.process(None, "--max-steps", 100_000, starter=starter)
+    while not list_checkpoints(training.checkpoints):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert f"torchrun's agent (process {process.pid}) is gone" in err
+    assert training.left_behind() == []
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])
+def test_a_killed_rank_ends_the_job(tmp_path: Path, rank: int) -> None:
+    training = Training(tmp_path, options=("--devices", 2))
+    process = training.process(Fault(BEFORE_STEP, 5, rank=rank))
+    while not (training.path / "metrics.csv").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert f"Rank {rank} (process " in err
+    assert "was killed by SIGKILL" in err
+    assert time.monotonic() - began < 30
+    assert training.left_behind() == []
+
+
+@pytest.mark.long
+def test_the_launching_process_is_killed(tmp_path: Path) -> None:
+    training = Training(tmp_path, options=("--devices", 2))
+    process = training.process()
+    while not (training.path / "metrics.csv").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert f"The launching process ({process.pid}) was killed" in err
+    assert training.left_behind() == []
+    assert time.monotonic() - began < 30
+    finish(training)

@@ -1,0 +1,219 @@
+"""manifest.json: what it says comes back, and every kind of damage is found and named."""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, replace
+
+import pytest
+
+from megakit.checkpoints.layout import (
+    MANIFEST,
+    checkpoint_name,
+    list_checkpoints,
+    step_of,
+    weights_folder,
+)
+from megakit.checkpoints.manifest import (
+    FORMAT_VERSION,
+    Manifest,
+    list_files,
+    read_manifest,
+    verify,
+    write_manifest,
+)
+from megakit.errors import UserError
+from tests.fabricate import make_checkpoint
+
+WEIGHTS = "weights/__0_0.distcp"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return make_checkpoint(tmp_path, 500, val_loss=0.125, run={"seed": 1, "lr": 1e-3, "n": None})
+
+
+def problem_of(function, *args):
+    with pytest.raises(UserError) as error:
+        function(*args)
+    (problem,) = error.value.problems
+    return problem
+
+
+def change(checkpoint, **changes):
+    path = checkpoint / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("step", "name"),
+        [(0, "step=000000"), (500, "step=000500"), (12345678, "step=12345678")],
+    )
+    def test_steps(self, tmp_path, step, name):
+        assert checkpoint_name(step) == name
+        assert step_of(tmp_path / name) == step
+
+    @pytest.mark.parametrize("name", ["step=5", "damaged-step=000500", ".step=000500", "last"])
+    def test_other_names(self, tmp_path, name):
+        with pytest.raises(ValueError, match="step=000500"):
+            step_of(tmp_path / name)
+
+    def test_oldest_first_by_number(self, tmp_path):
+        names = ["step=1000000", "step=000009", "step=999999", "step=000010"]
+        for name in (*names, ".step=000011", "damaged-step=000012", "step=000013.2"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "step=000014").write_text("a file")
+        assert [step_of(path) for path in list_checkpoints(tmp_path)] == [9, 10, 999999, 1000000]
+        assert list_checkpoints(tmp_path / "nothing") == []
+
+    def test_weights_lie_below_or_at_the_top(self, checkpoint, tmp_path):
+        assert weights_folder(checkpoint) == checkpoint / "weights"
+        (tmp_path / "old").mkdir()
+        assert weights_folder(tmp_path / "old") == tmp_path / "old"
+
+
+class TestManifest:
+    def test_it_comes_back(self, checkpoint):
+        manifest = read_manifest(checkpoint)
+        assert (manifest.stage, manifest.model) == ("pretrain", "PretrainModel")
+        assert (manifest.step, manifest.val_loss) == (500, 0.125)
+        assert manifest.run == {"seed": 1, "lr": 1e-3, "n": None}
+        assert manifest.format_version == FORMAT_VERSION == 1
+        assert verify(checkpoint) == manifest
+
+    def test_files_with_size_and_sha256(self, checkpoint):
+        files = read_manifest(checkpoint).files
+        assert list(files) == ["context/io.json", WEIGHTS, "weights/metadata.json"]
+        content = b"weights of step 500"
+        assert files[WEIGHTS] == {
+            "size": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+
+    def test_only_the_manifest_itself_is_left_out(self, checkpoint):
+        (checkpoint / "weights" / MANIFEST).write_text("another's")
+        assert f"weights/{MANIFEST}" in list_files(checkpoint)
+        assert MANIFEST not in list_files(checkpoint)
+
+    def test_the_digest_tells_checkpoints_apart(self, checkpoint):
+        manifest = read_manifest(checkpoint)
+        assert len(manifest.digest) == 64
+        assert manifest.digest == Manifest(**asdict(manifest)).digest
+        spoilt = {WEIGHTS: {"size": 19, "sha256": "0" * 64}}
+        for other in (
+            replace(manifest, step=501),
+            replace(manifest, val_loss=None),
+            replace(manifest, run={}),
+            replace(manifest, files=spoilt),
+        ):
+            assert other.digest != manifest.digest
+
+    def test_the_digest_does_not_depend_on_the_order_in_the_file(self, checkpoint):
+        before = read_manifest(checkpoint)
+        content = json.loads((checkpoint / MANIFEST).read_text())
+        content["files"] = dict(reversed(content["files"].items()))
+        (checkpoint / MANIFEST).write_text(json.dumps(dict(reversed(content.items()))))
+        assert read_manifest(checkpoint).digest == before.digest
+
+    def test_numbers_survive_exactly(self, tmp_path):
+        written = Manifest("s", "m", "d", 1, val_loss=0.1 + 0.2, run={"lr": 1 / 3})
+        write_manifest(tmp_path, written)
+        assert read_manifest(tmp_path) == written
+
+
+class TestUnreadable:
+    def test_no_checkpoint(self, tmp_path):
+        assert problem_of(read_manifest, tmp_path / "x") == (
+            f"{tmp_path / 'x'}: there is no such checkpoint."
+        )
+
+    def test_a_file_instead(self, tmp_path):
+        (tmp_path / "x").write_text("")
+        assert "no such checkpoint" in problem_of(verify, tmp_path / "x")
+
+    def test_unfinished(self, checkpoint):
+        (checkpoint / MANIFEST).unlink()
+        problem = problem_of(verify, checkpoint)
+        for part in (str(checkpoint), "no complete checkpoint", MANIFEST):
+            assert part in problem
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"{", b"[]", b"null", b"7", b"{}", b"\xff\xfe", b'{"format_version": 1}']
+    )
+    def test_damaged(self, checkpoint, content):
+        (checkpoint / MANIFEST).write_bytes(content)
+        problem = problem_of(verify, checkpoint)
+        assert str(checkpoint / MANIFEST) in problem
+        assert "damaged" in problem
+
+    def test_cut_anywhere(self, checkpoint):
+        whole = (checkpoint / MANIFEST).read_bytes()
+        for length in range(len(whole.rstrip())):
+            (checkpoint / MANIFEST).write_bytes(whole[:length])
+            assert "damaged" in problem_of(verify, checkpoint)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"files": None},
+            {"files": []},
+            {"files": {WEIGHTS: None}},
+            {"files": {WEIGHTS: {}}},
+            {"files": {WEIGHTS: "a" * 64}},
+            {"step": "many"},
+            {"val_loss": "low"},
+            {"unknown": 1},
+        ],
+        ids=str,
+    )
+    def test_of_the_wrong_form(self, checkpoint, changes):
+        change(checkpoint, **changes)
+        problem = problem_of(verify, checkpoint)
+        assert str(checkpoint) in problem
+        assert "damaged" in problem
+
+    def test_of_another_format(self, checkpoint):
+        change(checkpoint, format_version=99)
+        problem = problem_of(verify, checkpoint)
+        assert "version 99" in problem
+        assert f"version {FORMAT_VERSION}" in problem
+
+
+class TestDamage:
+    def test_a_missing_file(self, checkpoint):
+        (checkpoint / WEIGHTS).unlink()
+        assert f"{WEIGHTS} is missing" in problem_of(verify, checkpoint)
+
+    def test_a_file_cut_short(self, checkpoint):
+        os.truncate(checkpoint / WEIGHTS, 7)
+        assert f"{WEIGHTS} has 7 bytes, not 19" in problem_of(verify, checkpoint)
+
+    def test_one_bit(self, checkpoint):
+        content = bytearray((checkpoint / WEIGHTS).read_bytes())
+        content[5] ^= 1
+        (checkpoint / WEIGHTS).write_bytes(content)
+        problem = problem_of(verify, checkpoint)
+        assert WEIGHTS in problem
+        assert "sha256" in problem
+
+    def test_a_file_too_many(self, checkpoint):
+        (checkpoint / "weights" / "__1_0.distcp").write_text("of another layout")
+        assert "weights/__1_0.distcp does not belong to it" in problem_of(verify, checkpoint)
+
+    def test_a_folder_in_a_file_s_place(self, checkpoint):
+        (checkpoint / WEIGHTS).unlink()
+        (checkpoint / WEIGHTS).mkdir()
+        assert f"{WEIGHTS} is missing" in problem_of(verify, checkpoint)
+
+    def test_all_at_once(self, checkpoint):
+        (checkpoint / WEIGHTS).unlink()
+        (checkpoint / "context" / "io.json").write_text("other")
+        (checkpoint / "more").write_text("")
+        problem = problem_of(verify, checkpoint)
+        for part in (str(checkpoint), WEIGHTS, "context/io.json", "more", "another checkpoint"):
+            assert part in problem
+
+    def test_a_copy_elsewhere_is_as_good(self, checkpoint, tmp_path):
+        moved = checkpoint.rename(tmp_path / "best of all")
+        assert verify(moved).step == 500

@@ -1,0 +1,215 @@
+"""When a checkpoint is written, which ones are kept, and what a save that fails leaves behind."""
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from megakit.checkpoints.manifest import Manifest, read_manifest, verify
+from megakit.checkpoints.writer import CheckpointWriter
+
+
+class Trainer(SimpleNamespace):
+    """As much of Lightning's trainer as a save needs."""
+
+    def __init__(self, val_every: int = 10, max_steps: int = 100) -> None:
+        super().__init__(
+            global_step=0,
+            max_steps=max_steps,
+            val_check_batch=val_every,
+            enable_validation=True,
+            sanity_checking=False,
+            is_global_zero=True,
+            lightning_module=None,
+            callback_metrics={},
+            state=SimpleNamespace(fn="fit"),
+            strategy=SimpleNamespace(barrier=lambda name: None),
+        )
+
+    def save_checkpoint(self, folder: Path) -> None:
+        (folder / "weights").mkdir()
+        (folder / "weights" / "__0_0.distcp").write_text(f"weights after {self.global_step}")
+
+
+@pytest.fixture
+def trainer() -> Any:
+    return Trainer()
+
+
+@pytest.fixture
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointWriter:
+    def write_context(folder: Path, module: Any) -> None:
+        folder.mkdir()
+        (folder / "io.json").write_text("{}")
+
+    monkeypatch.setattr("megakit.checkpoints.writer.write_context", write_context)
+    return CheckpointWriter(tmp_path / "checkpoints", Manifest("pretrain", "M", "digits", 0), 10)
+
+
+def run_to(
+    writer: CheckpointWriter, trainer: Any, step: int, val_loss: float | None = None
+) -> None:
+    """One step as Lightning does it: its end, then its validation if it is time."""
+    trainer.global_step = step
+    writer.on_train_batch_end(trainer, None)
+    if step % trainer.val_check_batch == 0:
+        trainer.callback_metrics["val_loss"] = val_loss
+        writer.on_validation_end(trainer, None)
+
+
+def names(writer: CheckpointWriter) -> list[str]:
+    return sorted(path.name for path in writer.folder.iterdir())
+
+
+def test_nothing_between_intervals(writer: CheckpointWriter, trainer: Any) -> None:
+    for step in range(1, 10):
+        run_to(writer, trainer, step)
+    assert not writer.folder.exists()
+
+
+def test_a_checkpoint_knows_its_own_validation_loss(writer: CheckpointWriter, trainer: Any) -> None:
+    run_to(writer, trainer, 10, 0.5)
+    manifest = verify(writer.folder / "step=000010")
+    assert (manifest.step, manifest.val_loss) == (10, 0.5)
+    assert writer.best_model_path == writer.last_model_path == str(writer.folder / "step=000010")
+
+
+def test_one_that_was_not_validated_knows_none(writer: CheckpointWriter) -> None:
+    trainer: Any = Trainer(val_every=15)
+    run_to(writer, trainer, 10)
+    run_to(writer, trainer, 15, 0.5)
+    run_to(writer, trainer, 20)
+    assert read_manifest(writer.folder / "step=000020").val_loss is None
+
+
+def test_best_and_last_are_kept(writer: CheckpointWriter, trainer: Any) -> None:
+    kept = []
+    for step, loss in ((10, 0.5), (20, 0.3), (30, 0.4), (40, 0.35), (50, 0.2)):
+        run_to(writer, trainer, step, loss)
+        kept.append([int(name.removeprefix("step=")) for name in names(writer)])
+    assert kept == [[10], [20], [20, 30], [20, 40], [50]]
+
+
+def test_a_stops_checkpoint_is_never_the_best_and_goes(
+    writer: CheckpointWriter, trainer: Any
+) -> None:
+    run_to(writer, trainer, 10, 0.5)
+    trainer.global_step = 15
+    writer.save(trainer, regular=False)
+    assert names(writer) == ["step=000010", "step=000015"]
+    assert writer.best_model_path.endswith("step=000010")
+    run_to(writer, trainer, 20, 0.6)
+    assert names(writer) == ["step=000010", "step=000020"]
+
+
+def test_a_stop_after_a_validated_step_does_not_count_either(writer: CheckpointWriter) -> None:
+    trainer: Any = Trainer(val_every=5)
+    run_to(writer, trainer, 5, 0.1)
+    writer.save(trainer, regular=False)
+    assert read_manifest(writer.folder / "step=000005").val_loss is None
+
+
+def test_a_stop_after_a_save_saves_nothing(writer: CheckpointWriter, trainer: Any) -> None:
+    run_to(writer, trainer, 10, 0.5)
+    before = read_manifest(writer.folder / "step=000010")
+    writer.save(trainer, regular=False)
+    assert read_manifest(writer.folder / "step=000010") == before
+
+
+def test_there_is_always_a_complete_one(
+    writer: CheckpointWriter, trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever something is removed or renamed, one that stays is complete."""
+    complete: list[int] = []
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if (writer.folder / "step=000010").exists() or complete:
+                found = [p for p in writer.folder.glob("step=*") if verify(p)]
+                assert found
+                complete.append(len(found))
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(shutil, "rmtree", watched(shutil.rmtree))
+    monkeypatch.setattr(Path, "rename", watched(Path.rename))
+    for step, loss in ((10, 0.5), (20, 0.3), (30, 0.4)):
+        run_to(writer, trainer, step, loss)
+    assert complete
+    assert min(complete) >= 1
+
+
+def no_space() -> OSError:
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+class Wrapped(BaseException):
+    """As torch's CheckpointException, which is no Exception."""
+
+    def __init__(self, *causes: BaseException) -> None:
+        self.failures = {rank: (cause, None) for rank, cause in enumerate(causes)}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (no_space(), "No space left on device"),
+        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
+        (Wrapped(RuntimeError("Worker failure"), no_space()), "No space left on device"),
+        (Wrapped(RuntimeError(f"Worker failure: {no_space()}")), "No space left on device"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), "are free"),
+    ],
+    ids=["full", "read-only", "wrapped", "text", "torch's archive"],
+)
+def test_a_failed_save(
+    writer: CheckpointWriter, trainer: Any, error: BaseException, reason: str
+) -> None:
+    run_to(writer, trainer, 10, 0.5)
+
+    def fail(folder: Path) -> None:
+        (folder / "weights").mkdir()
+        (folder / "weights" / "half").write_text("half")
+        raise error
+
+    trainer.save_checkpoint, save = fail, trainer.save_checkpoint
+    with pytest.raises(OSError, match=r"cannot save .*step=000020: .*" + reason):
+        run_to(writer, trainer, 20, 0.4)
+    assert names(writer) == ["step=000010"]
+    verify(writer.folder / "step=000010")
+
+    trainer.save_checkpoint = save
+    run_to(writer, trainer, 20, 0.4)
+    assert names(writer) == ["step=000020"]
+
+
+def test_an_error_of_the_program_stays_what_it_is(writer: CheckpointWriter, trainer: Any) -> None:
+    def fail(folder: Path) -> None:
+        raise ValueError("a bug")
+
+    trainer.save_checkpoint = fail
+    with pytest.raises(ValueError, match="a bug"):
+        run_to(writer, trainer, 10, 0.5)
+    assert names(writer) == []
+
+
+def test_what_a_killed_save_left_is_replaced(writer: CheckpointWriter, trainer: Any) -> None:
+    partial = writer.folder / ".step=000010"
+    partial.mkdir(parents=True)
+    (partial / "rest").write_text("of before")
+    run_to(writer, trainer, 10, 0.5)
+    assert names(writer) == ["step=000010"]
+    assert not (writer.folder / "step=000010" / "rest").exists()
+
+
+def test_an_earlier_starts_checkpoints_are_known(writer: CheckpointWriter, trainer: Any) -> None:
+    run_to(writer, trainer, 10, 0.5)
+    run_to(writer, trainer, 20, 0.6)
+    again = CheckpointWriter(writer.folder, writer.manifest, 10)
+    again.setup(trainer, None, "fit")
+    assert Path(again.best_model_path).name == "step=000010"
+    assert Path(again.last_model_path).name == "step=000020"

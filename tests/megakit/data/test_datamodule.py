@@ -1,0 +1,342 @@
+"""Training goes on at the right sample, evaluation starts at the first; and MNIST's data."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from megakit.testing import assert_dataset_compatible_with_megatron, assert_elements_equal
+
+pytestmark = pytest.mark.usefixtures("megatron")
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+MODES = {"train": "train", "val": "validation", "test": "test", "predict": "predict"}
+
+
+NUMBERS: Any = list(range(100))
+
+
+def loader() -> DataLoader:
+    return DataLoader(NUMBERS)
+
+
+def make_module(make: Any = loader, base: Any = None, **sampler_options: Any) -> Any:
+    """A data module whose four methods each return what `make` makes."""
+    from megakit.data import ExactDataSampler, MegatronDataModule
+
+    class Data(base or MegatronDataModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.data_sampler = ExactDataSampler(
+                **{"seq_len": 1, "micro_batch_size": 4, "global_batch_size": 8, **sampler_options}
+            )
+
+        def train_dataloader(self) -> Any:
+            return make()
+
+        def val_dataloader(self) -> Any:
+            return make()
+
+        def test_dataloader(self) -> Any:
+            return make()
+
+        def predict_dataloader(self) -> Any:
+            return make()
+
+    return Data()
+
+
+def at_step(module: Any, step: int) -> Any:
+    module.trainer = SimpleNamespace(global_step=step)
+    return module
+
+
+@pytest.mark.parametrize("method", MODES)
+def test_a_loader_without_a_mode_gets_the_methods(method: str) -> None:
+    from lightning.pytorch.utilities import CombinedLoader
+
+    from megakit.data import WrappedDataLoader
+
+    def wrapped(**options: Any) -> DataLoader:
+        return WrappedDataLoader(dataset=NUMBERS, **options)
+
+    def get(make: Any) -> Any:
+        return getattr(make_module(make), f"{method}_dataloader")()
+
+    mode = MODES[method]
+    assert get(loader).mode == mode
+    assert get(wrapped).mode == mode, "its default is train"
+    assert [one.mode for one in get(lambda: [loader(), wrapped()])] == [mode, mode]
+    nested = get(lambda: {"a": loader(), "b": (wrapped(), "no loader")})
+    assert (nested["a"].mode, nested["b"][0].mode) == (mode, mode)
+    combined = get(lambda: CombinedLoader([loader(), wrapped()], "sequential"))
+    assert [one.mode for one in combined.flattened] == [mode, mode]
+    assert get(lambda: []) == []
+    assert get(lambda: wrapped(mode="test")).mode == "test", "a mode that was chosen stays"
+
+
+def test_modes_reach_subclasses_and_mixins() -> None:
+    from megakit.data import MegatronDataModule
+
+    class Loaders:
+        def test_dataloader(self) -> DataLoader:
+            return loader()
+
+    class Mixed(Loaders, MegatronDataModule):
+        data_sampler = make_module().data_sampler
+
+    base: Any = type(make_module())
+
+    class Sub(base):
+        def val_dataloader(self) -> Any:
+            return super().val_dataloader()
+
+    assert Mixed().test_dataloader().mode == "test"  # type: ignore[attr-defined]
+    assert Sub().val_dataloader().mode == "validation"
+    assert Sub().predict_dataloader().mode == "predict"
+
+
+def test_a_loader_without_a_mode_would_resume() -> None:
+    """What the modes are for: NeMo takes a loader without one for a training loader."""
+    module = at_step(make_module(), 5)
+    module.update_init_global_step()
+    transform = module.data_sampler.transform_dataloader
+    assert next(iter(transform(loader())))[0] == 40
+    assert next(iter(transform(module.train_dataloader())))[0] == 40
+    with pytest.raises(TypeError, match="evaluation batch"):  # a list's items are no dicts
+        next(iter(transform(module.val_dataloader())))
+
+
+def test_a_checkpoint_remembers_and_a_new_start_goes_on() -> None:
+    first = at_step(make_module(), 0)
+    first.train_dataloader()
+    first.trainer.global_step = 7
+    state = first.state_dict()
+    assert state["consumed_samples"] == first.consumed_samples == 56
+
+    second = at_step(make_module(), 0)
+    second.load_state_dict(state)  # as Lightning does, before it restores the step
+    second.trainer.global_step = 7
+    second.train_dataloader()
+    sampler = second.data_sampler
+    assert (sampler.init_consumed_samples, sampler.init_global_step) == (56, 7)
+    second.trainer.global_step = 9
+    assert second.consumed_samples == 72
+
+
+def test_validation_loaders_made_on_the_way_change_no_count() -> None:
+    """Lightning makes them before the first validation, maybe hundreds of steps after the start."""
+    module = at_step(make_module(), 0)
+    module.train_dataloader()
+    for step in (3, 10):
+        module.trainer.global_step = step
+        module.val_dataloader()
+        assert module.consumed_samples == 8 * step
+        sampler = module.data_sampler  # of which NeMo computes its own figure
+        assert sampler.init_consumed_samples == 8 * sampler.init_global_step == 8 * step
+
+
+def test_training_on_or_anew_with_the_same_module() -> None:
+    module = at_step(make_module(), 0)
+    module.train_dataloader()
+    at_step(module, 10).train_dataloader()
+    assert module.data_sampler.init_consumed_samples == 80
+    at_step(module, 0).train_dataloader()  # another trainer, for a model of its own
+    assert module.data_sampler.init_consumed_samples == 0
+
+
+def test_another_global_batch_size_goes_on_after_the_same_sample() -> None:
+    module = at_step(make_module(global_batch_size=16), 7)
+    module.load_state_dict({"consumed_samples": 56, "global_step": 7})
+    module.trainer.global_step = 8
+    assert module.consumed_samples == 56 + 16
+
+
+def test_what_other_data_modules_saved_is_understood() -> None:
+    module = at_step(make_module(), 0)
+    module.load_state_dict({"consumed_samples": 56})
+    module.trainer.global_step = 7
+    assert module.consumed_samples == 56
+
+
+def test_no_ramp_up() -> None:
+    with pytest.raises(ValueError, match="constant global batch size"):
+        make_module(rampup_batch_size=[8, 8, 100]).train_dataloader()
+
+
+def limited(micro_batches: int, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> Any:
+    module = make_module()
+    names = ("train", "val", "test", "predict")
+    every = {f"limit_{name}_batches": limits.get(name, 1.0) for name in names}
+    module.trainer = SimpleNamespace(num_sanity_val_steps=2, **every)
+    count = property(lambda self: micro_batches)
+    monkeypatch.setattr(type(module.data_sampler), "num_microbatches", count)
+    module.reconfigure_limit_batches()
+    module.reconfigure_limit_batches()  # NeMo asks again for each fit, validate, ...
+    return module.trainer
+
+
+def test_limits_are_numbers_of_global_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = limited(4, monkeypatch, val=5, test=0.0)
+    assert (trainer.limit_val_batches, trainer.num_sanity_val_steps) == (20, 8)
+    assert (trainer.limit_train_batches, trainer.limit_test_batches) == (1.0, 0.0)
+    assert limited(1, monkeypatch, val=0.5).limit_val_batches == 0.5
+    with pytest.raises(ValueError, match=r"limit_val_batches=0\.5: with 4 micro batches"):
+        limited(4, monkeypatch, val=0.5)
+
+
+# --- MNIST's --------------------------------------------------------------------------------------
+
+
+def digits(**options: Any) -> Any:
+    from model_components import MNISTDataModule
+
+    module = MNISTDataModule(dataset="digits", batch_size=32, **options)
+    module.setup("fit")
+    return module
+
+
+@pytest.mark.parametrize("corruption", [0.0, 0.3])
+def test_mnists_batches_equal_its_samples(corruption: float) -> None:
+    module = digits(corruption=corruption)
+    for dataset in (module.mnist_train, module.mnist_val):
+        assert_dataset_compatible_with_megatron(dataset)
+        indices = np.array([5, 0, 41, 5])
+        samples = [dataset[index] for index in indices.tolist()]
+        assert_elements_equal(dataset.get_batch(indices), default_collate(samples))
+
+
+def test_items() -> None:
+    dataset = digits().mnist_val
+    item = dataset[7]
+    assert {key: type(value) for key, value in item.items()} == {
+        "data": torch.Tensor,
+        "label": int,
+        "idx": int,
+    }
+    assert (item["data"].shape, item["data"].dtype) == ((1, 28, 28), torch.float32)
+    assert item["idx"] == 7
+    assert item["label"] == dataset.labels[7]
+    assert dataset[-1]["idx"] == len(dataset) - 1
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+
+
+def test_pixels_are_those_of_to_tensor() -> None:
+    """To the last bit, for each of the 256 values."""
+    from torchvision.transforms.functional import to_tensor
+
+    from model_components import MNISTCustom
+
+    images = np.arange(28 * 28, dtype=np.int64).astype(np.uint8).reshape(1, 28, 28)
+    data = MNISTCustom.from_arrays(images, np.zeros(1, np.uint8))[0]["data"]
+    assert torch.equal(data, to_tensor(images[0][:, :, None]))
+
+
+def test_a_transform_of_ones_own_gets_pictures() -> None:
+    from torchvision.transforms import functional
+
+    def upside_down(picture: Any) -> torch.Tensor:
+        return functional.to_tensor(functional.rotate(picture, 180))
+
+    dataset = digits().mnist_val
+    plain = dataset.get_batch(np.array([3, 9]))["data"]
+    dataset.transform = upside_down
+    assert_dataset_compatible_with_megatron(dataset)
+    turned = dataset.get_batch(np.array([3, 9]))["data"]
+    assert torch.equal(turned, plain.flip(2, 3))
+
+
+def test_corruption_drops_its_share_anew_in_each_epoch() -> None:
+    from megakit.data import EpochIndex
+
+    dropped: Any = digits(corruption=0.3).mnist_train.dataset
+    first, second = (
+        dropped.get_batch(EpochIndex(np.full(200, epoch), np.arange(200))) for epoch in (0, 1)
+    )
+    assert torch.equal(first["data"], second["data"])
+    assert not torch.equal(first["corrupted"], second["corrupted"])
+    inked = first["data"] > 0
+    changed = first["corrupted"] != first["data"]
+    assert torch.all(first["corrupted"][changed] == 0)
+    assert changed[inked].float().mean().item() == pytest.approx(0.3, abs=0.01)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_workers_give_the_same_batches_without_a_warning(num_workers: int) -> None:
+    module = digits(corruption=0.3, num_workers=num_workers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        transform = module.data_sampler.transform_dataloader
+        loader = transform(module.train_dataloader())
+        batches = list(itertools.islice(loader, 4))
+    expected = [module.mnist_train.get_batch(np.arange(n * 32, n * 32 + 32)) for n in range(4)]
+    assert_elements_equal(batches, expected)
+
+
+def test_the_files_are_mapped_once_and_split_as_published(mnist_dir: Path) -> None:
+    from model_components import MNISTDataModule
+
+    modules: list[Any] = [MNISTDataModule(mnist_dir, seed=seed) for seed in (1, 2)]
+    for module in modules:
+        module.setup("fit")
+    images = modules[0].mnist_val.dataset.images
+    assert images.dtype == np.uint8
+    assert not images.flags.owndata
+    assert not images.flags.writeable
+    assert images is modules[0].mnist_train.dataset.dataset.dataset.images
+    expected = torch.randperm(60_000, generator=torch.Generator().manual_seed(42)).tolist()
+    for module in modules:
+        assert module.mnist_val.indices == expected[55_000:]
+        assert len(module.mnist_train) == 55_000
+        assert len(module.mnist_test) == 10_000
+    assert modules[0].mnist_train[0]["idx"] != modules[1].mnist_train[0]["idx"]
+
+
+def test_fewer_labels_and_a_shorter_validation() -> None:
+    module: Any = digits(num_labels=20, max_val_batches=2)
+    assert len(module.mnist_val) == 64
+    labels = [module.mnist_train[index]["label"] for index in range(20)]
+    assert sorted(labels) == sorted([*range(10)] * 2)
+
+
+# --- In a real training ---------------------------------------------------------------------------
+
+
+def test_stops_other_layouts_and_validations_change_no_sample() -> None:
+    """NeMo's trainer, stopped twice, the second part with other micro batches and workers."""
+    program = Path(__file__).with_name("resumption.py")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    resampled: Any = digits().mnist_train
+    resampled = type(resampled)(resampled.dataset, num_samples=17 * 96)
+    expected = [resampled[index]["idx"] for index in range(17 * 96)]
+    assert len(set(expected[:1297])) == 1297, "the first epoch"
+
+    def flat(batches: list[list[int]]) -> list[int]:
+        return list(itertools.chain.from_iterable(batches))
+
+    assert flat(found["whole"]["train"]) == expected
+    assert {len(batch) for batch in found["second"]["train"]} == {24}
+    stopped = flat([flat(found[part]["train"]) for part in ("first", "second", "third")])
+    assert stopped == expected
+    for part in found.values():
+        # Two loaders, two global batches of 96 from each, as often as it validated.
+        assert flat(part["validation"]) == [*range(192)] * 2 * len(part["consumed"])
+    assert found["whole"]["consumed"] == [96 * step for step in (5, 10, 15, 17)]
+    assert found["third"]["consumed"] == [96 * step for step in (15, 17)]

@@ -1,0 +1,323 @@
+"""The multi-epoch datasets: orders, fields, errors, memory, and batches that equal samples."""
+
+import json
+import pickle
+import tracemalloc
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from megakit.data import (
+    BatchedMultiEpochDatasetWrapper,
+    EpochIndex,
+    IdentityMultiEpochDatasetWrapper,
+    MultiEpochDatasetResampler,
+    MultiEpochDatasetWrapper,
+)
+from megakit.testing import assert_dataset_compatible_with_megatron, assert_elements_equal
+
+REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference" / "multi_epoch_orders.json"
+
+
+class Indices(Dataset):
+    """Gives back the EpochIndex that it is asked for."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return index
+
+
+class Virtual(Indices):
+    """Any number of samples, each its own index; batches too."""
+
+    def get_batch(self, indices):
+        return torch.from_numpy(indices)
+
+
+class AddEpoch(MultiEpochDatasetWrapper):
+    """A transform written for samples only."""
+
+    def apply_transform(self, sample, index):
+        return sample + 1000 * index.epoch
+
+
+class AddEpochBatched(AddEpoch):
+    """The same one, written for batches too."""
+
+    def apply_transform_batch(self, batch, index):
+        return batch + 1000 * torch.from_numpy(index.epoch)
+
+
+class AddMore(AddEpochBatched):
+    """Changes what is done to samples, but inherits what is done to batches."""
+
+    def apply_transform(self, sample, index):
+        return super().apply_transform(sample, index) + 7
+
+
+def order(length, **arguments):
+    return list(MultiEpochDatasetResampler(Indices(length), **arguments))
+
+
+def test_reference_order():
+    """From bionemo-core 2.4.5."""
+    expected = [(0, i) for i in (6, 3, 0, 2, 5, 4, 1)] + [(1, i) for i in (3, 6, 1, 4, 2)]
+    found = order(7, num_epochs=3)
+    assert found[:12] == expected
+    assert all(type(value) is int for pair in found for value in pair)
+    expected = [(0, i) for i in (5, 8, 4, 3, 1, 2, 7, 0, 9, 6)] + [(1, i) for i in (2, 4)]
+    assert order(10, num_samples=25, seed=1)[:12] == expected
+
+
+def test_whole_reference_file():
+    if not REFERENCE.is_file():
+        pytest.skip("no multi_epoch_orders.json in ../shared/reference beside the repository")
+    for case in json.loads(REFERENCE.read_text())["resampler"]:
+        found = order(case["length"], **case["args"])
+        assert [list(pair) for pair in found] == case["order"]
+
+
+def test_fields():
+    resampler = MultiEpochDatasetResampler(Indices(10), num_samples=25, seed=3)
+    assert (resampler.num_epochs, resampler.num_samples, len(resampler)) == (3, 25, 25)
+    assert (resampler.shuffle, resampler.seed) == (True, 3)
+    assert len(MultiEpochDatasetResampler(Indices(10))) == 10
+    assert len(MultiEpochDatasetResampler(Indices(10), None, 4)) == 4
+    assert MultiEpochDatasetResampler(Indices(10), 4).num_samples == 40
+    assert EpochIndex(3, 4) == (3, 4)
+    assert EpochIndex._fields == ("epoch", "idx")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 300), st.integers(0, 2**40), st.booleans())
+def test_each_epoch_has_each_sample_once(length, num_samples, seed, shuffle):
+    found = order(length, num_samples=num_samples, seed=seed, shuffle=shuffle)
+    assert [pair.epoch for pair in found] == [i // length for i in range(num_samples)]
+    for start in range(0, num_samples, length):
+        part = [pair.idx for pair in found[start : start + length]]
+        assert len(set(part)) == len(part)
+        assert set(part) <= set(range(length))
+        assert shuffle or part == list(range(len(part)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 300), st.booleans(), st.data())
+def test_batches_equal_samples_in_any_order(length, num_samples, shuffle, data):
+    dataset = AddEpochBatched(Virtual(length))
+    resampler = MultiEpochDatasetResampler(dataset, num_samples=num_samples, shuffle=shuffle)
+    for _ in range(3):
+        indices = data.draw(st.lists(st.integers(0, num_samples - 1), min_size=1, max_size=40))
+        batch = resampler.get_batch(np.array(indices))
+        assert batch.tolist() == [resampler[index] for index in indices]
+        assert resampler.__getitems__(indices) == batch.tolist()
+
+
+@pytest.mark.parametrize("length", [5, 1000, 55_000, 10**12])
+def test_reading_ahead_changes_nothing(length):
+    """In order, by strides as ranks do, backwards, over the ends of stretches and epochs."""
+    resampler = MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(Virtual(length)), 90)
+    starts = [0, 128, 256, 16_300, 16_400, 2 * length - 60, 128, 40_000, len(resampler) - 128]
+    for start in starts:
+        indices = np.arange(start, start + 128)[:: 1 if start else -1] % len(resampler)
+        expected = [resampler[index] for index in indices.tolist()]
+        assert resampler.get_batch(indices).tolist() == expected
+    whole = np.arange(min(len(resampler), 40_000))  # more than one stretch
+    np.testing.assert_array_equal(
+        resampler.get_batch(whole)[[0, 17, -1]], [resampler[i] for i in whole[[0, 17, -1]]]
+    )
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_positions_of(shuffle):
+    resampler = MultiEpochDatasetResampler(Indices(7), num_samples=40, shuffle=shuffle)
+    for idx in range(7):
+        seen = [position for position, pair in enumerate(resampler) if pair.idx == idx]
+        assert resampler.positions_of(idx).tolist() == seen
+    with pytest.raises(IndexError):
+        resampler.positions_of(7)
+
+
+@pytest.mark.parametrize("wrapper", [AddEpoch, AddEpochBatched, AddMore])
+def test_transforms_of_samples_and_batches(wrapper):
+    dataset = wrapper(Virtual(10))
+    index = EpochIndex(np.array([0, 2, 1]), np.array([3, 3, 9]))
+    singles = [dataset[EpochIndex(0, 3)], dataset[EpochIndex(2, 3)], dataset[EpochIndex(1, 9)]]
+    assert dataset.get_batch(index).tolist() == singles
+    assert dataset.__getitems__([EpochIndex(0, 3), EpochIndex(2, 3)]) == singles[:2]
+    assert singles[0] == (10 if wrapper is AddMore else 3)
+    assert_dataset_compatible_with_megatron(MultiEpochDatasetResampler(dataset, num_epochs=3))
+
+
+class Point(NamedTuple):
+    x: Any
+    name: str
+
+
+class Kinds(Indices):
+    """Samples of everything that is collated."""
+
+    def __getitem__(self, index):
+        return {"x": torch.full((2,), float(index)), "pair": (index, f"number {index}")} | {
+            "words": [f"a{index}", "b"],
+            "point": Point(np.float32(index), "p"),
+        }
+
+
+class ScaleByEpoch(BatchedMultiEpochDatasetWrapper):
+    """Written for batches alone."""
+
+    def apply_transform_batch(self, batch, index):
+        return {**batch, "scaled": batch["x"] * torch.from_numpy(index.epoch)[:, None]}
+
+
+def test_a_transform_of_batches_transforms_samples():
+    dataset = ScaleByEpoch(Kinds(10))
+    sample = dataset[EpochIndex(3, 7)]
+    assert_elements_equal(
+        sample,
+        {
+            "x": torch.tensor([7.0, 7.0]),
+            "pair": [torch.tensor(7), "number 7"],
+            "words": ["a7", "b"],
+            "point": Point(torch.tensor(7.0), "p"),
+            "scaled": torch.tensor([21.0, 21.0]),
+        },
+    )
+    assert type(sample["point"]) is Point
+    assert_dataset_compatible_with_megatron(MultiEpochDatasetResampler(dataset, num_epochs=3))
+    with pytest.raises(TypeError, match="abstract"):
+        BatchedMultiEpochDatasetWrapper(Kinds(10))  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_dataset_that_shrank_is_noticed(shuffle):
+    """Indices that the resampler worked out go unchecked only as long as they fit."""
+    inner = Virtual(10)
+    dataset = IdentityMultiEpochDatasetWrapper(inner)
+    resampler = MultiEpochDatasetResampler(dataset, num_epochs=2, shuffle=shuffle)
+    resampler.get_batch(np.arange(20))
+    inner.length = 9
+    with pytest.raises(IndexError, match="out of bounds for a dataset of length 9"):
+        resampler.get_batch(np.arange(20))
+
+
+def test_identity_wrapper_keeps_samples():
+    data = torch.arange(12.0).reshape(6, 2)
+    dataset = IdentityMultiEpochDatasetWrapper(TensorDataset(data))
+    assert len(dataset) == 6
+    assert_elements_equal(dataset[EpochIndex(5, 2)], (data[2],))
+    batch = dataset.get_batch(EpochIndex(np.array([0, 1]), np.array([2, 4])))
+    assert_elements_equal(batch, [data[[2, 4]]])
+    with pytest.raises(TypeError, match="abstract"):
+        MultiEpochDatasetWrapper(data)  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_torch_loader_keeps_order(num_workers):
+    resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(50)), num_epochs=2)
+    loader = DataLoader(resampler, batch_size=8, num_workers=num_workers)
+    assert torch.cat(list(loader)).tolist() == list(resampler)
+
+
+def test_pickled_copy_gives_the_same():
+    resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(50)), num_epochs=2)
+    resampler.get_batch(np.arange(10))
+    copied = pickle.loads(pickle.dumps(resampler))
+    assert list(copied) == list(resampler)
+
+
+def test_numpy_integers_are_integers():
+    plain = order(7, num_samples=20, seed=3)
+    assert order(7, num_samples=np.int32(20), seed=np.uint64(3)) == plain
+    resampler = MultiEpochDatasetResampler(Indices(7), num_samples=20, seed=3)
+    assert [resampler[index] for index in np.arange(20)] == plain
+    index: Any = EpochIndex(*np.array([1, 3], np.uint8))
+    assert AddEpoch(Virtual(7))[index] == 1003
+
+
+@pytest.mark.parametrize("index", [1.0, True, np.bool_(True), slice(2), None, "1", np.float32(1)])
+def test_no_other_index(index):
+    resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
+    with pytest.raises(TypeError, match="must be an integer"):
+        resampler[index]
+    with pytest.raises(TypeError, match="EpochIndex"):
+        AddEpoch(Virtual(7))[index]
+    with pytest.raises(TypeError, match="must be an integer"):
+        AddEpoch(Virtual(7))[EpochIndex(0, index)]
+    with pytest.raises(TypeError, match="must be an integer"):
+        AddEpoch(Virtual(7))[EpochIndex(index, 0)]
+
+
+@pytest.mark.parametrize("indices", [[0.5], [True], np.array([[1]]), ["a"], 3])
+def test_no_other_batch(indices):
+    resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
+    with pytest.raises(TypeError):
+        resampler.get_batch(indices)
+    with pytest.raises(TypeError):
+        AddEpoch(Virtual(7)).get_batch(EpochIndex(indices, indices))
+    with pytest.raises(TypeError):
+        AddEpoch(Virtual(7)).get_batch(EpochIndex(np.arange(2), np.arange(3)))
+
+
+@pytest.mark.parametrize("index", [7, -1, 10**30])
+def test_out_of_bounds(index):
+    resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
+    with pytest.raises(IndexError, match=f"{index} is out of bounds for a dataset of length 7"):
+        resampler[index]
+    with pytest.raises(IndexError, match=f"{index} is out of bounds"):
+        AddEpoch(Virtual(7))[EpochIndex(0, index)]
+    if abs(index) < 2**63:
+        with pytest.raises(IndexError, match=f"{index} is out of bounds"):
+            resampler.get_batch(np.array([0, index, 1]))
+    with pytest.raises(IndexError, match="epoch must not be negative"):
+        AddEpoch(Virtual(7))[EpochIndex(-1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("length", "arguments", "message"),
+    [
+        (7, {"num_epochs": 1, "num_samples": 7}, "Only one of num_epochs and num_samples"),
+        (7, {"num_epochs": 0}, "num_epochs must be at least 1"),
+        (7, {"num_epochs": -2}, "num_epochs must be at least 1"),
+        (7, {"num_samples": 0}, "num_epochs must be at least 1"),
+        (7, {"num_samples": -30}, "num_epochs must be at least 1"),
+        (7, {"seed": -1}, "seed must not be negative"),
+        (0, {}, "dataset is empty"),
+        (0, {"num_samples": 5}, "dataset is empty"),
+    ],
+)
+def test_wrong_values(length, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MultiEpochDatasetResampler(Indices(length), **arguments)
+
+
+@pytest.mark.parametrize("field", ["num_epochs", "num_samples", "seed"])
+@pytest.mark.parametrize("value", [2.0, True, "3"])
+def test_wrong_types(field, value):
+    with pytest.raises(TypeError, match="must be an integer"):
+        MultiEpochDatasetResampler(Indices(7), **{field: value})
+
+
+def test_an_enormous_dataset_costs_nothing():
+    tracemalloc.start()
+    try:
+        resampler = MultiEpochDatasetResampler(Indices(10**12), num_epochs=2)
+        last = resampler[len(resampler) - 1]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+    assert last.epoch == 1
+    many = MultiEpochDatasetResampler(Indices(3), num_epochs=100_000)
+    assert many.epoch_seeds.nbytes <= 8 * 100_000

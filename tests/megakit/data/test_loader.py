@@ -1,0 +1,186 @@
+"""From a sampler's indices to batches: one way or the other, with workers or without."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from megakit.data.loader import make_loader
+from megakit.testing import assert_elements_equal
+
+PADDING = -1
+
+
+class Squares(Dataset):
+    """Can give single samples only."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return {"square": torch.full((3,), float(index**2)), "idx": index}
+
+
+class BatchedSquares(Squares):
+    """The same in batches, from an array that must not be written to."""
+
+    def __init__(self):
+        self.squares = np.repeat(np.arange(10, dtype=np.float32) ** 2, 3).reshape(10, 3)
+        self.squares.flags.writeable = False
+
+    def get_batch(self, indices):
+        return {
+            "square": torch.from_numpy(self.squares.take(indices, axis=0)),
+            "idx": torch.from_numpy(indices),
+        }
+
+
+class Broken(BatchedSquares):
+    """Its two ways differ, so that one can tell which was taken."""
+
+    def get_batch(self, indices):
+        return {"square": torch.zeros(len(indices), 3), "idx": torch.from_numpy(indices)}
+
+
+class Batches:
+    """Indices 0, 1, 2, ... in batches of 4; what is past the end is padding."""
+
+    def __init__(self, num_samples=10, end=12):
+        self.num_samples, self.end = num_samples, end
+
+    def __len__(self):
+        return self.end // 4
+
+    def __iter__(self):
+        for first in range(0, self.end, 4):
+            indices = np.arange(first, first + 4)
+            yield np.where(indices < self.num_samples, indices, PADDING)
+
+
+def whole_batches() -> Batches:
+    return Batches(8, 8)
+
+
+def loader(dataset: Any, sampler: Any, mark_padding: bool = False, **options: Any) -> DataLoader:
+    return make_loader(DataLoader(dataset, **options), sampler, mark_padding)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("dataset_class", [Squares, BatchedSquares])
+def test_samples_and_batches_give_the_same_with_any_workers(dataset_class, num_workers):
+    found = list(loader(dataset_class(), whole_batches(), num_workers=num_workers))
+    expected = [default_collate([Squares()[i] for i in batch]) for batch in whole_batches()]
+    assert_elements_equal(found, expected)
+
+
+def test_whole_batches_are_preferred():
+    (first, _) = loader(Broken(), whole_batches())
+    assert first["square"].sum() == 0
+
+
+def as_list(samples):
+    """A collate_fn: the samples' squares, as Python's numbers."""
+    assert isinstance(samples, list)
+    return {"squares": [sample["square"][0].item() for sample in samples]}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_collate_fn_is_respected(num_workers):
+    found = loader(Broken(), whole_batches(), num_workers=num_workers, collate_fn=as_list)
+    assert list(found) == [{"squares": [0, 1, 4, 9]}, {"squares": [16, 25, 36, 49]}]
+
+
+def test_batch_size_none_collates_too():
+    """torch gives such a loader another collate_fn of its own."""
+    (first, _) = loader(Squares(), whole_batches(), batch_size=None)
+    assert_elements_equal(first, default_collate([Squares()[i] for i in range(4)]))
+
+
+def test_length_and_a_second_pass():
+    batches = loader(BatchedSquares(), whole_batches())
+    assert len(batches) == 2
+    assert_elements_equal(list(batches), list(batches))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("collate_fn", [None, default_collate])
+def test_padding_is_marked(num_workers, collate_fn):
+    found = list(loader(Squares(), Batches(), True, num_workers=num_workers, collate_fn=collate_fn))
+    weights = torch.stack([batch["loss_mask"] for batch in found])
+    assert weights.dtype == torch.float32
+    assert weights.mean().item() == pytest.approx(1)
+    assert weights[-1].tolist() == pytest.approx([1.2, 1.2, 0, 0])
+    idx = torch.cat([batch["idx"] for batch in found])
+    assert idx[weights.flatten() > 0].tolist() == list(range(10))
+    assert idx[-2:].tolist() == [0, 0]  # real samples, only without weight
+
+
+def test_training_has_no_mask():
+    assert all("loss_mask" not in batch for batch in loader(Squares(), whole_batches()))
+
+
+class Tokens(Squares):
+    """Has a mask of its own, and hands out the same dictionary again and again."""
+
+    def __init__(self):
+        self.batch = {"loss_mask": torch.tensor([[1.0, 0.0]] * 4)}
+
+    def get_batch(self, indices):
+        return self.batch
+
+
+def test_a_datasets_own_mask_is_weighted():
+    dataset = Tokens()
+    *_, last = loader(dataset, Batches(), True)
+    expected = torch.tensor([[1.2, 0.0], [1.2, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    torch.testing.assert_close(last["loss_mask"], expected)
+    assert dataset.batch["loss_mask"].tolist() == [[1.0, 0.0]] * 4
+
+
+class Pairs(Squares):
+    def __getitem__(self, index):
+        return index, index**2
+
+
+def test_an_evaluation_batch_has_to_be_a_dictionary():
+    with pytest.raises(TypeError, match=r"evaluation batch is a list; .* Return dicts"):
+        next(iter(loader(Pairs(), Batches(), True)))
+    assert len(list(loader(Pairs(), whole_batches()))) == 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_torchs_global_generator_is_left_alone(num_workers):
+    """Else dropout would depend on the number of workers."""
+    before = torch.get_rng_state()
+    list(loader(Squares(), whole_batches(), num_workers=num_workers))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_read_only_arrays_cause_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(loader(BatchedSquares(), whole_batches()))
+
+
+def greet(worker_id):
+    Squares.greeting = f"worker {worker_id}"  # type: ignore[attr-defined]
+
+
+class Greetings(Squares):
+    def get_batch(self, indices):
+        return {"greeting": [getattr(Squares, "greeting", None)]}
+
+
+def test_workers_are_set_up_as_the_template_says():
+    options: dict[str, Any] = {
+        "num_workers": 1,
+        "worker_init_fn": greet,
+        "persistent_workers": True,
+    }
+    batches = loader(Greetings(), whole_batches(), prefetch_factor=5, **options)
+    assert [batch["greeting"] for batch in batches] == [["worker 0"], ["worker 0"]]
+    assert (batches.prefetch_factor, batches.persistent_workers) == (5, True)
+    assert [batch["greeting"] for batch in loader(Greetings(), whole_batches())] == [[None]] * 2

@@ -1,0 +1,186 @@
+"""permute: one to one at every length, the reference's values up to 2**32, errors, blocks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from megakit.data import inverse_permute, permute
+from megakit.data.permutation import _BLOCK
+
+REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference" / "multi_epoch_orders.json"
+
+# From bionemo-core 2.4.5: (length, seed, values of 0, 1, 2, ...).
+WHOLE_ORDERS = [
+    (2, 0, [0, 1]),
+    (5, 1, [0, 1, 2, 4, 3]),
+    (10, 42, [7, 9, 6, 8, 3, 5, 1, 4, 2, 0]),
+    (16, 7, [15, 4, 10, 1, 2, 5, 3, 7, 6, 8, 9, 0, 14, 12, 13, 11]),
+]
+# (length, seed, index, value)
+SINGLE_VALUES = [
+    (55_000, 44, 54_999, 39_277),
+    (1_048_576, 9, 1_048_575, 466_207),
+    (2_147_483_659, 123, 1_073_741_829, 417_942_481),
+    (4_294_967_291, 77, 4_294_967_290, 3_336_024_032),
+]
+
+around_powers_of_two = st.integers(0, 63).flatmap(
+    lambda bits: st.integers(max(1, 2**bits - 3), min(2**63 - 1, 2**bits + 3))
+)
+lengths = st.one_of(around_powers_of_two, st.integers(1, 2**63 - 1))
+seeds = st.one_of(st.integers(0, 2**31 - 1), st.integers(0, 2**200))
+
+
+@pytest.mark.parametrize(("length", "seed", "values"), WHOLE_ORDERS)
+def test_reference_orders(length, seed, values):
+    assert [permute(index, length, seed) for index in range(length)] == values
+    assert permute(np.arange(length), length, seed).tolist() == values
+    assert inverse_permute(np.array(values), length, seed).tolist() == list(range(length))
+
+
+@pytest.mark.parametrize(("length", "seed", "index", "value"), SINGLE_VALUES)
+def test_reference_values_up_to_two_to_the_32(length, seed, index, value):
+    assert permute(index, length, seed) == value
+    assert permute(np.array([index]), length, seed).tolist() == [value]
+
+
+def test_whole_reference_file():
+    if not REFERENCE.is_file():
+        pytest.skip("no multi_epoch_orders.json in ../shared/reference beside the repository")
+    reference = json.loads(REFERENCE.read_text())
+    for case in reference["permute"]:
+        values = permute(np.arange(case["length"]), case["length"], case["seed"])
+        assert values.tolist() == case["values"]
+    for case in reference["permute_sparse"]:
+        assert permute(case["index"], case["length"], case["seed"]) == case["value"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(length=lengths, seed=seeds, data=st.data())
+def test_inverse_undoes_it_at_any_length(length, seed, data):
+    """An inverse from the left at every index proves the map one to one."""
+    indices = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=20))
+    values = [permute(index, length, seed) for index in indices]
+    assert all(0 <= value < length for value in values)
+    assert [inverse_permute(value, length, seed) for value in values] == indices
+    array = np.array(indices, np.int64)
+    assert permute(array, length, seed).tolist() == values
+    assert inverse_permute(np.array(values, np.int64), length, seed).tolist() == indices
+
+
+@settings(max_examples=60, deadline=None)
+@given(length=st.integers(1, 3000), seed=seeds)
+@example(length=1, seed=5)
+def test_each_value_comes_once(length, seed):
+    assert sorted(permute(np.arange(length), length, seed).tolist()) == list(range(length))
+
+
+@settings(max_examples=60, deadline=None)
+@given(length=lengths, data=st.data())
+def test_a_seed_for_each_index(length, data):
+    lane_seeds = data.draw(st.lists(st.integers(0, 2**63), min_size=1, max_size=10))
+    index = data.draw(st.integers(0, length - 1))
+    expected = [permute(index, length, seed) for seed in lane_seeds]
+    values = permute(index, length, np.array(lane_seeds, np.uint64))
+    assert values.tolist() == expected
+    back = inverse_permute(values, length, np.array(lane_seeds, np.uint64))
+    assert back.tolist() == [index] * len(lane_seeds)
+
+
+@pytest.mark.parametrize("length", [2**32, 2**32 + 1, 2**40, 2**40 + 1, 2**63 - 1])
+def test_long_ranges_do_not_collide(length):
+    """A million consecutive indices, at lengths where the published one gives some values twice."""
+    values = permute(np.arange(2**20), length, 123)
+    assert np.unique(values).size == 2**20
+    # Spread evenly, too: each sixteenth of the range gets its sixteenth of the values.
+    counts = np.bincount(values // (length // 16 + 1), minlength=16)
+    assert np.abs(counts - 2**16).max() < 6 * 2**8
+
+
+def test_does_not_depend_on_how_arrays_are_cut():
+    indices = np.arange(2 * _BLOCK + 17)
+    length = 2**18 + 1
+    whole = permute(indices, length, 3)
+    pieces = [permute(piece, length, 3) for piece in np.array_split(indices, 7)]
+    np.testing.assert_array_equal(whole, np.concatenate(pieces))
+    np.testing.assert_array_equal(permute(indices.reshape(-1, 1), length, 3)[:, 0], whole)
+    for dtype in (np.int32, np.uint32, np.uint64):
+        np.testing.assert_array_equal(permute(indices.astype(dtype), length, 3), whole)
+    assert whole.dtype == np.int64
+
+
+def test_arguments_are_not_changed():
+    indices, lane_seeds = np.arange(100), np.arange(100)
+    permute(indices, 100, lane_seeds)
+    inverse_permute(indices, 100, lane_seeds)
+    assert indices.tolist() == lane_seeds.tolist() == list(range(100))
+
+
+def test_numpy_integers_are_integers():
+    value = permute(np.int32(3), np.uint64(10), np.int64(42))
+    assert value == 8
+    assert type(value) is int
+    assert permute(np.empty(0, np.int64), 10, 42).shape == (0,)
+
+
+@pytest.mark.parametrize("function", [permute, inverse_permute])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (1.0, 10, 0),
+        (True, 10, 0),
+        (np.bool_(True), 10, 0),
+        (torch.tensor(True), 10, 0),
+        (slice(3), 10, 0),
+        ([1, 2], 10, 0),
+        (None, 10, 0),
+        (1, 10.0, 0),
+        (1, True, 0),
+        (1, 10, 0.5),
+        (1, 10, False),
+        (np.array([1.0]), 10, 0),
+        (np.array([True]), 10, 0),
+        (np.array([1]), 10, np.array([0.5])),
+    ],
+)
+def test_not_an_integer(function, arguments):
+    with pytest.raises(TypeError, match="integer"):
+        function(*arguments)
+
+
+@pytest.mark.parametrize("function", [permute, inverse_permute])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((10, 10, 0), r"\[0, 10\), got 10"),
+        ((-1, 10, 0), "got -1"),
+        ((np.array([0, 10]), 10, 0), "got 10"),
+        ((np.array([0, -3]), 10, 0), "got -3"),
+        ((0, 0, 0), "length must be from 1"),
+        ((0, -5, 0), "length must be from 1"),
+        ((0, 2**63, 0), "length must be from 1"),
+        ((0, 10, -1), "seed must not be negative"),
+        ((np.array([0]), 10, -1), "seed must not be negative"),
+        ((0, 10, np.array([3, -1])), "seed must not be negative"),
+    ],
+)
+def test_outside(function, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        function(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [("permute", "torch"), ("uniform", "torch"), ("MultiEpochDatasetResampler", "nemo")],
+)
+def test_importing_a_part_costs_only_that_part(name, absent):
+    code = f"import sys; from megakit.data import {name}; sys.exit({absent!r} in sys.modules)"
+    repository = Path(__file__).resolve().parents[3]
+    assert subprocess.run([sys.executable, "-c", code], cwd=repository, check=False).returncode == 0

@@ -1,0 +1,229 @@
+"""Which samples make a global batch, whatever the layout, the stops between, and the epochs."""
+
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+
+from megakit.data import IdentityMultiEpochDatasetWrapper, MultiEpochDatasetResampler, fetch_batch
+from megakit.data.loader import make_loader
+
+pytestmark = pytest.mark.usefixtures("megatron")
+
+GLOBAL = 24
+# Ranks and micro batch sizes that make up global batches of 24.
+LAYOUTS = [(r, m) for r in (1, 2, 3, 4, 6) for m in (1, 2, 3, 4, 6, 12, 24) if not 24 % (r * m)]
+layouts = st.sampled_from(LAYOUTS)
+
+
+class Indices(Dataset):
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return {"idx": index}
+
+    def get_batch(self, indices):
+        return {"idx": torch.from_numpy(indices)}
+
+
+def samplers(num_samples: int, layout: tuple[int, int], **options: Any) -> list[Any]:
+    """One sampler for each rank."""
+    from megakit.data import GlobalBatchSampler
+
+    ranks, micro = layout
+    return [
+        GlobalBatchSampler(num_samples, micro, GLOBAL, rank, ranks, **options)
+        for rank in range(ranks)
+    ]
+
+
+def steps(num_samples: int, layout: tuple[int, int], **options: Any) -> list[list[int]]:
+    """What all ranks together read in each step, in the order that the losses are summed in."""
+    ranks = [list(sampler) for sampler in samplers(num_samples, layout, **options)]
+    assert len({len(batches) for batches in ranks}) == 1, "ranks would wait for one another"
+    assert all(batch.shape == (layout[1],) for batches in ranks for batch in batches)
+    micro_batches = [micro for at_once in zip(*ranks, strict=True) for micro in at_once]
+    flat = np.concatenate([np.empty(0, int), *micro_batches]).tolist()
+    return [flat[start : start + GLOBAL] for start in range(0, len(flat), GLOBAL)]
+
+
+@given(st.integers(GLOBAL, 400), layouts)
+def test_global_batch_n_is_samples_n_times_its_size(num_samples, layout):
+    expected = [list(range(n * GLOBAL, (n + 1) * GLOBAL)) for n in range(num_samples // GLOBAL)]
+    assert steps(num_samples, layout) == expected
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(1, 12), st.lists(layouts, min_size=1, max_size=4), st.data())
+def test_stops_and_other_layouts_change_no_batch(length, num_steps, found, data):
+    """The same samples of the same epochs in each step, at the ends of epochs too."""
+    num_samples = num_steps * GLOBAL
+    dataset = MultiEpochDatasetResampler(
+        IdentityMultiEpochDatasetWrapper(Indices(length)), num_samples=num_samples
+    )
+    stops = data.draw(st.lists(st.integers(0, num_steps), min_size=len(found) - 1, max_size=3))
+    stops = [0, *sorted(stops)[: len(found) - 1], num_steps]
+    seen: list[list[int]] = []
+    for layout, first, last in zip(found, stops, stops[1:], strict=False):
+        part = steps(num_samples, layout, start=partial(int, first * GLOBAL))[: last - first]
+        seen += [fetch_batch(dataset, np.array(batch))["idx"].tolist() for batch in part]
+    uninterrupted = [dataset[index]["idx"] for index in range(num_samples)]
+    assert list(chain.from_iterable(seen)) == uninterrupted
+    for epoch in range(num_samples // length):
+        assert sorted(uninterrupted[epoch * length :][:length]) == list(range(length))
+
+
+@given(st.integers(1, 200), layouts)
+def test_padding_lets_every_sample_be_seen_once(num_samples, layout):
+    found = list(chain.from_iterable(steps(num_samples, layout, pad=True)))
+    assert found[:num_samples] == list(range(num_samples))
+    assert set(found[num_samples:]) <= {-1}
+    assert len(found) == -(-num_samples // GLOBAL) * GLOBAL
+
+
+def test_further_passes_begin_at_the_first_sample():
+    """Lightning's second epoch, for a dataset shorter than the training."""
+    consumed = 0
+    (sampler,) = samplers(100, (1, 24), start=lambda: consumed)
+    for consumed, first in (  # noqa: B007 - the sampler asks for it
+        (0, 0),
+        (48, 48),
+        (96, 0),
+        (96 + 72, 72),
+    ):
+        assert next(iter(sampler))[0] == first
+        assert len(list(sampler)) == (96 - first) / 24
+    assert len(sampler) == 4
+
+
+def test_other_batch_sizes_before_leave_no_padding_in_training():
+    consumed = 80
+    (sampler,) = samplers(100, (1, 24), start=lambda: consumed)
+    assert list(sampler) == []
+    consumed = 10
+    assert np.concatenate(list(sampler)).tolist() == list(range(10, 10 + 72))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((100, 5, 24), "global batch size 24 is no multiple of micro batch size 5 x 1"),
+        ((100, 4, 24, 0, 4), "micro batch size 4 x 4 data-parallel ranks = 16"),
+        ((23, 4, 24), "23 samples has not one batch of 24"),
+    ],
+)
+def test_impossible_sizes(arguments, message):
+    from megakit.data import GlobalBatchSampler
+
+    with pytest.raises(ValueError, match=message):
+        GlobalBatchSampler(*arguments)
+
+
+def test_an_empty_evaluation():
+    with pytest.raises(ValueError, match="0 samples"):
+        samplers(0, (1, 24), pad=True)
+
+
+def mean_loss(losses: torch.Tensor, layout: tuple[int, int], masked: bool = True) -> float:
+    """A validation loss as Megatron and Lightning make it: plain means of plain means."""
+    ranks = []
+    for sampler in samplers(len(losses), layout, pad=True):
+        loader = make_loader(DataLoader(Indices(len(losses))), sampler, mark_padding=True)
+        ranks.append(
+            [
+                (losses[batch["idx"]] * (batch["loss_mask"] if masked else 1)).mean()
+                for batch in loader
+            ]
+        )
+    return float(torch.tensor(ranks).mean())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 200), layouts)
+def test_mean_loss_is_that_over_samples(num_samples, layout):
+    losses = torch.rand(num_samples, generator=torch.Generator().manual_seed(1)) + 1
+    assert mean_loss(losses, layout) == pytest.approx(float(losses.mean()), rel=1e-5)
+    if num_samples % GLOBAL and num_samples > 1:
+        assert mean_loss(losses, layout, masked=False) != pytest.approx(float(losses.mean()))
+
+
+# --- As NeMo's strategy uses it -------------------------------------------------------------------
+
+
+class Trainer:
+    """As much of Lightning's as is asked."""
+
+    def __init__(self, global_step: int = 0, **limits: int | float) -> None:
+        self.global_step = global_step
+        for name in ("train", "val", "test", "predict"):
+            setattr(self, f"limit_{name}_batches", limits.get(name, 1.0))
+
+
+def transformed(length: int, mode: str | None, trainer: Trainer | None = None, **options: Any):
+    from megakit.data import ExactDataSampler
+
+    sampler = ExactDataSampler(
+        seq_len=1, micro_batch_size=4, global_batch_size=8, output_log=False, **options
+    )
+    if trainer is not None:
+        sampler.connect(trainer)
+    loader: Any = DataLoader(Indices(length))
+    if mode is not None:
+        loader.mode = mode
+    return sampler.transform_dataloader(loader)
+
+
+def test_training_resumes_and_evaluation_does_not():
+    options: dict[str, Any] = {"init_consumed_samples": 16, "init_global_step": 2}
+    for mode, first in ((None, 16), ("train", 16), ("validation", 0), ("test", 0), ("predict", 0)):
+        batches = list(transformed(42, mode, **options))
+        assert batches[0]["idx"].tolist() == list(range(first, first + 4))
+        seen = torch.cat([batch["idx"] for batch in batches])
+        assert len(seen) == (48 if first == 0 else 40 - 16)
+        assert ("loss_mask" in batches[0]) == (first == 0)
+
+
+def test_training_starts_where_the_trainer_is():
+    options: dict[str, Any] = {"init_consumed_samples": 16, "init_global_step": 2}
+    loader = transformed(42, "train", trainer := Trainer(3), **options)
+    assert next(iter(loader))["idx"][0] == 24
+    trainer.global_step = 5  # as many steps as the dataset is long: Lightning's next epoch
+    assert next(iter(loader))["idx"][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "limits", "num_samples"),
+    [
+        ("validation", {"val": 4}, 16),
+        ("validation", {"val": 40}, 42),
+        ("validation", {"val": 1.0, "test": 4}, 42),
+        ("test", {"test": 2}, 8),
+        ("predict", {"predict": 4}, 16),
+    ],
+)
+def test_weights_count_what_a_limit_leaves(mode, limits, num_samples):
+    weights = [b["loss_mask"] for b in transformed(42, mode, Trainer(**limits))]
+    assert torch.count_nonzero(torch.cat(weights)) == num_samples
+    assert torch.cat(weights).mean().item() == pytest.approx(1)
+
+
+def test_limits_do_not_cut_training():
+    assert len(transformed(42, "train", Trainer(train=2))) == 10
+
+
+def test_shuffling_loaders_are_refused():
+    from megakit.data import ExactDataSampler
+
+    sampler = ExactDataSampler(seq_len=1, micro_batch_size=4, global_batch_size=8)
+    with pytest.raises(ValueError, match=r"shuffle=True.*MultiEpochDatasetResampler"):
+        sampler.transform_dataloader(DataLoader(Indices(42), shuffle=True))

@@ -1,0 +1,213 @@
+"""The console as real processes show it: two streams, a log, progress on a terminal or off."""
+
+import copy
+import os
+import pty
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from megakit.reporting.console import Console, _clock
+from tests.scripts import REPOSITORY
+
+PRELUDE = "import sys\nfrom pathlib import Path\nfrom megakit.reporting.console import Console\n"
+
+
+def show(code, *arguments, **options):
+    """Runs code with a console; returns what comes out on standard output and error."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *map(str, arguments)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+        **options,
+    )
+    return done.stdout, done.stderr
+
+
+def show_on_terminal(code):
+    """The same with standard error on a terminal; returns what reaches that."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=follower,
+    )
+    os.close(follower)
+    shown = b""
+    try:
+        while chunk := os.read(leader, 4096):
+            shown += chunk
+    except OSError:  # Linux says so when the last process has closed the terminal
+        pass
+    os.close(leader)
+    assert process.wait() == 0
+    return shown.decode()
+
+
+def test_people_and_results_have_a_stream_each():
+    out, err = show(
+        """
+        console = Console()
+        console.say("going on")
+        console.result(Path("runs/predict/predictions.csv"))
+        console.table({"accuracy": "97%", "time": "3 s"})
+        """
+    )
+    assert out == "runs/predict/predictions.csv\n"
+    assert err == "going on\n  accuracy  97%\n  time      3 s\n"
+
+
+def test_a_silent_rank_says_nothing_but_errors():
+    out, err = show(
+        """
+        console = Console(silent=True)
+        console.say("hidden")
+        console.result(Path("hidden"))
+        console.table({"hidden": "too"})
+        console.progress("hidden", 10).update(10, {})
+        console.alarm("disk full")
+        """
+    )
+    assert (out, err) == ("", "disk full\n")
+
+
+class TestDivert:
+    CODE = """
+        import os, subprocess
+        console = Console()
+        log = Path(sys.argv[1])
+        print("before, out"); print("before, err", file=sys.stderr)
+        console.divert(log)
+        print("python, out", flush=True)
+        print("python, err", file=sys.stderr, flush=True)
+        os.write(1, b"C++, out\\n"); os.write(2, b"C++, err\\n")
+        subprocess.run(["sh", "-c", "echo child, out; echo child, err >&2"])
+        console.say("for people")
+        console.result(Path("the/result"))
+        """
+    OTHERS = ("python, out", "python, err", "C++, out", "C++, err", "child, out", "child, err")
+
+    def test_everything_of_others_goes_into_the_log(self, tmp_path):
+        out, err = show(self.CODE, tmp_path / "log.txt")
+        assert out == "before, out\nthe/result\n"
+        assert err == "before, err\nfor people\n"
+        assert (tmp_path / "log.txt").read_text().splitlines() == [*self.OTHERS]
+
+    def test_the_log_of_an_earlier_start_is_kept(self, tmp_path):
+        for _ in range(2):
+            show(self.CODE, tmp_path / "log.txt")
+        assert (tmp_path / "log.txt").read_text().splitlines() == [*self.OTHERS, *self.OTHERS]
+
+
+class TestProgressElsewhere:
+    def lines(self, body):
+        _, err = show(f"progress = Console().progress('pretrain', {body}")
+        return err.splitlines()
+
+    def test_a_line_for_each_tenth(self):
+        lines = self.lines("100)\nfor step in range(1, 101): progress.update(step, {'loss': 0.5})")
+        assert [re.search(r"(\d+)/100", line)[1] for line in lines] == [  # type: ignore[index]
+            str(step) for step in range(10, 101, 10)
+        ]
+        for line in lines:
+            assert line.startswith("pretrain ")
+            assert "loss 0.5000" in line
+            assert re.search(r"\d+ steps/s  \d+:\d\d left$", line)
+            assert "\r" not in line
+            assert "\x1b" not in line
+
+    def test_after_a_resumption_only_what_is_left(self):
+        lines = self.lines("100, 50)\nfor step in range(51, 101): progress.update(step, {})")
+        assert [line.split()[2] for line in lines] == [f"{n}/100" for n in (60, 70, 80, 90, 100)]
+
+    def test_fewer_steps_than_tenths(self):
+        lines = self.lines("3)\nfor step in range(1, 4): progress.update(step, {})")
+        assert [line.split()[2] for line in lines] == ["1/3", "2/3", "3/3"]
+
+    def test_slow_steps_show_a_sign_of_life(self):
+        lines = self.lines(
+            "1000)\nprogress.update(1, {})\nprogress.shown_at -= 31\n"
+            "progress.update(2, {})\nprogress.update(3, {})"
+        )
+        assert [line.split()[2] for line in lines] == ["2/1000"]
+
+    def test_values_that_were_not_measured_are_left_out(self):
+        (line,) = self.lines("1)\nprogress.update(1, {'loss': 0.12345, 'validation': None})")
+        assert "loss 0.1235" in line or "loss 0.1234" in line
+        assert "validation" not in line
+
+    def test_the_bar(self):
+        half, full = self.lines("4)\nprogress.update(2, {})\nprogress.update(4, {})")
+        assert "━" * 10 + "╌" * 10 in half
+        assert "━" * 20 in full
+        assert "0:00 left" in full
+
+    def test_no_steps_at_all(self):
+        assert len(self.lines("0)\nprogress.update(0, {})\nprogress.close(0)")) <= 1
+
+
+class TestProgressOnATerminal:
+    def test_one_line_is_kept_up_to_date(self):
+        shown = show_on_terminal(
+            """
+            progress = Console().progress("pretrain", 1000)
+            for step in range(1, 1001):
+                progress.update(step, {"loss": 0.5})
+            progress.close(1000)
+            """
+        )
+        assert shown.count("\n") == 1
+        assert shown.endswith("\n")
+        assert shown.startswith("\r\x1b[Kpretrain ")
+        assert "1000/1000  loss 0.5000" in shown
+        assert shown.count("\r\x1b[K") < 20  # not a thousand times
+
+    def test_what_comes_after_a_stop_starts_on_a_line_of_its_own(self):
+        shown = show_on_terminal(
+            """
+            console = Console()
+            progress = console.progress("pretrain", 100)
+            progress.shown_at -= 1
+            progress.update(50, {})
+            progress.close(50)
+            console.say("Stopped after step 50.")
+            """
+        )
+        first, second, rest = shown.split("\r\n")
+        assert "50/100" in first
+        assert second == "Stopped after step 50."
+        assert rest == ""
+
+
+def test_where_standard_error_is_no_real_file(capsys):
+    """As in a notebook, and in this very test."""
+    console = Console()
+    console.say("seen")
+    console.result(Path("path"))
+    assert capsys.readouterr() == ("path\n", "seen\n")
+    assert not console.is_terminal
+
+
+def test_text_that_the_terminal_cannot_show_is_no_error():
+    _, err = show("Console().say('━ ü \\ud800')", env=os.environ | {"LC_ALL": "C"})
+    assert err == "━ ü ?\n"
+
+
+def test_recording_a_callback_does_not_copy_the_console():
+    console = Console()
+    assert copy.deepcopy({"console": console})["console"] is console
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0:00"), (0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599, "59:59"), (3723, "1:02:03")],
+)
+def test_clock(seconds, shown):
+    assert _clock(seconds) == shown

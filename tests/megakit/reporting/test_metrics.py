@@ -1,0 +1,134 @@
+"""metrics.csv: rows that are appended, kept over a resumption, and read back exactly."""
+
+import math
+
+import numpy as np
+import pytest
+
+from megakit.reporting.metrics import COLUMNS, Metrics, MetricsFile, read_metrics
+
+HEADER = "step,consumed_samples,train_loss,val_loss,lr,grad_norm\n"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.csv"
+
+
+def rows(*steps):
+    return [Metrics(step, 256 * step, train_loss=step / 64, lr=1e-3) for step in steps]
+
+
+def write(path, *steps, after=0):
+    file = MetricsFile(path, after)
+    for row in rows(*steps):
+        file.append(row)
+
+
+def test_a_new_file_has_its_header(path):
+    MetricsFile(path)
+    assert path.read_text() == HEADER
+    assert read_metrics(path) == []
+    assert ",".join(COLUMNS) + "\n" == HEADER
+
+
+def test_what_is_in_the_file(path):
+    file = MetricsFile(path)
+    file.append(Metrics(1, 256, train_loss=0.5, lr=1e-3, grad_norm=2.0))
+    file.append(Metrics(2, 512, val_loss=0.25))
+    file.append(Metrics(3, 768))
+    assert path.read_text() == f"{HEADER}1,256,0.5,,0.001,2\n2,512,,0.25,,\n3,768,,,,\n"
+    assert path.read_bytes().count(b"\r") == 0
+
+
+def test_rows_are_there_at_once(path):
+    """Also for another program that shows the curves."""
+    file = MetricsFile(path)
+    for step in (1, 2, 3):
+        file.append(Metrics(step, 256 * step, train_loss=0.5))
+        assert [row.step for row in read_metrics(path)] == list(range(1, step + 1))
+
+
+def test_rows_come_back(path):
+    file = MetricsFile(path)
+    written = [Metrics(1, 256, 0.5, None, 1e-3, 2.5), Metrics(2, 512), Metrics(10**9, 10**12)]
+    for row in written:
+        file.append(row)
+    assert read_metrics(path) == written
+
+
+def test_float32_comes_back_exactly(path):
+    bits = np.random.default_rng(0).integers(0, 2**31, 200, dtype=np.uint32)
+    drawn = bits.view(np.float32)
+    edges = np.array([0, 1 / 3, 16777217, 1e-45, 3.4028235e38, 1 + 2**-23], np.float32)
+    numbers = np.concatenate([drawn[np.isfinite(drawn)], edges, -edges])
+    file = MetricsFile(path)
+    for step, number in enumerate(numbers, start=1):
+        file.append(Metrics(step, 0, train_loss=float(number), grad_norm=float(-number)))
+    read = read_metrics(path)
+    assert np.array_equal(np.array([row.train_loss for row in read], np.float32), numbers)
+    assert np.array_equal(np.array([row.grad_norm for row in read], np.float32), -numbers)
+
+
+def test_no_numbers_come_back_as_such(path):
+    file = MetricsFile(path)
+    file.append(Metrics(1, 256, train_loss=math.nan, val_loss=math.inf, grad_norm=-math.inf))
+    (row,) = read_metrics(path)
+    assert row.train_loss is not None
+    assert math.isnan(row.train_loss)
+    assert (row.val_loss, row.grad_norm) == (math.inf, -math.inf)
+
+
+class TestResumption:
+    def test_rows_that_will_be_repeated_are_dropped(self, path):
+        write(path, 10, 20, 30, 40)
+        write(path, 30, 40, 50, after=20)
+        assert [row.step for row in read_metrics(path)] == [10, 20, 30, 40, 50]
+
+    def test_rows_of_before_are_the_same_to_the_byte(self, path):
+        write(path, 3, 7, 11)
+        before = path.read_text()
+        write(path, after=11)
+        assert path.read_text() == before
+
+    def test_a_step_between_two_rows(self, path):
+        write(path, 10, 20)
+        write(path, after=15)
+        assert read_metrics(path) == rows(10)
+
+    def test_a_start_from_nothing_forgets_all(self, path):
+        write(path, 10, 20)
+        write(path, 5)
+        assert read_metrics(path) == rows(5)
+
+    def test_an_empty_file(self, path):
+        path.write_text("")
+        write(path, 1, after=0)
+        assert read_metrics(path) == rows(1)
+
+    def test_after_a_half_written_row(self, path):
+        write(path, 10, 20, 30)
+        path.write_text(path.read_text()[:-9])
+        write(path, 30, 40, after=20)
+        assert read_metrics(path) == rows(10, 20, 30, 40)
+
+
+def test_a_half_written_last_row_is_none(path):
+    """However much of it reached the disk before the kill, short of its end."""
+    file = MetricsFile(path)
+    whole = Metrics(10, 2560, 0.5, 0.25, 1e-3, 1.25)
+    file.append(whole)
+    begin = len(path.read_text())
+    file.append(Metrics(20, 5120, 0.4375, 0.125, 1e-3, 1.75))
+    text = path.read_text()
+    for end in range(begin, len(text)):
+        path.write_text(text[:end])
+        assert read_metrics(path) == [whole], text[begin:end]
+
+
+def test_a_half_written_row_does_not_spoil_the_next(path):
+    """The rows of a run that goes on from that very step."""
+    write(path, 10, 20)
+    path.write_text(path.read_text()[:-2])
+    write(path, 30, after=20)
+    assert [row.step for row in read_metrics(path)] == [10, 30]

@@ -1,0 +1,97 @@
+"""Which accelerator is found, and why not another."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from megakit.errors import UserError
+from megakit.runtime import Accelerator, find_accelerator, use_accelerator
+from megakit.runtime import accelerator as accelerator_module
+from tests.scripts import REPOSITORY, environment
+
+
+def python(code: str, **changes: str) -> str:
+    """What a fresh process prints, which sees no GPU unless its environment says so."""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(**{"PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": "", **changes}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_cpu_is_found_by_name() -> None:
+    found = find_accelerator("cpu")
+    assert found == Accelerator("cpu", found.device, len(os.sched_getaffinity(0)), remark=None)
+    assert found.device
+
+
+def test_without_a_driver_auto_takes_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator_module, "_has_gpu_driver", lambda: False)
+    assert find_accelerator("auto") == find_accelerator("cpu")
+
+
+def test_without_a_driver_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator_module, "_has_gpu_driver", lambda: False)
+    with pytest.raises(UserError, match=r"--accelerator gpu: .* no NVIDIA GPU .*--accelerator cpu"):
+        find_accelerator("gpu")
+
+
+def test_without_a_driver_the_answer_needs_no_torch() -> None:
+    """`--accelerator gpu` on a laptop is refused at once, not after seconds of importing."""
+    told = python(
+        "import sys\n"
+        "from megakit.errors import UserError\n"
+        "from megakit.runtime import accelerator, find_accelerator\n"
+        "accelerator._has_gpu_driver = lambda: False\n"
+        "try:\n"
+        "    find_accelerator('gpu')\n"
+        "except UserError:\n"
+        "    print('refused', end=' ')\n"
+        "print(find_accelerator('auto').name, 'torch' in sys.modules)"
+    )
+    assert told.split() == ["refused", "cpu", "False"]
+
+
+def test_a_gpu_that_cannot_be_used_is_passed_over_with_a_reason() -> None:
+    """A driver is there (here: is said to be), yet torch finds no GPU that it can use."""
+    told = python(
+        "from megakit.errors import UserError\n"
+        "from megakit.runtime import accelerator, find_accelerator\n"
+        "accelerator._has_gpu_driver = lambda: True\n"
+        "found = find_accelerator('auto', 'bf16-mixed')\n"
+        "print(found.name, found.remark)\n"
+        "try:\n"
+        "    find_accelerator('gpu', 'bf16-mixed')\n"
+        "except UserError as error:\n"
+        "    print(error)\n"
+    )
+    auto, gpu = told.splitlines()
+    assert auto.startswith("cpu The GPU is not used: ")
+    assert auto.endswith(".")
+    reason = auto.removeprefix("cpu The GPU is not used: ")
+    assert gpu == f"--accelerator gpu: {reason} Use --accelerator cpu, or auto."
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32"])
+def test_a_gpu_that_works_is_found(precision: str) -> None:
+    """In a process of its own, as this one may have been patched for the CPU."""
+    told = python(
+        "from megakit.runtime import find_accelerator\n"
+        f"found = find_accelerator('gpu', '{precision}')\n"
+        f"assert found == find_accelerator('auto', '{precision}')\n"
+        "print(found.name, found.count >= 1, found.remark, found.device)",
+        CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0"),
+    )
+    assert told.startswith("gpu True None ")
+
+
+def test_another_name_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"'tpu': expected 'cpu' or 'gpu'"):
+        use_accelerator("tpu")  # type: ignore[arg-type]

@@ -1,0 +1,360 @@
+"""Each CPU patch: what it gives with all the others in place, and what breaks without it alone.
+
+Patches change a process for good, so each case runs in a process of its own. Started as a script,
+this file imports the stack once, forks a process for each case, and prints what came of them.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+class Case(NamedTuple):
+    patch: str
+    stack: str  # "torch", or "nemo" where NeMo has to be imported
+    code: Callable[[], Any]
+    gives: Any
+    without: str  # beginning of the error, or the other result
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(patch: str, *, gives: Any, without: str, stack: str = "torch") -> Callable:
+    def add(code: Callable[[], Any]) -> Callable[[], Any]:
+        CASES[code.__name__] = Case(patch, stack, code, gives, without)
+        return code
+
+    return add
+
+
+# --- Patches of torch -----------------------------------------------------------------------------
+
+
+@case("current_device_is_the_cpu", gives="cpu", without="RuntimeError")
+def a_buffer_on_the_current_device():
+    import torch
+
+    torch.cuda.set_device(0)
+    return torch.ones(2, device=torch.cuda.current_device()).device.type
+
+
+@case("modules_stay_on_the_cpu", gives=True, without="RuntimeError")
+def a_module_to_cuda():
+    import torch
+
+    module = torch.nn.Linear(2, 2)
+    return module.cuda(torch.cuda.current_device()) is module
+
+
+@case(
+    "modules_stay_on_the_cpu", gives=[True, "cpu", "cpu", "torch.float64"], without="RuntimeError"
+)
+def a_tensor_to_cuda():
+    import torch
+
+    tensor = torch.ones(2)
+    moved = [tensor.to("cuda", torch.float64), tensor.to(device=0)]
+    return [tensor.cuda() is tensor, *(t.device.type for t in moved), str(moved[0].dtype)]
+
+
+@case("factories_make_cpu_tensors", gives=["cpu", "cpu", "cpu"], without="RuntimeError")
+def tensors_made_on_cuda():
+    import torch
+
+    made = (
+        torch.tensor([1], device="cuda"),
+        torch.zeros(2, device=torch.device("cuda", 0)),
+        torch.empty_like(torch.ones(2), device=0),
+    )
+    return [tensor.device.type for tensor in made]
+
+
+@case("factories_make_cpu_tensors", gives=[2, True], without="RuntimeError")
+def page_locked_memory():
+    import torch
+
+    tensor = torch.empty(2, pin_memory=True)
+    return [len(tensor), tensor.pin_memory() is tensor]
+
+
+@case(
+    "tensor_types_answer_as_on_a_gpu",
+    gives=["torch.cuda.FloatTensor", "torch.cuda.BFloat16Tensor", "torch.int64"],
+    without=r"\['torch.FloatTensor'",
+)
+def the_type_of_a_parameter():
+    import torch
+
+    tensor = torch.ones(2)
+    as_integer = tensor.type("torch.cuda.LongTensor") if "cuda" in tensor.type() else tensor.long()
+    return [tensor.type(), tensor.bfloat16().type(), str(as_integer.dtype)]
+
+
+@case("streams_do_nothing", gives=[1.0, True, 0.0], without="AcceleratorError|RuntimeError")
+def streams_and_events():
+    import torch
+
+    event, stream = torch.cuda.Event(enable_timing=True), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        result = torch.ones(()).item()
+        event.record()
+    torch.cuda.default_stream().wait_event(event)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return [result, event.query(), event.elapsed_time(event)]
+
+
+@case("memory_figures_are_zero", gives=[0, 0, 0, 0], without="RuntimeError")
+def memory_figures():
+    import torch
+
+    torch.cuda.reset_peak_memory_stats()
+    return [
+        getattr(torch.cuda, name)(torch.cuda.current_device())
+        for name in (
+            *("max_memory_allocated", "max_memory_reserved"),
+            *("memory_allocated", "memory_reserved"),
+        )
+    ]
+
+
+@case("random_state_is_the_cpus", gives=[True, True], without="RuntimeError")
+def the_generator_of_the_gpu():
+    import torch
+
+    torch.cuda.manual_seed(1)
+    state = torch.cuda.get_rng_state()
+    first = torch.rand(3)
+    torch.cuda.set_rng_state(state)
+    again = torch.rand(3)
+    torch.manual_seed(1)
+    return [torch.equal(first, again), torch.equal(first, torch.rand(3))]
+
+
+@case("nccl_means_gloo", gives=["gloo", "gloo", 3.0], without="ValueError|RuntimeError")
+def process_groups_with_nccl():
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    group = dist.new_group([0], backend="nccl")
+    total = torch.tensor(3.0)
+    dist.all_reduce(total, group=group)
+    return [dist.get_backend(), dist.get_backend(group), total.item()]
+
+
+@case("fused_functions_run_as_written", gives=[2.0, "function"], without="RuntimeError: compiles")
+def a_fused_function_without_a_compiler():
+    import torch
+
+    from megakit.runtime import absent
+
+    os.environ["CXX"] = "no-such-compiler"
+    absent.without_unified_memory()
+    from megatron.core.fusions.fused_bias_dropout import bias_dropout_add_fused_train as fused
+
+    one = torch.ones(4, 8, requires_grad=True)
+    try:
+        return [fused((one, None), one, 0.0)[0, 0].item(), type(fused).__name__]
+    except Exception as error:
+        raise RuntimeError("compiles") from error
+
+
+# --- Patches of Megatron and NeMo -----------------------------------------------------------------
+
+
+def megatron() -> None:
+    """Megatron's parallel state of a single process, as NeMo's strategy sets it up."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    parallel_state.initialize_model_parallel()
+    model_parallel_cuda_manual_seed(1)
+
+
+@case("rng_tracker_uses_the_cpus_state", stack="nemo", gives=[True, True, []], without="Runtime")
+def dropout_under_megatrons_tracker():
+    import torch
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+    from megatron.core.tensor_parallel import random as megatron_random
+
+    warnings: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(megatron_random.__name__).addHandler(handler)
+    megatron()
+    state = torch.get_rng_state()
+    with get_cuda_rng_tracker().fork():
+        first = torch.rand(3)
+    untouched = torch.equal(torch.get_rng_state(), state)
+    with get_cuda_rng_tracker().fork():
+        second = torch.rand(3)
+    return [untouched, not torch.equal(first, second), warnings]
+
+
+@case("loaded_tensors_stay", stack="nemo", gives=["cpu", True], without="AssertionError")
+def a_loaded_checkpoint():
+    import torch
+    from nemo.lightning.io import pl
+
+    checkpoint = {"state_dict": {"weight": torch.ones(2)}}
+    loaded = pl._fix_tensors_device(checkpoint)
+    return [loaded["state_dict"]["weight"].device.type, loaded is checkpoint]
+
+
+# --- All of them together -------------------------------------------------------------------------
+
+
+@case(
+    "", stack="nemo", gives={"torch.float32": [True] * 4, "torch.bfloat16": [True] * 4}, without=""
+)
+def a_transformer_block_trains():
+    """Megatron's own layers with dropout and fused functions; recomputing draws the same again."""
+    import torch
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.transformer_block import TransformerBlock
+
+    megatron()
+    told = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        gradients = []
+        for recompute in (None, "full"):
+            model_parallel_cuda_manual_seed(1, force_reset_rng=True)
+            config = TransformerConfig(
+                num_layers=2,
+                hidden_size=16,
+                num_attention_heads=2,
+                attention_dropout=0.3,
+                hidden_dropout=0.3,
+                params_dtype=dtype,
+                bf16=dtype == torch.bfloat16,
+                bias_dropout_fusion=True,
+                bias_activation_fusion=True,
+                recompute_granularity=recompute,
+                recompute_method=recompute and "uniform",
+                recompute_num_layers=recompute and 1,
+            )
+            block = TransformerBlock(config, get_gpt_layer_local_spec())
+            torch.manual_seed(1)
+            x = torch.randn(5, 2, 16, dtype=dtype, requires_grad=True)
+            y = block(x, attention_mask=None)
+            y.float().square().sum().backward()
+            gradients.append([weight.grad for weight in (x, *block.parameters())])
+        told[str(dtype)] = [
+            y.dtype == dtype,
+            not torch.equal(y, block(x, attention_mask=None)),  # dropout
+            all(gradient.isfinite().all() and gradient.any() for gradient in gradients[0]),
+            all(map(torch.equal, *gradients)),
+        ]
+    return told
+
+
+# --- Running the cases ----------------------------------------------------------------------------
+
+
+def run_cases(stack: str) -> None:
+    """Prints, for each case of a stack, what came of it with all patches and without its own."""
+    from megakit.runtime import absent, cpu
+
+    patches = cpu.TORCH_PATCHES
+    if stack == "nemo":
+        cpu.apply()
+        absent.install_stand_ins()
+        patches = cpu.FRAMEWORK_PATCHES
+    import torch  # noqa: F401  once, for all children
+
+    results = {}
+    for name, (patch, needs, code, *_) in CASES.items():
+        if needs == stack:
+            without = [other for other in patches if other.__name__ != patch]
+            assert len(without) == len(patches) - bool(patch), f"no such patch: {patch}"
+            results[name] = [in_child(patches, code), in_child(without, code) if patch else None]
+    print(json.dumps(results))
+
+
+def in_child(patches: Any, code: Callable[[], Any]) -> Any:
+    """What a function returns, or its error as a string, in a forked process with these patches."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        with contextlib.suppress(BaseException), os.fdopen(writer, "w") as answer:
+            try:
+                for patch in patches:
+                    patch()
+                told = code()
+            except Exception as error:
+                traceback.print_exc()
+                told = f"{type(error).__name__}: {error}"
+            answer.write(json.dumps(told))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        told = json.load(answer)
+    os.wait()
+    return told
+
+
+if __name__ == "__main__":
+    run_cases(sys.argv[1])
+
+
+@cache
+def results_of(stack: str) -> dict[str, list[Any]]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    child = subprocess.run(
+        [sys.executable, __file__, stack],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert child.returncode == 0, child.stderr[-5000:]
+    results: dict[str, list[Any]] = json.loads(child.stdout.splitlines()[-1])
+    return results
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_patch(name: str) -> None:
+    expected = CASES[name]
+    with_all, without_it = results_of(expected.stack)[name]
+    assert with_all == expected.gives
+    if expected.patch:
+        assert re.match(expected.without, str(without_it)), without_it
+
+
+def test_every_patch_has_a_case() -> None:
+    from megakit.runtime import cpu
+
+    patches = {patch.__name__ for patch in (*cpu.TORCH_PATCHES, *cpu.FRAMEWORK_PATCHES)}
+    assert patches == {case.patch for case in CASES.values()} - {""}
+
+
+def test_a_name_that_the_stack_lacks_is_an_error() -> None:
+    from megakit.runtime import cpu
+
+    with pytest.raises(RuntimeError, match=r"os\.gone is gone .* requirements\.lock"):
+        cpu._replace(os, "gone", None)
+    assert not hasattr(os, "gone")

@@ -1,0 +1,282 @@
+"""Datasets that each break one rule, beside ones that keep it; factories for other processes."""
+
+import random
+import time
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from megakit.data import EpochIndex, MultiEpochDatasetWrapper, sample_generator
+
+
+class Good(Dataset):
+    """Keeps every rule; those below change one thing."""
+
+    def __init__(self, length=10):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return {"x": self.values(index), "more": [(float("nan"), f"name {index}"), None]}
+
+    def values(self, index):
+        return torch.arange(6.0).reshape(2, 3) + index
+
+
+class Seeded(Good):
+    def values(self, index):
+        return torch.from_numpy(sample_generator(1, 0, index).random((2, 3)))
+
+
+class OwnTorchGenerator(Good):
+    def values(self, index):
+        return torch.rand(2, 3, generator=torch.Generator().manual_seed(index))
+
+
+class PlainBatches(Dataset):
+    """Samples that collate, as `None` above does not."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        if not 0 <= index < 10:
+            raise IndexError(index)
+        return {"x": torch.arange(6.0).reshape(2, 3) + index, "idx": index}
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+    def get_batch(self, indices):
+        indices = torch.from_numpy(indices)
+        return {"x": torch.arange(6.0).reshape(2, 3) + indices[:, None, None], "idx": indices}
+
+
+class TorchGlobal(Good):
+    def values(self, index):
+        return torch.rand(2, 3)
+
+
+class NumpyGlobal(Good):
+    def values(self, index):
+        return torch.from_numpy(np.random.rand(2, 3))
+
+
+class PythonGlobal(Good):
+    def values(self, index):
+        return random.random()
+
+
+class UselessDraw(Good):
+    """Draws, though nothing depends on it."""
+
+    def values(self, index):
+        torch.randperm(4)
+        return index
+
+
+class ManualSeed(Good):
+    def values(self, index):
+        torch.manual_seed(index)
+        return torch.rand(2, 3)
+
+
+class CudaManualSeed(Good):
+    def values(self, index):
+        torch.cuda.manual_seed(index)
+        return index
+
+
+class NumpySeed(Good):
+    def values(self, index):
+        np.random.seed(index)
+        return np.random.rand(2, 3)
+
+
+class ForkedManualSeed(Good):
+    """Puts the state back, and still goes through the function that Megatron relies on."""
+
+    def values(self, index):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(index)
+            return torch.rand(2, 3)
+
+
+class ForkedDraw(Good):
+    def values(self, index):
+        with torch.random.fork_rng(devices=[]):
+            return torch.rand(2, 3)
+
+
+class Unseeded(Good):
+    def values(self, index):
+        return {"deep": [index, (0, np.random.default_rng().random(4))]}
+
+
+class Clock(Good):
+    def values(self, index):
+        return time.perf_counter_ns()
+
+
+class OneGenerator(Good):
+    def __init__(self):
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+
+    def values(self, index):
+        return self.generator.random(3)
+
+
+class Remembers(Good):
+    """Reads on from its last index, as the published PRNGResampleDataset could have."""
+
+    last = value = None
+
+    def values(self, index):
+        if index != self.last:
+            self.value = (index, self.last)
+            self.last = index
+        return self.value
+
+
+class OneBuffer(Good):
+    buffer = torch.zeros(3)
+
+    def values(self, index):
+        return self.buffer.fill_(index)
+
+
+class Windows(Good):
+    """Overlapping views of one array."""
+
+    tokens = np.arange(100)
+
+    def values(self, index):
+        return self.tokens[index : index + 5]
+
+
+class ReadOnlyWindows(Windows):
+    tokens = np.arange(100)
+    tokens.flags.writeable = False
+
+
+class Columns(Good):
+    """Views that interleave but do not overlap."""
+
+    table = torch.zeros(6, 10, dtype=torch.bfloat16)
+
+    def values(self, index):
+        return self.table[:, index]
+
+
+class SharedMask(Good):
+    mask = torch.ones(4)
+
+    def values(self, index):
+        return (self.mask, index)
+
+
+class TooLong(Good):
+    def __getitem__(self, index):
+        if index == 9:
+            raise IndexError(index)
+        return super().__getitem__(index)
+
+
+class Endless(Good):
+    def __getitem__(self, index):
+        return index
+
+
+class Grows(Good):
+    reads = 0
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return super().__getitem__(index)
+
+    def __len__(self):
+        return self.length + (self.reads > 1)
+
+
+class OtherItems(PlainBatches):
+    def __getitems__(self, indices):
+        return [self[index] for index in sorted(indices, reverse=True)]
+
+
+class FewItems(PlainBatches):
+    def __getitems__(self, indices):
+        return [self[index] for index in set(indices) - {0}]
+
+
+class OtherBatch(PlainBatches):
+    def get_batch(self, indices):
+        batch = super().get_batch(indices)
+        batch["x"] = batch["x"] + (batch["idx"] == 9)[:, None, None]
+        return batch
+
+
+class OtherBatchType(PlainBatches):
+    def get_batch(self, indices):
+        batch = super().get_batch(indices)
+        batch["idx"] = batch["idx"].int()
+        return batch
+
+
+class HashSeed(Good):
+    """Its vocabulary is numbered in a set's order, which Python's hash seed decides."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = list({f"word {number}" for number in range(20)})
+
+    def values(self, index):
+        return self.words[index]
+
+
+class UnseededStart(Good):
+    def __init__(self):
+        super().__init__()
+        self.noise = np.random.default_rng().random(10)
+
+    def values(self, index):
+        return self.noise[index]
+
+
+class WorkerNumber(Good):
+    def values(self, index):
+        worker = get_worker_info()
+        return -1 if worker is None else worker.id
+
+
+class WorkerFails(Good):
+    def values(self, index):
+        if get_worker_info():
+            raise RuntimeError("no worker may read this")
+        return index
+
+
+class Epochs(MultiEpochDatasetWrapper):
+    def __init__(self):
+        super().__init__(PlainBatches())
+
+    def apply_transform(self, sample, index):
+        return {**sample, "noise": sample_generator(1, *index).random(3)}
+
+
+class UnseededEpochs(Epochs):
+    def apply_transform(self, sample, index):
+        return {**sample, "noise": np.random.default_rng(index.idx % 2 or None).random(3)}
+
+
+class SameEpochs(Epochs):
+    def apply_transform(self, sample, index):
+        return {**sample, "noise": sample_generator(1, 0, index.idx).random(3)}
+
+
+NOT_A_FACTORY = EpochIndex(0, 0)

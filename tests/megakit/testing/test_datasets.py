@@ -1,0 +1,228 @@
+"""Each rule with a dataset that breaks just that one, and ones that keep it."""
+
+import contextlib
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset, random_split
+
+from megakit.data import EpochIndex, MultiEpochDatasetResampler, PRNGResampleDataset
+from megakit.testing import (
+    assert_dataset_compatible_with_megatron,
+    assert_dataset_elements_not_equal,
+)
+from megakit.testing.__main__ import main
+
+# By a name that other processes can import, too.
+FOLDER = str(Path(__file__).parent)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable():
+    sys.path.insert(0, FOLDER)
+    yield
+    sys.path.remove(FOLDER)
+
+
+def _load() -> Any:
+    spec = importlib.util.spec_from_file_location(
+        "broken_datasets", Path(FOLDER, "broken_datasets.py")
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["broken_datasets"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+broken: Any = _load()
+Good: Any = broken.Good
+
+GOOD = {
+    name: getattr(broken, name)
+    for name in (
+        "Good",
+        "Seeded",
+        "OwnTorchGenerator",
+        "PlainBatches",
+        "Epochs",
+        "ReadOnlyWindows",
+        "Columns",
+    )
+}
+GOOD |= {
+    "tensors": lambda: TensorDataset(torch.rand(7, 3), torch.arange(7)),
+    "list": lambda: [{"a": 1}, {"a": 2}],
+    "one sample": lambda: broken.Good(1),
+    "split": lambda: random_split(broken.PlainBatches(), [7, 3])[0],
+    "subset": lambda: Subset(TensorDataset(torch.rand(7, 3)), [3, 1, 6]),
+    "resampled": lambda: MultiEpochDatasetResampler(broken.Epochs(), num_samples=25),
+    "drawn": lambda: PRNGResampleDataset(TensorDataset(torch.rand(4, 3)), num_samples=30),
+}
+
+# The dataset, the start of the message, the path inside the sample, the remedy.
+BROKEN = {
+    "TorchGlobal": (r"dataset\[0\] draws from or changes .* torch\.", "sample_generator"),
+    "NumpyGlobal": (r"dataset\[0\] draws from or changes .* numpy\.", "sample_generator"),
+    "PythonGlobal": (r"dataset\[0\] draws from or changes .* random\.", "sample_generator"),
+    "UselessDraw": (r"dataset\[0\] draws from or changes .* torch\.", "sample_generator"),
+    "ManualSeed": (r"dataset\[0\] calls torch\.manual_seed", "sample_generator"),
+    "CudaManualSeed": (r"dataset\[0\] calls torch\.cuda\.manual_seed", "sample_generator"),
+    "NumpySeed": (r"dataset\[0\] calls numpy\.random\.seed", "sample_generator"),
+    "ForkedManualSeed": (r"dataset\[0\] calls torch\.manual_seed", "sample_generator"),
+    "ForkedDraw": (r"dataset\[0\] depends on the state .*sample\['x'\]\[0, 0\]", "sample_gen"),
+    "Unseeded": (r"dataset\[0\] differs .*sample\['x'\]\['deep'\]\[1\]\[1\]\[0\]", "sample_gen"),
+    "Clock": (r"dataset\[0\] differs when read again: sample\['x'\] is", "the time"),
+    "OneGenerator": (r"dataset\[0\] differs when read again: sample\['x'\]\[0\]", "goes on"),
+    "UnseededEpochs": (r"EpochIndex\(epoch=0, idx=0\)\] .*\['noise'\]\[0\]", "sample_generator"),
+    "Remembers": (r"dataset\[5\] depends on what was read before it: sample\['x'\]\[1\]", "order"),
+    "OneBuffer": (r"dataset\[0\] changes .*: sample\['x'\]\[0\] is 0.0 and 9.0", "clone"),
+    "Windows": (r"dataset\[0\] and dataset\[1\] share memory, at sample\['x'\]", "read-only"),
+    "SharedMask": (r"share memory, at sample\['x'\]\[0\] and sample\['x'\]\[0\]", "clone"),
+    "TooLong": (r"len\(dataset\) is 10, but dataset\[9\] fails with IndexError", "exact"),
+    "Endless": (r"len\(dataset\) is 10, but dataset\[10\] gives a sample", "IndexError"),
+    "Grows": (r"len\(dataset\) was 10, and 11", "fix it"),
+    "OtherItems": (r"dataset\[0\] .*__getitems__ differ: sample\['x'\]\[0, 0\]", "one function"),
+    "FewItems": (r"__getitems__ gives 4 samples for 5 indices", "one sample for each"),
+    "OtherBatch": (r"get_batch differ: batch\['x'\]\[4, 0, 0\] is 9.0 and 10.0", "one function"),
+    "OtherBatchType": (r"batch\['idx'\] has the dtype torch.int64 and torch.int32", "int64"),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_datasets_that_keep_the_rules(name):
+    assert_dataset_compatible_with_megatron(GOOD[name]())
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_datasets_that_break_one(name):
+    message, remedy = BROKEN[name]
+    with pytest.raises(AssertionError, match=message) as caught:
+        assert_dataset_compatible_with_megatron(getattr(broken, name)())
+    assert remedy in str(caught.value)
+
+
+def test_an_empty_dataset():
+    with pytest.raises(AssertionError, match="dataset is empty"):
+        assert_dataset_compatible_with_megatron([])
+
+
+def test_the_given_index_is_read():
+    class Unlucky(Good):
+        def values(self, index):
+            return np.random.default_rng(None if index == 7 else index).random()
+
+    assert_dataset_compatible_with_megatron(Unlucky())
+    with pytest.raises(AssertionError, match=r"dataset\[7\] differs when read again"):
+        assert_dataset_compatible_with_megatron(Unlucky(), 7)
+    assert_dataset_compatible_with_megatron(broken.Epochs(), EpochIndex(3, 7))
+
+
+def test_a_comparison_of_ones_own():
+    def only_shapes(a, b):
+        assert a["x"].shape == b["x"].shape, "shapes differ"
+
+    class Noisy(Good):
+        def values(self, index):
+            return torch.from_numpy(np.random.default_rng().random((2, 3)))
+
+    assert_dataset_compatible_with_megatron(Noisy(), 0, only_shapes)
+
+    class Ragged(Good):
+        def values(self, index):
+            return torch.zeros(np.random.default_rng().integers(10**6))
+
+    with pytest.raises(AssertionError, match="sample: shapes differ"):
+        assert_dataset_compatible_with_megatron(Ragged(), 0, only_shapes)
+
+
+def test_global_generators_are_left_as_they_were():
+    manual_seed = torch.manual_seed
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    expected = (torch.rand(1).item(), np.random.rand(), random.random())
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    for dataset in (broken.Good(), broken.NumpySeed()):
+        with contextlib.suppress(AssertionError):
+            assert_dataset_compatible_with_megatron(dataset)
+    assert (torch.rand(1).item(), np.random.rand(), random.random()) == expected
+    assert torch.manual_seed is manual_seed
+
+
+def test_elements_not_equal():
+    assert_dataset_elements_not_equal(broken.Good())
+    assert_dataset_elements_not_equal(broken.Epochs(), EpochIndex(0, 3), EpochIndex(1, 3))
+    with pytest.raises(AssertionError, match=r"idx=3\)\] are equal, though they should differ"):
+        assert_dataset_elements_not_equal(broken.SameEpochs(), EpochIndex(0, 3), EpochIndex(1, 3))
+    with pytest.raises(AssertionError, match="differs when read again"):
+        assert_dataset_elements_not_equal(broken.Unseeded())
+
+
+@pytest.mark.parametrize("name", ["WorkerNumber", "WorkerFails"])
+def test_workers(name):
+    assert_dataset_compatible_with_megatron(getattr(broken, name)())  # not seen in one process
+    with pytest.raises(AssertionError, match=r"workers"):
+        assert_dataset_compatible_with_megatron(getattr(broken, name)(), other_processes=True)
+
+
+def test_other_interpreters():
+    factory = broken.UnseededStart
+    assert_dataset_compatible_with_megatron(factory())  # not seen in one process
+    message = r"dataset\[0\] differs in another process: sample\['x'\] .*from process to process"
+    with pytest.raises(AssertionError, match=message):
+        assert_dataset_compatible_with_megatron(factory(), factory=factory)
+
+
+def test_other_processes_with_good_datasets():
+    dataset = MultiEpochDatasetResampler(broken.Epochs(), num_samples=25)
+    assert_dataset_compatible_with_megatron(dataset, other_processes=True)
+
+
+def test_a_dataset_that_cannot_be_sent():
+    dataset = broken.Good()
+    dataset.lock = threading.Lock()
+    with pytest.raises(AssertionError, match=r"cannot be sent to another process.*factory"):
+        assert_dataset_compatible_with_megatron(dataset, other_processes=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["broken_datasets:Epochs", "--quick"], 0, "keeps the rules (10 samples)"),
+        (["broken_datasets:HashSeed", "--quick"], 0, "keeps the rules (10 samples)"),
+        (["broken_datasets:HashSeed"], 1, "depends on Python's hash seed"),
+        (["broken_datasets:Unseeded", "--quick"], 1, "breaks a rule: dataset[0] differs"),
+        (["broken_datasets:Nowhere"], 2, "no attribute 'Nowhere'"),
+        (["broken_datasets:NOT_A_FACTORY"], 2, "should be a function"),
+        (["no_such_module_anywhere:Good"], 2, "No module named"),
+        (["broken_datasets"], 2, "should be package.module:factory"),
+    ],
+)
+def test_command(arguments, status, message, capsys):
+    assert main(arguments) == status
+    output = capsys.readouterr()
+    assert message in (output.err if status else output.out)
+
+
+def test_command_as_a_process():
+    """As users run it: in the folder of their module."""
+    result = subprocess.run(
+        [sys.executable, "-m", "megakit.testing", "broken_datasets:Clock", "--quick"],
+        cwd=FOLDER,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1, result.stderr
+    assert "broken_datasets:Clock breaks a rule: dataset[0] differs" in result.stderr
+    assert "Traceback" not in result.stderr

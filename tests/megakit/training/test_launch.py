@@ -1,0 +1,241 @@
+"""The launcher with real processes: a job that starts itself, succeeds, fails and is ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import REPOSITORY, environment
+
+# Launcher and rank in one file, as the project's scripts are. Each rank writes what it got, then
+# does what the command line says for it. `--grace` shortens the time that stubborn ranks are given.
+JOB = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+count, grace = int(sys.argv[2]), float(sys.argv[3])
+tasks = sys.argv[4:]
+
+if "RANK" not in os.environ:
+    from megakit.reporting.console import Console
+    from megakit.training import launch
+
+    launch.GRACE = grace
+    sys.exit(launch.launch(count, Console(), {"FROM_THE_LAUNCHER": "yes"}))
+
+rank = int(os.environ["RANK"])
+task = tasks[rank % len(tasks)]
+
+def wait_for_all():
+    while len(list(folder.glob("rank-*"))) < count:
+        time.sleep(0.01)
+
+def stop(number, frame):
+    (folder / f"signal-{rank}").write_text(signal.Signals(number).name)
+    sys.exit(130 if number == signal.SIGINT else 143)
+
+if task == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+elif task != "bare":
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, stop)
+
+record = folder / f".rank-{rank}"
+record.write_text(json.dumps({"pid": os.getpid(), "argv": sys.argv, "environ": dict(os.environ)}))
+record.rename(folder / f"rank-{rank}")
+if task == "killed":
+    wait_for_all()
+    os.kill(os.getpid(), signal.SIGKILL)
+if task.isdigit():
+    wait_for_all()
+    sys.exit(int(task))
+time.sleep(60)
+"""
+
+
+class Job:
+    def __init__(self, folder, count, *tasks, grace=20.0):
+        script = folder / "job.py"
+        script.write_text(JOB)
+        self.folder, self.count = folder, count
+        self.arguments = [str(script), str(folder), str(count), str(grace), *tasks]
+        self.process = subprocess.Popen(
+            [sys.executable, *self.arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(PYTHONPATH=str(REPOSITORY)),
+            start_new_session=True,
+        )
+
+    def ranks(self):
+        """What each rank got, once all of them run."""
+        wait_until(lambda: len(list(self.folder.glob("rank-*"))) == self.count)
+        return [json.loads((self.folder / f"rank-{k}").read_text()) for k in range(self.count)]
+
+    def end(self):
+        """Waits for the launcher; returns its exit status and what it printed on stderr."""
+        out, err = self.process.communicate(timeout=10)
+        assert out == ""
+        return self.process.returncode, err
+
+    def signals(self):
+        return {path.name: path.read_text() for path in self.folder.glob("signal-*")}
+
+
+@contextmanager
+def job(*args, **options):
+    """A job that leaves no process behind, whatever the test finds."""
+    started = Job(*args, **options)
+    try:
+        yield started
+    finally:
+        for path in started.folder.glob("rank-*"):
+            pid = json.loads(path.read_text())["pid"]
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        if started.process.poll() is None:
+            started.process.kill()
+        started.process.communicate()
+
+
+def is_alive(pid):
+    """Whether a process runs; one that has ended and waits to be collected does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def alive(ranks):
+    return [rank["pid"] for rank in ranks if is_alive(rank["pid"])]
+
+
+def test_every_rank_knows_its_place(tmp_path):
+    with job(tmp_path, 3, "0") as started:
+        ranks = started.ranks()
+        assert started.end() == (0, "")
+    for number, rank in enumerate(ranks):
+        assert rank["argv"] == started.arguments
+        expected = {
+            **{"RANK": str(number), "LOCAL_RANK": str(number)},
+            **{"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "0"},
+            **{"MASTER_ADDR": "127.0.0.1", "FROM_THE_LAUNCHER": "yes"},
+        }
+        assert expected.items() <= rank["environ"].items()
+    (port,) = {rank["environ"]["MASTER_PORT"] for rank in ranks}
+    assert 1024 <= int(port) < 65536
+
+
+def test_one_rank_fails_and_the_others_end(tmp_path):
+    with job(tmp_path, 3, "sleep", "3", "sleep") as started:
+        ranks = started.ranks()
+        began = time.monotonic()
+        status, err = started.end()
+        assert status == 3
+        assert time.monotonic() - began < 5
+        assert alive(ranks) == []
+        assert started.signals() == {"signal-0": "SIGTERM", "signal-2": "SIGTERM"}
+    (line,) = err.splitlines()
+    assert "Rank 1" in line
+    assert "3" in line
+
+
+def test_a_killed_rank_is_a_failure_of_the_job(tmp_path):
+    with job(tmp_path, 2, "sleep", "killed") as started:
+        ranks = started.ranks()
+        status, err = started.end()
+        assert status == 1
+        assert alive(ranks) == []
+    (line,) = err.splitlines()
+    assert "Rank 1" in line
+
+
+def test_a_rank_that_does_not_listen_is_killed(tmp_path):
+    with job(tmp_path, 2, "1", "stubborn", grace=1.0) as started:
+        ranks = started.ranks()
+        status, err = started.end()
+        assert status == 1
+        assert alive(ranks) == []
+    assert "Rank 0" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signals_are_handed_on(tmp_path, number):
+    with job(tmp_path, 2, "sleep") as started:
+        ranks = started.ranks()
+        started.process.send_signal(number)
+        assert started.end() == (143, "")
+        assert alive(ranks) == []
+        assert started.signals() == {"signal-0": number.name, "signal-1": number.name}
+
+
+def test_ctrl_c_reaches_all(tmp_path):
+    """A terminal sends SIGINT to launcher and ranks alike."""
+    with job(tmp_path, 2, "sleep") as started:
+        ranks = started.ranks()
+        os.killpg(started.process.pid, signal.SIGINT)
+        assert started.end() == (130, "")
+        assert alive(ranks) == []
+
+
+def test_sigint_to_the_launcher_alone_stops_the_job(tmp_path):
+    """As `kill -INT` sends it, or a program that supervises this one."""
+    with job(tmp_path, 2, "sleep") as started:
+        ranks = started.ranks()
+        started.process.send_signal(signal.SIGINT)
+        wait_until(lambda: started.process.poll() is not None, seconds=3)
+        assert started.end() == (130, "")
+        assert alive(ranks) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143)], ids=["TERM", "USR1"]
+)
+def test_a_signal_before_ranks_are_ready_for_it(tmp_path, number, expected):
+    """While they still import, the signal itself ends them: stopped as asked, not failed."""
+    with job(tmp_path, 2, "bare") as started:
+        ranks = started.ranks()
+        started.process.send_signal(number)
+        status, _ = started.end()
+        assert status == expected
+        assert alive(ranks) == []
+
+
+@pytest.mark.parametrize("status", [130, 143])
+def test_stopped_ranks_are_no_failure(tmp_path, status):
+    """They say themselves that they stopped; the launcher adds nothing, and passes it on."""
+    with job(tmp_path, 2, str(status)) as started:
+        assert started.end() == (status, "")
+
+
+def test_a_stopped_rank_does_not_wait_for_ever_for_another(tmp_path):
+    with job(tmp_path, 2, "143", "sleep", grace=1.0) as started:
+        ranks = started.ranks()
+        began = time.monotonic()
+        assert started.end()[0] == 143
+        assert 0.5 < time.monotonic() - began < 5
+        assert alive(ranks) == []
+
+
+def test_a_killed_launcher_leaves_no_rank(tmp_path):
+    with job(tmp_path, 3, "stubborn") as started:
+        ranks = started.ranks()
+        assert len(alive(ranks)) == 3
+        started.process.kill()
+        wait_until(lambda: alive(ranks) == [], seconds=5)

@@ -1,0 +1,106 @@
+"""Signals while training: one is a request, a second one an order."""
+
+import signal
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from megakit.errors import Stopped
+
+pytestmark = pytest.mark.usefixtures("megatron")
+
+
+class Writer:
+    def __init__(self) -> None:
+        self.saved: list[tuple[int, bool]] = []
+
+    def save(self, trainer: Any, regular: bool = True) -> None:
+        self.saved.append((trainer.global_step, regular))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock
+
+
+def trainer(step: int = 5) -> Any:
+    return SimpleNamespace(
+        global_step=step, world_size=1, _signal_connector=SimpleNamespace(received_sigterm=True)
+    )
+
+
+def stopper(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[int]]:
+    from megakit.training.callbacks import StopOnSignal
+
+    raised: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    return StopOnSignal(Writer()), raised  # type: ignore[arg-type]
+
+
+def test_the_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, _ = stopper(monkeypatch)
+    before = {number: signal.getsignal(number) for number in stop.SIGNALS}
+    stop.setup(trainer(), None, "fit")
+    stop.on_train_start(trainer(), None)
+    assert all(signal.getsignal(number) == stop._receive for number in stop.SIGNALS)
+    stop.teardown(trainer(), None, "fit")
+    assert {number: signal.getsignal(number) for number in stop.SIGNALS} == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_one_signal_ends_training_before_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    stop, raised = stopper(monkeypatch)
+    stop.on_train_batch_start(trainer(4))
+    stop._receive(number, None)
+    with pytest.raises(Stopped) as stopped:
+        stop.on_train_batch_start(trainer(5))
+    assert (stopped.value.signal, stopped.value.step) == (number, 5)
+    assert stop.writer.saved == [(5, False)]
+    assert raised == []
+
+
+def test_a_second_signal_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
+) -> None:
+    stop, raised = stopper(monkeypatch)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        stop._receive(signal.SIGTERM, None)
+        clock.now += 1
+        stop._receive(signal.SIGTERM, None)
+        assert raised == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_the_same_signal_by_two_ways_is_one(
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
+) -> None:
+    """`timeout` and `scancel` signal every process of a job, and the launching one hands it on."""
+    stop, raised = stopper(monkeypatch)
+    for _ in range(3):
+        stop._receive(signal.SIGTERM, None)
+        clock.now += 0.1
+    assert raised == []
+    assert stop.received == signal.SIGTERM
+
+
+def test_a_signal_before_the_first_step_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, _ = stopper(monkeypatch)
+    stop.setup(trainer(0), None, "fit")
+    try:
+        signal.getsignal(signal.SIGUSR1)(signal.SIGUSR1, None)  # type: ignore[operator, misc]
+        beginning = trainer(0)
+        stop.on_train_start(beginning, None)
+        assert not beginning._signal_connector.received_sigterm
+        with pytest.raises(Stopped):
+            stop.on_train_batch_start(beginning)
+    finally:
+        stop.teardown(trainer(0), None, "fit")

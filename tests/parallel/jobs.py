@@ -1,0 +1,208 @@
+"""What the pool's ranks run: the scripts' own work on the bundled digits, and what came of it."""
+
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megakit.reporting.console import Console
+from megakit.runtime.accelerator import find_accelerator
+from megakit.training.layout import Layout
+from megakit.training.options import CommonOptions, TrainingOptions
+from megakit.training.plan import Plan
+from megakit.training.runs import Stage
+from megakit.training.script import Run
+
+GLOBAL_BATCH = 64
+
+
+def layout(
+    world_size: int = 1, tensor: int = 1, pipeline: int = 1, micro_batches: int = 2
+) -> Layout:
+    """A layout in which each step is accumulated over so many micro batches."""
+    data = world_size // (tensor * pipeline)
+    micro = GLOBAL_BATCH // data // micro_batches
+    return Layout(world_size, 1, tensor, pipeline, GLOBAL_BATCH, micro)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one rank saw of a training run.
+
+    Attributes:
+        tensor_rank: Its place.
+        pipeline_rank: Its place.
+        data_rank: Its place.
+        losses: Of every step, where it is known: on the last stage.
+        samples: Of every step and micro batch: index and checksum of each sample, (M, micro, 2).
+        first: The weights before the first step, by name, as far as this rank has them.
+        last: The weights after the last step.
+        optimizer: Class of Megatron's optimizer.
+        best: The checkpoint that is said to be the best.
+        seconds: Time of the steps.
+    """
+
+    tensor_rank: int
+    pipeline_rank: int
+    data_rank: int
+    losses: list[float]
+    samples: list[np.ndarray]
+    first: dict[str, np.ndarray]
+    last: dict[str, np.ndarray]
+    optimizer: str
+    best: str
+    seconds: float
+
+
+def make_run(stage: Stage, options: CommonOptions, layout: Layout, start: str | None = None) -> Run:
+    """What a script's work is given, as `prepare` would have planned it."""
+    identity: dict[str, Any] = {}
+    if isinstance(options, TrainingOptions):
+        identity = {name: getattr(options, name) for name in options.identity}
+        identity |= {"model": stage.model, "dataset": "digits", "best_by": options.best_by()}
+    accelerator = find_accelerator("cpu")
+    plan = Plan("digits", start, None, accelerator, layout, identity, is_done=False)
+    is_main = os.environ.get("RANK", "0") == "0"
+    run = Run(stage, options, plan, Console(silent=True), is_main, began=0.0)
+    run.path.mkdir(parents=True, exist_ok=True)
+    return run
+
+
+def pretrain(
+    layout: Layout, folder: Path, max_steps: int = 50, use_distributed_optimizer: bool = False
+) -> Trained:
+    """`model_pretrain.py` in float32, with a look at every step."""
+    import lightning.pytorch as pl
+    from megatron.core import parallel_state
+
+    from megakit.training import build_trainer, cosine_annealing, megatron_adam, train
+    from megakit.training.callbacks import Reporter
+    from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig
+    from model_pretrain import PRETRAIN, PretrainOptions
+
+    options = PretrainOptions(
+        output_dir=folder,
+        dataset="digits",
+        precision="32",
+        max_steps=max_steps,
+        global_batch_size=GLOBAL_BATCH,
+        val_interval=max(1, max_steps // 2),
+        save_interval=max_steps,
+    )
+    run = make_run(PRETRAIN, options, layout)
+    samples: list[np.ndarray] = []
+    losses: list[float] = []
+    weights: list[dict[str, np.ndarray]] = []
+
+    def look(module: Any, inputs: tuple[Any, ...]) -> None:
+        if module.training:
+            samples.append(_fingerprints(inputs[0]))
+
+    class Watch(pl.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            weights.append(_weights(pl_module))
+
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, *args: Any
+        ) -> None:
+            if parallel_state.is_pipeline_last_stage():
+                losses.append(float(outputs["loss"] if isinstance(outputs, dict) else outputs))
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            weights.append(_weights(pl_module))
+
+        def __deepcopy__(self, memo: object) -> "Watch":
+            return self  # NeMo copies callbacks in order to record them
+
+    module = BionemoLightningModule(
+        config=PretrainConfig(seed=options.seed),
+        optimizer=megatron_adam(
+            options.lr,
+            cosine_annealing(options.max_steps),
+            use_distributed_optimizer=use_distributed_optimizer,
+        ),
+    )
+    module.register_forward_pre_hook(look)
+    data = MNISTDataModule(
+        options.data_dir,
+        layout.micro_batch_size,
+        dataset="digits",
+        global_batch_size=layout.global_batch_size,
+        seed=options.seed,
+        corruption=options.corruption,
+    )
+    trainer = build_trainer(run, use_distributed_optimizer=use_distributed_optimizer)
+    trainer.callbacks.append(Watch())
+    train(model=module, data=data, trainer=trainer)
+    reporter = next(callback for callback in trainer.callbacks if isinstance(callback, Reporter))
+    return Trained(
+        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        data_rank=parallel_state.get_data_parallel_rank(),
+        losses=losses,
+        samples=_by_step(samples, max_steps),
+        first=weights[0],
+        last=weights[1],
+        optimizer=_optimizer(trainer.optimizers[0].mcore_optimizer),
+        best=Path(trainer.checkpoint_callback.best_model_path).name,
+        seconds=reporter.seconds
+        - reporter.validation_seconds
+        - trainer.checkpoint_callback.seconds,
+    )
+
+
+def finetune(layout: Layout, folder: Path) -> str:
+    """A classifier after a few steps from nothing; its checkpoint."""
+    from model_finetune import FINETUNE, FinetuneOptions, finetune
+
+    options = FinetuneOptions(
+        output_dir=folder,
+        dataset="digits",
+        precision="32",
+        max_steps=100,
+        global_batch_size=GLOBAL_BATCH,
+        checkpoint="none",
+        val_interval=100,
+        save_interval=100,
+    )
+    return str(finetune(make_run(FINETUNE, options, layout)))
+
+
+def predict(layout: Layout, folder: Path, checkpoint: str) -> str:
+    """`model_predict.py` in float32; the path of predictions.csv."""
+    from model_predict import PREDICT, PredictOptions, predict
+
+    options = PredictOptions(output_dir=folder, dataset="digits", precision="32")
+    return str(predict(make_run(PREDICT, options, layout, start=checkpoint)))
+
+
+def _fingerprints(batch: Any) -> np.ndarray:
+    """Index and checksum of each sample, (B, 2): of what the model sees, corruption included."""
+    images = batch["corrupted"].numpy()
+    sums = [zlib.crc32(image.tobytes()) for image in images]
+    return np.stack([batch["idx"].numpy(), np.array(sums, dtype=np.int64)], axis=1)
+
+
+def _by_step(samples: Sequence[np.ndarray], num_steps: int) -> list[np.ndarray]:
+    micro_batches = len(samples) // num_steps
+    return [
+        np.stack(samples[step * micro_batches : (step + 1) * micro_batches])
+        for step in range(num_steps)
+    ]
+
+
+def _optimizer(mcore_optimizer: Any) -> str:
+    chained = getattr(mcore_optimizer, "chained_optimizers", [mcore_optimizer])
+    return type(chained[0]).__name__
+
+
+def _weights(pl_module: Any) -> dict[str, np.ndarray]:
+    """This rank's weights, without the names of what Megatron wrapped around the model."""
+    return {
+        name.replace("module.", ""): weight.detach().float().cpu().numpy().copy()
+        for name, weight in pl_module.named_parameters()
+    }

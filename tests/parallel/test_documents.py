@@ -1,0 +1,62 @@
+"""docs/parallelism.md: its code runs, its pictures are what their script draws."""
+
+import re
+import runpy
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.scripts import REPOSITORY
+
+DOCUMENT = REPOSITORY / "docs" / "parallelism.md"
+IMAGES = REPOSITORY / "docs" / "images"
+
+
+def test_the_example_runs(ranks):
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(code, names)
+    names["test_every_rank_has_half"](ranks)
+
+
+def test_the_pictures_are_what_the_script_draws(tmp_path):
+    pictures = runpy.run_path(str(IMAGES / "make_parallelism.py"))
+    pictures["draw"].__globals__["FOLDER"] = tmp_path
+    pictures["main"]()
+    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    shown = set(re.findall(r"\(images/(\w+\.svg)\)", DOCUMENT.read_text()))
+    assert drawn.keys() == shown
+    for name, text in drawn.items():
+        assert (IMAGES / name).read_text() == text
+
+
+def test_numbers_of_weights(ranks):
+    """Those in the text, and those that the pictures give each rank."""
+    (number,) = ranks.run(count, world_size=1)
+    assert f"{number:,} numbers" in DOCUMENT.read_text()
+    picture = (IMAGES / "tensor_parallel.svg").read_text()
+    for shape in ("32 x 784, bias 32", "3 x 32", "32 x 3, bias 32", "784 x 32"):
+        assert picture.count(f">{shape} (of 64") == 2
+
+
+def count():
+    from megakit.testing import distributed_model_parallel_state
+    from model_components import PretrainConfig
+
+    with distributed_model_parallel_state():
+        model = PretrainConfig().configure_model()
+        return sum(weight.numel() for weight in model.parameters())
+
+
+def test_the_gpu_check_is_sound_bash_and_says_where_there_is_no_gpu(tmp_path):
+    script = REPOSITORY / "benchmarks" / "gpu_check.sh"
+    subprocess.run(["bash", "-n", script], check=True)
+    if shutil.which("nvidia-smi") is None:
+        result = subprocess.run([script], capture_output=True, text=True, check=False)
+        assert result.returncode == 2
+        assert "no nvidia-smi" in result.stderr
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not there")
+    subprocess.run(["shellcheck", script], check=True)

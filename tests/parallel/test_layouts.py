@@ -1,0 +1,179 @@
+"""One model under every layout: the same weights, samples, losses and predictions as one process.
+
+Real processes, NeMo's MegatronStrategy and our trainer, in float32.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megakit.training.layout import Layout
+from tests.parallel import jobs
+from tests.scripts import read_csv
+
+LAYOUTS = {
+    "tp2": {"world_size": 2, "tensor": 2},
+    "pp2": {"world_size": 2, "pipeline": 2},
+    "dp2": {"world_size": 2},
+    "tp2-pp2": {"world_size": 4, "tensor": 2, "pipeline": 2},
+    "tp2-dp2": {"world_size": 4, "tensor": 2},
+    "pp2-dp2": {"world_size": 4, "pipeline": 2},
+}
+TOLERANCE = 1e-5  # relative, of a loss in float32: sums in another order differ in the last bits
+CUT = {"linear1.weight": 0, "linear1.bias": 0, "linear2.weight": 1}  # dimension, by name
+CUT |= {"linear3.weight": 0, "linear3.bias": 0, "linear4.weight": 1}
+FIRST_STAGE = {f"linear{k}.{part}" for k in (1, 2) for part in ("weight", "bias")}
+SECOND_STAGE = {f"linear{k}.{part}" for k in (3, 4) for part in ("weight", "bias")}
+
+
+class Training:
+    """What all ranks of one training run saw, and what it left behind."""
+
+    def __init__(self, ranks, folder, distributed_optimizer=False, **layout):
+        self.layout = jobs.layout(**layout)
+        self.runs = folder
+        self.ranks = ranks.run(
+            *(jobs.pretrain, self.layout, folder, 50, distributed_optimizer),
+            world_size=self.layout.world_size,
+        )
+        self.metrics = read_csv(folder / "pretrain" / "metrics.csv")
+
+    def losses(self):
+        """The losses of each rank on the last stage."""
+        return [np.array(rank.losses) for rank in self.ranks if rank.losses]
+
+    def samples(self):
+        """Of each tensor-parallel rank and stage, the samples of every global batch in order."""
+        places = sorted({(rank.tensor_rank, rank.pipeline_rank) for rank in self.ranks})
+        for place in places:
+            peers = [r for r in self.ranks if (r.tensor_rank, r.pipeline_rank) == place]
+            peers.sort(key=lambda rank: rank.data_rank)
+            yield [
+                # (M, ranks, micro, 2): a slice of the global batch is one micro batch of each rank
+                np.stack(parts, axis=1).reshape(-1, 2)
+                for parts in zip(*(peer.samples for peer in peers), strict=True)
+            ]
+
+
+@pytest.fixture(scope="session")
+def training(ranks, tmp_path_factory):
+    """Trains under a layout, once for all tests that ask for the same."""
+
+    @cache
+    def train(**how):
+        return Training(ranks, tmp_path_factory.mktemp("layout"), **how)
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def alone(training):
+    """One process, no accumulation: what all others are compared with."""
+    return training(micro_batches=1)
+
+
+def shard(whole, name, rank, tensor):
+    return np.array_split(whole, tensor, axis=CUT[name])[rank] if name in CUT else whole
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+class TestEveryLayout:
+    def test_weights_begin_the_same(self, alone, training, name):
+        (whole,) = (rank.first for rank in alone.ranks)
+        layout = LAYOUTS[name]
+        run = training(**layout)
+        for rank in run.ranks:
+            expected = FIRST_STAGE | SECOND_STAGE
+            if "pipeline" in layout:
+                expected = SECOND_STAGE if rank.pipeline_rank else FIRST_STAGE
+            assert rank.first.keys() == expected
+            for key, weight in rank.first.items():
+                part = shard(whole[key], key, rank.tensor_rank, run.layout.tensor)
+                np.testing.assert_array_equal(weight, part, err_msg=key)
+
+    def test_a_global_batch_holds_the_same_samples(self, alone, training, name):
+        ((expected),) = alone.samples()
+        assert len(expected) == 50
+        assert {len(batch) for batch in expected} == {jobs.GLOBAL_BATCH}
+        for seen in training(**LAYOUTS[name]).samples():
+            for step, (batch, whole) in enumerate(zip(seen, expected, strict=True), start=1):
+                np.testing.assert_array_equal(batch, whole, err_msg=f"step {step}")
+
+    def test_losses(self, alone, training, name):
+        (expected,) = alone.losses()
+        assert len(expected) == 50
+        assert expected[-1] < 0.8 * expected[0]  # it learns: equal losses of nothing prove nothing
+        run = training(**LAYOUTS[name])
+        assert {rank.optimizer for rank in run.ranks} == {"FP32Optimizer"}
+        assert {rank.samples[0].shape[0] for rank in run.ranks} == {2}  # micro batches of a step
+        assert run.losses()
+        for losses in run.losses():
+            np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
+
+    def test_the_distributed_optimizer_without_accumulation(self, alone, training, name):
+        (expected,) = alone.losses()
+        run = training(**LAYOUTS[name], micro_batches=1, distributed_optimizer=True)
+        assert {rank.optimizer for rank in run.ranks} == {"DistributedOptimizer"}
+        assert {rank.samples[0].shape[0] for rank in run.ranks} == {1}
+        for losses in run.losses():
+            np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
+
+    def test_what_is_written_is_the_whole_job_s_and_written_once(self, alone, training, name):
+        run = training(**LAYOUTS[name])
+        assert [row["step"] for row in run.metrics] == [row["step"] for row in alone.metrics]
+        for row, expected in zip(run.metrics, alone.metrics, strict=True):
+            for column in ("train_loss", "val_loss", "lr", "grad_norm"):
+                assert bool(row[column]) == bool(expected[column])
+                if row[column]:
+                    value = float(expected[column])
+                    tolerance = 1e-4 if column == "grad_norm" else TOLERANCE
+                    assert float(row[column]) == pytest.approx(value, rel=tolerance), column
+        assert [row["step"] for row in run.metrics if row["val_loss"]] == ["25", "50"]
+        # Ranks that disagreed on a validation loss would disagree on the best checkpoint.
+        assert {rank.best for rank in run.ranks} == {rank.best for rank in alone.ranks}
+        logs = list((run.runs / "pretrain" / "tensorboard").glob("events.out.tfevents.*"))
+        assert len(logs) == 1
+
+
+class TestTheComparisonCanFail:
+    def test_other_samples_are_noticed(self, alone, ranks, tmp_path):
+        """Half of the global batch left out moves the losses by far more than the tolerance."""
+        (expected,) = alone.losses()
+        layout = Layout(1, 1, 1, 1, jobs.GLOBAL_BATCH // 2, jobs.GLOBAL_BATCH // 2)
+        (other,) = ranks.run(jobs.pretrain, layout, tmp_path, 5, world_size=1)
+        difference = np.abs(np.array(other.losses) / expected[:5] - 1)
+        assert difference.max() > 100 * TOLERANCE
+
+
+@pytest.fixture(scope="session")
+def classifier(ranks, tmp_path_factory):
+    """A checkpoint made by one process."""
+    folder = tmp_path_factory.mktemp("classifier")
+    return ranks.run(jobs.finetune, jobs.layout(), folder, world_size=1)[0]
+
+
+@pytest.fixture(scope="session")
+def predictions(ranks, classifier, tmp_path_factory):
+    @cache
+    def predict(**layout):
+        folder = tmp_path_factory.mktemp("predictions")
+        sizes = jobs.layout(**layout)
+        path = ranks.run(jobs.predict, sizes, folder, classifier, world_size=sizes.world_size)[0]
+        rows = read_csv(Path(path))
+        probabilities = [[float(row[f"p{k}"]) for k in range(10)] for row in rows]
+        exact = [(row["idx"], row["label"], row["prediction"]) for row in rows]
+        return exact, np.array(probabilities)
+
+    return predict
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_one_checkpoint_predicts_the_same(predictions, name):
+    exact, probabilities = predictions()
+    assert [int(row[0]) for row in exact] == list(range(300))
+    assert np.ptp(probabilities, axis=0).max() > 0.5  # it tells images apart
+    here, here_probabilities = predictions(**LAYOUTS[name])
+    assert here == exact
+    assert np.abs(here_probabilities - probabilities).max() <= 1e-4

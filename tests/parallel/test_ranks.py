@@ -1,0 +1,174 @@
+"""The pool of ranks and Megatron's parallel state: set up, taken down, and what failures look like.
+
+The functions below run in the pool's processes.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from megakit.testing import RankError, Ranks, distributed_model_parallel_state
+
+
+def place(tensor, pipeline):
+    """Where this rank stands; the sum shows that the ranks talk to one another."""
+    import torch
+    from megatron.core import parallel_state
+
+    with distributed_model_parallel_state(
+        tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline
+    ):
+        total = torch.tensor(torch.distributed.get_rank())
+        torch.distributed.all_reduce(total)
+        return (
+            parallel_state.get_tensor_model_parallel_rank(),
+            parallel_state.get_pipeline_model_parallel_rank(),
+            parallel_state.get_data_parallel_rank(),
+            int(total),
+        )
+
+
+def is_clean():
+    import torch
+    from megatron.core import num_microbatches_calculator, parallel_state
+    from nemo.utils.app_state import AppState
+
+    return (
+        not torch.distributed.is_initialized()
+        and not parallel_state.model_parallel_is_initialized()
+        and num_microbatches_calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR is None
+        and AppState().tensor_model_parallel_size is None
+    )
+
+
+def leave_everything_behind():
+    from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
+    from nemo.utils.app_state import AppState
+
+    distributed_model_parallel_state(tensor_model_parallel_size=2).__enter__()
+    init_num_microbatches_calculator(int(os.environ["RANK"]), None, 8, 2, 1)
+    AppState().tensor_model_parallel_size = 2
+
+
+def fail_on_rank_one():
+    import torch
+
+    with distributed_model_parallel_state():
+        if torch.distributed.get_rank() == 1:
+            raise ZeroDivisionError("only here")
+        torch.distributed.barrier()
+
+
+def fail_at_once():
+    if os.environ["RANK"] == "1":
+        raise ZeroDivisionError("only here")
+    with distributed_model_parallel_state():
+        pass
+
+
+def die_on_rank_one():
+    import torch
+
+    with distributed_model_parallel_state():
+        if torch.distributed.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.distributed.barrier()
+
+
+def wait_on_rank_zero():
+    if os.environ["RANK"] == "0":
+        time.sleep(60)
+
+
+def draw(seed):
+    import torch
+
+    torch.manual_seed(1)
+    with distributed_model_parallel_state(seed):
+        from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+        with get_cuda_rng_tracker().fork():
+            inside = torch.rand(1).item()
+    return inside, torch.rand(1).item()
+
+
+def runs(process):
+    """Whether a process is there and more than a zombie that nobody asked for."""
+    status = Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
+class TestState:
+    @pytest.mark.parametrize(
+        ("world_size", "tensor", "pipeline", "places"),
+        [
+            (1, 1, 1, [(0, 0, 0)]),
+            (2, 2, 1, [(0, 0, 0), (1, 0, 0)]),
+            (2, 1, 2, [(0, 0, 0), (0, 1, 0)]),
+            (4, 2, 1, [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1)]),
+            (4, 2, 2, [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]),
+        ],
+    )
+    def test_one_pool_changes_from_layout_to_layout(
+        self, ranks, world_size, tensor, pipeline, places
+    ):
+        total = sum(range(world_size))
+        expected = [(*one, total) for one in places]
+        assert ranks.run(place, tensor, pipeline, world_size=world_size) == expected
+
+    def test_nothing_is_left(self, ranks):
+        ranks.run(leave_everything_behind)
+        assert ranks.run(is_clean) == [True] * 4
+
+    def test_sizes_that_do_not_fit(self, ranks):
+        with pytest.raises(RankError, match="not divisible"):
+            ranks.run(place, 3, 1, world_size=2)
+        assert ranks.run(is_clean) == [True] * 4
+
+    def test_the_seed_decides_and_torchs_own_state_comes_back(self, ranks):
+        ((first, after),) = ranks.run(draw, 1, world_size=1)
+        ((other, after_other),) = ranks.run(draw, 2, world_size=1)
+        assert ranks.run(draw, 1, world_size=1) == [(first, after)]
+        assert other != first
+        assert after_other == after
+
+
+class TestFailures:
+    @pytest.mark.parametrize("function", [fail_on_rank_one, fail_at_once])
+    def test_the_failing_rank_s_traceback_and_no_other(self, ranks, function):
+        with pytest.raises(RankError) as caught:
+            ranks.run(function, world_size=2)
+        message = str(caught.value)
+        assert message.startswith("rank 1 of 2 failed: Traceback")
+        assert message.rstrip().endswith("ZeroDivisionError: only here")
+        assert f"in {function.__name__}" in message
+        assert message.count("Traceback") == 1
+
+    def test_the_pool_goes_on_after_a_failure(self, ranks):
+        pids = ranks.run(os.getpid)
+        with pytest.raises(RankError):
+            ranks.run(fail_on_rank_one)
+        assert ranks.run(os.getpid) == pids
+
+    def test_a_job_has_as_many_ranks_as_there_are(self, ranks):
+        with pytest.raises(ValueError, match="world_size=5: this pool has 4"):
+            ranks.run(os.getpid, world_size=5)
+
+    def test_death_and_silence(self):
+        """In a pool of its own, which has to start anew after each of the two."""
+        with Ranks(2, timeout=30) as pool:
+            before = pool.run(os.getpid)
+            with pytest.raises(RankError, match=r"rank 1 of 2 failed: it died(.|\n)*SIGKILL"):
+                pool.run(die_on_rank_one)
+            pool.timeout = 3
+            with pytest.raises(RankError, match=r"ranks \[0\](.|\n)*in wait_on_rank_zero"):
+                pool.run(wait_on_rank_zero)
+            after = pool.run(os.getpid)
+        assert not set(before) & set(after)
+        deadline = time.monotonic() + 5
+        while [process for process in (*before, *after) if runs(process)]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -1,0 +1,57 @@
+"""Running the project's scripts as a user does: as processes, reading what they print and write."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Result:
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment without what a surrounding job may have set."""
+    job = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {k: v for k, v in os.environ.items() if k not in job and not k.startswith("SLURM_")}
+    return {**kept, **changes}
+
+
+def run_script(script: str, *arguments: object, timeout: float = 600, **changes: str) -> Result:
+    """Runs a script of the project to its end."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(**changes),
+        check=False,
+    )
+    return Result(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def accuracy(predictions: Path) -> float:
+    rows = read_csv(predictions)
+    return sum(row["label"] == row["prediction"] for row in rows) / len(rows)

@@ -1,0 +1,192 @@
+"""The shape of the project: imports run one way, light modules stay light, names stay apart."""
+
+import ast
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import REPOSITORY, environment
+
+SCRIPTS = ("model_pretrain", "model_finetune", "model_predict", "tutorial")
+ABOVE = {*SCRIPTS, "model_components", "mnist_files"}
+SUBPACKAGES = {
+    *("checkpoints", "data", "models", "reporting", "runtime", "testing", "training"),
+}
+#: What each part of the library may use besides itself, `megakit` itself and `megakit.errors`.
+MAY_USE = {
+    "runtime": set(),
+    "checkpoints": {"runtime"},
+    "data": {"runtime"},
+    "reporting": {"runtime"},
+    "models": {"checkpoints", "runtime"},
+    "training": SUBPACKAGES - {"testing"},
+    "testing": SUBPACKAGES,
+}
+FRAMEWORKS = {"torch", "nemo", "lightning", "megatron", "torchvision", "fiddle", "sklearn"}
+
+LIBRARY = sorted(
+    path
+    for suffix in ("*.py", "*.pyi")
+    for path in (REPOSITORY / "megakit").rglob(suffix)
+    if "__pycache__" not in path.parts
+)
+
+
+def imports(path):
+    """The modules that a file imports, at its top or inside functions, by full name."""
+    package = path.relative_to(REPOSITORY).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            # `from megakit import data` imports megakit.data
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def parts_used(path):
+    """The subpackages of the library that a file imports from."""
+    names = [name.split(".") for name in imports(path)]
+    return {part for package, *below in names if package == "megakit" for part in below[:1]} & (
+        SUBPACKAGES
+    )
+
+
+def identify(path):
+    return str(path.relative_to(REPOSITORY))
+
+
+class TestOneWay:
+    def test_every_part_has_its_rule(self):
+        folders = {path.parent.name for path in (REPOSITORY / "megakit").glob("*/__init__.py")}
+        assert folders <= SUBPACKAGES == MAY_USE.keys()
+
+    def test_imports_are_found(self):
+        """Else the tests below could not fail."""
+        assert "runtime" in parts_used(REPOSITORY / "megakit/training/script.py")
+        assert "data" in parts_used(REPOSITORY / "megakit/data/__init__.pyi")
+        assert "training" in parts_used(REPOSITORY / "model_pretrain.py")
+
+    @pytest.mark.parametrize("path", LIBRARY, ids=identify)
+    def test_within_the_library(self, path):
+        inside = path.relative_to(REPOSITORY / "megakit").parts
+        own = inside[0] if len(inside) > 1 else None
+        allowed = MAY_USE[own] | {own} if own else set()
+        assert parts_used(path) <= allowed
+        assert not {name.split(".")[0] for name in imports(path)} & (ABOVE | {"tests"})
+
+    def test_the_library_s_root_stays_at_the_bottom(self):
+        for name in ("__init__.py", "errors.py"):
+            assert not any(
+                module.startswith("megakit") for module in imports(REPOSITORY / "megakit" / name)
+            )
+
+    def test_scripts_use_components_and_components_no_script(self):
+        for name in ABOVE:
+            found = set(imports(REPOSITORY / f"{name}.py"))
+            used = {module.split(".")[0] for module in found} & ABOVE
+            allowed = {"model_components": {"mnist_files"}, "mnist_files": set()}.get(name, ABOVE)
+            assert used <= allowed, name
+            assert "testing" not in parts_used(REPOSITORY / f"{name}.py"), name
+
+    def test_where_the_images_come_from_needs_nothing_but_errors(self):
+        found = {name for name in imports(REPOSITORY / "mnist_files.py") if "megakit" in name}
+        assert found == {"megakit.errors.UserError"}
+
+
+class TestLight:
+    @pytest.mark.parametrize(
+        "module",
+        [
+            *("megakit", "megakit.errors", "megakit.training", "megakit.checkpoints"),
+            *("megakit.reporting", "megakit.models", "megakit.data", "megakit.runtime"),
+        ],
+    )
+    def test_packages(self, module):
+        assert loaded_by(module) == set()
+
+    def test_all_that_a_script_needs_for_its_help(self):
+        light = ("options", "layout", "launch", "runs", "plan", "script")
+        modules = [*(f"megakit.training.{name}" for name in light), *SCRIPTS, "mnist_files"]
+        assert loaded_by(*modules) == set()
+
+    def test_frameworks_are_noticed(self):
+        assert "fiddle" in loaded_by("fiddle")
+
+    def test_importing_writes_and_prints_nothing(self, tmp_path):
+        code = "import megakit, megakit.training.script, model_predict, tutorial"
+        done = python(code, cwd=tmp_path, HOME=str(tmp_path))
+        assert (done.stdout, done.stderr) == ("", "")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_library_takes_less_than_50_ms(self):
+        code = (
+            "import time; began = time.process_time(); import megakit\n"
+            "print(time.process_time() - began)"
+        )
+        assert statistics.median(float(python(code).stdout) for _ in range(5)) < 0.05
+
+
+class TestNames:
+    @pytest.mark.parametrize("path", LIBRARY, ids=identify)
+    def test_the_library_knows_nothing_of_mnist(self, path):
+        found = [
+            f"line {number}: {line.strip()}"
+            for number, line in enumerate(path.read_text().splitlines(), start=1)
+            if re.search("mnist|(?<!is)digit", line, re.IGNORECASE)
+        ]
+        assert found == []
+
+    def test_no_file_names_a_package_index(self):
+        """Who installs uses the index of their own configuration."""
+        hosts = [
+            *(("pypi", "org"), ("pypi", "python", "org"), ("pythonhosted", "org")),
+            *(("anaconda", "org"), ("download", "pytorch", "org"), ("pypi", "nvidia", "com")),
+        ]
+        pattern = re.compile("|".join(re.escape(".".join(host)) for host in hosts), re.IGNORECASE)
+        found = [
+            f"{path}: {match[0]}"
+            for path in tracked_files()
+            if (match := pattern.search((REPOSITORY / path).read_text(errors="replace")))
+        ]
+        assert found == []
+
+
+def loaded_by(*modules):
+    """The frameworks that importing some modules loads in a fresh process."""
+    imported = "; ".join(f"import {module}" for module in modules)
+    code = f"import sys; {imported}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    return set(python(code).stdout.split()) & FRAMEWORKS
+
+
+def python(code, cwd=REPOSITORY, **changes):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env=environment(PYTHONPATH=str(REPOSITORY), **changes),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def tracked_files():
+    if not (REPOSITORY / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(
+        ["git", "-c", f"safe.directory={REPOSITORY}", "ls-files", "-z"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    paths = [Path(name) for name in listed.stdout.split("\0") if name]
+    assert Path("pyproject.toml") in paths
+    return [path for path in paths if (REPOSITORY / path).is_file()]

@@ -1,0 +1,207 @@
+"""The chain as a user runs it, on the bundled digits and, marked long, on MNIST."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mnist_files
+from megakit.checkpoints.layout import list_checkpoints
+from megakit.checkpoints.manifest import verify
+from tests.scripts import Result, accuracy, read_csv, read_json, run_script
+
+SUMMARY_FIELDS = {
+    *("stage", "dataset", "accelerator", "device", "precision", "parallel", "seed", "steps"),
+    *("seconds", "steps_per_second", "samples_per_second", "train_loss", "val_loss"),
+    *("checkpoint", "last_checkpoint", "versions"),
+    *("num_samples", "accuracy", "cross_entropy", "per_class_accuracy"),
+}
+
+
+@dataclass(frozen=True)
+class Chain:
+    runs: Path
+    result: Result
+
+
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    """The whole tutorial at its defaults, on the digits that ship with scikit-learn."""
+    folder = tmp_path_factory.mktemp("chain")
+    runs, data = folder / "runs", folder / "no-data"
+    result = run_script(
+        "tutorial.py", "--dataset", "digits", "--data-dir", data, "--output-dir", runs
+    )
+    assert result.status == 0, result.err
+    return Chain(runs, result)
+
+
+def test_one_line_on_standard_output(chain: Chain):
+    assert chain.result.out == f"{chain.runs}/predict/predictions.csv\n"
+
+
+def test_every_digit_is_predicted_once_in_order(chain: Chain):
+    rows = read_csv(chain.runs / "predict" / "predictions.csv")
+    assert list(rows[0]) == ["idx", "label", "prediction", *(f"p{k}" for k in range(10))]
+    assert [int(row["idx"]) for row in rows] == list(range(300))
+    _, labels = mnist_files.read_digits("test")
+    assert [int(row["label"]) for row in rows] == labels.tolist()
+    probabilities = np.array([[float(row[f"p{k}"]) for k in range(10)] for row in rows])
+    assert np.allclose(probabilities.sum(axis=1), 1, atol=1e-4)
+    assert probabilities.argmax(axis=1).tolist() == [int(row["prediction"]) for row in rows]
+
+
+def test_it_learned(chain: Chain):
+    assert accuracy(chain.runs / "predict" / "predictions.csv") >= 0.90
+    images = mnist_files.read_digits("validation")[0] / 255
+    error_of_the_mean_image = ((images - images.mean(axis=0)) ** 2).mean()
+    pretrain = read_json(chain.runs / "pretrain" / "summary.json")
+    assert pretrain["val_loss"]["last"] < 0.8 * error_of_the_mean_image
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune", "predict"])
+def test_summary(chain: Chain, stage: str):
+    summary = read_json(chain.runs / stage / "summary.json")
+    assert summary.keys() == SUMMARY_FIELDS
+    assert (summary["stage"], summary["dataset"]) == (stage, "digits")
+    assert summary["parallel"] == {"tensor": 1, "pipeline": 1, "data": 1}
+    assert {"torch", "lightning", "nemo_toolkit", "megatron-core"} <= summary["versions"].keys()
+    only_training = ("seed", "steps", "steps_per_second", "train_loss", "val_loss")
+    only_prediction = ("num_samples", "accuracy", "cross_entropy", "per_class_accuracy")
+    predicts = stage == "predict"
+    assert {summary[name] for name in (only_training if predicts else only_prediction)} == {None}
+    present = only_prediction if predicts else only_training
+    assert None not in [summary[name] for name in present]
+    assert Path(summary["checkpoint"]).is_dir()
+
+
+def test_summary_agrees_with_predictions(chain: Chain):
+    summary = read_json(chain.runs / "predict" / "summary.json")
+    assert summary["num_samples"] == 300
+    assert summary["accuracy"] == pytest.approx(
+        accuracy(chain.runs / "predict" / "predictions.csv")
+    )
+
+
+@pytest.mark.parametrize(("stage", "steps"), [("pretrain", 1000), ("finetune", 2000)])
+def test_metrics(chain: Chain, stage: str, steps: int):
+    rows = read_csv(chain.runs / stage / "metrics.csv")
+    assert list(rows[0]) == [
+        *("step", "consumed_samples", "train_loss", "val_loss", "lr", "grad_norm")
+    ]
+    numbers = [int(row["step"]) for row in rows]
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] == steps
+    assert all(int(row["consumed_samples"]) == 256 * int(row["step"]) for row in rows)
+    validated = [int(row["step"]) for row in rows if row["val_loss"]]
+    assert validated == list(range(250, steps + 1, 250))
+    peak = max(float(row["lr"]) for row in rows)
+    assert float(rows[-1]["lr"]) < 0.01 * peak
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_best_and_last_checkpoint_are_kept_whole(chain: Chain, stage: str):
+    summary = read_json(chain.runs / stage / "summary.json")
+    folder = chain.runs / stage / "checkpoints"
+    best, last = Path(summary["checkpoint"]), Path(summary["last_checkpoint"])
+    assert set(folder.iterdir()) == {best, last}
+    assert last == list_checkpoints(folder)[-1]
+    losses = [
+        float(row["val_loss"])
+        for row in read_csv(chain.runs / stage / "metrics.csv")
+        if row["val_loss"]
+    ]
+    manifest = verify(best)
+    assert manifest.val_loss == pytest.approx(min(losses))
+    assert (manifest.stage, manifest.dataset) == (stage, "digits")
+    assert {name.split("/")[0] for name in manifest.files} == {"weights", "context"}
+
+
+def test_curves_are_written(chain: Chain):
+    for stage in ("pretrain", "finetune"):
+        assert list((chain.runs / stage / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_console_says_what_a_person_wants_and_no_more(chain: Chain):
+    text = chain.result.err
+    for wanted in (
+        "pretrain: digits on",
+        "finetune: digits on",
+        "predict: digits on",
+        "bf16-mixed",
+    ):
+        assert wanted in text
+    assert re.search(r"1000/1000  loss 0\.\d+  validation 0\.\d+", text)
+    assert re.search(r"accuracy +9\d\.\d\d%", text)
+    assert str(chain.runs / "finetune" / "checkpoints") in text
+    assert not re.search(r"warn|nemo|deprecat|traceback|rank0|gloo", text, re.IGNORECASE)
+    assert "NeMo" in (chain.runs / "pretrain" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_a_second_start_says_that_it_is_done(chain: Chain, stage: str):
+    before = {path: path.stat().st_mtime_ns for path in (chain.runs / stage).rglob("*")}
+    again = run_script(f"model_{stage}.py", "--output-dir", chain.runs)
+    assert again.status == 0
+    assert "done" in again.err
+    assert again.out == read_json(chain.runs / stage / "summary.json")["checkpoint"] + "\n"
+    assert again.seconds < 15
+    after = {path: path.stat().st_mtime_ns for path in (chain.runs / stage).rglob("*")}
+    assert after == before
+
+
+def test_predicting_again_replaces_the_file(chain: Chain):
+    path = chain.runs / "predict" / "predictions.csv"
+    before, written = path.read_bytes(), path.stat().st_mtime_ns
+    again = run_script("model_predict.py", "--output-dir", chain.runs, "--micro-batch-size", 77)
+    assert again.status == 0
+    assert again.seconds < 15
+    assert path.read_bytes() == before
+    assert path.stat().st_mtime_ns > written
+
+
+def test_another_option_is_refused_by_name(chain: Chain):
+    again = run_script("model_pretrain.py", "--output-dir", chain.runs, "--lr", 0.5)
+    assert again.status == 2
+    assert "--lr was 0.001, now 0.5" in again.err
+    assert "--fresh" in again.err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+def test_mnist_reaches_the_goal_with_every_seed(tmp_path: Path, mnist_dir: Path, seed: int):
+    result = run_script(
+        "tutorial.py", "--data-dir", mnist_dir, "--output-dir", tmp_path, "--seed", seed
+    )
+    assert result.status == 0, result.err
+    rows = read_csv(tmp_path / "predict" / "predictions.csv")
+    assert [int(row["idx"]) for row in rows] == list(range(10_000))
+    _, labels = mnist_files.read_mnist(mnist_dir, train=False)
+    assert [int(row["label"]) for row in rows] == labels.tolist()
+    assert accuracy(tmp_path / "predict" / "predictions.csv") >= 0.935
+
+
+@pytest.mark.long
+def test_pretraining_pays_where_labels_are_few(tmp_path: Path, mnist_dir: Path):
+    """What the README says of 100 labels, with its own commands."""
+    gains = []
+    for seed in (1, 2, 3):
+        common = ("--data-dir", mnist_dir, "--seed", seed)
+        few = ("--num-labels", 100, "--max-steps", 200, "--lr", 0.01)
+        accuracies = {}
+        for trunk in ("pretrained", "fresh"):
+            runs = tmp_path / f"{trunk}-{seed}"
+            if trunk == "pretrained":
+                assert run_script("model_pretrain.py", *common, "--output-dir", runs).status == 0
+                start: tuple[object, ...] = ()
+            else:
+                start = ("--checkpoint", "none")
+            arguments = (*common, "--output-dir", runs)
+            assert run_script("model_finetune.py", *arguments, *few, *start).status == 0
+            predict = ("--data-dir", mnist_dir, "--output-dir", runs)
+            assert run_script("model_predict.py", *predict).status == 0
+            accuracies[trunk] = accuracy(runs / "predict" / "predictions.csv")
+        gains.append(accuracies["pretrained"] - accuracies["fresh"])
+    assert np.mean(gains) >= 0.03, gains

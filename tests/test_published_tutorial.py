@@ -1,0 +1,247 @@
+"""The published tutorial's three scripts, mended, on this library: what was written for it, runs.
+
+Nothing of the tutorial is kept here. Its code is taken out of ../shared/spec where that is there;
+each rule below moves an import, repairs an error, shortens a run or lets it tell more, and fails if
+it finds nothing to change.
+"""
+
+import json
+import math
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.scripts import REPOSITORY, environment
+
+TUTORIAL = REPOSITORY.parent / "shared" / "spec" / "mnist_tutorial.md"
+STEPS = 12
+INTERVAL = 4
+
+
+class Rule(NamedTuple):
+    reason: str
+    pattern: str
+    replacement: str
+
+
+# --- What the scripts tell the test ---------------------------------------------------------------
+
+LINEAR1 = """
+def linear1(module):
+    (found,) = (w for name, w in module.named_parameters() if name.endswith("linear1.weight"))
+    return found.float().tolist()
+"""
+TELL_WEIGHTS_BEFORE = (
+    "before = []\n"
+    "metric_tracker.on_train_start = lambda _, module: before.extend(linear1(module))\n"
+)
+TELL_OF_TRAINING = """
+import json
+print(json.dumps({
+    "checkpoint": checkpoint_callback.last_model_path.removesuffix(".ckpt"),
+    "losses": metric_tracker.collection_train["loss"].tolist(),
+    "validations": metric_tracker.collection_val["logged_metrics"],
+    "before": before,
+    "after": linear1(MODULE),
+}, default=float))
+"""
+TELL_OF_PREDICTION = """
+import json
+import torch
+bare = isinstance(results[0], torch.Tensor)
+print(json.dumps({
+    "after": linear1(lightning_module3),
+    "logits": torch.cat([r if bare else r["output"] for r in results]).tolist(),
+    "idx": None if bare else torch.cat([r["idx"] for r in results]).tolist(),
+}))
+"""
+
+# --- What its reader has to change: imports, the accelerator, one call at the start ---------------
+
+MOVED = (
+    Rule("one Lightning namespace", r"\bpytorch_lightning\b", "lightning.pytorch"),
+    Rule("moved", r"bionemo\.llm\.utils import iomixin_utils", "megakit import models"),
+)
+COMPONENTS_MOVED = (
+    *MOVED,
+    Rule("moved", r"bionemo\.core\.data\.resamplers", "megakit.data"),
+    Rule("moved", r"bionemo\.llm\.api", "megakit.models"),
+    Rule("moved", r"bionemo\.llm\.lightning", "megakit.training"),
+    Rule("moved", r"bionemo\.llm\.model\.config", "megakit.models"),
+)
+SCRIPTS_MOVED = (
+    *MOVED,
+    Rule("moved", r"bionemo\.core import BIONEMO_CACHE_DIR", "megakit import CACHE_DIR"),
+    Rule("renamed", r"BIONEMO_CACHE_DIR", "CACHE_DIR"),
+    Rule(
+        "llm brings 70 packages", r"nemo\.collections import llm", "megakit.training import train"
+    ),
+    Rule("no GPU", r'accelerator="gpu"', 'accelerator="cpu"'),
+    Rule(
+        "the first call",
+        r"\A",
+        'from megakit.runtime import use_accelerator\nuse_accelerator("cpu")\n',
+    ),
+)
+TRAINING_MOVED = (
+    Rule("renamed", r"\bllm\.train\(", "train("),
+    Rule("for the test", r"^train\(", TELL_WEIGHTS_BEFORE + "train("),
+    Rule("short", r"max_steps=\d+", f"max_steps={STEPS}"),
+    Rule("short", r"(every_n_train_steps|check_interval|every_n_steps)=\d+", rf"\1={INTERVAL}"),
+)
+
+# --- Its errors -----------------------------------------------------------------------------------
+
+COMPONENTS_MENDED = (
+    Rule("MetricTracker uses it", r"\A", "from collections import defaultdict\n"),
+    Rule(
+        "names neither model nor loss, so it has no model, and the autoencoder's loss",
+        r"(class ExampleFineTuneConfig\([^:]*:\n)",
+        r"\1    model_cls: Type[ExampleFineTuneModel] = ExampleFineTuneModel\n"
+        r"    loss_cls: Type[ClassifierLossReduction] = ClassifierLossReduction\n",
+    ),
+    Rule(
+        "with torch's Adam this Megatron cannot save it: the state's `step` is a scalar",
+        r"use_distributed_optimizer=True",
+        "use_distributed_optimizer=False",
+    ),
+)
+SCRIPTS_MENDED = (
+    Rule("used, not imported", r"\A", "import sys\nfrom pathlib import Path\n"),
+    Rule("for the test", r"\A", LINEAR1),
+    Rule(
+        "a TemporaryDirectory has no `/`, and is gone before the next script reads from it",
+        r"tempfile\.TemporaryDirectory\(\)",
+        'Path("runs").absolute()',
+    ),
+    Rule(
+        "all saves in the background share one queue of results: those that overlap are torn",
+        r"(always_save_context=True,)(?=\n\))",
+        r"\1 ckpt_async_save=False,",
+    ),
+)
+FINETUNE_MENDED = (
+    Rule("used, not imported", r"\bPretrainConfig, ", r"\g<0>ExampleFineTuneConfig, "),
+    Rule(
+        "another process's", r"^(lightning_module2 =)", r"pretrain_ckpt_dirpath = sys.argv[1]\n\1"
+    ),
+    Rule("a parenthesis is missing", r'(finetune_dir = Path\(.*""\))', r"\1)"),
+)
+PREDICT_MENDED = (
+    Rule("used, not imported", r"\bPretrainConfig, ", r"\g<0>ExampleFineTuneConfig, "),
+    Rule("another process's", r"^(lightning_module3 =)", r"finetune_dir = sys.argv[1]\n\1"),
+    Rule("a parenthesis too many", r"=finetune_dir\)", "=finetune_dir"),
+    Rule("no mnist_test before", r"^(new_data_module =)", 'data_module.setup("predict")\n\\1'),
+)
+
+
+def apply(rules: Sequence[Rule], code: str) -> str:
+    for rule in rules:
+        code, count = re.subn(rule.pattern, rule.replacement, code, flags=re.MULTILINE)
+        assert count, f"nothing to change ({rule.reason}): {rule.pattern}"
+    return code
+
+
+def published() -> tuple[str, dict[str, str]]:
+    """The code of the components, and of the three scripts, mended."""
+    blocks = re.findall(r"^```python\n(.*?)^```", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)
+
+    def position(text: str) -> int:
+        (found,) = [number for number, block in enumerate(blocks) if text in block]
+        return found
+
+    start = position("from model_components import")
+    components = blocks[:start]
+    # The losses mention MnistItem, which comes after them.
+    components.insert(1, components.pop(position("class MnistItem")))
+    before_trainer = blocks[start : position("metric_tracker = ")]
+    before_training = blocks[start : position("metric_tracker = ") + 1]
+    tells = {n: TELL_OF_TRAINING.replace("MODULE", f"lightning_module{n}") for n in ("", "2")}
+    training = position("#This trains the model")
+    scripts = {
+        "pretrain": [*before_training, *blocks[training : training + 2], tells[""]],
+        "finetune": [*before_training, blocks[position("lightning_module2")], tells["2"]],
+        "predict": [*before_trainer, blocks[position("lightning_module3")], TELL_OF_PREDICTION],
+    }
+    mended = {
+        "pretrain": TRAINING_MOVED,
+        "finetune": (*TRAINING_MOVED, *FINETUNE_MENDED),
+        "predict": PREDICT_MENDED,
+    }
+    return (
+        apply((*COMPONENTS_MOVED, *COMPONENTS_MENDED), "\n".join(components)),
+        {
+            stage: as_main(
+                apply((*mended[stage], *SCRIPTS_MENDED, *SCRIPTS_MOVED), "\n".join(parts))
+            )
+            for stage, parts in scripts.items()
+        },
+    )
+
+
+def as_main(code: str) -> str:
+    """The checkpoint writer's helper process imports the main script again, and must not run it."""
+    return 'if __name__ == "__main__":\n' + textwrap.indent(code, "    ")
+
+
+def run(folder: Path, stage: str, *arguments: str) -> dict[str, Any]:
+    """What a script tells at its end."""
+    result = subprocess.run(
+        [sys.executable, f"model_{stage}.py", *arguments],
+        cwd=folder,
+        env=environment(
+            PYTHONPATH=str(REPOSITORY),
+            MEGAKIT_CACHE_DIR=str(folder / "cache"),
+            CUDA_VISIBLE_DEVICES="",
+            OMP_NUM_THREADS="1",
+        ),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr[-5000:]
+    told: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.mark.skipif(not TUTORIAL.is_file(), reason="no ../shared/spec/mnist_tutorial.md")
+@pytest.mark.parametrize(
+    "whose",
+    [
+        pytest.param("our components", id="our-components"),
+        pytest.param("its components", id="its-components", marks=pytest.mark.long),
+    ],
+)
+def test_published_scripts_run(whose: str, mnist_dir: Path, tmp_path: Path) -> None:
+    components, scripts = published()
+    for stage, code in scripts.items():
+        (tmp_path / f"model_{stage}.py").write_text(code)
+    if whose == "its components":  # else Python finds ours
+        (tmp_path / "model_components.py").write_text(components)
+    (tmp_path / "cache" / "MNISTCustom").mkdir(parents=True)
+    (tmp_path / "cache" / "MNISTCustom" / "raw").symlink_to(mnist_dir / "MNIST" / "raw")
+
+    pretrained = run(tmp_path, "pretrain")
+    finetuned = run(tmp_path, "finetune", pretrained["checkpoint"])
+    predicted = run(tmp_path, "predict", finetuned["checkpoint"])
+
+    for told in (pretrained, finetuned):
+        assert len(told["losses"]) == STEPS
+        assert all(map(math.isfinite, told["losses"]))
+        assert told["before"] != told["after"]
+        assert (Path(told["checkpoint"]) / "weights").is_dir()
+    # Each stage begins with the trunk that the one before ended with, and predicting keeps it.
+    assert finetuned["before"] == pretrained["after"]
+    assert predicted["after"] == finetuned["after"]
+    assert [len(row) for row in predicted["logits"]] == [10] * 10_000
+    if whose == "our components":
+        assert predicted["idx"] == list(range(10_000))
+        # The published module has no `validation_step`, so NeMo never validates it.
+        assert all("val_loss" in logged for logged in pretrained["validations"])
+        assert len(pretrained["validations"]) >= STEPS // INTERVAL
