@@ -25,7 +25,7 @@ from megakit.runtime.versions import installed_versions
 from megakit.training.launch import launch
 from megakit.training.layout import Cluster, Layout
 from megakit.training.options import CommonOptions, parse_options
-from megakit.training.plan import PLAN_VARIABLE, Plan, agree, prepare
+from megakit.training.plan import PLAN_VARIABLE, Plan, agree, is_first_to_fail, prepare
 from megakit.training.runs import RunDirectory, Stage
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
@@ -128,7 +128,9 @@ def run_script(
         console.say("Interrupted.")
         status = 130
     except OSError as error:
-        console.alarm(f"{stage.script}: {error}. The last complete checkpoint is untouched.")
+        if is_first_to_fail():
+            where = f"{stage.script}{cluster.of_rank}"
+            console.alarm(f"{where}: {error}. The last complete checkpoint is untouched.")
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
@@ -167,6 +169,8 @@ def _run(
 
 def _work(run: Run, work: Callable[[Run], Path]) -> int:
     log = run.path / "log.txt"
+    # Read now: Lightning takes a part of it out of the environment when it ends.
+    where = f"{run.stage.script}{Cluster.from_environment().of_rank}"
     if not run.options.verbose:
         run.console.divert(log)
     suspend_collector()
@@ -179,8 +183,11 @@ def _work(run: Run, work: Callable[[Run], Path]) -> int:
     except (UserError, OSError, KeyboardInterrupt):
         raise
     except Exception:
-        run.console.alarm(traceback.format_exc())
-        run.console.alarm(f"{run.stage.script} failed; the log is {log}.")
+        if is_first_to_fail():
+            run.console.alarm(traceback.format_exc())
+            run.console.alarm(f"{where} failed; the log is {log}.")
+        else:
+            traceback.print_exc()  # into the log: it follows from what another rank has shown
         return 1
     run.console.result(path)
     return 0

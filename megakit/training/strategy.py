@@ -1,6 +1,8 @@
 """NeMo's MegatronStrategy without what it does at every step and nobody reads."""
 
+import functools
 import inspect
+import os
 from typing import Any
 
 import torch
@@ -26,7 +28,17 @@ class ExactStrategy(nl.MegatronStrategy):
         """Sets up process groups; a process on its own needs no port for that."""
         if self.cluster_environment.world_size() == 1 and self.root_device.type == "cpu":
             self.store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # from C++
-        super().setup_distributed()
+        # NeMo gives its time-out to the first group only; Megatron lets all others wait for half an
+        # hour. To change it later is no use: gloo keeps to the one that a group was made with.
+        seconds = int(os.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "600"))
+        initialize = parallel_state.initialize_model_parallel
+        parallel_state.initialize_model_parallel = functools.partial(
+            initialize, distributed_timeout_minutes=seconds / 60
+        )
+        try:
+            super().setup_distributed()
+        finally:
+            parallel_state.initialize_model_parallel = initialize
 
     def setup_megatron_parallel(self, trainer: Any) -> None:
         """Sets up Megatron's parallel model, with a quicker way to tell callbacks of its events."""

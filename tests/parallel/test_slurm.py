@@ -37,10 +37,12 @@ def start(tmp_path):
     started = []
 
     def begin(works_on="nothing", fails_on="nothing", **environment):
+        # PYTHON would choose another one than the default.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHON"}
         process = subprocess.Popen(
             ["bash", SBATCH],
             env={
-                **os.environ,
+                **inherited,
                 **{"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log)},
                 **{"WORKS_ON": works_on, "FAILS_ON": fails_on},
                 **{"SLURM_JOB_ID": "4711", "SLURM_SUBMIT_DIR": str(tmp_path)},

@@ -1,0 +1,104 @@
+"""Checkpoints made under one layout and used under another, by the scripts as processes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.scripts import REPOSITORY, accuracy, read_csv, read_json, run_script
+
+pytestmark = pytest.mark.long
+
+LAYOUTS = {
+    "one": ("--devices", 1),
+    "dp2": ("--devices", 2),
+    "tp2": ("--devices", 2, "--tensor-parallel", 2),
+    "pp2": ("--devices", 2, "--pipeline-parallel", 2),
+    "tp2-pp2": ("--devices", 4, "--tensor-parallel", 2, "--pipeline-parallel", 2),
+}
+DIGITS = ("--dataset", "digits", "--accelerator", "cpu", "--precision", "32")
+HOOK = REPOSITORY / "tests" / "faults" / "hook"
+SHORT = (
+    *(*DIGITS, "--max-steps", 60, "--global-batch-size", 64),
+    *("--save-interval", 20, "--val-interval", 20),
+)
+
+
+def run(script, *arguments):
+    result = run_script(script, *arguments)
+    assert result.status == 0, result.err
+    return Path(result.out.strip())
+
+
+def probabilities(path):
+    return np.array([[float(row[f"p{k}"]) for k in range(10)] for row in read_csv(path)])
+
+
+def metrics(runs, stage):
+    rows = read_csv(runs / stage / "metrics.csv")
+    return {row["step"]: float(row["train_loss"]) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    """The short chain in one process."""
+    runs = tmp_path_factory.mktemp("one")
+    run("model_pretrain.py", *SHORT, "--output-dir", runs)
+    run("model_finetune.py", *SHORT, "--output-dir", runs)
+    run("model_predict.py", *DIGITS, "--output-dir", runs)
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third", "fourth"),
+    [
+        ("tp2", "pp2", "dp2", "one"),
+        ("pp2", "tp2", "one", "tp2-pp2"),
+        ("tp2-pp2", "dp2", "tp2", "pp2"),
+    ],
+)
+def test_each_step_under_another_layout(tmp_path, chain, first, second, third, fourth):
+    """Stopped in its middle, fine-tuning resumes under the fourth; the result is one process's."""
+    run("model_pretrain.py", *SHORT, "--output-dir", tmp_path, *LAYOUTS[first])
+    assert metrics(tmp_path, "pretrain") == pytest.approx(metrics(chain, "pretrain"), rel=1e-5)
+    arguments = (*SHORT, "--output-dir", tmp_path)
+    stopped = run_script(
+        "model_finetune.py",
+        *(*arguments, *LAYOUTS[second]),
+        PYTHONPATH=str(HOOK),
+        FAULT="megakit.checkpoints.writer:CheckpointWriter.save:2 SIGTERM 0",
+    )
+    assert stopped.status == 143, stopped.err
+    assert not (tmp_path / "finetune" / "summary.json").exists()
+    run("model_finetune.py", *arguments, *LAYOUTS[fourth])
+    assert metrics(tmp_path, "finetune") == pytest.approx(metrics(chain, "finetune"), rel=1e-4)
+    path = run("model_predict.py", *DIGITS, "--output-dir", tmp_path, *LAYOUTS[third])
+    expected = probabilities(chain / "predict" / "predictions.csv")
+    assert np.abs(probabilities(path) - expected).max() < 1e-3
+
+
+def test_predictions_of_one_checkpoint(tmp_path, chain):
+    """The commands of the README: one checkpoint, two layouts, the same digits."""
+    start = read_json(chain / "finetune" / "summary.json")["checkpoint"]
+    common = (*DIGITS, "--checkpoint", start)
+    found = {}
+    for name in ("one", "pp2", "tp2", "dp2"):
+        path = run("model_predict.py", *common, "--output-dir", tmp_path / name, *LAYOUTS[name])
+        rows = read_csv(path)
+        found[name] = [row["prediction"] for row in rows], probabilities(path)
+    for digits, chances in found.values():
+        assert digits == found["one"][0]
+        assert np.abs(chances - found["one"][1]).max() <= 1e-4
+
+
+@pytest.mark.parametrize("name", ["tp2", "dp2"])
+def test_whole_trainings_on_mnist_are_as_good(tmp_path, mnist_dir, name):
+    """At their defaults, in bf16: half a percentage point of one process's accuracy at most."""
+    accuracies = []
+    for layout in ("one", name):
+        runs = tmp_path / layout
+        common = ("--data-dir", mnist_dir, "--output-dir", runs, *LAYOUTS[layout])
+        run("tutorial.py", *common, "--accelerator", "cpu")
+        accuracies.append(accuracy(runs / "predict" / "predictions.csv"))
+    assert abs(accuracies[1] - accuracies[0]) <= 0.005, accuracies
+
