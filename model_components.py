@@ -33,7 +33,7 @@ from megakit.data import (
     MegatronDataModule,
     MultiEpochDatasetResampler,
     balanced_subset,
-    uniform,
+    bernoulli,
 )
 from megakit.models import (
     OVERRIDE_BIONEMO_CONFIG_DEFAULTS,
@@ -187,9 +187,10 @@ class DropPixels(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
     seed: int = 42
 
     def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
-        numbers = uniform(self.seed, index.epoch, index.idx, tuple(batch["data"].shape[1:]))
-        kept = torch.from_numpy(numbers).ge_(self.share)  # 0 or 1
-        return {**batch, "corrupted": kept.mul_(batch["data"])}
+        shape = tuple(batch["data"].shape[1:])
+        kept = bernoulli(1 - self.share, self.seed, index.epoch, index.idx, shape)
+        # As bytes they multiply faster than as booleans.
+        return {**batch, "corrupted": batch["data"] * torch.from_numpy(kept).byte()}
 
 
 class MNISTDataModule(MegatronDataModule):

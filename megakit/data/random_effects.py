@@ -12,16 +12,16 @@ same process.
             rng = sample_generator(seed, index.epoch, index.idx)  # a numpy Generator
             return sample * (rng.random(sample.shape) >= 0.2)
 
-In batches, where one generator per sample would be the slowest part of training, `uniform` gives
-the numbers of all samples at once; alone or in any batch, a sample gets the same ones.
+In batches, where one generator per sample would be the slowest part of training, `uniform` and
+`bernoulli` give the numbers of all samples at once; alone or in any batch, a sample gets the same ones.
 
     def apply_transform(self, sample, index):
-        numbers = uniform(seed, index.epoch, index.idx, tuple(sample.shape))
-        return sample * torch.from_numpy(numbers >= 0.2)
+        kept = bernoulli(0.8, seed, index.epoch, index.idx, tuple(sample.shape))
+        return sample * torch.from_numpy(kept)
 
     def apply_transform_batch(self, batch, index):
-        numbers = uniform(seed, index.epoch, index.idx, tuple(batch.shape[1:]))
-        return batch * torch.from_numpy(numbers >= 0.2)
+        kept = bernoulli(0.8, seed, index.epoch, index.idx, tuple(batch.shape[1:]))
+        return batch * torch.from_numpy(kept)
 
 Give each effect of a sample a seed of its own: equal arguments give equal numbers.
 """
@@ -76,19 +76,61 @@ def uniform(
         TypeError: If seed, epoch or index are not integers.
         ValueError: If one is negative.
     """
+    integers = _integers(seed, epoch, index, shape, "<u4")
+    # 24 bits: what a float32 holds exactly.
+    return np.multiply(integers >> 8, np.float32(2**-24), dtype=np.float32)
+
+
+def bernoulli(
+    probability: float,
+    seed: Int,
+    epoch: Int | NDArray[Any],
+    index: Int | NDArray[Any],
+    shape: tuple[int, ...] = (),
+) -> NDArray[np.bool_]:
+    """Return for each sample what is true with a probability, from (seed, epoch, index) alone.
+
+    As `uniform` below a threshold would give it, in half the time, from 16 bits for each value.
+
+    Args:
+        probability: From 0 to 1; rounded to a multiple of 2**-16.
+        seed: Any integer that is not negative.
+        epoch: An int, or integers of shape (B,); not negative.
+        index: An int, or integers of shape (B,); not negative.
+        shape: Shape of one sample's values.
+
+    Returns:
+        bool of shape (B, *shape), or `shape` for two ints.
+
+    Raises:
+        TypeError: If seed, epoch or index are not integers.
+        ValueError: If one is negative, or the probability is none.
+    """
+    if not 0 <= probability <= 1:
+        raise ValueError(f"A probability is from 0 to 1, got {probability}.")
+    threshold = round(probability * 2**16)
+    integers = _integers(seed, epoch, index, shape, "<u2")
+    if threshold == 2**16:  # one more than what 16 bits hold
+        return np.ones(integers.shape, np.bool_)
+    return integers < np.uint16(threshold)
+
+
+def _integers(
+    seed: Int, epoch: Any, index: Any, shape: tuple[int, ...], dtype: str
+) -> NDArray[Any]:
+    """As many random bits for each value as its type has: (B, *shape)."""
     epochs, indices = np.broadcast_arrays(_words(epoch, "Epochs"), _words(index, "Indices"))
     seed_key = np.uint64(key_of(as_int(seed, "The seed")))
     keys = absorb(absorb(seed_key, epochs.reshape(-1)), indices.reshape(-1))
-    num_values = math.prod(shape)
-    # Each hash of 64 bits makes two values.
-    steps = np.arange(1, (num_values + 1) // 2 + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-    values = np.empty((keys.size, num_values), np.float32)
-    rows = max(1, _BLOCK // max(1, steps.size))
+    num_values, values_per_hash = math.prod(shape), 8 // np.dtype(dtype).itemsize
+    num_hashes = -(-num_values // values_per_hash)
+    steps = np.arange(1, num_hashes + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    values = np.empty((keys.size, num_values), dtype)
+    rows = max(1, _BLOCK // max(1, num_hashes))
     for start in range(0, keys.size, rows):
         hashes = mix64(keys[start : start + rows, None] + steps)
-        halves = hashes.astype("<u8", copy=False).view("<u4")[:, :num_values]
-        values[start : start + rows] = halves >> 8  # 24 bits: what a float32 holds exactly
-    values *= np.float32(2**-24)
+        parts = hashes.astype("<u8", copy=False).view(dtype)
+        values[start : start + rows] = parts[:, :num_values]
     return values.reshape((*epochs.shape, *shape))
 
 

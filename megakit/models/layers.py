@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from megatron.core import ModelParallelConfig
@@ -24,14 +25,32 @@ def seeded(seed: int, name: str) -> Iterator[None]:
         yield
 
 
-class _ColumnParallel(ColumnParallelLinear):
+class _Linear:
+    """What both layers have in common: torch's names, and torch's product where it will do."""
+
     in_features = property(lambda self: self.input_size)
     out_features = property(lambda self: self.output_size)
 
+    def _forward_impl(self, input: torch.Tensor, weight: torch.Tensor, **options: Any) -> Any:
+        """The product with this rank's weights.
 
-class _RowParallel(RowParallelLinear):
-    in_features = property(lambda self: self.input_size)
-    out_features = property(lambda self: self.output_size)
+        Megatron's own can also send the input's gradient to the other ranks, gather a sequence's
+        parts, and add to gradients in place. Where none of this is asked for, torch's gives the
+        same in half the time; and it leaves out the gradient of images, which nobody needs.
+        """
+        sends = options["allreduce_dgrad"] and input.requires_grad
+        extras = ("sequence_parallel", "gradient_accumulation_fusion", "grad_output_buffer")
+        if sends or any(options.get(name) for name in extras):
+            return super()._forward_impl(input=input, weight=weight, **options)  # type: ignore[misc]
+        return torch.nn.functional.linear(input, weight, options["bias"])
+
+
+class _ColumnParallel(_Linear, ColumnParallelLinear):
+    pass
+
+
+class _RowParallel(_Linear, RowParallelLinear):
+    pass
 
 
 def column_parallel_linear(

@@ -60,14 +60,14 @@ def find_accelerator(requested: AcceleratorName = "auto", precision: str = "32")
 def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
     """Makes Megatron and NeMo run on the given accelerator: the one call a program begins with.
 
-    Imports NeMo. On a CPU it applies the patches of `megakit.runtime.cpu`; on a GPU it patches
-    nothing of torch. On both, optional parts of NeMo that are absent get stand-ins, and nothing
-    that checkpoints hold is run (`safe_reading`).
+    Imports NeMo. On a CPU it applies the patches of `megakit.runtime.cpu`; on a GPU none of them.
+    On both, optional parts of NeMo that are absent get stand-ins, collectives of a single rank are
+    left out (`alone`), and nothing that checkpoints hold is run (`safe_reading`).
 
     Raises:
         ValueError: Another name than `cpu` or `gpu`.
     """
-    from megakit.runtime import absent, cpu, safe_reading
+    from megakit.runtime import absent, alone, cpu, safe_reading
 
     if name not in ("cpu", "gpu"):
         raise ValueError(f"accelerator {name!r}: expected 'cpu' or 'gpu'; see find_accelerator()")
@@ -78,6 +78,7 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
         absent.install_stand_ins()
         if name == "cpu":
             cpu.apply_to_frameworks()
+        alone.skip_collectives_of_one()
         safe_reading.read_safely()
 
 

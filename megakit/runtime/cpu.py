@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from megakit.runtime.patching import replace
+
 CPU = torch.device("cpu")
 
 
@@ -31,26 +33,21 @@ def _means_cuda(device: Any) -> bool:
     return isinstance(device, int) or (isinstance(device, str) and device.startswith("cuda"))
 
 
-def _replace(owner: Any, name: str, replacement: Any) -> None:
-    """Replaces an attribute; a stack that lacks it is one that these patches were not made for."""
-    if not hasattr(owner, name):
-        raise RuntimeError(
-            f"{getattr(owner, '__name__', owner)}.{name} is gone from this version of the stack; "
-            "megakit's CPU patches were made for the versions in requirements.lock."
-        )
-    setattr(owner, name, replacement)
-
-
 def current_device_is_the_cpu() -> None:
     """Megatron creates its buffers on `torch.cuda.current_device()`."""
-    _replace(torch.cuda, "current_device", lambda: CPU)
-    _replace(torch.cuda, "set_device", lambda device: None)
+    replace(torch.cuda, "current_device", lambda: CPU)
+    replace(torch.cuda, "set_device", lambda device: None)
+
+
+def no_gpu_is_looked_for() -> None:
+    """torch's optimizers ask at every step whether there is CUDA, by opening NVIDIA's library."""
+    replace(torch.cuda, "is_available", lambda: False)
 
 
 def modules_stay_on_the_cpu() -> None:
     """`.cuda()` and `.to("cuda")` return what they are called on."""
-    _replace(torch.nn.Module, "cuda", lambda self, device=None: self)
-    _replace(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)
+    replace(torch.nn.Module, "cuda", lambda self, device=None: self)
+    replace(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)
     to = torch.Tensor.to
 
     @functools.wraps(to)
@@ -61,7 +58,7 @@ def modules_stay_on_the_cpu() -> None:
             kwargs["device"] = CPU
         return to(self, *args, **kwargs)
 
-    _replace(torch.Tensor, "to", tensor_to)
+    replace(torch.Tensor, "to", tensor_to)
 
 
 def factories_make_cpu_tensors() -> None:
@@ -81,8 +78,8 @@ def factories_make_cpu_tensors() -> None:
         *("arange", "as_tensor", "empty", "empty_like", "full", "full_like", "ones", "ones_like"),
         *("rand", "randint", "randn", "tensor", "zeros", "zeros_like"),
     ):
-        _replace(torch, name, on_cpu(getattr(torch, name)))
-    _replace(torch.Tensor, "pin_memory", lambda self, device=None: self)
+        replace(torch, name, on_cpu(getattr(torch, name)))
+    replace(torch.Tensor, "pin_memory", lambda self, device=None: self)
 
 
 def tensor_types_answer_as_on_a_gpu() -> None:
@@ -97,7 +94,7 @@ def tensor_types_answer_as_on_a_gpu() -> None:
             dtype = dtype.replace("torch.cuda.", "torch.")
         return tensor_type(self, dtype, *args, **kwargs)
 
-    _replace(torch.Tensor, "type", answer)
+    replace(torch.Tensor, "type", answer)
 
 
 class _NoStream:
@@ -119,13 +116,13 @@ class _NoStream:
 def streams_do_nothing() -> None:
     """Streams order work on a GPU; CPU work is ordered already."""
     stream = _NoStream()
-    _replace(torch.cuda, "Stream", _NoStream)
-    _replace(torch.cuda, "Event", _NoStream)
-    _replace(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    _replace(torch.cuda, "current_stream", lambda device=None: stream)
-    _replace(torch.cuda, "default_stream", lambda device=None: stream)
-    _replace(torch.cuda, "synchronize", lambda device=None: None)
-    _replace(torch.cuda, "empty_cache", lambda: None)
+    replace(torch.cuda, "Stream", _NoStream)
+    replace(torch.cuda, "Event", _NoStream)
+    replace(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    replace(torch.cuda, "current_stream", lambda device=None: stream)
+    replace(torch.cuda, "default_stream", lambda device=None: stream)
+    replace(torch.cuda, "synchronize", lambda device=None: None)
+    replace(torch.cuda, "empty_cache", lambda: None)
 
 
 def memory_figures_are_zero() -> None:
@@ -134,14 +131,14 @@ def memory_figures_are_zero() -> None:
         *("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"),
         "reset_peak_memory_stats",
     ):
-        _replace(torch.cuda, name, lambda device=None: 0)
+        replace(torch.cuda, name, lambda device=None: 0)
 
 
 def random_state_is_the_cpus() -> None:
     """Megatron's tracker forks the CUDA generator for dropout and initial weights."""
-    _replace(torch.cuda, "manual_seed", torch.default_generator.manual_seed)
-    _replace(torch.cuda, "get_rng_state", lambda device=None: torch.get_rng_state())
-    _replace(torch.cuda, "set_rng_state", lambda state, device=None: torch.set_rng_state(state))
+    replace(torch.cuda, "manual_seed", torch.default_generator.manual_seed)
+    replace(torch.cuda, "get_rng_state", lambda device=None: torch.get_rng_state())
+    replace(torch.cuda, "set_rng_state", lambda state, device=None: torch.set_rng_state(state))
 
 
 def nccl_means_gloo() -> None:
@@ -156,7 +153,7 @@ def nccl_means_gloo() -> None:
                 kwargs["backend"] = "gloo"
             return original(*args, **kwargs)
 
-        _replace(torch.distributed, name, functools.wraps(original)(on_gloo))
+        replace(torch.distributed, name, functools.wraps(original)(on_gloo))
 
 
 def fused_functions_run_as_written() -> None:
@@ -177,12 +174,12 @@ def rng_tracker_uses_the_cpus_state() -> None:
     """
     from megatron.core.tensor_parallel import random as megatron_random
 
-    _replace(
+    replace(
         megatron_random,
         "_set_cuda_rng_state",
         lambda new_state, device=-1, graph_safe=False: torch.set_rng_state(new_state),
     )
-    _replace(
+    replace(
         megatron_random,
         "_get_cuda_rng_state",
         lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state(),
@@ -196,11 +193,12 @@ def loaded_tensors_stay() -> None:
     """NeMo moves what it loads to the current GPU, and asserts that there is one."""
     from nemo.lightning.io import pl
 
-    _replace(pl, "_fix_tensors_device", lambda checkpoint: checkpoint)
+    replace(pl, "_fix_tensors_device", lambda checkpoint: checkpoint)
 
 
 TORCH_PATCHES: tuple[Callable[[], None], ...] = (
     current_device_is_the_cpu,
+    no_gpu_is_looked_for,
     modules_stay_on_the_cpu,
     factories_make_cpu_tensors,
     tensor_types_answer_as_on_a_gpu,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megakit.errors import UserError
+from megakit.runtime.patching import replace
 
 METADATA = ".metadata"
 COMMON = "common.pt"
@@ -117,8 +118,8 @@ def metadata_is_read_safely() -> None:
             self._read.storage_meta.load_id = self.load_id
             return self._read
 
-    _replace(strategies, "FileSystemReader", SafeReader)
-    _replace(strategies, "CachedMetadataFileSystemReader", SafeReader)
+    replace(strategies, "FileSystemReader", SafeReader)
+    replace(strategies, "CachedMetadataFileSystemReader", SafeReader)
 
 
 def objects_among_tensors_are_read_safely() -> None:
@@ -130,7 +131,7 @@ def objects_among_tensors_are_read_safely() -> None:
         key = read_item.dest_index.fqn
         set_element(self.original_state_dict, self.mappings[key], load_plain(Path(key), value))
 
-    _replace(strategies.MCoreLoadPlanner, "load_bytes", load_bytes)
+    replace(strategies.MCoreLoadPlanner, "load_bytes", load_bytes)
 
 
 def common_state_is_read_safely() -> None:
@@ -140,7 +141,7 @@ def common_state_is_read_safely() -> None:
     def load_common(self: Any, checkpoint_dir: Any) -> Any:
         return load_plain(Path(checkpoint_dir) / COMMON)
 
-    _replace(common.TorchCommonLoadStrategy, "load_common", load_common)
+    replace(common.TorchCommonLoadStrategy, "load_common", load_common)
 
 
 def refusals_come_through() -> None:
@@ -163,16 +164,7 @@ def refusals_come_through() -> None:
                 reasons = [f"it cannot be read: {causes[0]!r}. Use another checkpoint."]
             raise UserError([f"{checkpoint_dir}: {reason}" for reason in reasons]) from error
 
-    _replace(strategies.TorchDistLoadShardedStrategy, "load", load)
-
-
-def _replace(owner: Any, name: str, replacement: Any) -> None:
-    if not hasattr(owner, name):
-        raise RuntimeError(
-            f"{owner.__name__}.{name} is gone from this version of megatron-core; "
-            "megakit's patches were made for the version in requirements.lock."
-        )
-    setattr(owner, name, replacement)
+    replace(strategies.TorchDistLoadShardedStrategy, "load", load)
 
 
 PATCHES: tuple[Callable[[], None], ...] = (

@@ -14,13 +14,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from megakit.runtime.patching import replace
+
 
 def results_queue_is_an_ordinary_one() -> None:
     """Instead of a queue in a process of its own."""
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     results: queue.Queue[Any] = queue.Queue()
-    _replace(filesystem_async, "_get_write_results_queue", lambda: results)
+    replace(filesystem_async, "_get_write_results_queue", lambda: results)
 
 
 def writers_are_threads() -> None:
@@ -56,16 +58,7 @@ def writers_are_threads() -> None:
             results[number] = written
         global_results_queue.put(results)
 
-    _replace(writer, "write_preloaded_data_multiproc", staticmethod(write))
-
-
-def _replace(owner: Any, name: str, replacement: Any) -> None:
-    if not hasattr(owner, name):
-        raise RuntimeError(
-            f"{owner.__name__}.{name} is gone from this version of megatron-core; "
-            "megakit's patches were made for the version in requirements.lock."
-        )
-    setattr(owner, name, replacement)
+    replace(writer, "write_preloaded_data_multiproc", staticmethod(write))
 
 
 PATCHES: tuple[Callable[[], None], ...] = (results_queue_is_an_ordinary_one, writers_are_threads)

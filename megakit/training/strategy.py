@@ -2,13 +2,14 @@
 
 import functools
 import inspect
+import math
 import os
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from nemo import lightning as nl
-from nemo.lightning.megatron_parallel import CallbackConnector
+from nemo.lightning.megatron_parallel import CallbackConnector, _ModuleStepFunction
 
 
 class ExactStrategy(nl.MegatronStrategy):
@@ -57,7 +58,19 @@ class ExactStrategy(nl.MegatronStrategy):
                 chunk.zero_grad_buffer()
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
-            return self.model.training_step(dataloader_iter, *args, **kwargs)
+            return self.model.training_step(
+                dataloader_iter, *args, **self._training_functions, **kwargs
+            )
+
+    @functools.cached_property
+    def _training_functions(self) -> dict[str, Any]:
+        """Which of the module's methods take part in a step: NeMo would look at every step."""
+        find, module = _ModuleStepFunction, self.model.module
+        return {
+            "data_step": find.from_data_step(module, "training"),
+            "forward_step": find.from_forward_step(module, "training"),
+            "loss_reduction": find.from_loss_reduction(module, "training"),
+        }
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
         """Steps, and remembers what Megatron says of the gradient."""
@@ -66,6 +79,11 @@ class ExactStrategy(nl.MegatronStrategy):
             optimizer, closure, model, **kwargs
         )
         _, self.grad_norm, _ = output
+        if self.grad_norm is not None and not math.isfinite(self.grad_norm):
+            raise RuntimeError(
+                f"Step {self.trainer.global_step + 1}: the gradient's norm is {self.grad_norm}. The "
+                "checkpoints before it are untouched; try a lower --lr."
+            )
         return output
 
     def validation_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> Any:

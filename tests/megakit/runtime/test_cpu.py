@@ -52,6 +52,26 @@ def a_buffer_on_the_current_device():
     return torch.ones(2, device=torch.cuda.current_device()).device.type
 
 
+@case("no_gpu_is_looked_for", gives=0, without=r"[1-9]")
+def looks_for_a_gpu_in_three_steps():
+    import torch
+
+    asked = 0
+
+    def none_there() -> int:
+        nonlocal asked
+        asked += 1
+        return 0
+
+    torch.cuda.device_count = torch._C._cuda_getDeviceCount = none_there
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight])
+    for _ in range(3):
+        weight.sum().backward()
+        optimizer.step()
+    return asked
+
+
 @case("modules_stay_on_the_cpu", gives=True, without="RuntimeError")
 def a_module_to_cuda():
     import torch
@@ -353,8 +373,8 @@ def test_every_patch_has_a_case() -> None:
 
 
 def test_a_name_that_the_stack_lacks_is_an_error() -> None:
-    from megakit.runtime import cpu
+    from megakit.runtime.patching import replace
 
     with pytest.raises(RuntimeError, match=r"os\.gone is gone .* requirements\.lock"):
-        cpu._replace(os, "gone", None)
+        replace(os, "gone", None)
     assert not hasattr(os, "gone")
