@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from megakit.runtime.deferred import import_torchmetrics
+
 
 def _install(name: str, **attributes: Any) -> None:
     """Puts a module of the given attributes where `import name` finds it."""
@@ -109,6 +111,7 @@ def without_telemetry() -> None:
 @functools.cache
 def install_stand_ins() -> None:
     """Installs every stand-in whose original is absent; imports NeMo."""
+    import_torchmetrics()
     without_modelopt()
     without_pandas()
     without_unified_memory()

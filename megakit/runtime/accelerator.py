@@ -57,6 +57,11 @@ def find_accelerator(requested: AcceleratorName = "auto", precision: str = "32")
     return _cpu(remark=f"The GPU is not used: {problem}")
 
 
+def is_certainly_cpu(requested: AcceleratorName) -> bool:
+    """Whether `find_accelerator` would choose the CPU without a look at any GPU."""
+    return requested == "cpu" or (requested == "auto" and not _has_gpu_driver())
+
+
 def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
     """Makes Megatron and NeMo run on the given accelerator: the one call a program begins with.
 

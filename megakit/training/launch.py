@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from types import FrameType
 
@@ -60,6 +61,55 @@ def launch(num_processes: int, console: Console, environment: Mapping[str, str])
         return _wait(ranks, stop, console)
     finally:
         release_watch()
+
+
+def run_in_fork(work: Callable[[], object]) -> int:
+    """Runs something in a fork of this process, and waits for it.
+
+    Signals sent to this process are handed on; Ctrl-C reaches both by itself. If this process is
+    killed, the kernel ends the other.
+
+    Args:
+        work: What to run; the other process ends with it, or with the SystemExit that it raises.
+
+    Returns:
+        Its exit status, as a shell would give it.
+    """
+    SI_KERNEL = 0x80  # the code of a signal that the terminal sent, to all of its processes
+    awaited = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        status = 1
+        try:
+            _die_with(parent)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            work()
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    try:
+        while True:
+            received = signal.sigwaitinfo(awaited)
+            if received.si_signo != signal.SIGCHLD:
+                if received.si_code != SI_KERNEL:
+                    os.kill(child, received.si_signo)
+                continue
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Stop:

@@ -1,0 +1,31 @@
+"""What torchmetrics imports and nobody uses comes when it is used."""
+
+import subprocess
+import sys
+
+from tests.scripts import REPOSITORY
+
+PROGRAM = """
+import sys
+from megakit.runtime.deferred import import_torchmetrics
+
+import_torchmetrics()
+from importlib import import_module
+
+metric = import_module("torchmetrics.functional.image.arniqa")
+assert not {"scipy.signal", "torchvision"} & set(sys.modules)
+
+import scipy
+print(scipy.signal.convolve([1, 2], [1, 1]).tolist())
+import torchvision
+print(metric.transforms.Normalize is torchvision.transforms.Normalize)
+print(type(metric.resnet50(weights=None)).__name__)
+"""
+
+
+def test_importing_torchmetrics_leaves_the_rest_for_later() -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.split("\n") == ["[1, 3, 2]", "True", "ResNet", ""]
