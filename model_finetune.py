@@ -32,8 +32,8 @@ class FinetuneOptions(DataOptions, TrainingOptions):
     max_steps: int = 2000
     """Optimizer steps to train for."""
 
-    lr: float = 3e-2
-    """Peak learning rate, after a short warm-up and before a cosine's descent to zero."""
+    lr: float = 4e-2
+    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
 
     num_labels: int | None = None
     """Train on N labelled images, balanced over the classes; by default on all. The last

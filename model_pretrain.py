@@ -27,9 +27,9 @@ class PretrainOptions(DataOptions, TrainingOptions):
     """Optimizer steps to train for."""
 
     lr: float = 1e-3
-    """Peak learning rate, after a short warm-up and before a cosine's descent to zero."""
+    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
 
-    corruption: float = 0.3
+    corruption: float = 0.2
     """Share of pixels dropped from each image, drawn anew each epoch, for the model to restore."""
 
     identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "corruption")

@@ -1,6 +1,6 @@
 """Layouts against one process: largest differences, steps/s, and how cost grows with ranks.
 
-    python benchmarks/parallel.py [--steps 200] [--write]
+    python benchmarks/parallel.py [--steps 200] [--runs 3] [--write]
 
 Real processes on this machine's CPU cores, the bundled digits, float32, `Ranks` as in the tests.
 Differences are to one process: of the loss relative, of weights and probabilities absolute.
@@ -9,6 +9,7 @@ Differences are to one process: of the loss relative, of weights and probabiliti
 import argparse
 import importlib.util
 import os
+import statistics
 import sys
 import tempfile
 from dataclasses import dataclass, replace
@@ -21,6 +22,9 @@ from report import REPOSITORY, machine, write_section
 from megakit.testing import Ranks
 from megakit.training.layout import Layout
 
+DOCUMENT = REPOSITORY / "docs" / "parallelism.md"
+#: Samples per step where scaling is measured.
+BATCH = 1024
 LAYOUTS = {
     "1 process": {},
     "TP2": {"world_size": 2, "tensor": 2},
@@ -73,14 +77,23 @@ def whole(ranks: list[Any]) -> dict[str, np.ndarray]:
 
 def measure(pool: Ranks, layout: Layout, steps: int, checkpoint: str) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
+        ranks = train(pool, layout, steps, Path(folder))
         size = layout.world_size
-        ranks = pool.run(jobs.pretrain, layout, Path(folder), steps, world_size=size)
         path = pool.run(jobs.predict, layout, Path(folder), checkpoint, world_size=size)[0]
         rows = [line.split(",") for line in Path(path).read_text().splitlines()[1:]]
     losses = next(np.array(rank.losses) for rank in ranks if rank.losses)
     probabilities = np.array([[float(value) for value in row[3:]] for row in rows])
-    rate = steps / max(rank.seconds for rank in ranks)
-    return Outcome(losses, whole(ranks), probabilities, rate)
+    return Outcome(losses, whole(ranks), probabilities, steps / seconds(ranks))
+
+
+def train(pool: Ranks, layout: Layout, steps: int, folder: Path) -> list[Any]:
+    arguments = (layout, folder, steps, False, False)
+    return pool.run(jobs.pretrain, *arguments, world_size=layout.world_size)
+
+
+def seconds(ranks: list[Any]) -> float:
+    """What all steps took the slowest rank."""
+    return float(max(rank.seconds for rank in ranks))
 
 
 def layout_rows(pool: Ranks, steps: int) -> list[str]:
@@ -103,74 +116,77 @@ def layout_rows(pool: Ranks, steps: int) -> list[str]:
     return rows
 
 
-def scaling_rows(pool: Ranks, steps: int) -> list[str]:
+def scaling_rows(pool: Ranks, steps: int, runs: int) -> list[str]:
     """Strong scaling: the same global batch on more ranks. Weak: the same batch on each rank."""
-    size = 1024
-    one = Layout(1, 1, 1, 1, size, size)
-    runs = {
-        "strong: 1,024 samples in all": [one, replace(one, devices=2, micro_batch_size=size // 2)],
-        "weak: 1,024 samples on each rank": [
-            one,
-            replace(one, devices=2, global_batch_size=2 * size),
-        ],
+    one = Layout(1, 1, 1, 1, BATCH, BATCH)
+    layouts = {
+        "one": one,
+        "strong": replace(one, devices=2, micro_batch_size=BATCH // 2),
+        "weak": replace(one, devices=2, global_batch_size=2 * BATCH),
     }
-    rows = [
-        "| data parallel | 1 process, samples/s | 2 | 4, modelled | 8, modelled |",
-        "|---|---|---|---|---|",
-    ]
-    for name, layouts in runs.items():
-        rates = []
-        for layout in layouts:
+    measured: dict[str, list[float]] = {name: [] for name in layouts}
+    for _ in range(runs):  # by turns, so that a busy moment meets them all
+        for name, layout in layouts.items():
             with tempfile.TemporaryDirectory() as folder:
-                ranks = pool.run(
-                    *(jobs.pretrain, layout, Path(folder), steps), world_size=layout.world_size
-                )
-            slowest = max(rank.seconds for rank in ranks)
-            rates.append(steps * layout.global_batch_size / slowest)
-        modelled = [
-            model(rates, number, weak=name.startswith("weak"), size=size) for number in (4, 8)
-        ]
-        cells = [*rates, *modelled]
-        rows.append(f"| {name} | " + " | ".join(f"{cell:,.0f}" for cell in cells) + " |")
+                measured[name].append(seconds(train(pool, layout, steps, Path(folder))) / steps)
+    step = {name: statistics.median(values) for name, values in measured.items()}
+    rows = [
+        f"| data-parallel processes | strong: {BATCH:,} samples in all | | "
+        f"weak: {BATCH:,} on each | | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for number in range(1, 9):
+        strong = BATCH / modelled(step["one"] / number, step["strong"] - step["one"] / 2, number)
+        weak = number * BATCH / modelled(step["one"], step["weak"] - step["one"], number)
+        shares = [rate * step["one"] / (number * BATCH) for rate in (strong, weak)]
+        rows.append(
+            f"| {number} | {strong:,.0f} samples/s | {shares[0]:.0%} | {weak:,.0f} samples/s | "
+            f"{shares[1]:.0%} | {'measured' if number <= 2 else 'modelled'} |"
+        )
     return rows
 
 
-def model(rates: list[float], number: int, weak: bool, size: int) -> float:
-    """Samples/s of more ranks, each with a core of its own.
+def modelled(work: float, talking_of_two: float, number: int) -> float:
+    """Seconds of a step on so many ranks, each with a core of its own; exact for one and two.
 
-    A step is work that the samples on a rank cause, plus what talking costs. From one and two ranks
-    both are known; a ring all-reduce of the gradients sends 2 (n - 1) / n of them from each rank.
+    It is the work that the samples on a rank cause, plus what talking costs: what two ranks showed,
+    times what a ring all-reduce of the gradients sends, 2 (n - 1) / n of them from each rank.
     """
-    alone = size / rates[0]
-    work = alone if weak else alone / number
-    batch_of_two = 2 * size if weak else size
-    talking_of_two = max(0.0, batch_of_two / rates[1] - (alone if weak else alone / 2))
-    talking = talking_of_two * 2 * (number - 1) / number
-    return (number * size if weak else size) / (work + talking)
+    return work + max(0.0, talking_of_two) * 2 * (number - 1) / number
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Layouts against one process.")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
+    parser.add_argument("--runs", type=int, default=3, help="of each measurement of scaling")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="put the tables into RESULTS.md and docs/parallelism.md",
+    )
     options = parser.parse_args()
     with Ranks(4, timeout=600) as pool:
         layouts = layout_rows(pool, options.steps)
-        scaling = scaling_rows(pool, options.steps)
-    # One run each: the differences are exact, the rates are for comparison with one another.
-    caption = machine("nemo_toolkit", "megatron-core").removesuffix(" median, lowest to highest.")
+        scaling = scaling_rows(pool, options.steps, options.runs)
+    # The differences are exact, the rates are for comparison with one another.
+    where = machine("nemo_toolkit", "megatron-core").removesuffix("; median, lowest to highest.")
+    cores = len(os.sched_getaffinity(0))
     text = "\n".join(
         [
-            *("## Layouts", "", caption, ""),
+            *("## Layouts", "", f"{where}.", ""),
             f"{options.steps} steps of {jobs.GLOBAL_BATCH}, float32, one run each; largest "
-            "difference to one process. Four ranks share "
-            f"{len(os.sched_getaffinity(0))} cores here.",
-            *("", *layouts, "", *scaling),
+            f"difference to one process. Four ranks share {cores} cores here.",
+            *("", *layouts, ""),
+            f"How cost grows: {options.steps} steps, float32, medians of {options.runs} runs; "
+            f"{cores} cores. More than two processes are modelled; a percentage is of as many "
+            "times one process.",
+            *("", *scaling),
         ]
     )
     print(text)
     if options.write:
         write_section("parallel", text)
+        write_section("scaling", "\n".join([*scaling, "", f"{where}."]), DOCUMENT)
 
 
 if __name__ == "__main__":

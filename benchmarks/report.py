@@ -7,6 +7,7 @@ import re
 import statistics
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -49,19 +50,20 @@ def machine(*packages: str) -> str:
 
     device = find_accelerator()
     versions = installed_versions()
+    versions |= {name: version(name) for name in packages if name not in versions}
     listed = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", *packages))
     where = f"{device.device}, {os.cpu_count()} cores, Linux {platform.machine()}"
     return f"{datetime.date.today()}, {where}, {listed}; median, lowest to highest."
 
 
-def write_section(name: str, text: str) -> None:
-    """Puts a text into RESULTS.md between its section's markers, or at the end."""
+def write_section(name: str, text: str, path: Path = RESULTS) -> None:
+    """Puts a text into a file between its section's markers, or at the end."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     section = f"{begin}\n{text}\n{end}"
-    whole = RESULTS.read_text() if RESULTS.exists() else "# Results\n"
+    whole = path.read_text() if path.exists() else "# Results\n"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if pattern.search(whole):
         whole = pattern.sub(lambda _: section, whole)
     else:
         whole = f"{whole.rstrip()}\n\n{section}\n"
-    RESULTS.write_text(whole)
+    path.write_text(whole)

@@ -124,7 +124,8 @@ def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
     assert done.returncode == 0
     assert done.stderr == ""
     listed = re.findall(r"^  (\w+) ", done.stdout, flags=re.MULTILINE)
-    assert " ".join(listed) == "tutorial tests pretrain finetune predict tensorboard setup"
+    verbs = "tutorial tests pretrain finetune predict tensorboard benchmarks setup"
+    assert " ".join(listed) == verbs
     assert not (project / ".venv").exists()
 
 
@@ -154,6 +155,7 @@ def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
         (["finetune", "--lr", "1e-3"], "<root>/model_finetune.py|--lr|1e-3"),
         (["predict", "--help"], "<root>/model_predict.py|--help"),
         (["tensorboard", "--port", "1"], "-m|tensorboard.main|--logdir|runs|--port|1"),
+        (["benchmarks", "data"], "<root>/benchmarks/run_all.py|data"),
         (["tests", "-k", "a b"], "-m|pytest|-k|a b"),
         (["tests", "-x", "--all"], "-m|pytest|-x|--all"),
     ],

@@ -13,7 +13,7 @@ same process.
             return sample * (rng.random(sample.shape) >= 0.2)
 
 In batches, where one generator per sample would be the slowest part of training, `uniform` and
-`bernoulli` give the numbers of all samples at once; alone or in any batch, a sample gets the same ones.
+`bernoulli` give the numbers of all samples at once; alone or in any batch, a sample gets the same.
 
     def apply_transform(self, sample, index):
         kept = bernoulli(0.8, seed, index.epoch, index.idx, tuple(sample.shape))
@@ -78,7 +78,7 @@ def uniform(
     """
     integers = _integers(seed, epoch, index, shape, "<u4")
     # 24 bits: what a float32 holds exactly.
-    return np.multiply(integers >> 8, np.float32(2**-24), dtype=np.float32)
+    return np.asarray(np.multiply(integers >> 8, np.float32(2**-24), dtype=np.float32))
 
 
 def bernoulli(
@@ -112,7 +112,7 @@ def bernoulli(
     integers = _integers(seed, epoch, index, shape, "<u2")
     if threshold == 2**16:  # one more than what 16 bits hold
         return np.ones(integers.shape, np.bool_)
-    return integers < np.uint16(threshold)
+    return np.asarray(integers < np.uint16(threshold))
 
 
 def _integers(

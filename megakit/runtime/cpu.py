@@ -40,7 +40,7 @@ def current_device_is_the_cpu() -> None:
 
 
 def no_gpu_is_looked_for() -> None:
-    """torch's optimizers ask at every step whether there is CUDA, by opening NVIDIA's library."""
+    """Torch's optimizers ask at every step whether there is CUDA, by opening NVIDIA's library."""
     replace(torch.cuda, "is_available", lambda: False)
 
 

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-NAMES = (
+NAMES: tuple[str, ...] = (
     "scipy.signal",
     *("torchvision", "torchvision.models", "torchvision.ops", "torchvision.transforms"),
 )

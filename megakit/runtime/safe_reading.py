@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megakit.errors import UserError
-from megakit.runtime.patching import replace
+from megakit.runtime.patching import existing, replace
 
 METADATA = ".metadata"
 COMMON = "common.pt"
@@ -149,7 +149,7 @@ def refusals_come_through() -> None:
     from megatron.core.dist_checkpointing.strategies import torch as strategies
     from torch.distributed.checkpoint.api import CheckpointException
 
-    original = strategies.TorchDistLoadShardedStrategy.load
+    original = existing(strategies.TorchDistLoadShardedStrategy, "load")
 
     @functools.wraps(original)
     def load(self: Any, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:

@@ -36,6 +36,7 @@ def distributed_model_parallel_state(
     seed: int = 42,
     *,
     accelerator: AcceleratorName = "auto",
+    backend: Literal["gloo", "nccl"] | None = None,
     timeout: float = 60.0,
     **sizes: Any,
 ) -> Iterator[None]:
@@ -50,6 +51,7 @@ def distributed_model_parallel_state(
     Args:
         seed: Of Megatron's random-number tracker, from which dropout draws.
         accelerator: `auto` takes a GPU that works, else the CPU.
+        backend: NCCL on GPUs and gloo on CPUs, unless given: by gloo, ranks can share a GPU.
         timeout: Seconds that a collective waits for the other ranks.
         **sizes: For Megatron's `initialize_model_parallel`: `tensor_model_parallel_size=2`,
             `pipeline_model_parallel_size=2` and so on; the rest is data parallel.
@@ -68,11 +70,11 @@ def distributed_model_parallel_state(
         raise RuntimeError("torch.distributed is set up already; one job at a time in a process.")
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if name == "gpu":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     random_state = torch.get_rng_state()
     try:
         dist.init_process_group(
-            "gloo" if name == "cpu" else "nccl",
+            backend or ("gloo" if name == "cpu" else "nccl"),
             # Alone, it needs no port.
             store=dist.HashStore() if world_size == 1 else None,  # type: ignore[attr-defined]
             rank=rank,

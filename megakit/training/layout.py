@@ -34,17 +34,23 @@ class Cluster:
             return cls("torchrun", int(env["RANK"]), devices, *divmod(world_size, devices))
         # An interactive Slurm shell sets SLURM_NTASKS as well, but no rank of a step in it.
         if "SLURM_PROCID" in env and env.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-            # The step's own sizes, where it uses but a part of the allocation.
-            tasks = int(env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"])
+            # The step's own sizes, where it uses but a part of the allocation. A batch script has a
+            # SLURM_PROCID, too, and maybe no number of tasks.
+            tasks = int(env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS", "1"))
             nodes = int(env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES", "1"))
             devices, left_over = divmod(tasks, nodes)
             return cls("srun", int(env["SLURM_PROCID"]), devices, nodes, left_over)
         return cls()
 
     @property
+    def num_processes(self) -> int:
+        """How many of them the job has."""
+        return self.devices * self.num_nodes + self.left_over
+
+    @property
     def of_rank(self) -> str:
         """For messages of a job that has several ranks: which of them this is; else nothing."""
-        return f" (rank {self.rank})" if self.devices * self.num_nodes > 1 else ""
+        return f" (rank {self.rank})" if self.num_processes > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,8 @@ def plan_layout(
             )
     if cluster.left_over:
         problems.append(
-            f"{cluster.starter} started {cluster.devices * cluster.num_nodes + cluster.left_over} "
-            f"processes on {cluster.num_nodes} machines: each machine needs equally many. "
+            f"{cluster.starter} started {cluster.num_processes} processes on {cluster.num_nodes} "
+            "machines: each machine needs equally many. "
             "Use --ntasks-per-node (srun), or the same --nproc-per-node everywhere (torchrun)."
         )
     devices = options.devices or cluster.devices
@@ -137,11 +143,13 @@ def plan_layout(
         )
     if tensor >= 1 and width % tensor:
         problems.append(
-            f"--tensor-parallel {tensor}: has to divide the width of the layers it cuts, {width}."
+            f"--tensor-parallel {tensor}: has to divide the width of the layers it cuts, {width}. "
+            f"Try {_largest_divisor(width, tensor)}."
         )
     if pipeline > num_stages:
         problems.append(
-            f"--pipeline-parallel {pipeline}: this model can be cut into {num_stages} stages."
+            f"--pipeline-parallel {pipeline}: this model can be cut into {num_stages} stages. "
+            f"Try {num_stages}."
         )
     data = max(1, world_size // max(1, model_parallel))
     micro, batch_problems = _micro_batch_size(options, global_batch_size, data)

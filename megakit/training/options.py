@@ -96,7 +96,7 @@ class TrainingOptions(CommonOptions):
     """Samples per optimizer step over all ranks, the same under every layout."""
 
     lr: float = 1e-3
-    """Peak learning rate, after a short warm-up and before a cosine's descent to zero."""
+    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
 
     seed: int = 42
     """Decides initial weights, the order of samples and random effects."""

@@ -1,11 +1,8 @@
-"""Checking everything before any work begins, and agreeing on it among the ranks."""
+"""Checking everything before any work begins."""
 
 import json
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +96,7 @@ def prepare(
     attempt(ensure_loopback)
     accelerator = attempt(lambda: find_accelerator(options.accelerator, options.precision))
     if accelerator is not None:
-        problems += _too_many(layout, accelerator)
+        problems += too_many(layout, accelerator)
     is_anew = training is not None and training.fresh
     old = None if is_anew or unwritable else attempt(directory.identity)
     named = getattr(options, "checkpoint", None)
@@ -159,94 +156,12 @@ def _take(
     return found[0] if found else None
 
 
-def _too_many(layout: Layout, accelerator: Accelerator) -> list[str]:
+def too_many(layout: Layout, accelerator: Accelerator) -> list[str]:
     """GPUs cannot be shared by processes; CPUs can."""
     if accelerator.name == "gpu" and layout.devices > accelerator.count:
+        has = f"{accelerator.count} GPU" + "s" * (accelerator.count != 1)
         return [
-            f"--devices {layout.devices}: this machine has {accelerator.count} GPUs. "
+            f"--devices {layout.devices}: this machine has {has}, and each process needs its own. "
             "Use fewer, or --accelerator cpu."
         ]
     return []
-
-
-def agree(cluster: Cluster, make: Callable[[], tuple[Plan, Any]]) -> tuple[Plan, Any]:
-    """Has the first rank of a job that others started make the plan, and all others get it.
-
-    Also gives the environment what our own launcher would have put there.
-
-    Raises:
-        UserError: The first rank found problems; it carries them, the other ranks' is silent.
-    """
-    if cluster.starter == "srun":
-        os.environ.update(_as_torchrun_says_it(cluster))
-    # Every rank would take all cores; torchrun's default is the same.
-    os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # made in C++
-
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    has_host = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    hosts = cluster.rank == 0 and not has_host
-    if not has_host:
-        port = port + 10_000 if port < 50_000 else port - 10_000  # that one is the process group's
-    store = TCPStore(
-        address, port, is_master=hosts, timeout=timedelta(minutes=5), wait_for_workers=False
-    )
-    # torchrun keeps its store when it starts failed ranks again, which have to plan anew.
-    key = f"{PLAN_VARIABLE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    if cluster.rank != 0:
-        text = store.get(key).decode()
-        store.set(f"{key}/{cluster.rank}", "")
-        if not text:
-            raise UserError([])
-        return Plan.from_json(text), store
-    text = ""
-    try:
-        plan, guard = make()
-        text = plan.to_json()
-    finally:
-        store.set(key, text)
-        if hosts:  # the store ends with this process, maybe at once: all have to have read by then
-            world_size = cluster.devices * cluster.num_nodes
-            store.wait([f"{key}/{rank}" for rank in range(1, world_size)])
-    return plan, (guard, store)
-
-
-def is_first_to_fail() -> bool:
-    """Whether no other rank of the job failed before; the errors of later ones follow from it."""
-    if "torch" not in sys.modules:  # nothing that another rank could wait for
-        return True
-    from torch import distributed as dist
-
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return True
-    try:
-        store = dist.distributed_c10d._get_default_store()
-        return int(store.add("megakit/failed", 1)) == 1
-    except dist.DistNetworkError:  # it went with the rank that hosts it
-        return False
-    except RuntimeError:  # no answer: the host is there but hangs
-        return True
-
-
-def _as_torchrun_says_it(cluster: Cluster) -> dict[str, str]:
-    """Slurm's words for a rank's place in torchrun's, which all libraries understand.
-
-    Lightning knows Slurm's too, but refuses `srun --ntasks`, and requeues jobs by itself on signals
-    that are ours; the job's name tells it to keep out.
-    """
-    from lightning.fabric.plugins.environments import SLURMEnvironment
-
-    env = os.environ
-    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST") or env["SLURM_JOB_NODELIST"]
-    # A port of its own for each step of each job.
-    number = int(env.get("SLURM_JOB_ID", "0")) + 1000 * int(env.get("SLURM_STEP_ID", "0"))
-    return {
-        "RANK": str(cluster.rank),
-        "LOCAL_RANK": env.get("SLURM_LOCALID", str(cluster.rank % cluster.devices)),
-        "GROUP_RANK": env.get("SLURM_NODEID", str(cluster.rank // cluster.devices)),
-        "WORLD_SIZE": str(cluster.devices * cluster.num_nodes),
-        "LOCAL_WORLD_SIZE": str(cluster.devices),
-        "MASTER_ADDR": env.get("MASTER_ADDR", SLURMEnvironment.resolve_root_node_address(nodes)),
-        "MASTER_PORT": env.get("MASTER_PORT", str(15_000 + number % 10_000)),
-        "SLURM_JOB_NAME": "interactive",
-    }

@@ -22,13 +22,20 @@ from megakit.reporting.console import Console
 from megakit.runtime.accelerator import Accelerator, use_accelerator
 from megakit.runtime.memory import suspend_collector
 from megakit.runtime.versions import installed_versions
+from megakit.training.agreement import agree, is_first_to_fail
 from megakit.training.launch import launch
 from megakit.training.layout import Cluster, Layout
 from megakit.training.options import CommonOptions, parse_options
-from megakit.training.plan import PLAN_VARIABLE, Plan, agree, is_first_to_fail, prepare
+from megakit.training.plan import PLAN_VARIABLE, Plan, prepare
 from megakit.training.runs import RunDirectory, Stage
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
+
+#: What gloo and NCCL say where a rank has been killed; one that fails has its own say before.
+OTHER_RANK_IS_GONE = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
+    "remote process exited",
+)
 
 
 @dataclass
@@ -117,6 +124,10 @@ def run_script(
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: os._exit(143))
     cluster = Cluster.from_environment()
+    # Lightning knows Slurm, too, but refuses `srun --ntasks`, and requeues jobs by itself on
+    # signals that are ours; a job of this name it leaves alone.
+    if "SLURM_NTASKS" in os.environ:
+        os.environ["SLURM_JOB_NAME"] = "interactive"
     console = Console(silent=cluster.rank != 0)
     try:
         status = _run(stage, options, cluster, console, work, began)
@@ -148,8 +159,9 @@ def _run(
 ) -> int:
     if PLAN_VARIABLE in os.environ:
         plan, guard = Plan.from_json(os.environ[PLAN_VARIABLE]), None
-    elif cluster.devices * cluster.num_nodes > 1:
-        plan, guard = agree(cluster, lambda: prepare(stage, options, cluster, console))
+    elif cluster.num_processes > 1:
+        timeout = max(1, options.timeout)  # less is refused, which all have to hear of
+        plan, guard = agree(cluster, lambda: prepare(stage, options, cluster, console), timeout)
     else:
         plan, guard = prepare(stage, options, cluster, console)
     directory = RunDirectory(options.output_dir / stage.name)
@@ -182,12 +194,18 @@ def _work(run: Run, work: Callable[[Run], Path]) -> int:
         return 130 if stopped.signal == 2 else 143
     except (UserError, OSError, KeyboardInterrupt):
         raise
-    except Exception:
-        if is_first_to_fail():
+    except Exception as error:
+        is_first = is_first_to_fail()
+        other_is_gone = any(words in str(error) for words in OTHER_RANK_IS_GONE)
+        if is_first and not other_is_gone:
             run.console.alarm(traceback.format_exc())
-            run.console.alarm(f"{where} failed; the log is {log}.")
         else:
-            traceback.print_exc()  # into the log: it follows from what another rank has shown
+            traceback.print_exc()  # into the log: it follows from what became of another rank
+        if is_first:
+            what = "ended, as another rank is gone without a word" if other_is_gone else "failed"
+            run.console.alarm(f"{where} {what}; the log is {log}.")
+        if other_is_gone:
+            time.sleep(1)  # whoever started the ranks shall see the other's end first, and name it
         return 1
     run.console.result(path)
     return 0

@@ -47,6 +47,7 @@ class ExactStrategy(nl.MegatronStrategy):
         connector = _CachingConnector()
         connector.callbacks = self.model.callbacks.callbacks
         self.model.callbacks = connector
+        self.__dict__.pop("_training_functions", None)  # of another model, fitted before
 
     def training_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> Any:
         """One step through Megatron's schedule; returns the global batch's loss.
@@ -81,8 +82,8 @@ class ExactStrategy(nl.MegatronStrategy):
         _, self.grad_norm, _ = output
         if self.grad_norm is not None and not math.isfinite(self.grad_norm):
             raise RuntimeError(
-                f"Step {self.trainer.global_step + 1}: the gradient's norm is {self.grad_norm}. The "
-                "checkpoints before it are untouched; try a lower --lr."
+                f"Step {self.trainer.global_step + 1}: the gradient's norm is {self.grad_norm}. "
+                "The checkpoints before it are untouched; try a lower --lr."
             )
         return output
 

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -73,9 +73,14 @@ def make_run(stage: Stage, options: CommonOptions, layout: Layout, start: str | 
 
 
 def pretrain(
-    layout: Layout, folder: Path, max_steps: int = 50, use_distributed_optimizer: bool = False
+    layout: Layout,
+    folder: Path,
+    max_steps: int = 50,
+    use_distributed_optimizer: bool = False,
+    look_at_samples: bool = True,
+    precision: Literal["bf16-mixed", "32"] = "32",
 ) -> Trained:
-    """`model_pretrain.py` in float32, with a look at every step."""
+    """`model_pretrain.py`, with a look at every step; that at the samples takes time."""
     import lightning.pytorch as pl
     from megatron.core import parallel_state
 
@@ -87,7 +92,7 @@ def pretrain(
     options = PretrainOptions(
         output_dir=folder,
         dataset="digits",
-        precision="32",
+        precision=precision,
         max_steps=max_steps,
         global_batch_size=GLOBAL_BATCH,
         val_interval=max(1, max_steps // 2),
@@ -126,7 +131,8 @@ def pretrain(
             use_distributed_optimizer=use_distributed_optimizer,
         ),
     )
-    module.register_forward_pre_hook(look)
+    if look_at_samples:
+        module.register_forward_pre_hook(look)
     data = MNISTDataModule(
         options.data_dir,
         layout.micro_batch_size,
@@ -144,7 +150,7 @@ def pretrain(
         pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
         data_rank=parallel_state.get_data_parallel_rank(),
         losses=losses,
-        samples=_by_step(samples, max_steps),
+        samples=_by_step(samples, max_steps) if look_at_samples else [],
         first=weights[0],
         last=weights[1],
         optimizer=_optimizer(trainer.optimizers[0].mcore_optimizer),

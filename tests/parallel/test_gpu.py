@@ -1,9 +1,10 @@
-"""On a GPU: the chain in bf16, NCCL, and the same results as a CPU in float32."""
+"""On a GPU: the chain in bf16, resumption, NCCL, and the same results as a CPU in float32."""
 
 import numpy as np
 import pytest
 
-from megakit.testing import Ranks, distributed_model_parallel_state
+from megakit.testing import RankError, Ranks, distributed_model_parallel_state
+from tests.faults.harness import BEFORE_STEP, Fault, Training
 from tests.scripts import accuracy, read_csv, read_json, run_script
 
 pytestmark = pytest.mark.gpu
@@ -30,6 +31,17 @@ def test_the_chain_in_bf16(tmp_path):
     summary = read_json(tmp_path / "predict" / "summary.json")
     assert (summary["accelerator"], summary["precision"]) == ("gpu", "bf16-mixed")
     assert accuracy(tmp_path / "predict" / "predictions.csv") >= 0.9
+
+
+def test_resumption_is_exact(tmp_path):
+    options = ("--accelerator", "gpu", "--micro-batch-size", 128)
+    whole = Training(tmp_path / "whole", options=options)
+    assert whole.start().status == 0
+    stopped = Training(tmp_path / "stopped", options=options)
+    start = stopped.start(Fault(BEFORE_STEP, 16, name="SIGTERM"))
+    assert start.status == 143, start.err
+    assert stopped.start().status == 0
+    assert stopped.result() == whole.result()
 
 
 def test_float32_is_the_same_on_gpu_and_cpu(tmp_path):
@@ -75,6 +87,50 @@ def test_parallel_state_over_nccl(number):
         pytest.skip(f"gpu: {number} ranks need as many GPUs, NCCL allows no sharing")
     with Ranks(number, accelerator="gpu") as pool:
         assert pool.run(sum_of_ranks) == [number * (number + 1) // 2] * number
+
+
+def losses_of_ten_steps(accelerator, tensor):
+    """The autoencoder under tensor parallelism, its ranks joined by gloo."""
+    import torch
+
+    from model_components import PretrainConfig
+
+    device = "cuda" if accelerator == "gpu" else "cpu"
+    with distributed_model_parallel_state(
+        accelerator=accelerator, backend="gloo", tensor_model_parallel_size=tensor
+    ):
+        model = PretrainConfig(tensor_model_parallel_size=tensor).configure_model().to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=5.0)
+        images = torch.rand(64, 1, 28, 28, generator=torch.Generator().manual_seed(1)).to(device)
+        losses = []
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(images)["x_hat"], images.flatten(1))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return next(model.parameters()).shape[0], losses
+
+
+def check_two_ranks(accelerator):
+    with Ranks(2, accelerator=accelerator) as pool:
+        ((width, alone),) = pool.run(losses_of_ten_steps, accelerator, 1, world_size=1)
+        both = pool.run(losses_of_ten_steps, accelerator, 2)
+    assert alone[-1] < 0.8 * alone[0]
+    assert width == 64
+    for half, losses in both:
+        assert half == 32
+        np.testing.assert_allclose(losses, alone, rtol=1e-5)
+
+
+def test_two_ranks_share_a_gpu_over_gloo():
+    """Tensor parallel on one GPU, for which NCCL wants two."""
+    try:
+        check_two_ranks("gpu")
+    except RankError as error:
+        if "gloo" in str(error).lower() and "cuda" in str(error).lower():
+            pytest.skip(f"gpu: gloo carries no CUDA tensors here: {str(error).splitlines()[-1]}")
+        raise
 
 
 def test_two_gpus_give_what_one_gives(tmp_path):

@@ -101,4 +101,3 @@ def test_whole_trainings_on_mnist_are_as_good(tmp_path, mnist_dir, name):
         run("tutorial.py", *common, "--accelerator", "cpu")
         accuracies.append(accuracy(runs / "predict" / "predictions.csv"))
     assert abs(accuracies[1] - accuracies[0]) <= 0.005, accuracies
-

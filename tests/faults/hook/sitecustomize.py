@@ -1,10 +1,11 @@
-"""Sends a script a signal at one exact moment: just before the n-th call of some function.
+"""Makes a script fail at one exact moment: just before the n-th call of some function.
 
 Python imports a module of this name, found on PYTHONPATH, in every process before anything else; so
 the real scripts run as they are, each of their ranks included. The moment is in the environment:
-`FAULT="MODULE:FUNCTION:N SIGNAL RANK"`.
+`FAULT="MODULE:FUNCTION:N FAULT RANK"`, the fault being a signal, or an exception to raise.
 """
 
+import builtins
 import functools
 import importlib.abc
 import importlib.machinery
@@ -14,12 +15,12 @@ import sys
 from typing import Any
 
 
-class SignalAt(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class FaultAt(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the one module that holds the function, and wraps the function once it is there."""
 
-    def __init__(self, moment: str, number: int) -> None:
+    def __init__(self, moment: str, fault: str) -> None:
         self.module, self.function, count = moment.split(":")
-        self.number, self.count = number, int(count)
+        self.fault, self.count = fault, int(count)
         self.loader: Any = None
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
@@ -45,13 +46,15 @@ class SignalAt(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def counting(*args: Any, **kwargs: Any) -> Any:
             calls[0] += 1
             if calls[0] == self.count:
-                os.kill(os.getpid(), self.number)
+                if not self.fault.startswith("SIG"):
+                    raise getattr(builtins, self.fault)("made to fail here")
+                os.kill(os.getpid(), getattr(signal, self.fault))
             return original(*args, **kwargs)
 
         setattr(owner, name, counting)
 
 
 if "FAULT" in os.environ:
-    moment, signal_name, rank = os.environ["FAULT"].split()
+    moment, fault, rank = os.environ["FAULT"].split()
     if os.environ.get("RANK", "0") == rank:
-        sys.meta_path.insert(0, SignalAt(moment, getattr(signal, signal_name)))
+        sys.meta_path.insert(0, FaultAt(moment, fault))

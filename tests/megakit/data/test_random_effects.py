@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import kstest  # type: ignore[import-untyped]
+from scipy.stats import chisquare, kstest  # type: ignore[import-untyped]
 
 from megakit.data import (
     EpochIndex,
     MultiEpochDatasetResampler,
     MultiEpochDatasetWrapper,
+    bernoulli,
     fetch_batch,
     sample_generator,
     uniform,
@@ -24,12 +25,12 @@ class DropPixels(MultiEpochDatasetWrapper):
 
     def apply_transform(self, sample, index):
         return sample * torch.from_numpy(
-            uniform(1, index.epoch, index.idx, tuple(sample.shape)) >= 0.2
+            bernoulli(0.8, 1, index.epoch, index.idx, tuple(sample.shape))
         )
 
     def apply_transform_batch(self, batch, index):
         return batch * torch.from_numpy(
-            uniform(1, index.epoch, index.idx, tuple(batch.shape[1:])) >= 0.2
+            bernoulli(0.8, 1, index.epoch, index.idx, tuple(batch.shape[1:]))
         )
 
 
@@ -41,6 +42,16 @@ class Images(torch.utils.data.Dataset):
         if index >= 40:
             raise IndexError(index)
         return torch.ones(1, 28, 27) * (index + 1)
+
+
+def fair(*arguments):
+    """`bernoulli` with the arguments of `uniform`."""
+    return bernoulli(0.5, *arguments)
+
+
+@pytest.fixture(params=[uniform, fair], ids=["uniform", "bernoulli"])
+def draw(request):
+    return request.param
 
 
 def test_the_pattern():
@@ -55,24 +66,24 @@ def test_the_pattern():
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (28, 28), (3, 0), (70_001,)])
-def test_equal_in_a_batch_and_alone(shape):
+def test_equal_in_a_batch_and_alone(draw, shape):
     epochs, indices = np.array([0, 0, 3, 10**6]), np.array([0, 1, 1, 10**12])
-    batch = uniform(42, epochs, indices, shape)
+    batch = draw(42, epochs, indices, shape)
     assert batch.shape == (4, *shape)
-    assert batch.dtype == np.float32
+    assert batch.dtype == (np.float32 if draw is uniform else np.bool_)
     for row in range(4):
-        alone = uniform(42, int(epochs[row]), int(indices[row]), shape)
+        alone = draw(42, int(epochs[row]), int(indices[row]), shape)
         assert alone.shape == shape
+        assert torch.from_numpy(alone).shape == shape  # an array, even of a single number
         np.testing.assert_array_equal(alone, batch[row])
-    np.testing.assert_array_equal(uniform(42, epochs[::-1], indices[::-1], shape), batch[::-1])
-    np.testing.assert_array_equal(uniform(42, 0, np.array([0, 1]), shape), batch[:2])
+    np.testing.assert_array_equal(draw(42, epochs[::-1], indices[::-1], shape), batch[::-1])
+    np.testing.assert_array_equal(draw(42, 0, np.array([0, 1]), shape), batch[:2])
 
 
-def test_many_rows_are_cut_without_a_trace():
-    rows = np.arange(1000)
+def test_many_rows_are_cut_without_a_trace(draw):
+    rows, some = np.arange(3000), [0, 655, 656, 999, 1310, 1311, 2621, 2622, 2999]
     np.testing.assert_array_equal(
-        uniform(1, rows, rows, (100,))[[0, 655, 656, 999]],
-        uniform(1, rows[[0, 655, 656, 999]], rows[[0, 655, 656, 999]], (100,)),
+        draw(1, rows, rows, (100,))[some], draw(1, rows[some], rows[some], (100,))
     )
 
 
@@ -80,6 +91,8 @@ def test_known_values():
     """What any platform and version must give."""
     np.testing.assert_array_equal(uniform(42, 1, 2, (3,)) * 2**24, [2498672, 13011025, 2052551])
     np.testing.assert_allclose(sample_generator(42, 1, 2).random(), 0.5840890785571974, rtol=1e-12)
+    kept = bernoulli(0.8, 42, 1, 2, (20,)).astype(int)
+    assert "".join(map(str, kept)) == "11111111101101111111"
 
 
 def test_even_in_every_direction():
@@ -94,8 +107,58 @@ def test_even_in_every_direction():
         assert 1e-3 < kstest(values, "uniform").pvalue < 1 - 1e-3
 
 
-def test_rows_and_columns_are_uncorrelated():
-    values = uniform(3, np.repeat(np.arange(4), 250), np.tile(np.arange(250), 4), (200,))
+@pytest.mark.parametrize("probability", [0.001, 0.2, 0.5, 0.8, 0.999])
+def test_the_share_of_what_is_true(probability):
+    """Along a sample, over samples, over epochs, over seeds: within 4 standard errors."""
+    along = bernoulli(probability, 3, 0, 0, (100_000,))
+    over_samples = bernoulli(probability, 3, 0, np.arange(100_000))
+    over_epochs = bernoulli(probability, 3, np.arange(100_000), 0)
+    over_seeds = np.array([bernoulli(probability, seed, 0, 0) for seed in range(2000)])
+    for values in (along, over_samples, over_epochs, over_seeds):
+        error = (probability * (1 - probability) / values.size) ** 0.5
+        assert abs(values.mean() - probability) < 4 * error
+
+
+def test_what_is_true_is_so_independently_of_its_neighbors():
+    """Four values come of one hash: each of their 16 patterns, and those across two, as often."""
+    values = bernoulli(0.3, 3, 0, np.arange(2000), (64,))
+    for shift in range(4):
+        fours = values[:, shift : 60 + shift].reshape(-1, 4)
+        counts = np.bincount(fours @ [8, 4, 2, 1], minlength=16)
+        trues = np.array([bin(pattern).count("1") for pattern in range(16)])
+        expected = len(fours) * 0.3**trues * 0.7 ** (4 - trues)
+        # Probabilities are multiples of 2**-16, so the sums differ in the fifth digit.
+        expected *= counts.sum() / expected.sum()
+        assert 1e-3 < chisquare(counts, expected).pvalue < 1 - 1e-3
+    for place in range(64):  # as often at each place in a sample
+        assert abs(values[:, place].mean() - 0.3) < 4.5 * (0.3 * 0.7 / 2000) ** 0.5
+
+
+def test_a_more_likely_one_is_true_wherever_a_less_likely_one_is():
+    """As a threshold on one number for each value gives it."""
+    few, many = (bernoulli(p, 3, 0, np.arange(100), (50,)) for p in (0.3, 0.31))
+    assert (many | ~few).all()
+    assert 0 < (many & ~few).mean() < 0.03
+
+
+def test_never_and_always():
+    for shape in ((), (10_000,)):
+        assert not bernoulli(0, 1, 0, 0, shape).any()
+        assert bernoulli(1, 1, 0, 0, shape).all()
+    # The nearest multiples of 2**-16.
+    assert not bernoulli(2**-18, 1, 0, 0, (200_000,)).any()
+    assert bernoulli(1 - 2**-18, 1, 0, 0, (200_000,)).all()
+    assert 0 < bernoulli(2**-16, 1, 0, 0, (10**6,)).sum() < 40
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.1, -1e-9, float("nan"), float("inf")])
+def test_what_is_no_probability(probability):
+    with pytest.raises(ValueError, match=f"from 0 to 1, got {probability}"):
+        bernoulli(probability, 1, 0, 0)
+
+
+def test_rows_and_columns_are_uncorrelated(draw):
+    values = draw(3, np.repeat(np.arange(4), 250), np.tile(np.arange(250), 4), (200,))
     for table in (values, values.T):
         correlations = np.corrcoef(table)[np.triu_indices(len(table), 1)]
         size = table.shape[1]
@@ -114,13 +177,13 @@ def test_generators_differ_by_each_number():
 
 @pytest.mark.parametrize("numbers", [(-1, 0, 0), (0, -1, 0), (0, 0, -1)])
 def test_negative_numbers(numbers):
-    for function in (sample_generator, uniform):
+    for function in (sample_generator, uniform, fair):
         with pytest.raises(ValueError, match="must not be negative"):
             function(*numbers)
 
 
 @pytest.mark.parametrize("numbers", [(0.5, 0, 0), (0, 1.0, 0), (0, 0, True)])
 def test_other_numbers(numbers):
-    for function in (sample_generator, uniform):
+    for function in (sample_generator, uniform, fair):
         with pytest.raises(TypeError, match="integer"):
             function(*numbers)

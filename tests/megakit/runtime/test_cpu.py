@@ -370,11 +370,3 @@ def test_every_patch_has_a_case() -> None:
 
     patches = {patch.__name__ for patch in (*cpu.TORCH_PATCHES, *cpu.FRAMEWORK_PATCHES)}
     assert patches == {case.patch for case in CASES.values()} - {""}
-
-
-def test_a_name_that_the_stack_lacks_is_an_error() -> None:
-    from megakit.runtime.patching import replace
-
-    with pytest.raises(RuntimeError, match=r"os\.gone is gone .* requirements\.lock"):
-        replace(os, "gone", None)
-    assert not hasattr(os, "gone")

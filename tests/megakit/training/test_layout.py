@@ -6,8 +6,10 @@ from itertools import product
 
 import pytest
 
+from megakit.runtime.accelerator import Accelerator
 from megakit.training.layout import Cluster, Layout, plan_layout
 from megakit.training.options import CommonOptions, TrainingOptions
+from megakit.training.plan import too_many
 
 TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
 SRUN = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "train"}
@@ -56,6 +58,11 @@ class TestCluster:
         for variable, value in (SRUN | {"SLURM_JOB_NAME": name}).items():
             monkeypatch.setenv(variable, value)
         assert Cluster.from_environment() == Cluster()
+
+    def test_a_batch_script_that_asked_for_no_number_of_tasks(self, monkeypatch):
+        monkeypatch.setenv("SLURM_PROCID", "0")
+        cluster = Cluster.from_environment()
+        assert (cluster.devices, cluster.num_nodes, cluster.num_processes) == (1, 1, 1)
 
     def test_an_allocation_without_a_step_is_no_job(self, monkeypatch):
         for name in SRUN.keys() - {"SLURM_PROCID"}:
@@ -154,6 +161,21 @@ class TestWhatDoesNot:
         for part in ("--micro-batch-size 5", "2 data-parallel ranks", "= 10", "24"):
             assert part in problem
         assert remedied(problem, devices=2, global_batch_size=24, micro_batch_size=5) == []
+
+    def test_more_gpus_than_there_are(self):
+        layout, problems = plan(devices=4)
+        assert problems == []
+        (problem,) = too_many(layout, Accelerator("gpu", "a GPU", count=1))
+        for part in ("--devices 4", "has 1 GPU,", "--accelerator cpu"):
+            assert part in problem
+        assert too_many(layout, Accelerator("gpu", "a GPU", count=4)) == []
+        assert too_many(layout, Accelerator("cpu", "a CPU", count=1)) == []
+
+    def test_machines_with_unequal_numbers_of_processes(self):
+        cluster = Cluster("srun", rank=0, devices=2, num_nodes=2, left_over=1)
+        (problem,) = plan(cluster=cluster)[1]
+        for part in ("srun started 5 processes on 2 machines", "--ntasks-per-node"):
+            assert part in problem
 
     def test_several_machines_need_a_starter(self):
         (problem,) = plan(num_nodes=2)[1]

@@ -1,0 +1,283 @@
+"""What each change to the stack is worth: steps with and without it by turns, in one process.
+
+    python benchmarks/cuts.py --data-dir PATH [--steps N] [--starts N] [--write]
+
+Pretraining in micro batches of 128, bf16-mixed. Every 40 steps the change is undone or made again;
+what is compared are neighbours, by the processor's time, so that a machine whose speed swings tells
+the same. Then the start: imports with and without each change, in processes by turns. `--write`
+puts both tables into RESULTS.md.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from report import HEADER, REPOSITORY, Row, machine, write_section
+
+BLOCK, WARM_UP = 40, 200
+
+#: How a change is undone: attributes of modules, classes or objects, and what they were before.
+Undo = list[tuple[Any, str, Any]]
+
+
+def logging(trainer: Any, before: dict[str, Any]) -> Undo:
+    """NeMo logs five values a step, and the learning rate, through Lightning"""
+    from nemo import lightning as nl
+    from nemo.lightning.pytorch.optim import MegatronOptimizerModule
+
+    from megakit.training.optimizer import LeanOptimizerModule
+    from megakit.training.strategy import ExactStrategy
+
+    return [
+        (ExactStrategy, "training_step", nl.MegatronStrategy.training_step),
+        (ExactStrategy, "optimizer_step", nl.MegatronStrategy.optimizer_step),
+        (
+            LeanOptimizerModule,
+            "on_train_batch_start",
+            MegatronOptimizerModule.on_train_batch_start,
+        ),
+    ]
+
+
+def searching(trainer: Any, before: dict[str, Any]) -> Undo:
+    """NeMo looks up the module's methods and its callbacks' signatures at every step"""
+    from nemo.lightning.megatron_parallel import CallbackConnector
+
+    from megakit.training.strategy import _CachingConnector
+
+    return [
+        (trainer.strategy, "_training_functions", {}),
+        (_CachingConnector, "event", CallbackConnector.event),
+    ]
+
+
+def collectives(trainer: Any, before: dict[str, Any]) -> Undo:
+    """sums over the one rank of a group go through gloo"""
+    from megatron.core.distributed import param_and_grad_buffer
+    from megatron.core.tensor_parallel import layers
+    from torch import distributed
+
+    regions = "copy_to_tensor_model_parallel_region", "reduce_from_tensor_model_parallel_region"
+    return [
+        (distributed, "all_reduce", distributed.all_reduce.__wrapped__),  # type: ignore[attr-defined]
+        (
+            param_and_grad_buffer,
+            "_coalescing_manager",
+            distributed.distributed_c10d._coalescing_manager,
+        ),
+        *((layers, name, getattr(layers, name).__wrapped__) for name in regions),
+    ]
+
+
+def linear(trainer: Any, before: dict[str, Any]) -> Undo:
+    """Megatron's product of its own, with the gradient of the images"""
+    from megatron.core.tensor_parallel.layers import (
+        linear_with_grad_accumulation_and_async_allreduce,
+    )
+
+    from megakit.models.layers import _Linear
+
+    def product(self: Any, input: Any, weight: Any, **options: Any) -> Any:
+        return linear_with_grad_accumulation_and_async_allreduce(input, weight, **options)
+
+    return [(_Linear, "_forward_impl", product)]
+
+
+def adam(trainer: Any, before: dict[str, Any]) -> Undo:
+    """torch's Adam weight by weight, and a look for CUDA before it"""
+    import torch
+
+    inner = trainer.strategy.optimizers[0].mcore_optimizer.chained_optimizers[0].optimizer
+
+    class Groups(list):
+        """The optimizer's groups of weights, not fused."""
+
+        def __init__(self) -> None:
+            super().__init__({**group, "fused": None} for group in inner.param_groups)
+
+        def __iter__(self) -> Any:  # the learning rate changes from step to step
+            for own, group in zip(list.__iter__(self), fused, strict=True):
+                own["lr"] = group["lr"]
+                yield own
+
+    fused = inner.param_groups
+    return [
+        (inner, "param_groups", Groups()),
+        (torch.cuda, "is_available", before["is_available"]),
+    ]
+
+
+def nan_check(trainer: Any, before: dict[str, Any]) -> Undo:
+    """Megatron looks for NaN in the gradients, besides the norm"""
+    return [(trainer.strategy.model[0].module.ddp_config, "check_for_nan_in_grad", True)]
+
+
+STEP_CUTS: dict[str, Callable[[Any, dict[str, Any]], Undo]] = {
+    function.__name__: function
+    for function in (logging, collectives, linear, adam, searching, nan_check)
+}
+START_CUTS = {
+    "torchmetrics": "scipy.signal and torchvision, for torchmetrics",
+    "jit_fuser": "Megatron's fused functions by torch.compile",
+    "collector": "Python's garbage collector during imports",
+}
+
+
+def timed_steps(cut: str, out: Path, num_steps: int) -> None:
+    """Runs `model_pretrain.py` in this process, undoing the change for every other block."""
+    import torch
+
+    sys.path.insert(0, str(REPOSITORY))
+    before = {"is_available": torch.cuda.is_available}
+    import model_pretrain
+    from megakit.runtime.accelerator import use_accelerator
+    from megakit.training import script
+
+    def use_and_time(name: Any) -> None:
+        use_accelerator(name)
+        from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop as Loop
+
+        advance = Loop.advance
+        state: dict[str, Any] = {"step": 0, "undone": False, "began": 0.0}
+        times: dict[bool, list[float]] = {False: [], True: []}
+        changed: list[tuple[Any, str, Any, bool]] = []
+
+        def timed_advance(self: Any, *args: Any) -> None:
+            state["step"] += 1
+            if state["step"] % BLOCK == 0:
+                now = time.process_time()
+                if state["step"] > WARM_UP:
+                    times[state["undone"]].append(1000 * (now - state["began"]) / BLOCK)
+                switch(self.trainer)
+                state["began"] = time.process_time()
+            advance(self, *args)
+            if state["step"] == num_steps:
+                out.write_text(json.dumps([times[False], times[True]]))
+
+        def switch(trainer: Any) -> None:
+            state["undone"] = not state["undone"]
+            if state["undone"]:
+                for owner, name, value in STEP_CUTS[cut](trainer, before):
+                    had = name in vars(owner)
+                    changed.append((owner, name, vars(owner).get(name), had))
+                    setattr(owner, name, value)
+                return
+            while changed:
+                owner, name, value, had = changed.pop()
+                setattr(owner, name, value) if had else delattr(owner, name)
+
+        Loop.advance = timed_advance
+
+    vars(script)["use_accelerator"] = use_and_time
+    sys.argv[0] = str(REPOSITORY / "model_pretrain.py")
+    script.run_script(
+        model_pretrain.PRETRAIN, model_pretrain.PretrainOptions, model_pretrain.pretrain
+    )
+
+
+def timed_start(cut: str) -> None:
+    """Imports the stack as the scripts do, all but one change made; prints processor seconds."""
+    sys.path.insert(0, str(REPOSITORY))
+    from megakit.runtime import cpu, deferred, memory
+    from megakit.runtime.accelerator import use_accelerator
+
+    if cut == "torchmetrics":
+        deferred.NAMES = ()
+    if cut == "jit_fuser":
+        cpu.TORCH_PATCHES = tuple(
+            patch for patch in cpu.TORCH_PATCHES if patch is not cpu.fused_functions_run_as_written
+        )
+    if cut != "collector":
+        memory.suspend_collector()
+    use_accelerator("cpu")
+    import model_components  # noqa: F401
+
+    print(time.process_time())
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def run(*arguments: object) -> str:
+    """This file in another process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, __file__, *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"{arguments} failed:\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def step_row(cut: str, data_dir: Path, num_steps: int) -> Row:
+    """What a change takes off a step."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "times")
+        options: list[object] = ["--data-dir", data_dir, "--output-dir", folder]
+        options += ["--max-steps", num_steps + 1, "--global-batch-size", 128]
+        options += ["--val-interval", num_steps + 1, "--save-interval", num_steps + 1]
+        run("--steps-of", cut, out, num_steps, *options)
+        made, undone = json.loads(out.read_text())
+    gains = [b - a for a, b in zip(made, undone, strict=False)]
+    share = statistics.median(gains) / statistics.median(undone)
+    what = (STEP_CUTS[cut].__doc__ or "").strip()
+    return Row(what, quartiles(gains), "ms", f"{share:.0%} of a step without it")
+
+
+def quartiles(values: list[float]) -> list[float]:
+    """The middle half of the values, as its ends and its middle."""
+    return statistics.quantiles(values, n=4)
+
+
+def start_rows(starts: int) -> list[Row]:
+    """What each change takes off the start."""
+    seconds: dict[str, list[float]] = {cut: [] for cut in ("none", *START_CUTS)}
+    for _ in range(starts):
+        for cut, times in seconds.items():
+            times.append(float(run("--start-of", cut).splitlines()[-1]))
+    rows = [Row("imports, all changes made", seconds["none"], "s")]
+    for cut, what in START_CUTS.items():
+        gains = [b - a for a, b in zip(seconds["none"], seconds[cut], strict=True)]
+        rows.append(Row(what, gains, "s", "saved"))
+    return rows
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--steps-of"]:
+        cut, out, num_steps = sys.argv[2:5]
+        del sys.argv[1:5]
+        timed_steps(cut, Path(out), int(num_steps))
+    if sys.argv[1:2] == ["--start-of"]:
+        timed_start(sys.argv[2])
+    parser = argparse.ArgumentParser(description="What each change to the stack is worth.")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--steps", type=int, default=4000, help="steps for each change")
+    parser.add_argument("--starts", type=int, default=5, help="starts for each change")
+    parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
+    options = parser.parse_args()
+    rows = [step_row(cut, options.data_dir, options.steps) for cut in STEP_CUTS]
+    rows.sort(key=lambda row: -row.median)
+    title = "## What each change to the stack is worth"
+    parts = [
+        *(title, "", machine("nemo_toolkit", "megatron-core"), ""),
+        *("Of a step, the median and the middle half:", "", *HEADER, *map(str, rows), ""),
+        *("Of the start:", "", *HEADER, *map(str, start_rows(options.starts))),
+    ]
+    text = "\n".join(parts)
+    print(text)
+    if options.write:
+        write_section("cuts", text)
+
+
+if __name__ == "__main__":
+    main()

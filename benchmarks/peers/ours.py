@@ -1,0 +1,107 @@
+"""The training by `model_pretrain.py` as a user starts it, its steps timed."""
+
+import functools
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import model_pretrain
+from megakit.training.script import Run, run_script
+from peers.job import Clock, Job
+
+
+def train(job: Job, clock: Clock) -> None:
+    """Trains, validates and saves after the last step; does not return."""
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {
+            "data-dir": job.data_dir,
+            "dataset": job.dataset,
+            "output-dir": folder,
+            "accelerator": "cpu",
+            "max-steps": job.steps,
+            "global-batch-size": job.batch_size,
+            "micro-batch-size": job.batch_size,
+            "precision": job.precision,
+            "lr": job.lr,
+            "corruption": job.corruption,
+            "seed": job.seed,
+            # Validation and saves come after the last step's end, which is when the clock stops.
+            "val-interval": job.steps,
+            "save-interval": job.steps,
+        }
+        sys.argv[1:] = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+        work = functools.partial(timed, job=job, clock=clock)
+        run_script(model_pretrain.PRETRAIN, model_pretrain.PretrainOptions, work)
+
+
+def timed(run: Run, job: Job, clock: Clock) -> Path:
+    """What the script does, with a clock that looks at each step's end."""
+    from lightning.pytorch import Trainer
+
+    import model_components
+    from megakit.reporting.metrics import read_metrics
+    from megakit.training import callbacks
+
+    if job.hidden_size != 64:
+        set_width(model_components.PretrainConfig, job.hidden_size)
+    if job.repeats > 1:
+        repeat_samples(model_components.MNISTDataModule, job.repeats)
+    reporter: Any = callbacks.Reporter
+    original = reporter.on_train_batch_end
+
+    def on_train_batch_end(self: Any, trainer: Trainer, *args: Any) -> None:
+        original(self, trainer, *args)
+        clock.step()
+
+    reporter.on_train_batch_end = on_train_batch_end
+    if job.every_loss:
+        callbacks.LOG_INTERVAL = 1
+    checkpoint = model_pretrain.pretrain(run)
+    rows = read_metrics(run.path / "metrics.csv")
+    if job.every_loss:
+        clock.losses = [row.train_loss for row in rows if row.train_loss is not None]
+        if len(clock.losses) != job.steps:
+            raise RuntimeError(f"{len(clock.losses)} losses in metrics.csv of {job.steps} steps")
+    clock.tell(val_loss=rows[-1].val_loss, lr=[row.lr for row in rows])
+    return checkpoint
+
+
+def set_width(config: Any, hidden_size: int) -> None:
+    """Makes the autoencoder wider or narrower: the script has no option for that."""
+    original = config.__post_init__
+
+    def post_init(self: Any) -> None:
+        self.hidden_size = hidden_size
+        original(self)
+
+    config.__post_init__ = post_init
+
+
+class Repeated:
+    """A dataset that gives another's samples over and over."""
+
+    def __init__(self, dataset: Any, repeats: int) -> None:
+        self.dataset, self.length = dataset, repeats * len(dataset)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index % len(self.dataset)]
+
+    def get_batch(self, indices: Any) -> Any:
+        from megakit.data import fetch_batch
+
+        return fetch_batch(self.dataset, indices % len(self.dataset))
+
+
+def repeat_samples(data_module: Any, repeats: int) -> None:
+    """Makes the training part longer than it is."""
+    original = data_module._splits
+
+    def splits(self: Any) -> tuple[Any, ...]:
+        train, *others = original(self)
+        return Repeated(train, repeats), *others
+
+    data_module._splits = splits

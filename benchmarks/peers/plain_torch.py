@@ -1,0 +1,27 @@
+"""The training as a plain loop in PyTorch: the limit for anything built on it."""
+
+from typing import Any
+
+import torch
+
+from peers.job import CLIP, Clock, Job, optimizer_of
+
+
+def train(job: Job, clock: Clock) -> None:
+    """Trains; no logging, no validation, no saves."""
+    model = job.autoencoder()
+    parameters = list(model.parameters())
+    optimizer = optimizer_of(job, model)
+    mixed = job.precision == "bf16-mixed"
+    for step, (x, target) in enumerate(job.batches()):
+        for group in optimizer.param_groups:
+            group["lr"] = job.lr * job.lr_factor(step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            x_hat = model(x)
+        loss: Any = torch.nn.functional.mse_loss(x_hat.float(), target)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        clock.step(loss.item())
+    clock.tell()

@@ -1,0 +1,82 @@
+"""Runs benchmarks one after the other, each of which writes its section of RESULTS.md.
+
+./run benchmarks [NAME...] [--data-dir PATH]
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A script of this folder.
+
+    Attributes:
+        minutes: About how long it takes on 2 cores.
+        what: What it measures.
+        arguments: Its command line, the script's name first.
+        needs_images: Whether it takes --data-dir.
+    """
+
+    minutes: int
+    what: str
+    arguments: tuple[str, ...]
+    needs_images: bool = True
+
+
+ALL = {
+    "steps": Benchmark(
+        5, "training steps/s beside plain Lightning, plain PyTorch and published", ("steps.py",)
+    ),
+    "times": Benchmark(
+        15, "from Enter to result, by script, and memory; beside published", ("times.py",)
+    ),
+    "growth": Benchmark(5, "steps/s and memory against batch size, samples, width", ("growth.py",)),
+    "checkpoint": Benchmark(1, "how long a save stops training", ("checkpoint.py",), False),
+    "data": Benchmark(2, "the data system's speed and memory", ("data.py",)),
+    "chain": Benchmark(3, "accuracy and time of the whole tutorial, by seed", ("chain.py",)),
+    "labels": Benchmark(20, "what pretraining is worth", ("chain.py", "--labels")),
+    "parallel": Benchmark(
+        5, "layouts against one process: differences and speed", ("parallel.py",), False
+    ),
+    "faults": Benchmark(17, "runs killed at random moments", ("faults.py", "--runs", "50"), False),
+}
+
+
+def main() -> int:
+    lines = [f"  {name:11} {one.what} ({one.minutes} min)" for name, one in ALL.items()]
+    parser = argparse.ArgumentParser(
+        prog="run benchmarks",
+        description="Runs benchmarks and writes benchmarks/RESULTS.md; by default all of them:\n"
+        + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which; in this order")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in ALL]:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
+    failed = []
+    for name in options.names or ALL:
+        benchmark = ALL[name]
+        script, *arguments = benchmark.arguments
+        data = ["--data-dir", str(options.data_dir)] if benchmark.needs_images else []
+        print(f"== {name}, about {benchmark.minutes} min", file=sys.stderr, flush=True)
+        began = time.monotonic()
+        command = [sys.executable, str(HERE / script), *arguments, *data, "--write"]
+        if subprocess.call(command):
+            failed.append(name)
+        print(f"== {name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

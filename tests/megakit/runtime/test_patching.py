@@ -1,0 +1,43 @@
+"""Replacing what is there, and refusing what is not."""
+
+from types import ModuleType
+
+import pytest
+
+from megakit.runtime.patching import existing, replace
+
+
+@pytest.fixture
+def module() -> ModuleType:
+    module = ModuleType("stack")
+    vars(module)["there"] = "theirs"
+    return module
+
+
+def test_a_name_that_is_there(module: ModuleType) -> None:
+    assert existing(module, "there") == "theirs"
+    replace(module, "there", "ours")
+    assert existing(module, "there") == "ours"
+
+
+@pytest.mark.parametrize("value", [None, 0, ""])
+def test_what_is_there_may_be_false(module: ModuleType, value: object) -> None:
+    replace(module, "there", value)
+    assert existing(module, "there") == value
+
+
+def test_a_name_that_the_stack_lacks_is_an_error(module: ModuleType) -> None:
+    message = r"stack\.gone is gone from this version of the stack; .* requirements\.lock"
+    with pytest.raises(RuntimeError, match=message):
+        replace(module, "gone", None)
+    with pytest.raises(RuntimeError, match=message):
+        existing(module, "gone")
+    assert not hasattr(module, "gone")
+
+
+def test_the_message_names_a_class_and_its_method() -> None:
+    class Writer:
+        pass
+
+    with pytest.raises(RuntimeError, match=r"Writer\.write is gone"):
+        replace(Writer, "write", None)

@@ -1,0 +1,165 @@
+"""What our strategy does at a step besides what NeMo's does: it looks at the gradient's norm."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from megakit.checkpoints import read_manifest
+from megakit.checkpoints.manifest import verify
+from tests.scripts import read_csv, run_script
+
+
+@pytest.fixture
+def strategy(megatron: None) -> Any:
+    from megakit.training.layout import Layout
+    from megakit.training.trainer import build_strategy
+
+    strategy = build_strategy(Layout(1, 1, 1, 1, 8, 8))
+    strategy.trainer = SimpleNamespace(global_step=6)
+    return strategy
+
+
+@pytest.fixture
+def step(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A step of an optimizer that has found the gradient to have a norm."""
+    from lightning.pytorch.strategies import DDPStrategy
+
+    def step(norm: Any) -> Any:
+        monkeypatch.setattr(DDPStrategy, "optimizer_step", lambda *args, **kwargs: (1, norm, None))
+        return strategy.optimizer_step(None, None)
+
+    return step
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.125, 1e30, None])
+def test_a_finite_norm_is_remembered(strategy: Any, step: Any, norm: float | None) -> None:
+    assert step(norm) == (1, norm, None)
+    assert strategy.grad_norm == norm
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_norm_that_is_none_ends_training(step: Any, norm: float) -> None:
+    with pytest.raises(RuntimeError, match=rf"^Step 7: the gradient's norm is {norm}\. .*--lr"):
+        step(norm)
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_norm_may_be_a_tensor(step: Any, norm: float) -> None:
+    import torch
+
+    with pytest.raises(RuntimeError, match="Step 7"):
+        step(torch.tensor(norm))
+
+
+def test_training_that_goes_wrong_keeps_its_checkpoints(tmp_path: Path) -> None:
+    done = run_script(
+        *("model_pretrain.py", "--dataset", "digits", "--data-dir", tmp_path / "no-data"),
+        *("--accelerator", "cpu", "--precision", "32", "--output-dir", tmp_path),
+        *("--lr", "1e30", "--max-steps", 5, "--save-interval", 1, "--val-interval", 5),
+    )
+    assert done.status == 1
+    assert done.out == ""
+    (line,) = [line for line in done.err.splitlines() if "gradient's norm" in line]
+    assert "Step 2: the gradient's norm is nan." in line
+    assert "The checkpoints before it are untouched; try a lower --lr." in line
+    run = tmp_path / "pretrain"
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    assert checkpoint.name == "step=000001"
+    assert verify(checkpoint) == read_manifest(checkpoint)
+    assert [row["step"] for row in read_csv(run / "metrics.csv")] == ["1"]
+
+
+# --- Which of the module's methods take part ------------------------------------------------------
+
+
+class Module:
+    def training_step(self, batch: Any) -> None: ...
+    def forward_step(self, batch: Any) -> None: ...
+    def data_step(self, iterator: Any) -> None: ...
+    def training_loss_reduction(self) -> None: ...
+
+
+class OtherModule(Module):
+    def training_data_step(self, iterator: Any) -> None: ...
+
+
+class Chunks(list[Any]):
+    """As much of NeMo's MegatronParallel as a step takes."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+        self.steps: list[dict[str, Any]] = []
+        self.callbacks = SimpleNamespace(callbacks={})
+
+    def training_step(self, iterator: Any, **functions: Any) -> float:
+        self.steps.append(functions)
+        return 0.5
+
+
+@pytest.fixture
+def searched(megatron: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Each search of NeMo's, by what was looked for."""
+    from nemo.lightning.megatron_parallel import _ModuleStepFunction
+
+    searched: list[str] = []
+    for name in ("from_data_step", "from_forward_step", "from_loss_reduction"):
+        original = getattr(_ModuleStepFunction, name)
+
+        def find(*args: Any, name: str = name, original: Any = original) -> Any:
+            searched.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(_ModuleStepFunction, name, find)
+    return searched
+
+
+def names(functions: dict[str, Any]) -> dict[str, str]:
+    return {key: function.name for key, function in functions.items()}
+
+
+def test_the_module_is_searched_once(strategy: Any, searched: list[str]) -> None:
+    strategy.model = chunks = Chunks(Module())
+    for _ in range(3):
+        assert strategy.training_step(iter(())) == 0.5
+    assert sorted(searched) == ["from_data_step", "from_forward_step", "from_loss_reduction"]
+    first, *others = chunks.steps
+    assert others == [first, first]
+    assert names(first) == {
+        "data_step": "data_step",
+        "forward_step": "training_step",
+        "loss_reduction": "training_loss_reduction",
+    }
+
+
+def test_another_module_is_searched_anew(
+    strategy: Any, searched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One trainer may fit several."""
+    from nemo import lightning as nl
+
+    monkeypatch.setattr(nl.MegatronStrategy, "setup_megatron_parallel", lambda *args: None)
+    for module, expected in ((Module(), "data_step"), (OtherModule(), "training_data_step")):
+        strategy.model = chunks = Chunks(module)
+        strategy.setup_megatron_parallel(strategy.trainer)
+        strategy.training_step(iter(()))
+        assert names(chunks.steps[0])["data_step"] == expected
+    assert len(searched) == 6
+
+
+def test_what_a_step_is_given_is_what_nemo_would_find(strategy: Any) -> None:
+    from nemo.lightning.megatron_parallel import _ModuleStepFunction as Find
+
+    for module in (Module(), OtherModule()):
+        strategy.model = Chunks(module)
+        strategy.__dict__.pop("_training_functions", None)
+        theirs = {
+            "data_step": Find.from_data_step(module, "training"),
+            "forward_step": Find.from_forward_step(module, "training"),
+            "loss_reduction": Find.from_loss_reduction(module, "training"),
+        }
+        ours = strategy._training_functions
+        assert {k: vars(v) for k, v in ours.items()} == {k: vars(v) for k, v in theirs.items()}
