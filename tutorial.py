@@ -13,6 +13,7 @@ from pathlib import Path
 from megakit.training.launch import run_in_fork
 from megakit.training.options import CommonOptions, parse_options
 from mnist_files import DataOptions
+from model_pretrain import PRETRAIN
 
 SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 #: Options that only the two scripts that train have.
@@ -52,10 +53,12 @@ def import_stack(options: TutorialOptions) -> None:
     from megakit.reporting.console import quiet
     from megakit.runtime.accelerator import is_certainly_cpu, use_accelerator
     from megakit.runtime.memory import suspend_collector
+    from megakit.runtime.threads import limit_threads
 
     is_alone = options.devices in (None, 1) and "RANK" not in os.environ
     if not is_alone or options.problems() or not is_certainly_cpu(options.accelerator):
         return
+    limit_threads(PRETRAIN.width)
     suspend_collector()
     with contextlib.nullcontext() if options.verbose else quiet():
         use_accelerator("cpu")

@@ -1,6 +1,7 @@
 """The training by `model_pretrain.py` as a user starts it, its steps timed."""
 
 import functools
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -13,26 +14,25 @@ from peers.job import Clock, Job
 
 def train(job: Job, clock: Clock) -> None:
     """Trains, validates and saves after the last step; does not return."""
-    with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, Any] = {
-            "data-dir": job.data_dir,
-            "dataset": job.dataset,
-            "output-dir": folder,
-            "accelerator": "cpu",
-            "max-steps": job.steps,
-            "global-batch-size": job.batch_size,
-            "micro-batch-size": job.batch_size,
-            "precision": job.precision,
-            "lr": job.lr,
-            "corruption": job.corruption,
-            "seed": job.seed,
-            # Validation and saves come after the last step's end, which is when the clock stops.
-            "val-interval": job.steps,
-            "save-interval": job.steps,
-        }
-        sys.argv[1:] = [part for key, value in options.items() for part in (f"--{key}", str(value))]
-        work = functools.partial(timed, job=job, clock=clock)
-        run_script(model_pretrain.PRETRAIN, model_pretrain.PretrainOptions, work)
+    options: dict[str, Any] = {
+        "data-dir": job.data_dir,
+        "dataset": job.dataset,
+        "output-dir": tempfile.mkdtemp(prefix="megakit-peer-"),
+        "accelerator": "cpu",
+        "max-steps": job.steps,
+        "global-batch-size": job.batch_size,
+        "micro-batch-size": job.batch_size,
+        "precision": job.precision,
+        "lr": job.lr,
+        "corruption": job.corruption,
+        "seed": job.seed,
+        # Validation and saves come after the last step's end, which is when the clock stops.
+        "val-interval": job.steps,
+        "save-interval": job.steps,
+    }
+    sys.argv[1:] = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+    work = functools.partial(timed, job=job, clock=clock)
+    run_script(model_pretrain.PRETRAIN, model_pretrain.PretrainOptions, work)
 
 
 def timed(run: Run, job: Job, clock: Clock) -> Path:
@@ -64,6 +64,8 @@ def timed(run: Run, job: Job, clock: Clock) -> Path:
         if len(clock.losses) != job.steps:
             raise RuntimeError(f"{len(clock.losses)} losses in metrics.csv of {job.steps} steps")
     clock.tell(val_loss=rows[-1].val_loss, lr=[row.lr for row in rows])
+    # Here, as the script ends its process without coming back to `train`.
+    shutil.rmtree(run.options.output_dir)
     return checkpoint
 
 

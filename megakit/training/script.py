@@ -21,6 +21,7 @@ from megakit.errors import Stopped, UserError
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import Accelerator, use_accelerator
 from megakit.runtime.memory import suspend_collector
+from megakit.runtime.threads import limit_threads
 from megakit.runtime.versions import installed_versions
 from megakit.training.agreement import agree, is_first_to_fail
 from megakit.training.launch import launch
@@ -120,6 +121,7 @@ def run_script(
     """
     began = time.perf_counter()
     options = parse_options(options_class)
+    limit_threads(stage.width)
     # Until training listens there is nothing to save; the launcher and the callback replace these.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: os._exit(143))

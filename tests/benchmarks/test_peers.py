@@ -43,7 +43,8 @@ def test_ours_is_at_least_half_as_fast_as_plain_lightning(steps):
 
 
 @pytest.mark.long
-def test_the_published_way_runs_through_its_three_stages(steps, mnist_dir, tmp_path):
+def test_the_published_way_runs_through_its_three_stages(steps, mnist_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # Lightning leaves a folder of logs where it predicts
     script = str(REPOSITORY / "benchmarks" / "peers" / "published.py")
     common = ["--data-dir", str(mnist_dir), "--folder", str(tmp_path)]
     checkpoint: list[str] = []
@@ -57,19 +58,24 @@ def test_the_published_way_runs_through_its_three_stages(steps, mnist_dir, tmp_p
     assert 0.0 < told["accuracy"] < 0.5  # four steps teach next to nothing
 
 
-def test_the_schedule_is_nemos(benchmark):
+def test_the_schedule_and_adam_are_ours(benchmark):
     from megakit.runtime import use_accelerator
 
     use_accelerator("cpu")
     import torch
-    from nemo.core.optim.lr_scheduler import CosineAnnealing
 
-    job = benchmark("peers.job").Job(steps=200)
+    from megakit.training import cosine_annealing, megatron_adam
+
+    shared = benchmark("peers.job")
+    job = shared.Job(steps=200)
+    config = megatron_adam(job.lr).config
+    betas = (config.adam_beta1, config.adam_beta2)
+    assert {"betas": betas, "eps": config.adam_eps} == shared.ADAM
+    assert (config.weight_decay, config.clip_grad) == (shared.WEIGHT_DECAY, shared.CLIP)
+
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule = CosineAnnealing(
-        optimizer, max_steps=200, warmup_steps=4, constant_steps=0, min_lr=0.0
-    )
-    for step in range(200):
+    schedule = cosine_annealing(job.steps).scheduler(None, optimizer)["lr_scheduler"]["scheduler"]
+    for step in range(job.steps):
         assert optimizer.param_groups[0]["lr"] == pytest.approx(job.lr_factor(step), abs=1e-12)
         optimizer.step()
         schedule.step()
