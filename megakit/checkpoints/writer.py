@@ -105,10 +105,11 @@ class CheckpointWriter(Checkpoint):
             except BaseException as error:
                 if trainer.is_global_zero:
                     shutil.rmtree(partial, ignore_errors=True)
-                reason = _why_not_written(error, self.folder)
+                reason = _why_not_written(error)
                 if reason is None:
                     raise
-                raise OSError(f"cannot save {final}: {reason}") from error
+                free = f"{shutil.disk_usage(self.folder).free / 1e6:,.0f} MB are free on this disk"
+                raise OSError(f"cannot save {final}: {reason} ({free})") from error
         self.last_model_path = str(final)
         self.best_model_path = str(best_checkpoint(self.folder, self.best_by) or "")
         self.seconds += time.perf_counter() - started
@@ -159,7 +160,7 @@ def will_validate(trainer: pl.Trainer) -> bool:
     return bool(trainer.global_step % trainer.val_check_batch == 0) and trainer.enable_validation
 
 
-def _why_not_written(error: BaseException, folder: Path) -> str | None:
+def _why_not_written(error: BaseException) -> str | None:
     """What the system had against a save; None if the reason lies in the program.
 
     torch collects the errors of all ranks in one that is no `Exception`, and its own archive writer
@@ -184,10 +185,7 @@ def _why_not_written(error: BaseException, folder: Path) -> str | None:
     if any(
         word in str(one) for one in seen for word in ("inline_container", "PytorchStreamWriter")
     ):
-        free = shutil.disk_usage(folder).free
-        return (
-            f"a file could not be written to its end ({free / 1e6:,.0f} MB are free on this disk)"
-        )
+        return "a file could not be written to its end"
     return None
 
 
