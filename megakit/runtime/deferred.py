@@ -1,19 +1,21 @@
 """Heavy modules that are imported for a name which nobody here uses.
 
-Lightning imports torchmetrics, whose audio metrics import `scipy.signal` and whose image metrics
-import torchvision: together a quarter of the start of a script. While torchmetrics is imported,
-both are stood in for by modules whose contents are imported when they are first used; afterwards
-`import torchvision` is what it always was.
+Lightning imports torchmetrics, whose audio metrics import `scipy.signal`, whose image metrics
+import torchvision and whose plots import matplotlib: together a third of the start of a script.
+While torchmetrics is imported, these are stood in for by modules whose contents are imported when
+they are first used; afterwards `import torchvision` is what it always was.
 """
 
 import functools
 import importlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 NAMES: tuple[str, ...] = (
     "scipy.signal",
+    *("matplotlib", "matplotlib.axes", "matplotlib.colors", "matplotlib.pyplot"),
     *("torchvision", "torchvision.models", "torchvision.ops", "torchvision.transforms"),
 )
 
@@ -35,7 +37,22 @@ class _Later:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._real()(*args, **kwargs)
 
+    def context(self, *args: Any) -> Callable[[Callable], Callable]:
+        """As `pyplot.style.context`, with which torchmetrics decorates its plots."""
+
+        def decorate(plot: Callable) -> Callable:
+            @functools.wraps(plot)
+            def styled(*inputs: Any, **options: Any) -> Any:
+                with self._real().context(*args):
+                    return plot(*inputs, **options)
+
+            return styled
+
+        return decorate
+
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # `typing` asks for those in annotations
         return getattr(self._real(), name)
 
 
@@ -49,7 +66,7 @@ class _Deferred(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Later(self.__name__, name)
+        return sys.modules.get(f"{self.__name__}.{name}") or _Later(self.__name__, name)
 
 
 @functools.cache

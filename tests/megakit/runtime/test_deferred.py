@@ -13,13 +13,21 @@ import_torchmetrics()
 from importlib import import_module
 
 metric = import_module("torchmetrics.functional.image.arniqa")
-assert not {"scipy.signal", "torchvision"} & set(sys.modules)
+assert not {"matplotlib", "scipy.signal", "torchvision"} & set(sys.modules)
 
 import scipy
 print(scipy.signal.convolve([1, 2], [1, 1]).tolist())
 import torchvision
-print(metric.transforms.Normalize is torchvision.transforms.Normalize)
+print(type(metric.transforms.Normalize(0, 1)) is torchvision.transforms.Normalize)
 print(type(metric.resnet50(weights=None)).__name__)
+import torch
+from torchmetrics import MeanMetric
+
+mean = MeanMetric()
+mean.update(torch.tensor(1.0))
+figure, axes = mean.plot()
+import matplotlib.pyplot
+print(type(figure) is matplotlib.pyplot.Figure)
 """
 
 
@@ -28,4 +36,4 @@ def test_importing_torchmetrics_leaves_the_rest_for_later() -> None:
         [sys.executable, "-c", PROGRAM], cwd=REPOSITORY, capture_output=True, text=True
     )
     assert child.returncode == 0, child.stderr
-    assert child.stdout.split("\n") == ["[1, 3, 2]", "True", "ResNet", ""]
+    assert child.stdout.split("\n") == ["[1, 3, 2]", "True", "ResNet", "True", ""]
