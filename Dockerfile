@@ -3,6 +3,7 @@
 #   docker build -t megakit .
 #   docker run --rm -v "$PWD:/workspace" megakit                     (add --gpus all for a GPU)
 #   docker run --rm -v "$PWD:/workspace" megakit predict --help
+#   docker run --rm -v "$PWD:/workspace" -p 6006:6006 megakit tensorboard --bind_all
 #
 # From NVIDIA's NeMo image, set-up uses the NeMo and Megatron-Core found there if they fit, and adds
 # only what is missing; from NVIDIA's PyTorch image it makes a complete .venv:

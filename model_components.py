@@ -17,6 +17,7 @@ import torch
 from megatron.core import ModelParallelConfig, parallel_state
 from megatron.core.transformer import MegatronModule
 from megatron.core.transformer.enums import ModelType
+from megatron.core.utils import unwrap_model
 from nemo.lightning import io
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 from nemo.lightning.pytorch.optim import MegatronOptimizerModule
@@ -46,6 +47,7 @@ from megakit.models import (
 )
 from megakit.training import (
     LightningPassthroughPredictionMixin,
+    View,
     mean_over_data_parallel_ranks,
     megatron_adam,
 )
@@ -69,12 +71,19 @@ class SameSizeLossDict(TypedDict):
 class _MeanLossReduction(MegatronLossReduction):
     """Averages losses: what the two below have in common."""
 
-    def report(self, losses: Tensor, batch: "MnistItem") -> tuple[Tensor, SameSizeLossDict]:
-        """A micro batch's mean, to backpropagate and for the log, from its images' losses (B,)."""
+    def report(
+        self, criterion: Callable[..., Tensor], output: Tensor, target: Tensor, batch: "MnistItem"
+    ) -> tuple[Tensor, SameSizeLossDict]:
+        """A micro batch's mean, to backpropagate and for the log.
+
+        In float32, whatever the model computes in.
+        """
         if "loss_mask" in batch:
             # Only evaluation pads its last batch: there this is 0, and 1 on average over all.
-            losses = losses * batch["loss_mask"]
-        loss = losses.mean()
+            losses = criterion(output.float(), target, reduction="none")
+            loss = (losses.reshape(len(losses), -1).mean(dim=1) * batch["loss_mask"]).mean()
+        else:
+            loss = criterion(output.float(), target)
         # Megatron divides the first in place by the number of micro batches: hence the clone.
         return loss, {"avg": loss.detach().clone()}
 
@@ -91,19 +100,17 @@ class MSELossReduction(_MeanLossReduction):
     def forward(
         self, batch: "MnistItem", forward_out: "ExampleModelOutput"
     ) -> tuple[Tensor, SameSizeLossDict]:
-        """The loss of one micro batch, in float32 whatever the model computes in."""
-        x = batch["data"].flatten(1).float()
-        squared_errors = nn.functional.mse_loss(forward_out["x_hat"].float(), x, reduction="none")
-        return self.report(squared_errors.mean(dim=1), batch)
+        """The loss of one micro batch."""
+        x, x_hat = batch["data"].flatten(1).float(), forward_out["x_hat"]
+        return self.report(nn.functional.mse_loss, x_hat, x, batch)
 
 
 class ClassifierLossReduction(_MeanLossReduction):
     """Cross entropy between labels and logits."""
 
     def forward(self, batch: "MnistItem", forward_out: Tensor) -> tuple[Tensor, SameSizeLossDict]:
-        """The loss of one micro batch, in float32 whatever the model computes in."""
-        logits, labels = forward_out.float(), batch["label"]
-        return self.report(nn.functional.cross_entropy(logits, labels, reduction="none"), batch)
+        """The loss of one micro batch."""
+        return self.report(nn.functional.cross_entropy, forward_out, batch["label"], batch)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -149,7 +156,7 @@ class MNISTCustom(Dataset[MnistItem]):
         self.transform = transform
 
     @classmethod
-    def from_arrays(cls, images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> "MNISTCustom":
+    def from_arrays(cls, images: NDArray[np.uint8], labels: NDArray[Any]) -> "MNISTCustom":
         """The same of images (N, 28, 28) and labels (N,) from elsewhere."""
         dataset = cls.__new__(cls)
         dataset.images, dataset.labels, dataset.transform = images, labels, None
@@ -207,6 +214,8 @@ class MNISTDataModule(MegatronDataModule):
         num_labels: Train on so few images, balanced over the classes; by default on all.
         max_val_batches: Validate on the first so many global batches; by default on all images.
         num_workers: Processes that fetch batches ahead.
+        pictures: Predict these, uint8 (N, 28, 28), instead of the test images; nothing else is
+            opened then.
     """
 
     def __init__(
@@ -222,12 +231,13 @@ class MNISTDataModule(MegatronDataModule):
         num_labels: int | None = None,
         max_val_batches: int | None = None,
         num_workers: int = 0,
+        pictures: NDArray[np.uint8] | None = None,
     ) -> None:
         super().__init__()
         self.data_dir, self.dataset = Path(data_dir), dataset
         self.seed, self.corruption = seed, corruption
         self.num_labels, self.max_val_batches = num_labels, max_val_batches
-        self.num_workers = num_workers
+        self.num_workers, self.pictures = num_workers, pictures
         # NeMo's strategy looks for this attribute: it learns the batch sizes from it, and lets it
         # replace each loader's sampler. Pipeline stages ask for a sequence length; images have 1.
         self.data_sampler = ExactDataSampler(
@@ -239,6 +249,10 @@ class MNISTDataModule(MegatronDataModule):
 
     def setup(self, stage: str) -> None:
         """Opens the files; every rank does. Lightning calls this with fit, validate, ..."""
+        if self.pictures is not None:
+            unknown = np.full(len(self.pictures), -1)  # as label
+            self.mnist_test = MNISTCustom.from_arrays(self.pictures, unknown)
+            return
         train, self.mnist_val, self.mnist_test = self._splits()
         if self.num_labels is not None:
             train = balanced_subset(train, self.num_labels, self.seed)
@@ -325,12 +339,14 @@ class ExampleModelTrunk(MegatronModule):
 
     def forward(self, x: Tensor) -> Any:
         """Encodes images (B, 1, 28, 28) as z (B, 3); a later stage takes z from the one before."""
-        if not self.pre_process:
+        if self.pre_process:
+            # Megatron's layers return their output and a bias for the caller to add; ours add it.
+            z, _ = self.linear1(x.flatten(1))
+            z, _ = self.linear2(self.relu(z))
+        else:
             assert self.input_tensor is not None, "the pipeline's schedule sets it"
-            return self.input_tensor.squeeze(0)
-        # Megatron's layers return their output and a bias for the caller to add; ours add it.
-        z, _ = self.linear1(x.flatten(1))
-        z, _ = self.linear2(self.relu(z))
+            z = self.input_tensor.squeeze(0)
+        self.z = z.detach()  # for prediction, which shows where images lie
         return z
 
     def to_next_stage(self, z: Tensor) -> Tensor:
@@ -380,6 +396,21 @@ class ExampleFineTuneModel(ExampleModelTrunk):
             return self.to_next_stage(z)
         logits: Tensor = self.digit_classifier(z)
         return logits
+
+
+# What TensorBoard shows of a batch of the validation set: for each model, what it has.
+
+
+def view_of_autoencoder(batch: MnistItem, output: ExampleModelOutput) -> View:
+    """Images beside their reconstructions, and where they lie in the latent space."""
+    images = batch["data"]
+    x_hat = output["x_hat"].view_as(images)
+    return View(images, batch["label"], reconstructions=x_hat, latent=output["z"])
+
+
+def view_of_classifier(batch: MnistItem, logits: Tensor) -> View:
+    """Images and what they were taken for."""
+    return View(batch["data"], batch["label"], logits=logits)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -496,7 +527,9 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
         output = self(batch, batch_idx)
         if not parallel_state.is_pipeline_last_stage():
             return output
-        return {"output": output, **{key: batch[key] for key in ("idx", "label", "loss_mask")}}
+        outputs = {"output": output, **{key: batch[key] for key in ("idx", "label", "loss_mask")}}
+        model = unwrap_model(self.module)  # NeMo has put it into Megatron's wrappers
+        return {**outputs, "latent": model.z} if hasattr(model, "z") else outputs
 
     def training_loss_reduction(self) -> MegatronLossReduction:
         return self.loss_reduction_class()()

@@ -53,7 +53,12 @@ class FinetuneOptions(DataOptions, TrainingOptions):
 def finetune(run: Run) -> Path:
     """Trains the classifier; returns its best checkpoint."""
     from megakit.training import cosine_annealing, megatron_adam, train_stage
-    from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
+    from model_components import (
+        BionemoLightningModule,
+        ExampleFineTuneConfig,
+        MNISTDataModule,
+        view_of_classifier,
+    )
 
     options = run.options
     data = MNISTDataModule(
@@ -75,7 +80,7 @@ def finetune(run: Run) -> Path:
         ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )
-    return train_stage(run, module, data)
+    return train_stage(run, module, data, view_of_classifier, next_verb="predict")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
-"""Stage 3: run the classifier on every test image, each exactly once."""
+"""Stage 3: run the classifier on every test image, each exactly once, or on pictures of yours."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from megakit.training.options import CommonOptions
 from megakit.training.runs import Stage
 from megakit.training.script import Run, run_script
 from mnist_files import DataOptions
 from model_finetune import FINETUNE
+from own_pictures import Pictures, read_pictures
 
 PREDICT = Stage(
     name="predict",
@@ -22,14 +26,49 @@ PREDICT = Stage(
 
 @dataclass(kw_only=True)
 class PredictOptions(DataOptions, CommonOptions):
-    """Predict the digit on every test image."""
+    """Predict the digit on every test image, or on pictures of yours."""
 
     checkpoint: str | None = None
     """Checkpoint of a classifier; by default fine-tuning's best."""
 
+    input: Path | None = None
+    """Pictures of yours instead of the test images: a PNG or JPEG file, a folder of them,
+    or a .npy array (N, 28, 28). Other sizes, colour, and dark ink on light paper will do."""
+
+    @cached_property
+    def pictures(self) -> Pictures | None:
+        """The user's pictures in the form of the training images, if there are any."""
+        return read_pictures(self.input) if self.input else None
+
+    def adapt(self, stage: Stage) -> Stage:
+        """Keeps the user's pictures apart from the test images."""
+        return replace(stage, name="predict-input") if self.input else stage
+
+    def resolve_dataset(
+        self, previous: Any, report: Callable[[str], None], may_download: bool = True
+    ) -> Any:
+        """Reads the user's pictures, or else finds the images that the classifier was trained for.
+
+        Raises:
+            UserError: What there is cannot be used.
+        """
+        if self.pictures is None:
+            return super().resolve_dataset(previous, report, may_download)
+        remarks = list(self.pictures.remarks)
+        if previous == "digits":
+            remarks.append(
+                "The classifier was trained on digits, coarse scans that fill their frame: it "
+                "misreads most other pictures. Train on mnist to have yours read."
+            )
+        for remark in remarks if may_download else ():
+            report(remark)
+        return str(self.input)
+
 
 def predict(run: Run) -> Path:
     """Predicts; returns the path of predictions.csv."""
+    pictures: Pictures | None = run.options.pictures
+
     from megakit.training import predict_stage
     from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
 
@@ -39,10 +78,20 @@ def predict(run: Run) -> Path:
         dataset=run.plan.dataset,
         global_batch_size=run.layout.global_batch_size,
         num_workers=run.options.num_workers,
+        pictures=pictures.images if pictures else None,
     )
     # No prefix is skipped: model and checkpoint have to hold the same weights.
     module = BionemoLightningModule(config=ExampleFineTuneConfig(initial_ckpt_path=run.plan.start))
-    return predict_stage(run, module, data)
+
+    checkpoint = Path(run.plan.start or "")
+
+    def write_report(path: Path, predictions: Any) -> None:
+        from digit_report import write_digit_report
+
+        write_digit_report(path, predictions, data.mnist_test.images, checkpoint, run.plan.dataset)
+
+    sources = pictures.sources if pictures else None
+    return predict_stage(run, module, data, sources, write_report if run.plan.start else None)
 
 
 if __name__ == "__main__":

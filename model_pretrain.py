@@ -46,7 +46,12 @@ def pretrain(run: Run) -> Path:
     """Trains the autoencoder; returns its best checkpoint."""
     # Imported here, and not above: helper processes import this file again, and --help is quick.
     from megakit.training import cosine_annealing, megatron_adam, train_stage
-    from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig
+    from model_components import (
+        BionemoLightningModule,
+        MNISTDataModule,
+        PretrainConfig,
+        view_of_autoencoder,
+    )
 
     options = run.options
     data = MNISTDataModule(
@@ -63,7 +68,7 @@ def pretrain(run: Run) -> Path:
         config=PretrainConfig(seed=options.seed),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )
-    return train_stage(run, module, data)
+    return train_stage(run, module, data, view_of_autoencoder, next_verb="finetune")
 
 
 if __name__ == "__main__":

@@ -47,16 +47,9 @@ def logging(trainer: Any, before: dict[str, Any]) -> Undo:
     ]
 
 
-def searching(trainer: Any, before: dict[str, Any]) -> Undo:
-    """NeMo looks up the module's methods and its callbacks' signatures at every step"""
-    from nemo.lightning.megatron_parallel import CallbackConnector
-
-    from megakit.training.strategy import _CachingConnector
-
-    return [
-        (trainer.strategy, "_training_functions", {}),
-        (_CachingConnector, "event", CallbackConnector.event),
-    ]
+def schedule(trainer: Any, before: dict[str, Any]) -> Undo:
+    """NeMo's MegatronParallel around Megatron's schedule: look-ups and callbacks at every step"""
+    return [(trainer.strategy, "_calls_schedule", False)]
 
 
 def collectives(trainer: Any, before: dict[str, Any]) -> Undo:
@@ -91,6 +84,15 @@ def linear(trainer: Any, before: dict[str, Any]) -> Undo:
     return [(_Linear, "_forward_impl", product)]
 
 
+def bias(trainer: Any, before: dict[str, Any]) -> Undo:
+    """the bias of a row-parallel layer added after the product"""
+    from megatron.core.tensor_parallel import RowParallelLinear
+
+    from megakit.models.layers import _RowParallel
+
+    return [(_RowParallel, "forward", RowParallelLinear.forward)]
+
+
 def adam(trainer: Any, before: dict[str, Any]) -> Undo:
     """torch's Adam weight by weight, and a look for CUDA before it"""
     import torch
@@ -122,7 +124,7 @@ def nan_check(trainer: Any, before: dict[str, Any]) -> Undo:
 
 STEP_CUTS: dict[str, Callable[[Any, dict[str, Any]], Undo]] = {
     function.__name__: function
-    for function in (logging, collectives, linear, adam, searching, nan_check)
+    for function in (logging, collectives, linear, bias, adam, schedule, nan_check)
 }
 START_CUTS = {
     "torchmetrics": "scipy.signal and torchvision, for torchmetrics",

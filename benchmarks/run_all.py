@@ -42,6 +42,7 @@ ALL = {
     "data": Benchmark(2, "the data system's speed and memory", ("data.py",)),
     "chain": Benchmark(3, "accuracy and time of the whole tutorial, by seed", ("chain.py",)),
     "labels": Benchmark(20, "what pretraining is worth", ("chain.py", "--labels")),
+    "vit": Benchmark(15, "accuracy, time and memory of examples/vit, by seed", ("vit.py",)),
     "parallel": Benchmark(
         5, "layouts against one process: differences and speed", ("parallel.py",), False
     ),

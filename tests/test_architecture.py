@@ -5,6 +5,7 @@ import re
 import statistics
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tests.scripts import REPOSITORY, environment
 
 SCRIPTS = ("model_pretrain", "model_finetune", "model_predict", "tutorial")
-ABOVE = {*SCRIPTS, "model_components", "mnist_files"}
+ABOVE = {*SCRIPTS, "model_components", "mnist_files", "own_pictures"}
 SUBPACKAGES = {
     *("checkpoints", "data", "models", "reporting", "runtime", "testing", "training"),
 }
@@ -90,12 +91,18 @@ class TestOneWay:
         for name in ABOVE:
             found = set(imports(REPOSITORY / f"{name}.py"))
             used = {module.split(".")[0] for module in found} & ABOVE
-            allowed = {"model_components": {"mnist_files"}, "mnist_files": set()}.get(name, ABOVE)
+            own: dict[str, set[str]] = {
+                "model_components": {"mnist_files"},
+                "mnist_files": set(),
+                "own_pictures": set(),
+            }
+            allowed = own.get(name, ABOVE)
             assert used <= allowed, name
             assert "testing" not in parts_used(REPOSITORY / f"{name}.py"), name
 
-    def test_where_the_images_come_from_needs_nothing_but_errors(self):
-        found = {name for name in imports(REPOSITORY / "mnist_files.py") if "megakit" in name}
+    @pytest.mark.parametrize("module", ["mnist_files", "own_pictures"])
+    def test_where_the_images_come_from_needs_nothing_but_errors(self, module):
+        found = {name for name in imports(REPOSITORY / f"{module}.py") if "megakit" in name}
         assert found == {"megakit.errors.UserError"}
 
 
@@ -112,7 +119,8 @@ class TestLight:
 
     def test_all_that_a_script_needs_for_its_help(self):
         light = ("options", "layout", "launch", "runs", "plan", "script")
-        modules = [*(f"megakit.training.{name}" for name in light), *SCRIPTS, "mnist_files"]
+        images = ("mnist_files", "own_pictures")
+        modules = [*(f"megakit.training.{name}" for name in light), *SCRIPTS, *images]
         assert loaded_by(*modules) == set()
 
     def test_frameworks_are_noticed(self):
@@ -142,6 +150,21 @@ class TestNames:
         ]
         assert found == []
 
+    def test_models_and_data_of_this_project_have_names(self):
+        """Else the test below could not fail."""
+        expected = {"MNISTCustom", "MNISTDataModule", "PretrainModel", "ExampleFineTuneConfig"}
+        assert expected | {"VitTrunk", "VitClassifier", "VitDataModule"} <= own_names()
+
+    @pytest.mark.parametrize("path", LIBRARY, ids=identify)
+    def test_the_library_names_no_model_and_no_dataset_of_this_project(self, path):
+        pattern = re.compile(rf"\b({'|'.join(own_names())}|vit|linear[1-4])\b")
+        found = [
+            f"line {number}: {line.strip()}"
+            for number, line in enumerate(path.read_text().splitlines(), start=1)
+            if pattern.search(line)
+        ]
+        assert found == []
+
     def test_no_file_names_a_package_index(self):
         """Who installs uses the index of their own configuration."""
         hosts = [
@@ -155,6 +178,19 @@ class TestNames:
             if (match := pattern.search((REPOSITORY / path).read_text(errors="replace")))
         ]
         assert found == []
+
+
+@cache
+def own_names():
+    """Classes of models, configs and data in the components files of the project's models."""
+    kinds = ("Model", "Trunk", "Classifier", "Config", "Item", "Output", "DataModule", "Custom")
+    examples = (REPOSITORY / "examples").glob("*/*_components.py")
+    return {
+        node.name
+        for path in (REPOSITORY / "model_components.py", *examples)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name.endswith(kinds)
+    }
 
 
 def loaded_by(*modules):

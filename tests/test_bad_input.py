@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from megakit.checkpoints.layout import MANIFEST
@@ -40,7 +41,7 @@ TRAINING = {
 OPTIONS = {
     PRETRAIN_PY: EVERYWHERE | TRAINING | {"--corruption"},
     FINETUNE_PY: EVERYWHERE | TRAINING | {"--checkpoint", "--num-labels"},
-    PREDICT_PY: EVERYWHERE | {"--checkpoint"},
+    PREDICT_PY: EVERYWHERE | {"--checkpoint", "--input"},
 }
 
 
@@ -541,6 +542,36 @@ class TestAnotherRun:
             problem = refused.problem(script)
             for part in (str(directory.path), "in use", f"process {os.getpid()} ", "--output-dir"):
                 assert part in problem
+
+
+class TestInput:
+    def test_everything_wrong_with_pictures(self, refused, pretrain_options, finetune_options):
+        make_run(PRETRAIN, pretrain_options, (10,))
+        make_run(FINETUNE, finetune_options, (5,))
+        folder = refused.folder / "scans"
+        folder.mkdir()
+        (folder / "drawing.svg").write_text("<svg/>")
+        (folder / "empty.png").touch()
+        first, second = refused.problems(PREDICT_PY, "--input", folder)
+        assert first.startswith(f"--input {folder / 'drawing.svg'}: is neither a PNG nor a JPEG")
+        assert second.startswith(f"--input {folder / 'empty.png'}: is neither a PNG nor a JPEG")
+
+    def test_missing_and_whatever_else_is_wrong(self, refused):
+        nowhere = refused.folder / "nowhere.png"
+        problems = refused.problems(PREDICT_PY, "--input", nowhere, "--devices", "0")
+        assert [problem.split()[0] for problem in problems] == [
+            *("--devices", f"{refused.runs / 'finetune' / 'checkpoints'}:", "--input")
+        ]
+        assert str(nowhere) in problems[-1]
+
+    def test_in_use(self, refused, pretrain_options, finetune_options):
+        make_run(PRETRAIN, pretrain_options, (10,))
+        make_run(FINETUNE, finetune_options, (5,))
+        picture = refused.folder / "one.npy"
+        np.save(picture, np.eye(28)[None])
+        with lock(RunDirectory(refused.runs / "predict-input")):
+            lines = refused(PREDICT_PY, "--input", picture).splitlines()
+        assert lines[-1].startswith(f"{PREDICT_PY}: {refused.runs / 'predict-input'} is in use")
 
 
 def test_problems_of_every_kind_are_told_together(refused, pretrain_options):

@@ -14,7 +14,7 @@ from tests.scripts import Result, accuracy, read_csv, read_json, run_script
 
 SUMMARY_FIELDS = {
     *("stage", "dataset", "accelerator", "device", "precision", "parallel", "seed", "steps"),
-    *("seconds", "steps_per_second", "samples_per_second", "train_loss", "val_loss"),
+    *("seconds", "steps_per_second", "samples_per_second", "times", "train_loss", "val_loss"),
     *("checkpoint", "last_checkpoint", "versions"),
     *("num_samples", "accuracy", "cross_entropy", "per_class_accuracy"),
 }
@@ -68,7 +68,7 @@ def test_summary(chain: Chain, stage: str):
     assert (summary["stage"], summary["dataset"]) == (stage, "digits")
     assert summary["parallel"] == {"tensor": 1, "pipeline": 1, "data": 1}
     assert {"torch", "lightning", "nemo_toolkit", "megatron-core"} <= summary["versions"].keys()
-    only_training = ("seed", "steps", "steps_per_second", "train_loss", "val_loss")
+    only_training = ("seed", "steps", "steps_per_second", "times", "train_loss", "val_loss")
     only_prediction = ("num_samples", "accuracy", "cross_entropy", "per_class_accuracy")
     predicts = stage == "predict"
     assert {summary[name] for name in (only_training if predicts else only_prediction)} == {None}

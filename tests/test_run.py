@@ -124,7 +124,7 @@ def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
     assert done.returncode == 0
     assert done.stderr == ""
     listed = re.findall(r"^  (\w+) ", done.stdout, flags=re.MULTILINE)
-    verbs = "tutorial tests pretrain finetune predict tensorboard benchmarks setup"
+    verbs = "tutorial tests pretrain finetune predict tensorboard notebook benchmarks setup"
     assert " ".join(listed) == verbs
     assert not (project / ".venv").exists()
 
@@ -155,6 +155,13 @@ def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
         (["finetune", "--lr", "1e-3"], "<root>/model_finetune.py|--lr|1e-3"),
         (["predict", "--help"], "<root>/model_predict.py|--help"),
         (["tensorboard", "--port", "1"], "-m|tensorboard.main|--logdir|runs|--port|1"),
+        (
+            ["notebook", "--no-browser"],
+            "-m|notebook|--ServerApp.root_dir=<root>"
+            "|--JupyterNotebookApp.default_url=/notebooks/notebooks/mnist_megatron.ipynb"
+            "|--no-browser",
+        ),
+        (["notebook", "--renew"], "<root>/notebooks/renew.py"),
         (["benchmarks", "data"], "<root>/benchmarks/run_all.py|data"),
         (["tests", "-k", "a b"], "-m|pytest|-k|a b"),
         (["tests", "-x", "--all"], "-m|pytest|-x|--all"),

@@ -75,6 +75,28 @@ def read_model_settings(checkpoint: Path) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not _NOT_PLAIN}
 
 
+def read_config_class(checkpoint: Path) -> tuple[str, str]:
+    """Module and name of the class that configured a checkpoint's model; neither is imported.
+
+    Raises:
+        UserError: As `read_model_settings` does, or the context does not tell.
+    """
+    read_model_settings(checkpoint)  # refuses what is damaged or not to be trusted
+    path = checkpoint / CONTEXT / "io.json"
+    content = json.loads(path.read_text())
+    objects = content["objects"]
+    module = _items(objects, content["root"])["model"]
+    try:
+        config = objects[_items(objects, module)["config"]["key"]]
+        told = _items(objects, config["metadata"])["fn_or_cls"]
+        return str(told["module"]), str(told["name"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"{path}: does not tell the class of its model's config ({error!r}). "
+            "Use another checkpoint."
+        ) from error
+
+
 _NOT_PLAIN = object()
 
 

@@ -42,7 +42,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Tells checkpoints apart: the sha256 of this manifest, and so of all the files."""
+        """Tells checkpoints apart; the sha256 of this manifest, and so of all the files."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 

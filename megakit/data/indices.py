@@ -21,10 +21,10 @@ class EpochIndex(NamedTuple, Generic[IndexT]):
     """Which sample, in which epoch; with arrays as fields, a batch of such pairs."""
 
     epoch: IndexT
-    """The epoch, from 0: an int, or int64 of shape (B,)."""
+    """The epoch, from 0; an int, or int64 of shape (B,)."""
 
     idx: IndexT
-    """The index within the dataset, from 0: an int, or int64 of shape (B,)."""
+    """The index within the dataset, from 0; an int, or int64 of shape (B,)."""
 
 
 class Located(EpochIndex[IntArray]):

@@ -70,7 +70,7 @@ def uniform(
         shape: Shape of one sample's numbers.
 
     Returns:
-        float32 in [0, 1), multiples of 2**-24, of shape (B, *shape), or `shape` for two ints.
+        float32 in [0, 1), multiples of 2**-24, of shape `(B, *shape)`, or `shape` for two ints.
 
     Raises:
         TypeError: If seed, epoch or index are not integers.
@@ -100,7 +100,7 @@ def bernoulli(
         shape: Shape of one sample's values.
 
     Returns:
-        bool of shape (B, *shape), or `shape` for two ints.
+        bool of shape `(B, *shape)`, or `shape` for two ints.
 
     Raises:
         TypeError: If seed, epoch or index are not integers.

@@ -79,6 +79,15 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
     # Weights are made on the CPU, so that they do not depend on the device or the layout.
     use_cpu_initialization: bool = True
 
+    def __post_init__(self) -> None:
+        # The strategy calls this again once it has written its layout into the config.
+        if self.pipeline_model_parallel_size > 1:
+            # Stages then tell each other the shape of what they send, instead of working it out
+            # for tokens; Megatron allows that only with this (else unused) dispatcher.
+            self.variable_seq_lengths = True
+            self.moe_token_dispatcher_type = "alltoall"
+        super().__post_init__()
+
     def configure_model(self) -> ModelT:
         """Builds the model: settings from the checkpoint first, then the model, then its weights.
 
@@ -109,7 +118,9 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
         settings = read_model_settings(Path(initial_ckpt_path))
         kept = set(self.override_parent_fields)
         for name in {own.name for own in fields(self)} & settings.keys() - kept:
-            setattr(self, name, settings[name])
+            # Instead of a function, as for first weights, a checkpoint holds None.
+            if settings[name] is not None or not callable(getattr(self, name)):
+                setattr(self, name, settings[name])
 
     def update_model_from_checkpoint(
         self, model: torch.nn.Module, initial_ckpt_path: str | Path

@@ -1,12 +1,19 @@
 """Loading a checkpoint's weights into a model, all of them or all but a part."""
 
+import warnings
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factory_merges
+from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+from megatron.core.dist_checkpointing.strategies import torch as strategies
 from megatron.core.transformer import MegatronModule
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from megakit.checkpoints.layout import weights_folder
 from megakit.errors import UserError
@@ -16,7 +23,7 @@ PREFIX = "module."
 
 
 def load_model_weights(
-    model: MegatronModule, checkpoint: Path, skip: Collection[str] = ()
+    model: MegatronModule, checkpoint: Path, skip: Collection[str] = (), *, alone: bool = False
 ) -> list[str]:
     """Loads a checkpoint's weights into a model of any layout, on the model's device.
 
@@ -26,6 +33,7 @@ def load_model_weights(
         skip: Beginnings of names. With none, model and checkpoint have to hold the same weights.
             With some, those weights of the model stay as they are, and the checkpoint may hold
             further weights, as those of the head that is being replaced.
+        alone: Reads without a word to the job's other ranks; else all of them have to call this.
 
     Returns:
         The weights of either side that were not loaded, named.
@@ -37,20 +45,20 @@ def load_model_weights(
     wanted = model.sharded_state_dict(prefix=PREFIX)
     skipped = {key for key in wanted if key.removeprefix(PREFIX).startswith(tuple(skip))}
     wanted = {key: tensor for key, tensor in wanted.items() if key not in skipped}
-    tensors = {key: tensor for key, tensor in wanted.items() if isinstance(tensor, ShardedTensor)}
+    tensors = _tensors(load_preprocess(wanted)[0])
 
     saved = dist_checkpointing.load_tensors_metadata(folder)
     saved = {key: tensor for key, tensor in saved.items() if key.startswith(PREFIX)}
-    left_over = saved.keys() - {tensor.key for tensor in tensors.values()}
+    left_over = saved.keys() - {tensor.key for _, tensor in tensors}
     problems = [
         f"{_name(key)}: the model has it, the checkpoint has not"
-        for key, tensor in tensors.items()
+        for key, tensor in tensors
         if tensor.key not in saved
     ]
     problems += [
         f"{_name(key)}: shape {tuple(tensor.global_shape)} in the model, "
         f"{tuple(saved[tensor.key].global_shape)} in the checkpoint"
-        for key, tensor in tensors.items()
+        for key, tensor in tensors
         if tensor.key in saved and saved[tensor.key].global_shape != tensor.global_shape
     ]
     if not skip and model.config.pipeline_model_parallel_size == 1:
@@ -62,11 +70,52 @@ def load_model_weights(
             + "\n  ".join(sorted(problems))
             + "\nChoose a checkpoint of this model, or name the layers that shall start anew."
         )
-    loaded = dist_checkpointing.load(wanted, folder)
+    loaded = _read_alone(wanted, folder) if alone else dist_checkpointing.load(wanted, folder)
     model.load_state_dict(
-        {key.removeprefix(PREFIX): loaded[key] for key in tensors if key in loaded}, strict=False
+        {_name(key): loaded[key] for key in wanted if torch.is_tensor(loaded.get(key))},
+        strict=False,
     )
     return sorted(_name(key) for key in skipped | left_over)
+
+
+def _read_alone(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
+    """What Megatron's `load` gives a job of one rank, without torch.distributed.
+
+    Megatron's asks all ranks for what they read. Below it is torch's reader, which need not.
+    """
+    wanted, _, factories = load_preprocess(wanted)
+    reader = strategies.FileSystemReader(folder)
+    saved = reader.read_metadata().state_dict_metadata
+    # A layer's weights can be a part of one tensor with those of all layers: hence the whole first.
+    whole = {
+        key: torch.empty(saved[key].size, dtype=saved[key].properties.dtype)
+        for key in {tensor.key for _, tensor in _tensors(wanted)}
+    }
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is")  # just as it is meant
+            load(whole, storage_reader=reader, no_dist=True)
+    except CheckpointException as error:
+        raise UserError(
+            f"{folder}: damaged, its weights cannot be read "
+            f"({'; '.join(repr(cause) for cause, _ in error.failures.values())}). "
+            "Use another checkpoint."
+        ) from error
+
+    def part(item: Any) -> Any:
+        return whole[item.key][item.global_slice()] if isinstance(item, ShardedTensor) else item
+
+    return apply_factory_merges(dict_list_map_outplace(part, wanted), factories)
+
+
+def _tensors(sharded: dict[str, Any]) -> list[tuple[str, ShardedTensor]]:
+    """The tensors by their names; a name has several where Megatron stores a weight in parts."""
+    named = [
+        (key, item)
+        for key, value in sharded.items()
+        for item in (nested_values(value) if isinstance(value, dict | list) else [value])
+    ]
+    return [(key, item) for key, item in named if isinstance(item, ShardedTensor)]
 
 
 def _name(key: str) -> str:

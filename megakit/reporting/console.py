@@ -25,7 +25,9 @@ class Console:
         self.silent = silent
         self._err = _copy_of(sys.stderr, 2)
         self._out = _copy_of(sys.stdout, 1)
-        self.is_terminal = self._err.isatty() and not silent
+        # A dumb terminal, as in an editor, cannot go back to the start of a line.
+        self.is_terminal = self._err.isatty() and not silent and os.environ.get("TERM") != "dumb"
+        self._open_line = ""
 
     def divert(self, log: Path) -> None:
         """Leads everything that others write to standard output or error into a log file."""
@@ -43,7 +45,28 @@ class Console:
 
     def alarm(self, line: str) -> None:
         """One line that is shown even by a silent rank: an error."""
+        self.end_line()
         print(line, file=self._err, flush=True)
+
+    def replace_line(self, line: str) -> None:
+        """On a terminal: a line in the place of the one that was last shown by this method."""
+        # Spaces and not an escape sequence wipe out the rest, as notebooks know no other way.
+        print(f"\r{line:<{len(self._open_line)}}", end="", file=self._err, flush=True)
+        self._open_line = line
+
+    def end_line(self) -> None:
+        """Lets what comes next start on a line of its own."""
+        if self._open_line:
+            print(file=self._err, flush=True)
+            self._open_line = ""
+
+    @property
+    def columns(self) -> int:
+        """Width of the terminal."""
+        try:
+            return os.get_terminal_size(self._err.fileno()).columns or 80
+        except OSError:
+            return 80
 
     def result(self, path: Path) -> None:
         """The one line on standard output."""
@@ -51,10 +74,13 @@ class Console:
             print(path, file=self._out, flush=True)
 
     def table(self, rows: Mapping[str, str]) -> None:
-        """A small table of names and values."""
+        """A small table of names and values; a value may have several lines."""
         width = max(map(len, rows))
         for name, value in rows.items():
-            self.say(f"  {name:<{width}}  {value}")
+            first, *others = value.splitlines()
+            self.say(f"  {name:<{width}}  {first}")
+            for line in others:
+                self.say(f"  {'':<{width}}  {line}")
 
     def progress(self, title: str, total: int, start: int = 0) -> "Progress":
         """A progress display for `total` steps, of which `start` are done."""
@@ -63,11 +89,6 @@ class Console:
     def __deepcopy__(self, memo: object) -> "Console":
         """NeMo copies a trainer's callbacks in order to record them; a console is the only one."""
         return self
-
-    @property
-    def stream(self) -> TextIO:
-        """The real standard error."""
-        return self._err
 
 
 @contextlib.contextmanager
@@ -93,12 +114,17 @@ def quiet() -> Iterator[None]:
 class Progress:
     """One line that is kept up to date on a terminal, and a line now and then elsewhere.
 
+    rich's would take 0.65 ms for each update, and this takes 0.01 ms: a training of small steps
+    shows ten in a second.
+
     Args:
         console: Where it is shown.
         title: What is going on.
         total: Steps in all.
         start: Steps done before.
     """
+
+    BAR = 20  # columns
 
     def __init__(self, console: Console, title: str, total: int, start: int = 0) -> None:
         self.console = console
@@ -125,32 +151,43 @@ class Progress:
         elif tenth == self.shown_tenth and now - self.shown_at < 30:
             return
         self.shown_at, self.shown_tenth = now, tenth
-        line = self._line(step, now - self.began, values)
         if self.console.is_terminal:
-            end = "\n" if step >= self.total else ""
-            print(f"\r\x1b[K{line}", end=end, file=self.console.stream, flush=True)
+            # In the last column some terminals begin the next line already.
+            width = self.console.columns - 1
+            self.console.replace_line(self._line(step, now - self.began, values, width))
         else:
-            self.console.say(line)
+            self.console.say(self._line(step, now - self.began, values))
 
-    def close(self, step: int) -> None:
+    def close(self) -> None:
         """Ends the line, so that others start on one of their own."""
-        if self.console.is_terminal and step < self.total:
-            print(file=self.console.stream, flush=True)
+        self.console.end_line()
 
-    def _line(self, step: int, seconds: float, values: Mapping[str, float | None]) -> str:
-        share = step / max(1, self.total)
-        filled = round(20 * share)
+    def _line(
+        self,
+        step: int,
+        seconds: float,
+        values: Mapping[str, float | None],
+        width: int | None = None,
+    ) -> str:
+        """The line, in at most `width` columns: the bar gives way, then the words, then the end."""
         rate = (step - self.start) / seconds if seconds > 0 else 0.0
         left = (self.total - step) / rate if rate > 0 else 0.0
         shown = "".join(
             f"  {name} {value:.4f}" for name, value in values.items() if value is not None
         )
-        bar = "━" * filled + "╌" * (20 - filled)
-        width = len(str(self.total))
-        return (
-            f"{self.title} {bar} {step:>{width}}/{self.total}{shown}"
+        rest = (
+            f"{step:>{len(str(self.total))}}/{self.total}{shown}"
             f"  {rate:.0f} steps/s  {_clock(left)} left"
         )
+        room = self.BAR if width is None else width - len(self.title) - len(rest) - 2
+        if room < self.BAR // 2:
+            rest = rest.replace(" steps/s", "/s")
+            room += len(" steps/s") - len("/s")
+        if room < self.BAR // 4:
+            return f"{self.title} {rest}"[:width]
+        bar = min(room, self.BAR)
+        filled = bar * step // max(1, self.total)
+        return f"{self.title} {'━' * filled}{'╌' * (bar - filled)} {rest}"
 
 
 def _clock(seconds: float) -> str:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a text file in one step, once the new one is on disk."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replaces a file in one step, once the new one is on disk; text is written as UTF-8."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", newline="") as file:
-        file.write(text)
+    with partial.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)

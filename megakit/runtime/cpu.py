@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from megakit.runtime.patching import replace
+from megakit.runtime.patching import existing, replace
 
 CPU = torch.device("cpu")
 
@@ -189,6 +189,22 @@ def rng_tracker_uses_the_cpus_state() -> None:
     )
 
 
+def rng_tracker_is_seeded() -> None:
+    """NeMo gives Megatron's tracker its seed where it counts GPUs; attention needs it everywhere."""
+    from megatron.core.parallel_state import get_pipeline_model_parallel_rank
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+    from nemo.lightning import megatron_init
+
+    original = existing(megatron_init, "_set_random_seed")
+
+    def set_random_seed(seed: int) -> None:
+        original(seed)
+        # As NeMo does it on a GPU: each pipeline stage has a seed of its own.
+        model_parallel_cuda_manual_seed(seed + 100 * get_pipeline_model_parallel_rank())
+
+    replace(megatron_init, "_set_random_seed", set_random_seed)
+
+
 def loaded_tensors_stay() -> None:
     """NeMo moves what it loads to the current GPU, and asserts that there is one."""
     from nemo.lightning.io import pl
@@ -210,6 +226,7 @@ TORCH_PATCHES: tuple[Callable[[], None], ...] = (
 )
 FRAMEWORK_PATCHES: tuple[Callable[[], None], ...] = (
     rng_tracker_uses_the_cpus_state,
+    rng_tracker_is_seeded,
     loaded_tensors_stay,
 )
 

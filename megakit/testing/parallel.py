@@ -22,6 +22,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from megakit.runtime.accelerator import AcceleratorName, find_accelerator, use_accelerator
 from megakit.runtime.memory import resume_collector, suspend_collector
+from megakit.runtime.teardown import destroy_parallel_state
 
 T = TypeVar("T")
 
@@ -92,26 +93,6 @@ def distributed_model_parallel_state(
         torch.set_rng_state(random_state)
 
 
-def destroy_parallel_state() -> None:
-    """Takes down what a job left behind in this process, NeMo's trainer included."""
-    import torch.distributed as dist
-
-    if "megatron.core.parallel_state" in sys.modules:
-        from megatron.core import parallel_state
-        from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
-        from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-
-        parallel_state.destroy_model_parallel()
-        destroy_num_microbatches_calculator()
-        get_cuda_rng_tracker().reset()
-    if "nemo.utils.app_state" in sys.modules:
-        from nemo.utils.app_state import AppState
-
-        AppState().__init__()  # a singleton: this empties it
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 class RankError(AssertionError):
     """A rank failed, died or did not come back; the message has its number and its traceback."""
 
@@ -121,7 +102,7 @@ class Ranks:
 
     They import the frameworks once, when the first job comes; on a CPU even once for all of them.
     Each job has process groups of its own and a layout of its own. As a context manager the pool
-    ends its processes; in pytest it is best a fixture of the whole session:
+    ends its processes; in pytest it is best a fixture of the whole session::
 
         @pytest.fixture(scope="session")
         def ranks():

@@ -4,6 +4,7 @@ from .losses import mean_over_data_parallel_ranks as mean_over_data_parallel_ran
 from .metric_tracker import MetricTracker as MetricTracker
 from .optimizer import cosine_annealing as cosine_annealing
 from .optimizer import megatron_adam as megatron_adam
+from .pictures import View as View
 from .stages import predict_stage as predict_stage
 from .stages import train_stage as train_stage
 from .strategy import ExactStrategy as ExactStrategy

@@ -97,6 +97,7 @@ def plan_layout(
     global_batch_size: int | None,
     width: int,
     num_stages: int,
+    num_heads: int = 0,
 ) -> tuple[Layout, list[str]]:
     """Works out the layout that the options ask for, and what is impossible about it.
 
@@ -105,7 +106,8 @@ def plan_layout(
         cluster: What torchrun or srun decided already.
         global_batch_size: Samples per step, or None where any will do (prediction).
         width: What tensor parallelism cuts.
-        num_stages: Pipeline stages that the model can be cut into.
+        num_stages: Pipeline stages that the model can be cut into, or a divisor of them.
+        num_heads: Attention heads, of which each tensor-parallel rank gets as many; 0 for none.
 
     Returns:
         The layout, which makes sense only if there are no problems; and the problems, one message
@@ -141,15 +143,21 @@ def plan_layout(
             f"to divide the number of processes, {devices} x {num_nodes} = {world_size}. "
             f"Use --devices {model_parallel}, for example."
         )
-    if tensor >= 1 and width % tensor:
+    if tensor >= 1 and num_heads % tensor:
+        problems.append(
+            f"--tensor-parallel {tensor}: has to divide the number of attention heads, "
+            f"{num_heads}. Try {_largest_divisor(num_heads, tensor)}."
+        )
+    elif tensor >= 1 and width % tensor:
         problems.append(
             f"--tensor-parallel {tensor}: has to divide the width of the layers it cuts, {width}. "
             f"Try {_largest_divisor(width, tensor)}."
         )
-    if pipeline > num_stages:
+    if pipeline >= 1 and num_stages % pipeline:
+        possible = [str(k) for k in range(1, num_stages + 1) if num_stages % k == 0]
         problems.append(
-            f"--pipeline-parallel {pipeline}: this model can be cut into {num_stages} stages. "
-            f"Try {num_stages}."
+            f"--pipeline-parallel {pipeline}: this model can be cut into "
+            f"{' or '.join(possible)} stages. Try {_largest_divisor(num_stages, pipeline)}."
         )
     data = max(1, world_size // max(1, model_parallel))
     micro, batch_problems = _micro_batch_size(options, global_batch_size, data)

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 from megakit.checkpoints.select import BestBy
+
+if TYPE_CHECKING:
+    from megakit.training.runs import Stage
 
 OptionsT = TypeVar("OptionsT", bound="CommonOptions")
 
@@ -67,6 +70,10 @@ class CommonOptions:
             UserError: The data is missing or damaged.
         """
         raise NotImplementedError(f"{type(self).__name__}.resolve_dataset")
+
+    def adapt(self, stage: "Stage") -> "Stage":
+        """The stage as these options want it, under another name say; for a script to override."""
+        return stage
 
     def problems(self) -> list[str]:
         """What is wrong with single options, one message each."""

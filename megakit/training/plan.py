@@ -79,6 +79,7 @@ def prepare(
         global_batch_size=training.global_batch_size if training else None,
         width=stage.width,
         num_stages=stage.num_stages,
+        num_heads=stage.num_heads,
     )
     directory = RunDirectory(options.output_dir / stage.name)
     unwritable = check_writable(options.output_dir) or check_writable(directory.path)

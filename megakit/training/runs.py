@@ -40,7 +40,8 @@ class Stage:
         title: What a person calls the model, with its article.
         before: The stage whose best checkpoint this one starts from, if any.
         width: What tensor parallelism cuts.
-        num_stages: Pipeline stages that the model can be cut into.
+        num_stages: Pipeline stages that the model can be cut into, or a divisor of them.
+        num_heads: Attention heads, which tensor parallelism deals out; 0 for a model without.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Stage:
     before: "Stage | None" = None
     width: int = 1
     num_stages: int = 1
+    num_heads: int = 0
 
 
 @dataclass(frozen=True)

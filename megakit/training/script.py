@@ -121,6 +121,7 @@ def run_script(
     """
     began = time.perf_counter()
     options = parse_options(options_class)
+    stage = options.adapt(stage)
     limit_threads(stage.width)
     # Until training listens there is nothing to save; the launcher and the callback replace these.
     for number in (signal.SIGTERM, signal.SIGUSR1):

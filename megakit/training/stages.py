@@ -1,69 +1,95 @@
 """A stage's work from a model and its data: train or predict, then write down what came of it."""
 
+import shlex
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from nemo import lightning as nl
 
-from megakit.models.loading import num_parameters
-from megakit.reporting.files import write_json
+from megakit.reporting import figures
+from megakit.reporting.figure_style import to_png
+from megakit.reporting.files import write_atomically, write_json
 from megakit.reporting.metrics import read_metrics
 from megakit.reporting.predictions import Predictions, write_predictions
 from megakit.runtime.memory import resume_collector
 from megakit.runtime.versions import installed_versions
-from megakit.training.callbacks import Reporter
+from megakit.training.pictures import MakeView
+from megakit.training.reporter import DataClock, Reporter
 from megakit.training.script import Run
 from megakit.training.trainer import build_trainer, predict, train
 
 
-def train_stage(run: Run, model: Any, data: Any) -> Path:
+def train_stage(
+    run: Run,
+    model: Any,
+    data: Any,
+    view: MakeView | None = None,
+    next_verb: str | None = None,
+) -> Path:
     """Trains a model from where the run stands to its last step, and writes summary.json.
 
     Args:
         run: What is to be done, and where.
         model: The Lightning module.
         data: Its data module.
+        view: Says what TensorBoard can show of a validation batch and the model's output.
+        next_verb: What `./run` does next with the result.
 
     Returns:
         The best checkpoint.
     """
     resume_collector()
-    _say_header(run, f"{run.options.max_steps} steps of {run.layout.global_batch_size}")
-    trainer = build_trainer(run)
+    _say_header(run)
+    trainer = build_trainer(run, view=view)
     resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
     train(model=model, data=data, trainer=trainer, resume=resume)
     best = Path(trainer.checkpoint_callback.best_model_path)
     if run.is_main:
         _write_training_summary(run, trainer)
-        _say_result(run, best)
+        _say_result(run, best, next_verb)
     return best
 
 
-def predict_stage(run: Run, model: Any, data: Any) -> Path:
-    """Classifies every sample of a data module's prediction set; writes predictions and summary.
+def predict_stage(
+    run: Run,
+    model: Any,
+    data: Any,
+    sources: Sequence[str] | None = None,
+    write_report: Callable[[Path, Predictions], None] | None = None,
+) -> Path:
+    """Classifies every sample of a data module's prediction set; writes down what came of it.
+
+    That is predictions.csv, summary.json and figures. The figure of mistakes shows what samples
+    have as `data`, and is left out if that is no grey picture. Where labels are -1, since nobody
+    knows them, there are neither figures nor scores, nor a report.
 
     Args:
         run: What is to be done, and where.
         model: The Lightning module of a classifier.
         data: Its data module.
+        sources: Where each sample comes from, for predictions.csv.
+        write_report: Writes report.html, given its path and the predictions.
 
     Returns:
         The path of predictions.csv.
     """
     resume_collector()
-    _say_header(run, "every sample once")
+    _say_header(run)
     began = time.perf_counter()
     outputs = predict(model=model, data=data, trainer=build_trainer(run))
     seconds = time.perf_counter() - began
     path = run.path / "predictions.csv"
     if outputs is None:
         return path
-    predictions = Predictions.from_logits(outputs.idx, outputs.label, outputs.output)
+    predictions = Predictions.from_logits(
+        outputs.idx, outputs.label, outputs.output, outputs.latent
+    )
     if len(np.unique(predictions.idx)) != len(data.predict_dataloader().dataset):
         raise RuntimeError("predictions do not cover every sample exactly once")
-    write_predictions(path, predictions)
+    write_predictions(path, predictions, sources)
     scores = predictions.scores()
     write_json(
         run.path / "summary.json",
@@ -75,11 +101,21 @@ def predict_stage(run: Run, model: Any, data: Any) -> Path:
         }
         | scores,
     )
+    rows = _answers(predictions, sources) if sources is not None else {}
+    if predictions.is_labelled:
+        names = _write_figures(run.path, predictions, data.predict_dataloader().dataset)
+        rows |= {
+            "accuracy": f"{scores['accuracy']:.2%}",
+            "cross entropy": f"{scores['cross_entropy']:.4f}",
+            "figures": f"{', '.join(names)}\nin {run.path}",
+        }
+        if write_report is not None:
+            write_report(run.path / "report.html", predictions)
+            rows["report"] = str(run.path / "report.html")
     run.console.say(f"{scores['num_samples']:,} images predicted.")
     run.console.table(
         {
-            "accuracy": f"{scores['accuracy']:.2%}",
-            "cross entropy": f"{scores['cross_entropy']:.4f}",
+            **rows,
             "time": f"{time.perf_counter() - run.began:.1f} s in all",
             "predictions": str(path),
         }
@@ -87,11 +123,42 @@ def predict_stage(run: Run, model: Any, data: Any) -> Path:
     return path
 
 
-def _say_header(run: Run, work: str) -> None:
+def _answers(predictions: Predictions, sources: Sequence[str], most: int = 10) -> dict[str, str]:
+    """What was predicted of each sample, and how surely, if they are few enough to be listed."""
+    if len(sources) > most:
+        return {}
+    shares = predictions.probabilities.max(axis=1)
+    rows = zip(sources, predictions.prediction, shares, strict=True)
+    return {source: f"{prediction}, {share:.1%} sure" for source, prediction, share in rows}
+
+
+def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list[str]:
+    """Draws what a classifier did to samples of known labels; returns the files' names."""
+    labels, predicted = predictions.label, predictions.prediction
+    num_classes = predictions.probabilities.shape[1]
+    drawn = {"confusion_matrix.png": figures.confusion_matrix(labels, predicted, num_classes)}
+    surest = figures.surest_mistakes(labels, predictions.probabilities)
+    pictures = [np.squeeze(dataset[index]["data"]) for index in predictions.idx[surest].tolist()]
+    if all(picture.ndim == 2 for picture in pictures):
+        drawn["mistakes.png"] = figures.mistakes(
+            pictures,
+            labels[surest],
+            predicted[surest],
+            predictions.probabilities[surest].max(axis=1),
+            int((labels != predicted).sum()),
+        )
+    if predictions.latent is not None and predictions.latent.shape[1] > 1:
+        drawn["latent_space.png"] = figures.latent_space(predictions.latent, labels)
+    for name, figure in drawn.items():
+        write_atomically(folder / name, to_png(figure))
+    return list(drawn)
+
+
+def _say_header(run: Run) -> None:
     layout, device = run.layout, run.accelerator
     run.console.say(
         f"{run.stage.name}: {run.plan.dataset} on {device.device} ({device.name}), {layout}, "
-        f"{run.options.precision}, {work}"
+        f"{run.options.precision}"
     )
     if run.plan.start:
         run.console.say(f"Starting from {run.plan.start}.")
@@ -116,6 +183,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "seconds": None,
         "steps_per_second": None,
         "samples_per_second": None,
+        "times": None,
         "train_loss": None,
         "val_loss": None,
         "checkpoint": None,
@@ -136,8 +204,9 @@ def _write_training_summary(run: Run, trainer: Any) -> None:
         name: [value for row in rows if (value := getattr(row, name)) is not None]
         for name in ("train_loss", "val_loss")
     }
-    stepping = max(reporter.seconds - reporter.validation_seconds - writer.seconds, 1e-9)
-    rate = run.options.max_steps / stepping
+    rate = run.options.max_steps / max(reporter.stepping_seconds, 1e-9)
+    assert isinstance(trainer.profiler, DataClock)
+    times = reporter.times(time.perf_counter() - run.began, trainer.profiler)
     write_json(
         run.path / "summary.json",
         _summary(run)
@@ -146,6 +215,7 @@ def _write_training_summary(run: Run, trainer: Any) -> None:
             "seconds": reporter.seconds,
             "steps_per_second": rate,
             "samples_per_second": rate * run.layout.global_batch_size,
+            "times": times,
             "checkpoint": writer.best_model_path,
             "last_checkpoint": writer.last_model_path,
         }
@@ -155,20 +225,35 @@ def _write_training_summary(run: Run, trainer: Any) -> None:
         },
     )
     run.results = {name: values[-1] for name, values in losses.items() if values}
-    run.results |= {"rate": rate, "parameters": num_parameters(trainer.lightning_module)}
+    run.results |= {"rate": rate, "times": times}
 
 
-def _say_result(run: Run, best: Path) -> None:
-    results = run.results
-    run.console.say(f"{run.stage.name} is done.")
+def _say_result(run: Run, best: Path, next_verb: str | None) -> None:
+    results, options = run.results, run.options
+    total = sum(results["times"].values())
+    times = [f"{name.replace('_', '-')} {part:.1f}" for name, part in results["times"].items()]
     rows = {
         "training loss": f"{results['train_loss']:.4f}",
-        "parameters": f"{results['parameters']:,} on this process",
         "speed": f"{results['rate']:.0f} steps/s",
-        "time": f"{time.perf_counter() - run.began:.1f} s in all",
+        "time": f"{total:.1f} s: {', '.join(times[:3])},\n{', '.join(times[3:])}",
         "best checkpoint": str(best),
-        "curves": f"./run tensorboard --logdir {run.options.output_dir}",
+        "curves": shlex.join(["./run", "tensorboard", *_not_default(options, logdir="output_dir")]),
     }
     if "val_loss" in results:
         rows = {"validation loss": f"{results['val_loss']:.4f}", **rows}
+    if next_verb is not None:
+        same = _not_default(options, output_dir="output_dir", data_dir="data_dir")
+        rows["next"] = shlex.join(["./run", next_verb, *same])
+    run.console.say(f"{run.stage.name} is done.")
     run.console.table(rows)
+
+
+def _not_default(options: Any, **names: str) -> list[str]:
+    """Those of some flags whose options differ from their defaults, with their values."""
+    fields = type(options).__dataclass_fields__
+    return [
+        part
+        for flag, name in names.items()
+        if name in fields and getattr(options, name) != fields[name].default
+        for part in (f"--{flag.replace('_', '-')}", str(getattr(options, name)))
+    ]

@@ -1,15 +1,17 @@
 """NeMo's MegatronStrategy without what it does at every step and nobody reads."""
 
 import functools
-import inspect
 import math
 import os
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from megatron.core import parallel_state
+from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
 from nemo import lightning as nl
-from nemo.lightning.megatron_parallel import CallbackConnector, _ModuleStepFunction
+from nemo.lightning.megatron_parallel import CallbackMethods, default_data_step
+from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
 
 class ExactStrategy(nl.MegatronStrategy):
@@ -24,6 +26,12 @@ class ExactStrategy(nl.MegatronStrategy):
     """
 
     grad_norm: float | None = None
+
+    def _configure_launcher(self) -> None:
+        """Chooses what starts the other ranks; Lightning refuses in a notebook whatever could."""
+        super()._configure_launcher()
+        if self.launcher is not None and self.num_processes == self.num_nodes == 1:
+            self._launcher = _LauncherOfOne(self.cluster_environment, 1, 1)
 
     def setup_distributed(self) -> None:
         """Sets up process groups; a process on its own needs no port for that."""
@@ -42,12 +50,9 @@ class ExactStrategy(nl.MegatronStrategy):
             parallel_state.initialize_model_parallel = initialize
 
     def setup_megatron_parallel(self, trainer: Any) -> None:
-        """Sets up Megatron's parallel model, with a quicker way to tell callbacks of its events."""
+        """Sets up Megatron's parallel model."""
         super().setup_megatron_parallel(trainer)
-        connector = _CachingConnector()
-        connector.callbacks = self.model.callbacks.callbacks
-        self.model.callbacks = connector
-        self.__dict__.pop("_training_functions", None)  # of another model, fitted before
+        self.__dict__.pop("_calls_schedule", None)  # of another model, fitted before
 
     def training_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> Any:
         """One step through Megatron's schedule; returns the global batch's loss.
@@ -59,19 +64,59 @@ class ExactStrategy(nl.MegatronStrategy):
                 chunk.zero_grad_buffer()
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
-            return self.model.training_step(
-                dataloader_iter, *args, **self._training_functions, **kwargs
-            )
+            if self._calls_schedule:
+                return self._run_schedule(dataloader_iter)
+            return self.model.training_step(dataloader_iter, *args, **kwargs)
 
     @functools.cached_property
-    def _training_functions(self) -> dict[str, Any]:
-        """Which of the module's methods take part in a step: NeMo would look at every step."""
-        find, module = _ModuleStepFunction, self.model.module
-        return {
-            "data_step": find.from_data_step(module, "training"),
-            "forward_step": find.from_forward_step(module, "training"),
-            "loss_reduction": find.from_loss_reduction(module, "training"),
-        }
+    def _calls_schedule(self) -> bool:
+        """Whether a step may go straight to Megatron's schedule.
+
+        NeMo's MegatronParallel stands in between. At every step it looks up the module's methods,
+        builds a record of the step, and tells callbacks of eight events: a twelfth of a small
+        model's time. It can be left out where nobody waits for those events but the data sampler,
+        which answers with constants, and where a stage has no neighbour to agree with on shapes.
+        """
+        sampler = self.data_sampler
+        if not isinstance(sampler, MegatronDataSampler):
+            return False
+        is_constant = sampler.rampup_batch_size is None and not sampler.output_log
+
+        def is_deaf(listener: Any, event: str) -> bool:
+            own = getattr(type(listener), event)
+            return own in (getattr(CallbackMethods, event), getattr(MegatronDataSampler, event, 0))
+
+        return (
+            parallel_state.get_pipeline_model_parallel_world_size() == 1
+            and is_constant
+            and all(
+                is_deaf(listener, event)
+                for event, listeners in self.model.callbacks.callbacks.items()
+                for listener in listeners
+            )
+        )
+
+    def _run_schedule(self, dataloader_iter: Any) -> Any:
+        """What MegatronParallel makes of a training step, without its events."""
+        module, plugin, sampler = self.model[0], self.precision_plugin, self.data_sampler
+        data_step = getattr(module, "data_step", default_data_step)
+        loss_reduction = module.training_loss_reduction()
+
+        def forward_step(data: Any, model: Any) -> Any:
+            batch = plugin.convert_input(data_step(data))
+            output = model.training_step(batch)
+            loss_reduction.setup(batch)
+            return plugin.convert_output(output), loss_reduction
+
+        reports = forward_backward_no_pipelining(
+            forward_step_func=forward_step,
+            data_iterator=dataloader_iter,
+            model=self.model[0],
+            num_microbatches=sampler.num_microbatches,
+            seq_length=sampler.seq_len,
+            micro_batch_size=sampler.micro_batch_size,
+        )
+        return loss_reduction.reduce(reports)
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
         """Steps, and remembers what Megatron says of the gradient."""
@@ -99,28 +144,10 @@ class ExactStrategy(nl.MegatronStrategy):
         return loss
 
 
-class _CachingConnector(CallbackConnector):
-    """NeMo's connector, which looks at a callback's signature once and not at every event."""
+class _LauncherOfOne(_SubprocessScriptLauncher):
+    """Lightning's launcher where there is nothing to start: that works in a notebook, too."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._accepted: dict[Any, frozenset[str] | None] = {}
-
-    def event(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Calls the event's callbacks, each with those of the arguments that it names."""
-        for callback in self.callbacks.get(name, ()):
-            method = getattr(callback, name)
-            key = method.__func__
-            if key not in self._accepted:
-                parameters = inspect.signature(method).parameters
-                takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-                self._accepted[key] = None if takes_all else frozenset(parameters)
-            accepted = self._accepted[key]
-            if accepted is not None:
-                kwargs_of_it = {k: v for k, v in kwargs.items() if k in accepted}
-            else:
-                kwargs_of_it = kwargs
-            method(*args, **kwargs_of_it)
+    is_interactive_compatible = True
 
 
 def from_last_pipeline_stage(value: torch.Tensor) -> torch.Tensor:

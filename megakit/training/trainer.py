@@ -13,10 +13,13 @@ from nemo import lightning as nl
 
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.reporting.metrics import MetricsFile
+from megakit.reporting.tensorboard import TensorBoard
 from megakit.runtime.saving import write_within_this_process
-from megakit.training.callbacks import ExactSteps, Reporter, StopOnSignal
+from megakit.training.callbacks import ExactSteps, StopOnSignal
 from megakit.training.launch import end_with_torchrun
 from megakit.training.layout import Layout
+from megakit.training.pictures import MakeView, Pictures
+from megakit.training.reporter import DataClock, Reporter
 from megakit.training.script import Run
 from megakit.training.strategy import ExactStrategy
 
@@ -46,12 +49,15 @@ def build_strategy(layout: Layout, use_distributed_optimizer: bool = False) -> E
     )
 
 
-def build_trainer(run: Run, *, use_distributed_optimizer: bool = False) -> nl.Trainer:
+def build_trainer(
+    run: Run, *, use_distributed_optimizer: bool = False, view: MakeView | None = None
+) -> nl.Trainer:
     """A trainer for this run's layout, precision and length, with what our runs leave behind.
 
     Args:
         run: What is to be done, and where.
         use_distributed_optimizer: See `build_strategy`.
+        view: Says what TensorBoard can show of a validation batch and the model's output.
     """
     options, layout = run.options, run.layout
     end_with_torchrun(run.console)
@@ -75,6 +81,17 @@ def build_trainer(run: Run, *, use_distributed_optimizer: bool = False) -> nl.Tr
     writer = CheckpointWriter(
         run.directory.checkpoints, run.manifest(), options.save_interval, run.best_by
     )
+    # What an earlier start logged beyond the step that it goes on from is hidden.
+    logger = TensorBoardLogger(
+        run.path,
+        name="",
+        version="tensorboard",
+        default_hp_metric=False,
+        purge_step=resumed_step + 1,
+    )
+    board = TensorBoard(logger, run.stage.name, resumed_step) if run.is_main else None
+    if board is not None:
+        board.add_hyperparameters(_hyperparameters(run))
     return nl.Trainer(
         **common,
         max_steps=options.max_steps,
@@ -82,23 +99,31 @@ def build_trainer(run: Run, *, use_distributed_optimizer: bool = False) -> nl.Tr
         # Steps, not epochs, count: the training set is as long as the training.
         check_val_every_n_epoch=None,
         limit_val_batches=1.0,
-        # Values go to the logger by `Reporter`.
+        # Values go to TensorBoard by `Reporter`.
         log_every_n_steps=options.max_steps + 1,
-        # What an earlier start logged beyond the step that it goes on from is hidden.
-        logger=TensorBoardLogger(
-            run.path,
-            name="",
-            version="tensorboard",
-            default_hp_metric=False,
-            purge_step=resumed_step + 1,
-        ),
+        logger=logger,
+        profiler=DataClock(),
         callbacks=[
             ExactSteps(),
-            Reporter(run.console, run.stage.name, metrics),
+            *([Pictures(view, board)] if view is not None else []),
+            Reporter(run.console, run.stage.name, writer, metrics, board),
             StopOnSignal(writer),
             writer,
         ],
     )
+
+
+def _hyperparameters(run: Run) -> dict[str, Any]:
+    """What a run was asked for, as far as a person would compare runs by it."""
+    layout = run.layout
+    return {
+        "stage": run.stage.name,
+        **{name: value for name, value in run.plan.identity.items() if name != "start"},
+        "micro_batch_size": layout.micro_batch_size,
+        "tensor_parallel": layout.tensor,
+        "pipeline_parallel": layout.pipeline,
+        "data_parallel": layout.data,
+    }
 
 
 def train(*, model: Any, data: Any, trainer: Any, log: Any = None, resume: Any = None) -> None:
@@ -126,18 +151,21 @@ class Outputs:
         output: float32 (N, ...).
         idx: int64 (N,).
         label: int64 (N,).
+        latent: float32 (N, dimensions), or None where the model tells none.
     """
 
     output: np.ndarray
     idx: np.ndarray
     label: np.ndarray
+    latent: np.ndarray | None = None
 
 
 def predict(*, model: Any, data: Any, trainer: Any) -> Outputs | None:
     """Runs a model over the data module's prediction set, each sample exactly once.
 
     Args:
-        model: Its `predict_step` returns a dict of `output`, `idx`, `label` and `loss_mask`.
+        model: Its `predict_step` returns a dict of `output`, `idx`, `label`, `loss_mask` and, where
+            the model has one, `latent`.
         data: The data module.
         trainer: `nemo.lightning.Trainer`.
 
@@ -152,7 +180,7 @@ def predict(*, model: Any, data: Any, trainer: Any) -> Outputs | None:
     )
     if is_source and batches:
         real = torch.cat([batch["loss_mask"] for batch in batches]) > 0
-        for key in ("output", "idx", "label"):
+        for key in {"output", "idx", "label", "latent"} & batches[0].keys():
             values = torch.cat([batch[key] for batch in batches])[real]
             columns[key] = (values.float() if values.is_floating_point() else values).cpu().numpy()
     gathered: list[Any] = [None] * trainer.world_size

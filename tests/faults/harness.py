@@ -106,7 +106,7 @@ class Training:
 
     @property
     def path(self) -> Path:
-        return self.folder / self.script.removeprefix("model_").removesuffix(".py")
+        return self.folder / Path(self.script).stem.removeprefix("model_")
 
     @property
     def checkpoints(self) -> Path:
@@ -182,15 +182,28 @@ def _content(checkpoint: Path) -> dict[str, Any]:
     return {"val_loss": manifest.val_loss, **digests}
 
 
-def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """TensorBoard's curves, as TensorBoard reads them: point by point, in the order of writing."""
+def curves(folder: Path) -> dict[str, list[tuple[int, Any]]]:
+    """TensorBoard's curves and pictures, as TensorBoard reads them, in the order of writing.
+
+    Of the speed, which is another each time, only the steps.
+    """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    return {
-        name: [(point.step, point.value) for point in events.Scalars(name)]
-        for name in events.Tags()["scalars"]
-    }
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for part in ("train", "validation"):
+        guidance = {"scalars": 0, "images": 0}
+        events = EventAccumulator(str(folder / part), size_guidance=guidance).Reload()
+        for name in events.Tags()["scalars"]:
+            is_speed = name.endswith("samples_per_second")
+            found[f"{part}/{name}"] = [
+                (p.step, None if is_speed else p.value) for p in events.Scalars(name)
+            ]
+        for name in events.Tags()["images"]:
+            found[f"{part}/{name}"] = [
+                (p.step, hashlib.sha256(p.encoded_image_string).hexdigest())
+                for p in events.Images(name)
+            ]
+    return found
 
 
 def leftover_processes(mark: str, patience: float = 10.0) -> list[str]:

@@ -85,12 +85,13 @@ def compare(
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["32", "bf16-mixed"])
-def test_pretraining_and_finetuning(tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize("model", ["", "examples/vit/"])
+def test_pretraining_and_finetuning(tmp_path: Path, precision: str, model: str) -> None:
     options = (*ACCUMULATED, "--precision", precision)
     # After a save, after a validation, after both, and after the last step but one.
-    pretrain, _ = compare(tmp_path, "model_pretrain.py", options, (10, 15, 30))
+    pretrain, _ = compare(tmp_path, f"{model}model_pretrain.py", options, (10, 15, 30))
     start = ("--checkpoint", best_checkpoint(pretrain.checkpoints))
-    compare(tmp_path / "next", "model_finetune.py", (*options, *start), (5, 20, 39))
+    compare(tmp_path / "next", f"{model}model_finetune.py", (*options, *start), (5, 20, 39))
 
 
 @pytest.mark.long
@@ -143,6 +144,7 @@ def test_harness_sees_differences(never_stopped: dict[str, Any]) -> None:
     lines = never_stopped["metrics.csv"].splitlines()[1:]
     assert [int(line.split(",")[0]) for line in lines] == steps
     curves = never_stopped["curves"]
-    assert [step for step, _ in curves["train_loss"]] == steps
-    assert [step for step, _ in curves["lr"]] == steps
-    assert [step for step, _ in curves["val_loss"]] == [15, 30, 40]
+    for name in ("loss", "lr", "grad_norm", "samples_per_second"):
+        assert [step for step, _ in curves[f"train/pretrain/{name}"]] == steps
+    for name in ("pretrain/loss", "pretrain_pictures/reconstructions"):
+        assert [step for step, _ in curves[f"validation/{name}"]] == [15, 30, 40]

@@ -1,11 +1,13 @@
 """What the pool's ranks run: the scripts' own work on the bundled digits, and what came of it."""
 
+import importlib
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 
@@ -18,6 +20,8 @@ from megakit.training.runs import Stage
 from megakit.training.script import Run
 
 GLOBAL_BATCH = 64
+#: Where the scripts of each model are.
+MODELS = {"first": "", "vit": "examples.vit."}
 
 
 def layout(
@@ -79,17 +83,17 @@ def pretrain(
     use_distributed_optimizer: bool = False,
     look_at_samples: bool = True,
     precision: Literal["bf16-mixed", "32"] = "32",
+    model: str = "first",
 ) -> Trained:
     """`model_pretrain.py`, with a look at every step; that at the samples takes time."""
     import lightning.pytorch as pl
     from megatron.core import parallel_state
 
-    from megakit.training import build_trainer, cosine_annealing, megatron_adam, train
-    from megakit.training.callbacks import Reporter
-    from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig
-    from model_pretrain import PRETRAIN, PretrainOptions
+    from megakit.training import build_trainer, train
+    from megakit.training.reporter import Reporter
 
-    options = PretrainOptions(
+    script = importlib.import_module(f"{MODELS[model]}model_pretrain")
+    options = script.PretrainOptions(
         output_dir=folder,
         dataset="digits",
         precision=precision,
@@ -98,7 +102,7 @@ def pretrain(
         val_interval=max(1, max_steps // 2),
         save_interval=max_steps,
     )
-    run = make_run(PRETRAIN, options, layout)
+    run = make_run(script.PRETRAIN, options, layout)
     samples: list[np.ndarray] = []
     losses: list[float] = []
     weights: list[dict[str, np.ndarray]] = []
@@ -123,24 +127,10 @@ def pretrain(
         def __deepcopy__(self, memo: object) -> "Watch":
             return self  # NeMo copies callbacks in order to record them
 
-    module = BionemoLightningModule(
-        config=PretrainConfig(seed=options.seed),
-        optimizer=megatron_adam(
-            options.lr,
-            cosine_annealing(options.max_steps),
-            use_distributed_optimizer=use_distributed_optimizer,
-        ),
-    )
+    module, data = _built_by(script.pretrain, run)
+    module.optim.config.use_distributed_optimizer = use_distributed_optimizer
     if look_at_samples:
         module.register_forward_pre_hook(look)
-    data = MNISTDataModule(
-        options.data_dir,
-        layout.micro_batch_size,
-        dataset="digits",
-        global_batch_size=layout.global_batch_size,
-        seed=options.seed,
-        corruption=options.corruption,
-    )
     trainer = build_trainer(run, use_distributed_optimizer=use_distributed_optimizer)
     trainer.callbacks.append(Watch())
     train(model=module, data=data, trainer=trainer)
@@ -161,11 +151,10 @@ def pretrain(
     )
 
 
-def finetune(layout: Layout, folder: Path) -> str:
+def finetune(layout: Layout, folder: Path, model: str = "first") -> str:
     """A classifier after a few steps from nothing; its checkpoint."""
-    from model_finetune import FINETUNE, FinetuneOptions, finetune
-
-    options = FinetuneOptions(
+    script = importlib.import_module(f"{MODELS[model]}model_finetune")
+    options = script.FinetuneOptions(
         output_dir=folder,
         dataset="digits",
         precision="32",
@@ -175,15 +164,24 @@ def finetune(layout: Layout, folder: Path) -> str:
         val_interval=100,
         save_interval=100,
     )
-    return str(finetune(make_run(FINETUNE, options, layout)))
+    return str(script.finetune(make_run(script.FINETUNE, options, layout)))
 
 
-def predict(layout: Layout, folder: Path, checkpoint: str) -> str:
+def predict(layout: Layout, folder: Path, checkpoint: str, model: str = "first") -> str:
     """`model_predict.py` in float32; the path of predictions.csv."""
-    from model_predict import PREDICT, PredictOptions, predict
+    script = importlib.import_module(f"{MODELS[model]}model_predict")
+    options = script.PredictOptions(output_dir=folder, dataset="digits", precision="32")
+    return str(script.predict(make_run(script.PREDICT, options, layout, start=checkpoint)))
 
-    options = PredictOptions(output_dir=folder, dataset="digits", precision="32")
-    return str(predict(make_run(PREDICT, options, layout, start=checkpoint)))
+
+def _built_by(work: Callable[[Run], object], run: Run) -> tuple[Any, Any]:
+    """The Lightning module and the data module that a script would train with."""
+    import megakit.training
+
+    with mock.patch.object(megakit.training, "train_stage") as train_stage:
+        work(run)
+    _, module, data, *_ = train_stage.call_args.args
+    return module, data
 
 
 def _fingerprints(batch: Any) -> np.ndarray:

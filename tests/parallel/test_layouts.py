@@ -3,6 +3,7 @@
 Real processes, NeMo's MegatronStrategy and our trainer, in float32.
 """
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -22,20 +23,46 @@ LAYOUTS = {
     "pp2-dp2": {"world_size": 4, "pipeline": 2},
 }
 TOLERANCE = 1e-5  # relative, of a loss in float32: sums in another order differ in the last bits
-CUT = {"linear1.weight": 0, "linear1.bias": 0, "linear2.weight": 1}  # dimension, by name
-CUT |= {"linear3.weight": 0, "linear3.bias": 0, "linear4.weight": 1}
-FIRST_STAGE = {f"linear{k}.{part}" for k in (1, 2) for part in ("weight", "bias")}
-SECOND_STAGE = {f"linear{k}.{part}" for k in (3, 4) for part in ("weight", "bias")}
+STEPS = {"first": 50, "vit": 20}
+#: What tensor parallelism cuts, and along which dimension.
+CUT = {
+    "first": {
+        r"linear[13]\.(weight|bias)": 0,
+        r"linear[24]\.weight": 1,
+    },
+    "vit": {
+        r".*\.(linear_qkv|linear_fc1)\.(weight|bias)": 0,
+        r".*\.(linear_proj|linear_fc2)\.weight": 1,
+    },
+}
+#: What the first of two stages holds; the second has the rest.
+FIRST_STAGE = {
+    "first": r"linear[12]\..*",
+    "vit": r"embedding\..*|position|transformer\.layers\.[01]\..*",
+}
+#: Of each model all layouts; only the long suite has those of the second that take longest.
+CASES = [
+    *(pytest.param("first", name, id=name) for name in LAYOUTS),
+    *(
+        pytest.param("vit", name, id=f"vit-{name}", marks=[pytest.mark.long] * (len(name) > 3))
+        for name in LAYOUTS
+    ),
+]
+LONG_FOR_VIT = [
+    *(pytest.param("first", name, id=name) for name in LAYOUTS),
+    *(pytest.param("vit", name, id=f"vit-{name}", marks=pytest.mark.long) for name in LAYOUTS),
+]
 
 
 class Training:
     """What all ranks of one training run saw, and what it left behind."""
 
-    def __init__(self, ranks, folder, distributed_optimizer=False, **layout):
+    def __init__(self, ranks, folder, model, distributed_optimizer=False, **layout):
         self.layout = jobs.layout(**layout)
         self.runs = folder
         self.ranks = ranks.run(
-            *(jobs.pretrain, self.layout, folder, 50, distributed_optimizer),
+            *(jobs.pretrain, self.layout, folder, STEPS[model], distributed_optimizer),
+            *(True, "32", model),
             world_size=self.layout.world_size,
         )
         self.metrics = read_csv(folder / "pretrain" / "metrics.csv")
@@ -62,66 +89,83 @@ def training(ranks, tmp_path_factory):
     """Trains under a layout, once for all tests that ask for the same."""
 
     @cache
-    def train(**how):
-        return Training(ranks, tmp_path_factory.mktemp("layout"), **how)
+    def train(model, **how):
+        return Training(ranks, tmp_path_factory.mktemp("layout"), model, **how)
 
     return train
 
 
-@pytest.fixture(scope="session")
-def alone(training):
+@pytest.fixture
+def alone(training, model):
     """One process, no accumulation: what all others are compared with."""
-    return training(micro_batches=1)
+    return training(model, micro_batches=1)
 
 
-def shard(whole, name, rank, tensor):
-    return np.array_split(whole, tensor, axis=CUT[name])[rank] if name in CUT else whole
+def shard(whole, model, name, rank, tensor):
+    for pattern, dimension in CUT[model].items():
+        if re.fullmatch(pattern, name):
+            return np.array_split(whole, tensor, axis=dimension)[rank]
+    return whole
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+def in_whole_model(name, pipeline_rank):
+    """A weight's name there: each stage of a pipeline counts its transformer layers from 0."""
+    return re.sub(r"(?<=layers\.)\d+", lambda number: str(int(number[0]) + 2 * pipeline_rank), name)
+
+
 class TestEveryLayout:
-    def test_weights_begin_the_same(self, alone, training, name):
+    @pytest.mark.parametrize(("model", "name"), CASES)
+    def test_weights_begin_the_same(self, alone, training, model, name):
         (whole,) = (rank.first for rank in alone.ranks)
         layout = LAYOUTS[name]
-        run = training(**layout)
+        run = training(model, **layout)
+        first_stage = {key for key in whole if re.fullmatch(FIRST_STAGE[model], key)}
+        assert first_stage
         for rank in run.ranks:
-            expected = FIRST_STAGE | SECOND_STAGE
+            expected = whole.keys()
             if "pipeline" in layout:
-                expected = SECOND_STAGE if rank.pipeline_rank else FIRST_STAGE
-            assert rank.first.keys() == expected
-            for key, weight in rank.first.items():
-                part = shard(whole[key], key, rank.tensor_rank, run.layout.tensor)
+                expected = whole.keys() - first_stage if rank.pipeline_rank else first_stage
+            weights = {in_whole_model(key, rank.pipeline_rank): w for key, w in rank.first.items()}
+            assert weights.keys() == expected
+            for key, weight in weights.items():
+                part = shard(whole[key], model, key, rank.tensor_rank, run.layout.tensor)
                 np.testing.assert_array_equal(weight, part, err_msg=key)
 
-    def test_a_global_batch_holds_the_same_samples(self, alone, training, name):
+    @pytest.mark.parametrize(("model", "name"), CASES)
+    def test_a_global_batch_holds_the_same_samples(self, alone, training, model, name):
         ((expected),) = alone.samples()
-        assert len(expected) == 50
+        assert len(expected) == STEPS[model]
         assert {len(batch) for batch in expected} == {jobs.GLOBAL_BATCH}
-        for seen in training(**LAYOUTS[name]).samples():
+        for seen in training(model, **LAYOUTS[name]).samples():
             for step, (batch, whole) in enumerate(zip(seen, expected, strict=True), start=1):
                 np.testing.assert_array_equal(batch, whole, err_msg=f"step {step}")
 
-    def test_losses(self, alone, training, name):
+    @pytest.mark.parametrize(("model", "name"), CASES)
+    def test_losses(self, alone, training, model, name):
         (expected,) = alone.losses()
-        assert len(expected) == 50
+        assert len(expected) == STEPS[model]
         assert expected[-1] < 0.8 * expected[0]  # it learns: equal losses of nothing prove nothing
-        run = training(**LAYOUTS[name])
+        run = training(model, **LAYOUTS[name])
         assert {rank.optimizer for rank in run.ranks} == {"FP32Optimizer"}
         assert {rank.samples[0].shape[0] for rank in run.ranks} == {2}  # micro batches of a step
         assert run.losses()
         for losses in run.losses():
             np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
 
-    def test_the_distributed_optimizer_without_accumulation(self, alone, training, name):
+    @pytest.mark.parametrize(("model", "name"), LONG_FOR_VIT)
+    def test_the_distributed_optimizer_without_accumulation(self, alone, training, model, name):
         (expected,) = alone.losses()
-        run = training(**LAYOUTS[name], micro_batches=1, distributed_optimizer=True)
+        run = training(model, **LAYOUTS[name], micro_batches=1, distributed_optimizer=True)
         assert {rank.optimizer for rank in run.ranks} == {"DistributedOptimizer"}
         assert {rank.samples[0].shape[0] for rank in run.ranks} == {1}
         for losses in run.losses():
             np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
 
-    def test_what_is_written_is_the_whole_job_s_and_written_once(self, alone, training, name):
-        run = training(**LAYOUTS[name])
+    @pytest.mark.parametrize(("model", "name"), CASES)
+    def test_what_is_written_is_the_whole_job_s_and_written_once(
+        self, alone, training, model, name
+    ):
+        run = training(model, **LAYOUTS[name])
         assert [row["step"] for row in run.metrics] == [row["step"] for row in alone.metrics]
         for row, expected in zip(run.metrics, alone.metrics, strict=True):
             for column in ("train_loss", "val_loss", "lr", "grad_norm"):
@@ -130,7 +174,9 @@ class TestEveryLayout:
                     value = float(expected[column])
                     tolerance = 1e-4 if column == "grad_norm" else TOLERANCE
                     assert float(row[column]) == pytest.approx(value, rel=tolerance), column
-        assert [row["step"] for row in run.metrics if row["val_loss"]] == ["25", "50"]
+        steps = STEPS[model]
+        validated = [row["step"] for row in run.metrics if row["val_loss"]]
+        assert validated == [str(steps // 2), str(steps)]
         # Ranks that disagreed on a validation loss would disagree on the best checkpoint.
         assert {rank.best for rank in run.ranks} == {rank.best for rank in alone.ranks}
         logs = list((run.runs / "pretrain" / "tensorboard").glob("events.out.tfevents.*"))
@@ -138,7 +184,8 @@ class TestEveryLayout:
 
 
 class TestTheComparisonCanFail:
-    def test_other_samples_are_noticed(self, alone, ranks, tmp_path):
+    @pytest.mark.parametrize("model", ["first"])
+    def test_other_samples_are_noticed(self, alone, ranks, tmp_path, model):
         """Half of the global batch left out moves the losses by far more than the tolerance."""
         (expected,) = alone.losses()
         layout = Layout(1, 1, 1, 1, jobs.GLOBAL_BATCH // 2, jobs.GLOBAL_BATCH // 2)
@@ -149,18 +196,25 @@ class TestTheComparisonCanFail:
 
 @pytest.fixture(scope="session")
 def classifier(ranks, tmp_path_factory):
-    """A checkpoint made by one process."""
-    folder = tmp_path_factory.mktemp("classifier")
-    return ranks.run(jobs.finetune, jobs.layout(), folder, world_size=1)[0]
+    """Of each model, a checkpoint made by one process."""
+
+    @cache
+    def finetune(model):
+        folder = tmp_path_factory.mktemp("classifier")
+        return ranks.run(jobs.finetune, jobs.layout(), folder, model, world_size=1)[0]
+
+    return finetune
 
 
 @pytest.fixture(scope="session")
 def predictions(ranks, classifier, tmp_path_factory):
     @cache
-    def predict(**layout):
+    def predict(model, **layout):
         folder = tmp_path_factory.mktemp("predictions")
         sizes = jobs.layout(**layout)
-        path = ranks.run(jobs.predict, sizes, folder, classifier, world_size=sizes.world_size)[0]
+        path = ranks.run(
+            *(jobs.predict, sizes, folder, classifier(model), model), world_size=sizes.world_size
+        )[0]
         rows = read_csv(Path(path))
         probabilities = [[float(row[f"p{k}"]) for k in range(10)] for row in rows]
         exact = [(row["idx"], row["label"], row["prediction"]) for row in rows]
@@ -169,11 +223,11 @@ def predictions(ranks, classifier, tmp_path_factory):
     return predict
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_one_checkpoint_predicts_the_same(predictions, name):
-    exact, probabilities = predictions()
+@pytest.mark.parametrize(("model", "name"), LONG_FOR_VIT)
+def test_one_checkpoint_predicts_the_same(predictions, model, name):
+    exact, probabilities = predictions(model)
     assert [int(row[0]) for row in exact] == list(range(300))
     assert np.ptp(probabilities, axis=0).max() > 0.5  # it tells images apart
-    here, here_probabilities = predictions(**LAYOUTS[name])
+    here, here_probabilities = predictions(model, **LAYOUTS[name])
     assert here == exact
     assert np.abs(here_probabilities - probabilities).max() <= 1e-4

@@ -35,6 +35,7 @@ class Steps:
         fused: Of each of Adam's groups of weights, whether one kernel updates it.
         all_reduces: How often a sum over one rank came to torch's own function.
         gradients: How often Megatron's product computed gradients, that of its input included.
+        heard: Steps of which NeMo's MegatronParallel told a callback, if one listened.
     """
 
     trained: jobs.Trained
@@ -42,6 +43,7 @@ class Steps:
     fused: list[bool | None]
     all_reduces: int
     gradients: int
+    heard: list[int]
 
 
 @contextlib.contextmanager
@@ -75,7 +77,7 @@ def uncut(cuts: tuple[str, ...]) -> Iterator[None]:
             (_RowParallel, "_forward_impl", layers.RowParallelLinear._forward_impl),
         ],
         "fused": [(LeanOptimizerModule, "optimizers", MegatronOptimizerModule.optimizers)],
-        "search": [(ExactStrategy, "_training_functions", {})],
+        "schedule": [(ExactStrategy, "_calls_schedule", False)],
         "check": [(trainer, check, partial(_checking, getattr(trainer, check)))],
     }
     with contextlib.ExitStack() as stack:
@@ -93,7 +95,10 @@ def train(folder: Path, precision: Any, distributed: bool, cuts: tuple[str, ...]
     import torch
     from megatron.core.tensor_parallel import layers
 
+    from megakit.training.optimizer import LeanOptimizerModule
+
     fused: list[bool | None] = []
+    heard: list[int] = []
     step = torch.optim.AdamW.step
 
     def watched(self: Any, closure: Any = None) -> Any:
@@ -103,16 +108,24 @@ def train(folder: Path, precision: Any, distributed: bool, cuts: tuple[str, ...]
     product = layers.LinearWithGradAccumulationAndAsyncCommunication
     options = torch.distributed.distributed_c10d  # where torch's function makes them, once a call
     with (
-        uncut(cuts),
+        contextlib.ExitStack() as stack,
         mock.patch.object(torch.optim.AdamW, "step", watched),
         mock.patch.object(options, "AllreduceOptions", wraps=options.AllreduceOptions) as reached,
         mock.patch.object(product, "backward", wraps=product.backward) as gradients,
     ):
+        stack.enter_context(uncut(tuple(cut for cut in cuts if cut != "listener")))
+        if "listener" in cuts:
+
+            def listen(self: Any, step: Any) -> None:
+                heard.append(step.step_i)
+
+            listener = mock.patch.object(LeanOptimizerModule, "on_megatron_step_end", listen)
+            stack.enter_context(listener)
         trained = jobs.pretrain(
             *(jobs.layout(), folder, STEPS, distributed), look_at_samples=False, precision=precision
         )
     metrics = (folder / "pretrain" / "metrics.csv").read_text()
-    return Steps(trained, metrics, fused, reached.call_count, gradients.call_count)
+    return Steps(trained, metrics, fused, reached.call_count, gradients.call_count, heard)
 
 
 @pytest.fixture(scope="session")
@@ -166,9 +179,16 @@ class TestOneProcess:
         assert_identical(lean, training("32", "collectives", distributed=True))
 
     @precisions
-    def test_the_module_is_searched_once_and_buckets_are_not_checked(self, training, precision):
+    def test_the_schedule_is_called_and_buckets_are_not_checked(self, training, precision):
         """The norm of the gradient tells what Megatron's check of each bucket would."""
-        assert_identical(training(precision), training(precision, "search", "check"))
+        assert_identical(training(precision), training(precision, "schedule", "check"))
+
+    def test_a_callback_that_listens_is_told_of_each_step(self, training):
+        """NeMo's MegatronParallel is then asked to take the steps."""
+        deaf, listening = training(), training("32", "listener")
+        assert deaf.heard == []
+        assert set(range(STEPS)) <= set(listening.heard)
+        assert_identical(deaf, listening)
 
     @precisions
     def test_torchs_product(self, training, precision):

@@ -40,44 +40,51 @@ def metrics(runs, stage):
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory):
+def chain(tmp_path_factory, model):
     """The short chain in one process."""
     runs = tmp_path_factory.mktemp("one")
-    run("model_pretrain.py", *SHORT, "--output-dir", runs)
-    run("model_finetune.py", *SHORT, "--output-dir", runs)
-    run("model_predict.py", *DIGITS, "--output-dir", runs)
+    run(f"{model}model_pretrain.py", *SHORT, "--output-dir", runs)
+    run(f"{model}model_finetune.py", *SHORT, "--output-dir", runs)
+    run(f"{model}model_predict.py", *DIGITS, "--output-dir", runs)
     return runs
 
 
+#: Where the scripts of both models are.
+FIRST, VIT = "", "examples/vit/"
+
+
 @pytest.mark.parametrize(
-    ("first", "second", "third", "fourth"),
+    ("model", "first", "second", "third", "fourth"),
     [
-        ("tp2", "pp2", "dp2", "one"),
-        ("pp2", "tp2", "one", "tp2-pp2"),
-        ("tp2-pp2", "dp2", "tp2", "pp2"),
+        (FIRST, "tp2", "pp2", "dp2", "one"),
+        (FIRST, "pp2", "tp2", "one", "tp2-pp2"),
+        (FIRST, "tp2-pp2", "dp2", "tp2", "pp2"),
+        (VIT, "tp2", "pp2", "dp2", "tp2-pp2"),
     ],
+    scope="module",
 )
-def test_each_step_under_another_layout(tmp_path, chain, first, second, third, fourth):
+def test_each_step_under_another_layout(tmp_path, chain, model, first, second, third, fourth):
     """Stopped in its middle, fine-tuning resumes under the fourth; the result is one process's."""
-    run("model_pretrain.py", *SHORT, "--output-dir", tmp_path, *LAYOUTS[first])
+    run(f"{model}model_pretrain.py", *SHORT, "--output-dir", tmp_path, *LAYOUTS[first])
     assert metrics(tmp_path, "pretrain") == pytest.approx(metrics(chain, "pretrain"), rel=1e-5)
     arguments = (*SHORT, "--output-dir", tmp_path)
     stopped = run_script(
-        "model_finetune.py",
+        f"{model}model_finetune.py",
         *(*arguments, *LAYOUTS[second]),
         PYTHONPATH=str(HOOK),
         FAULT="megakit.checkpoints.writer:CheckpointWriter.save:2 SIGTERM 0",
     )
     assert stopped.status == 143, stopped.err
     assert not (tmp_path / "finetune" / "summary.json").exists()
-    run("model_finetune.py", *arguments, *LAYOUTS[fourth])
+    run(f"{model}model_finetune.py", *arguments, *LAYOUTS[fourth])
     assert metrics(tmp_path, "finetune") == pytest.approx(metrics(chain, "finetune"), rel=1e-4)
-    path = run("model_predict.py", *DIGITS, "--output-dir", tmp_path, *LAYOUTS[third])
+    path = run(f"{model}model_predict.py", *DIGITS, "--output-dir", tmp_path, *LAYOUTS[third])
     expected = probabilities(chain / "predict" / "predictions.csv")
     assert np.abs(probabilities(path) - expected).max() < 1e-3
 
 
-def test_predictions_of_one_checkpoint(tmp_path, chain):
+@pytest.mark.parametrize("model", [FIRST], scope="module")
+def test_predictions_of_one_checkpoint(tmp_path, chain, model):
     """The commands of the README: one checkpoint, two layouts, the same digits."""
     start = read_json(chain / "finetune" / "summary.json")["checkpoint"]
     common = (*DIGITS, "--checkpoint", start)

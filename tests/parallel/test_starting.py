@@ -115,7 +115,7 @@ def by_itself(tmp_path_factory):
 def lines(end, job):
     """What a job says, without the lines that times are in."""
     text = end.err.replace(str(job.runs), "RUNS")
-    timed = ("steps/s", "  speed  ", "  time  ")
+    timed = ("steps/s", "  speed  ", "  time  ", ", checkpoints ")
     return [line for line in text.splitlines() if line and not any(part in line for part in timed)]
 
 

@@ -37,6 +37,25 @@ def test_settings_come_from_the_checkpoint_but_for_those_kept(checkpoint: Path) 
     assert not mine.bf16  # of this run, so in everybody's
 
 
+def test_functions_stay_where_the_checkpoint_holds_none(checkpoint: Path) -> None:
+    """Megatron fills in `init_method` after NeMo has recorded that none was given."""
+    mine = config(hidden_size=16)
+    method = mine.init_method
+    assert callable(method)
+    mine.load_settings_from_checkpoint(checkpoint)
+    assert mine.hidden_size == 24
+    assert mine.init_method is method
+
+
+def test_stages_of_a_pipeline_tell_each_other_shapes() -> None:
+    mine = config()
+    assert not mine.variable_seq_lengths
+    mine.pipeline_model_parallel_size, mine.pipeline_dtype = 2, torch.float32
+    mine.num_layers = 2
+    mine.__post_init__()  # as the strategy does
+    assert mine.variable_seq_lengths
+
+
 def test_which_settings_are_kept_is_the_configs_choice(checkpoint: Path) -> None:
     mine = config(override_parent_fields=["hidden_size"])
     mine.load_settings_from_checkpoint(checkpoint)

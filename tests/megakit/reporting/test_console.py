@@ -1,11 +1,14 @@
 """The console as real processes show it: two streams, a log, progress on a terminal or off."""
 
 import copy
+import fcntl
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 import textwrap
 from pathlib import Path
 
@@ -30,14 +33,16 @@ def show(code, *arguments, **options):
     return done.stdout, done.stderr
 
 
-def show_on_terminal(code):
+def show_on_terminal(code, columns=80, **environment):
     """The same with standard error on a terminal; returns what reaches that."""
     leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
         cwd=REPOSITORY,
         stdout=subprocess.DEVNULL,
         stderr=follower,
+        env=os.environ | {"TERM": "xterm"} | environment,
     )
     os.close(follower)
     shown = b""
@@ -57,11 +62,11 @@ def test_people_and_results_have_a_stream_each():
         console = Console()
         console.say("going on")
         console.result(Path("runs/predict/predictions.csv"))
-        console.table({"accuracy": "97%", "time": "3 s"})
+        console.table({"accuracy": "97%", "time": "3 s:\\n1 of it waiting"})
         """
     )
     assert out == "runs/predict/predictions.csv\n"
-    assert err == "going on\n  accuracy  97%\n  time      3 s\n"
+    assert err == "going on\n  accuracy  97%\n  time      3 s:\n            1 of it waiting\n"
 
 
 def test_a_silent_rank_says_nothing_but_errors():
@@ -150,7 +155,7 @@ class TestProgressElsewhere:
         assert "0:00 left" in full
 
     def test_no_steps_at_all(self):
-        assert len(self.lines("0)\nprogress.update(0, {})\nprogress.close(0)")) <= 1
+        assert len(self.lines("0)\nprogress.update(0, {})\nprogress.close()")) <= 1
 
 
 class TestProgressOnATerminal:
@@ -160,14 +165,14 @@ class TestProgressOnATerminal:
             progress = Console().progress("pretrain", 1000)
             for step in range(1, 1001):
                 progress.update(step, {"loss": 0.5})
-            progress.close(1000)
+            progress.close()
             """
         )
         assert shown.count("\n") == 1
         assert shown.endswith("\n")
-        assert shown.startswith("\r\x1b[Kpretrain ")
+        assert shown.startswith("\rpretrain ")
         assert "1000/1000  loss 0.5000" in shown
-        assert shown.count("\r\x1b[K") < 20  # not a thousand times
+        assert shown.count("\rpretrain") < 20  # not a thousand times
 
     def test_what_comes_after_a_stop_starts_on_a_line_of_its_own(self):
         shown = show_on_terminal(
@@ -176,7 +181,7 @@ class TestProgressOnATerminal:
             progress = console.progress("pretrain", 100)
             progress.shown_at -= 1
             progress.update(50, {})
-            progress.close(50)
+            progress.close()
             console.say("Stopped after step 50.")
             """
         )
@@ -184,6 +189,65 @@ class TestProgressOnATerminal:
         assert "50/100" in first
         assert second == "Stopped after step 50."
         assert rest == ""
+
+    def test_what_is_said_meanwhile_has_a_line_of_its_own(self):
+        shown = show_on_terminal(
+            """
+            console = Console()
+            progress = console.progress("pretrain", 100)
+            for step in (50, 60):
+                progress.shown_at -= 1
+                progress.update(step, {})
+                console.alarm("disk full")
+            """
+        )
+        first, second, third, fourth, rest = shown.split("\r\n")
+        assert " 50/100 " in first
+        assert " 60/100 " in third
+        assert (second, fourth, rest) == ("disk full", "disk full", "")
+
+    def test_a_shorter_line_leaves_nothing_of_the_longer(self):
+        shown = show_on_terminal(
+            """
+            console = Console()
+            console.replace_line("a longer line")
+            console.replace_line("shorter")
+            console.end_line()
+            """
+        )
+        assert shown == "\ra longer line\rshorter      \r\n"
+
+    @pytest.mark.parametrize("columns", [120, 80, 60, 30])
+    def test_a_line_never_wraps(self, columns):
+        shown = show_on_terminal(
+            """
+            progress = Console().progress("finetune", 2000)
+            for step in range(0, 2001, 100):
+                progress.shown_at -= 1
+                progress.update(step, {"loss": 0.5, "validation": 0.25})
+            progress.close()
+            """,
+            columns,
+        )
+        lines = shown.removesuffix("\r\n").split("\r")[1:]
+        assert len(lines) > 10
+        assert max(map(len, lines)) < columns
+        last = lines[-1].rstrip()
+        if columns >= 80:
+            assert re.search(r"━ 2000/2000  loss 0.5000  validation 0.2500  .*/s  0:00 left$", last)
+        else:
+            assert last.startswith("finetune 2000/2000  loss")
+
+    def test_a_terminal_that_cannot_go_back_gets_lines(self):
+        shown = show_on_terminal(
+            """
+            progress = Console().progress("pretrain", 100)
+            for step in range(1, 101):
+                progress.update(step, {})
+            """,
+            TERM="dumb",
+        )
+        assert len(shown.splitlines()) == 10
 
 
 def test_where_standard_error_is_no_real_file(capsys):

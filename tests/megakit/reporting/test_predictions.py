@@ -30,7 +30,9 @@ class TestFromLogits:
     def test_ordered_by_index_together_with_all_that_belongs_to_it(self):
         idx = np.array([3, 0, 2, 1])
         logits = np.eye(4, dtype=np.float32)[idx] * 9  # sample n says class n
-        made = Predictions.from_logits(idx, idx + 10, logits)
+        made = Predictions.from_logits(idx, idx + 10, logits, logits + 1)
+        assert made.latent is not None
+        assert np.array_equal(made.latent, np.eye(4) * 9 + 1)
         assert made.idx.tolist() == [0, 1, 2, 3]
         assert made.label.tolist() == [10, 11, 12, 13]
         assert made.prediction.tolist() == [0, 1, 2, 3]
@@ -116,3 +118,17 @@ class TestFile:
         write_predictions(path, predictions([0] * 9, [[1, 0]] * 9))
         write_predictions(path, predictions([0], [[1, 0]]))
         assert len(path.read_text().splitlines()) == 2
+
+    def test_sources_and_unknown_labels(self, tmp_path):
+        """Names of files may hold whatever a table is made of."""
+        sources = ["a.png", 'b, "b".png', "c\nd.png"]
+        made = predictions([-1, -1, -1], [[1, 0]] * 3)
+        write_predictions(tmp_path / "p.csv", made, sources)
+        with (tmp_path / "p.csv").open(newline="") as file:
+            header, *rows = csv.reader(file)
+        assert header == ["idx", "source", "label", "prediction", "p0", "p1"]
+        assert [row[1] for row in rows] == sources
+        assert [row[2] for row in rows] == [""] * 3
+        scores = made.scores()
+        assert scores.pop("num_samples") == 3
+        assert set(scores.values()) == {None}

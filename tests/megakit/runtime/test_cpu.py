@@ -229,6 +229,24 @@ def dropout_under_megatrons_tracker():
     return [untouched, not torch.equal(first, second), warnings]
 
 
+@case(
+    "rng_tracker_is_seeded", stack="nemo", gives=[True, True], without="Exception: cuda rng state"
+)
+def dropout_after_nemo_has_seeded():
+    import torch
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+    from nemo.lightning import megatron_init
+
+    megatron()
+    get_cuda_rng_tracker().reset()
+    drawn = []
+    for seed in (7, 7, 8):
+        megatron_init._set_random_seed(seed)
+        with get_cuda_rng_tracker().fork():
+            drawn.append(torch.rand(3))
+    return [torch.equal(drawn[0], drawn[1]), not torch.equal(drawn[0], drawn[2])]
+
+
 @case("loaded_tensors_stay", stack="nemo", gives=["cpu", True], without="AssertionError")
 def a_loaded_checkpoint():
     import torch

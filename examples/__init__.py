@@ -1,0 +1,1 @@
+"""Models made from the template; each lives in a folder of its own."""

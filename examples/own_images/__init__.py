@@ -1,0 +1,1 @@
+"""Images of your own, in a folder for each class: see README.md."""

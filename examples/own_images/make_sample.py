@@ -1,0 +1,35 @@
+"""Makes a folder of images to try the example with: digits, turned and coloured, 36x36, as PNG.
+
+python examples/own_images/make_sample.py [FOLDER]
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_train.py
+
+import mnist_files
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def make_sample(folder: Path) -> None:
+    """Writes the 1,797 digits of scikit-learn below train, val and test; always the same ones."""
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(42)
+    parts: dict[str, mnist_files.Split] = {"train": "train", "val": "validation", "test": "test"}
+    for split, part in parts.items():
+        for name in NAMES:
+            (folder / split / name).mkdir(parents=True, exist_ok=True)
+        for number, (digit, label) in enumerate(zip(*mnist_files.read_digits(part), strict=True)):
+            turned = Image.fromarray(digit).rotate(rng.uniform(-20, 20)).resize((36, 36))
+            ink = np.asarray(turned)[:, :, None] / 255
+            paper, color = rng.uniform(0, 100, 3), rng.uniform(156, 255, 3)
+            pixels = (paper + ink * (color - paper)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / split / NAMES[label] / f"{number:04}.png")
+
+
+if __name__ == "__main__":
+    make_sample(Path(sys.argv[1] if len(sys.argv) > 1 else "data/images"))

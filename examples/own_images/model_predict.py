@@ -1,0 +1,57 @@
+"""Classifies every test image of your own, each exactly once."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_train.py
+
+from examples.own_images.image_files import FolderOptions
+from examples.own_images.model_train import TRAIN
+from megakit.training.options import CommonOptions
+from megakit.training.runs import Stage
+from megakit.training.script import Run, run_script
+
+PREDICT = Stage(
+    name="predict",
+    script="model_predict.py",
+    model="VitClassifier",
+    title="a classifier",
+    before=TRAIN,
+    width=64,
+    num_heads=4,
+    num_stages=4,
+)
+
+
+@dataclass(kw_only=True)
+class PredictOptions(FolderOptions, CommonOptions):
+    """Predict the class of every test image."""
+
+    output_dir: Path = Path("runs/own_images")
+    """Folder where runs live."""
+
+    checkpoint: str | None = None
+    """Checkpoint of a classifier; by default training's best."""
+
+
+def predict(run: Run) -> Path:
+    """Predicts; returns the path of predictions.csv."""
+    from examples.own_images.image_components import FolderDataModule
+    from examples.vit.vit_components import VitClassifierConfig
+    from megakit.training import predict_stage
+    from model_components import BionemoLightningModule
+
+    data = FolderDataModule(
+        run.options.data_dir,
+        run.layout.micro_batch_size,
+        run.layout.global_batch_size,
+        num_workers=run.options.num_workers,
+    )
+    # Sizes and classes are the checkpoint's.
+    module = BionemoLightningModule(config=VitClassifierConfig(initial_ckpt_path=run.plan.start))
+    return predict_stage(run, module, data)
+
+
+if __name__ == "__main__":
+    run_script(PREDICT, PredictOptions, predict)

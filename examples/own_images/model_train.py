@@ -1,0 +1,72 @@
+"""Trains a vision transformer on images of your own."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+# Started by its path, a script finds only what lies beside it; megakit and the rest are above.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from examples.own_images.image_files import FolderOptions, list_classes
+from megakit.training.options import TrainingOptions
+from megakit.training.runs import Stage
+from megakit.training.script import Run, run_script
+
+TRAIN = Stage(
+    name="train",
+    script="model_train.py",
+    model="VitClassifier",
+    title="a classifier",
+    width=64,
+    num_heads=4,
+    num_stages=4,
+)
+
+
+@dataclass(kw_only=True)
+class TrainOptions(FolderOptions, TrainingOptions):
+    """Train a classifier of images that lie in a folder for each class."""
+
+    output_dir: Path = Path("runs/own_images")
+    """Folder where runs live."""
+
+    max_steps: int = 600
+    """Optimizer steps to train for."""
+
+    global_batch_size: int = 128
+    """Samples per optimizer step over all ranks, the same under every layout."""
+
+    lr: float = 3e-3
+    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
+
+
+def train(run: Run) -> Path:
+    """Trains the classifier; returns its best checkpoint."""
+    from examples.own_images.image_components import CHANNELS, SIZE, FolderDataModule
+    from examples.vit.vit_components import VitClassifierConfig
+    from megakit.training import cosine_annealing, megatron_adam, train_stage
+    from model_components import BionemoLightningModule
+
+    options = run.options
+    data = FolderDataModule(
+        options.data_dir,
+        run.layout.micro_batch_size,
+        run.layout.global_batch_size,
+        seed=options.seed,
+        num_workers=options.num_workers,
+    )
+    module = BionemoLightningModule(
+        config=VitClassifierConfig(
+            seed=options.seed,
+            image_size=SIZE,
+            channels=CHANNELS,
+            patch_size=8,
+            num_classes=len(list_classes(options.data_dir / "train")),
+        ),
+        optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
+    )
+    return train_stage(run, module, data)
+
+
+if __name__ == "__main__":
+    run_script(TRAIN, TrainOptions, train)

@@ -1,0 +1,1 @@
+"""A vision transformer, made from the template: see README.md."""

@@ -1,0 +1,94 @@
+"""Stage 2: put a classifier's head on the pretrained transformer, and train both."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pretrain.py
+
+from examples.vit.model_pretrain import PRETRAIN
+from megakit.checkpoints.select import BestBy
+from megakit.training.options import TrainingOptions
+from megakit.training.runs import Stage
+from megakit.training.script import Run, run_script
+from mnist_files import DataOptions
+
+FINETUNE = Stage(
+    name="finetune",
+    script="model_finetune.py",
+    model="VitClassifier",
+    title="a classifier",
+    before=PRETRAIN,
+    width=64,
+    num_heads=4,
+    num_stages=4,
+)
+
+
+@dataclass(kw_only=True)
+class FinetuneOptions(DataOptions, TrainingOptions):
+    """Fine-tune the pretrained transformer into a classifier of digits."""
+
+    output_dir: Path = Path("runs/vit")
+    """Folder where runs live."""
+
+    checkpoint: str | None = None
+    """Checkpoint to start from; by default pretraining's best. none: a fresh trunk."""
+
+    max_steps: int = 1600
+    """Optimizer steps to train for."""
+
+    lr: float = 3e-3
+    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
+
+    shift: int = 2
+    """Shift training images by up to so many pixels, drawn anew each epoch."""
+
+    num_labels: int | None = None
+    """Train on N labelled images, balanced over the classes; by default on all. The last
+    checkpoint then counts, since choosing by validation would use more labels."""
+
+    identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "shift", "num_labels")
+
+    def problems(self) -> list[str]:
+        """What is wrong with single options, one message each."""
+        return [*super().problems(), *self._below(10, ("num_labels",)), *self._below(0, ("shift",))]
+
+    def best_by(self) -> BestBy:
+        """How the best checkpoint is chosen."""
+        return "val_loss" if self.num_labels is None else "last"
+
+
+def finetune(run: Run) -> Path:
+    """Trains the classifier; returns its best checkpoint."""
+    from examples.vit.vit_components import VitClassifierConfig, VitDataModule
+    from megakit.training import cosine_annealing, megatron_adam, train_stage
+    from model_components import BionemoLightningModule
+
+    options = run.options
+    data = VitDataModule(
+        options.data_dir,
+        run.layout.micro_batch_size,
+        dataset=run.plan.dataset,
+        global_batch_size=run.layout.global_batch_size,
+        seed=options.seed,
+        shift=options.shift,
+        num_labels=options.num_labels,
+        max_val_batches=options.limit_val_batches,
+        num_workers=options.num_workers,
+    )
+    module = BionemoLightningModule(
+        config=VitClassifierConfig(
+            seed=options.seed,
+            initial_ckpt_path=run.plan.start,
+            # The pretrained model has no head; this one's starts from its own first weights.
+            initial_ckpt_skip_keys_with_these_prefixes={"head"},
+        ),
+        optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
+    )
+    return train_stage(run, module, data)
+
+
+if __name__ == "__main__":
+    run_script(FINETUNE, FinetuneOptions, finetune)

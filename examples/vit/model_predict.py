@@ -1,0 +1,57 @@
+"""Stage 3: run the classifier on every test image, each exactly once."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pretrain.py
+
+from examples.vit.model_finetune import FINETUNE
+from megakit.training.options import CommonOptions
+from megakit.training.runs import Stage
+from megakit.training.script import Run, run_script
+from mnist_files import DataOptions
+
+PREDICT = Stage(
+    name="predict",
+    script="model_predict.py",
+    model="VitClassifier",
+    title="a classifier",
+    before=FINETUNE,
+    width=64,
+    num_heads=4,
+    num_stages=4,
+)
+
+
+@dataclass(kw_only=True)
+class PredictOptions(DataOptions, CommonOptions):
+    """Predict the digit on every test image."""
+
+    output_dir: Path = Path("runs/vit")
+    """Folder where runs live."""
+
+    checkpoint: str | None = None
+    """Checkpoint of a classifier; by default fine-tuning's best."""
+
+
+def predict(run: Run) -> Path:
+    """Predicts; returns the path of predictions.csv."""
+    from examples.vit.vit_components import VitClassifierConfig, VitDataModule
+    from megakit.training import predict_stage
+    from model_components import BionemoLightningModule
+
+    data = VitDataModule(
+        run.options.data_dir,
+        run.layout.micro_batch_size,
+        dataset=run.plan.dataset,
+        global_batch_size=run.layout.global_batch_size,
+        num_workers=run.options.num_workers,
+    )
+    # No prefix is skipped: model and checkpoint have to hold the same weights.
+    module = BionemoLightningModule(config=VitClassifierConfig(initial_ckpt_path=run.plan.start))
+    return predict_stage(run, module, data)
+
+
+if __name__ == "__main__":
+    run_script(PREDICT, PredictOptions, predict)

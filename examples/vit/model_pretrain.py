@@ -1,0 +1,78 @@
+"""Stage 1: pretrain a vision transformer to restore hidden patches of MNIST's images."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+# Started by its path, a script finds only what lies beside it; megakit and the rest are above.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from megakit.training.options import TrainingOptions
+from megakit.training.runs import Stage
+from megakit.training.script import Run, run_script
+from mnist_files import DataOptions
+
+PRETRAIN = Stage(
+    name="pretrain",
+    script="model_pretrain.py",
+    model="VitPretrainModel",
+    title="a vision transformer that restores patches",
+    width=64,
+    num_heads=4,  # tensor parallelism deals out the heads of each layer, and its width
+    num_stages=4,  # pipeline parallelism deals out the layers
+)
+
+
+@dataclass(kw_only=True)
+class PretrainOptions(DataOptions, TrainingOptions):
+    """Pretrain a vision transformer that sees a part of each image and restores the rest."""
+
+    output_dir: Path = Path("runs/vit")
+    """Folder where runs live."""
+
+    max_steps: int = 400
+    """Optimizer steps to train for."""
+
+    lr: float = 3e-3
+    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
+
+    masked_share: float = 0.5
+    """Share of each image's patches to hide, drawn anew each epoch, for the model to restore."""
+
+    identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "masked_share")
+
+    def problems(self) -> list[str]:
+        """What is wrong with single options, one message each."""
+        found = super().problems()
+        if not 0.1 <= self.masked_share <= 0.9:
+            found.append(f"--masked-share {self.masked_share}: has to be from 0.1 to 0.9.")
+        return found
+
+
+def pretrain(run: Run) -> Path:
+    """Trains the model; returns its best checkpoint."""
+    from examples.vit.vit_components import VitDataModule, VitPretrainConfig
+    from megakit.training import cosine_annealing, megatron_adam, train_stage
+    from model_components import BionemoLightningModule
+
+    options = run.options
+    data = VitDataModule(
+        options.data_dir,
+        run.layout.micro_batch_size,
+        dataset=run.plan.dataset,
+        global_batch_size=run.layout.global_batch_size,
+        seed=options.seed,
+        masked_share=options.masked_share,
+        max_val_batches=options.limit_val_batches,
+        num_workers=options.num_workers,
+    )
+    module = BionemoLightningModule(
+        config=VitPretrainConfig(seed=options.seed),
+        optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
+    )
+    return train_stage(run, module, data)
+
+
+if __name__ == "__main__":
+    run_script(PRETRAIN, PretrainOptions, pretrain)

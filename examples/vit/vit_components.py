@@ -1,0 +1,298 @@
+"""The parts of a vision transformer, as `model_components.py` has those of the first model.
+
+In the same order: losses, data, models, configs. What both models share is imported: the images,
+the classifier's loss, the Lightning module. Pretraining hides patches of an image and has the model
+restore them; its trunk then becomes a digit classifier.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer import MegatronModule
+from megatron.core.transformer.enums import ModelType
+from megatron.core.transformer.transformer_block import TransformerBlock
+from torch import Tensor, nn
+
+from megakit.data import (
+    BatchedMultiEpochDatasetWrapper,
+    EpochIndex,
+    MultiEpochDatasetResampler,
+    uniform,
+)
+from megakit.models import (
+    OVERRIDE_BIONEMO_CONFIG_DEFAULTS,
+    IOMixinWithGettersSetters,
+    MegatronBioNeMoTrainableModelConfig,
+    MegatronLossType,
+    seeded,
+    transformer_layer_spec,
+)
+from model_components import (
+    ClassifierLossReduction,
+    MNISTDataModule,
+    MnistItem,
+    MSELossReduction,
+    SameSizeLossDict,
+)
+
+# ----------------------------------------------------------------------------------------------
+# Losses
+# ----------------------------------------------------------------------------------------------
+
+
+class MaskedItem(MnistItem):
+    """A batch of which the model sees `corrupted`, with patches hidden."""
+
+    shown: Tensor  # bool (B, 1, 28, 28), False for the pixels to restore
+
+
+class MaskedLossReduction(MSELossReduction):
+    """Mean squared error of the pixels that the model did not see; the others count as restored.
+
+    As many are hidden in each image, so that images, micro batches and ranks all weigh the same.
+    """
+
+    def forward(self, batch: Any, forward_out: Any) -> tuple[Tensor, SameSizeLossDict]:
+        """The loss of one micro batch."""
+        shown = batch["shown"]
+        target: Any = {**batch, "data": batch["data"].masked_fill(shown, 0)}
+        restored: Any = {"x_hat": forward_out["x_hat"].masked_fill(shown.flatten(1), 0)}
+        return super().forward(target, restored)
+
+
+# ----------------------------------------------------------------------------------------------
+# Data
+# ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class MaskPatches(BatchedMultiEpochDatasetWrapper[MnistItem, MaskedItem]):
+    """Hides a share of each image's patches, others in each epoch, for the model to restore."""
+
+    share: float = 0.5
+    patch_size: int = 7
+    seed: int = 42
+
+    def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
+        """Adds `shown` and `corrupted` to a batch."""
+        rows, columns = (size // self.patch_size for size in batch["data"].shape[-2:])
+        numbers = uniform(self.seed, index.epoch, index.idx, (rows * columns,))
+        # Exactly so many in each image: those with the smallest numbers.
+        patches = numbers.argsort(axis=1).argsort(axis=1) >= round(self.share * rows * columns)
+        pixels = np.ones((1, self.patch_size, self.patch_size), np.bool_)
+        shown = torch.from_numpy(np.kron(patches.reshape(-1, 1, rows, columns), pixels))
+        # -1 is the colour of nothing: 0 would be background.
+        return {**batch, "shown": shown, "corrupted": batch["data"].masked_fill(~shown, -1.0)}
+
+
+@dataclass
+class ShiftImages(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
+    """Shifts each image by up to so many pixels, in another direction in each epoch."""
+
+    pixels: int = 2
+    seed: int = 42
+
+    def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
+        """Shifts the images of a batch; background comes in at the edges."""
+        numbers = torch.from_numpy(uniform(self.seed, index.epoch, index.idx, (2, 1)))
+        start = (numbers * (2 * self.pixels + 1)).long()  # (B, 2, 1), from 0
+        padded = nn.functional.pad(batch["data"], (self.pixels,) * 4)
+        image, (height, width) = torch.arange(len(start)), batch["data"].shape[-2:]
+        row, column = start[:, 0] + torch.arange(height), start[:, 1] + torch.arange(width)
+        data = padded[image[:, None, None], :, row[:, :, None], column[:, None, :]]
+        return {**batch, "data": data.movedim(-1, 1).contiguous()}
+
+
+class VitDataModule(MNISTDataModule):
+    """The first model's data, with patches hidden (in validation, too) or images shifted.
+
+    Args:
+        masked_share: Share of the patches to hide.
+        shift: Largest shift of training images, in pixels.
+    """
+
+    def __init__(
+        self, *args: Any, masked_share: float = 0.0, shift: int = 0, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self.masked_share, self.shift = masked_share, shift
+
+    def setup(self, stage: str) -> None:
+        """Opens the files, and puts this model's random effects on them."""
+        super().setup(stage)
+        transform: Any = self.mnist_train.dataset  # the first model's, within the resampler
+        images = transform.dataset
+        if self.shift:
+            self.mnist_train.dataset = ShiftImages(images, self.shift, self.seed)
+        if self.masked_share:
+            self.mnist_train.dataset = MaskPatches(images, self.masked_share, seed=self.seed)
+            # In their own order and always as in epoch 0: the same patches at every validation.
+            hidden = MaskPatches(self.mnist_val, self.masked_share, seed=self.seed)
+            self.mnist_val = MultiEpochDatasetResampler(hidden, shuffle=False)
+
+
+# ----------------------------------------------------------------------------------------------
+# Models
+#
+# Megatron's TransformerBlock knows all about tensor and pipeline parallelism: it deals its layers
+# out to the pipeline's stages, and each layer its heads and its width to the tensor-parallel ranks.
+# What stands before and after it is small, and whole on every rank of the first and the last stage.
+# Tokens are (sequence, batch, hidden) throughout, which is also how stages exchange them.
+# ----------------------------------------------------------------------------------------------
+
+
+class VitTrunk(MegatronModule):
+    """Patches of an image as tokens, and a transformer over them, that both models share.
+
+    Args:
+        config: Sizes, precision and layout.
+    """
+
+    def __init__(self, config: "VitConfig") -> None:
+        super().__init__(config)
+        self.model_type = ModelType.encoder_or_decoder
+        self.pre_process = parallel_state.is_pipeline_first_stage()
+        self.post_process = parallel_state.is_pipeline_last_stage()
+        self.share_embeddings_and_output_weights = False
+        if self.pre_process:
+            with seeded(config.seed, "embedding"):
+                self.embedding = nn.Linear(config.numbers_per_patch, config.hidden_size)
+                self.position = nn.Parameter(
+                    0.02 * torch.randn(config.num_patches, 1, config.hidden_size)
+                )
+        self.transformer = TransformerBlock(
+            config,
+            transformer_layer_spec(),
+            pre_process=self.pre_process,
+            post_process=self.post_process,
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        """Encodes images (B, 1, 28, 28) as tokens (S, B, H), one for each patch."""
+        tokens = None  # a later stage gets them by set_input_tensor
+        if self.pre_process:
+            tokens = self.embedding(to_patches(x, self.config.patch_size)) + self.position
+        return self.transformer(tokens, attention_mask=None)
+
+    def set_input_tensor(self, input_tensor: Any) -> None:
+        """Takes what the stage before computed; Megatron's schedule calls this."""
+        tokens = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
+        self.transformer.set_input_tensor(tokens)
+
+
+class VitPretrainModel(VitTrunk):
+    """The trunk, and a layer that makes each token a patch again."""
+
+    def __init__(self, config: "VitConfig") -> None:
+        super().__init__(config)
+        if self.post_process:
+            with seeded(config.seed, "unembedding"):
+                self.unembedding = nn.Linear(config.hidden_size, config.numbers_per_patch)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor] | Tensor:
+        """Reconstructs images (B, 1, 28, 28), as (B, 784)."""
+        tokens: Tensor = super().forward(x)
+        if not self.post_process:
+            return tokens
+        return {"x_hat": to_images(self.unembedding(tokens), self.config.patch_size).flatten(1)}
+
+
+class VitClassifier(VitTrunk):
+    """The trunk, and a head on the mean of all tokens."""
+
+    def __init__(self, config: "VitConfig") -> None:
+        super().__init__(config)
+        if self.post_process:
+            with seeded(config.seed, "head"):
+                self.head = nn.Linear(config.hidden_size, config.num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, 10) of images (B, 1, 28, 28)."""
+        tokens: Tensor = super().forward(x)
+        if not self.post_process:
+            return tokens
+        z = tokens.mean(dim=0)
+        self.z = z.detach()  # for prediction, which shows where images lie
+        logits: Tensor = self.head(z)
+        return logits
+
+
+def to_patches(images: Tensor, size: int) -> Tensor:
+    """Cuts images (B, C, height, width) into patches (S, B, C * size * size), row by row."""
+    patches = images.unfold(2, size, size).unfold(3, size, size)  # (B, C, rows, columns, ...)
+    return patches.permute(2, 3, 0, 1, 4, 5).flatten(3).flatten(0, 1)
+
+
+def to_images(patches: Tensor, size: int) -> Tensor:
+    """Puts patches (S, B, C * size * size) together to square images (B, C, height, width)."""
+    side, batch = round(len(patches) ** 0.5), patches.shape[1]
+    grid = patches.view(side, side, batch, -1, size, size).permute(2, 3, 0, 4, 1, 5)
+    return grid.flatten(4).flatten(2, 3)
+
+
+# ----------------------------------------------------------------------------------------------
+# Configs
+# ----------------------------------------------------------------------------------------------
+
+VitModelT = TypeVar("VitModelT", bound=VitTrunk)
+
+
+@dataclass
+class VitConfig(
+    Generic[VitModelT, MegatronLossType],
+    MegatronBioNeMoTrainableModelConfig[VitModelT, MegatronLossType],
+):
+    """Sizes of the model, its class and its loss; Megatron's own fields mean what they say."""
+
+    loss_cls: type[MegatronLossType] = MaskedLossReduction
+    image_size: int = 28
+    channels: int = 1
+    patch_size: int = 7
+    num_classes: int = 10
+    num_layers: int = 4
+    hidden_size: int = 64
+    num_attention_heads: int = 4
+    # Random numbers of a dropout would differ between layouts.
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    init_method_std: float = 0.1  # about 1 / sqrt(hidden_size); Megatron's 0.02 is for wide models
+    override_parent_fields: list[str] = field(
+        default_factory=lambda: [*OVERRIDE_BIONEMO_CONFIG_DEFAULTS, "loss_cls"]
+    )
+
+    @property
+    def num_patches(self) -> int:
+        """Tokens of an image."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def numbers_per_patch(self) -> int:
+        """What a token is made of."""
+        return self.channels * self.patch_size**2
+
+    def get_loss_reduction_class(self) -> type[MegatronLossType]:
+        """The loss that belongs to the model."""
+        return self.loss_cls
+
+
+@dataclass
+class VitPretrainConfig(
+    VitConfig["VitPretrainModel", "MaskedLossReduction"], IOMixinWithGettersSetters
+):
+    """The model that restores hidden patches."""
+
+    model_cls: type[VitPretrainModel] = VitPretrainModel
+    loss_cls: type[MaskedLossReduction] = MaskedLossReduction
+
+
+@dataclass
+class VitClassifierConfig(
+    VitConfig["VitClassifier", "ClassifierLossReduction"], IOMixinWithGettersSetters
+):
+    """The classifier with its cross entropy."""
+
+    model_cls: type[VitClassifier] = VitClassifier
+    loss_cls: type[ClassifierLossReduction] = ClassifierLossReduction

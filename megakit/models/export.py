@@ -1,0 +1,287 @@
+"""Exports a model for programs that have no Megatron.
+
+    python -m megakit.models.export CHECKPOINT --onnx model.onnx --input-shape 1,28,28
+
+Run it in the folder of `model_components.py`, or say where else the model's config is defined. Each
+file is read back and compared with the model before it gets its name, which is then printed. Exit
+status: 0 done; 1 a file does not give what the model gives; 2 for what the user can mend.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import io
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megakit.checkpoints.manifest import read_manifest
+from megakit.errors import UserError
+from megakit.runtime import installed_versions
+
+if TYPE_CHECKING:
+    import torch
+
+#: What each format needs besides torch.
+PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "safetensors": ("safetensors",)}
+#: How far an exported model's outputs may be from the model's, for outputs of about 1.
+TOLERANCE = 1e-5
+
+
+class ExportError(Exception):
+    """An exported file does not give what the model gives."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        targets = _check(options)
+        # Frameworks have much to say when they are imported.
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            model = _load(options)
+        if options.input_shape is not None:
+            _try(model, options)
+        for export, path in targets:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                _write(path, partial(export, model, options=options))
+            print(path)
+    except UserError as error:
+        for problem in error.problems:
+            print(f"export: {problem}", file=sys.stderr)
+        return 2
+    except (ExportError, OSError) as error:
+        print(f"export: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m megakit.models.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path)
+    parser.add_argument("--onnx", type=Path, metavar="FILE", help="for onnxruntime and the like")
+    parser.add_argument(
+        "--torch-export", type=Path, metavar="FILE", help="for torch.export.load, such as model.pt2"
+    )
+    parser.add_argument(
+        "--safetensors", type=Path, metavar="FILE", help="the weights alone, by their plain names"
+    )
+    parser.add_argument(
+        "--input-shape",
+        type=_shape,
+        metavar="N,N,...",
+        help="of one sample of the model's float32 input, without the batch, which comes first",
+    )
+    parser.add_argument(
+        "--components",
+        default="model_components",
+        metavar="MODULE",
+        help="where the model's config is defined (%(default)s), found from the current folder",
+    )
+    parser.add_argument("--force", action="store_true", help="replace files that exist")
+    return parser
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(size) for size in text.split(","))
+    if min(sizes) < 1:
+        raise ValueError(text)
+    return sizes
+
+
+def _check(options: argparse.Namespace) -> list[tuple[Callable[..., None], Path]]:
+    """What is to be written where.
+
+    Raises:
+        UserError: Something is wrong with the options; nothing was imported or written yet.
+    """
+    formats = {
+        "onnx": (export_onnx, options.onnx),
+        "torch-export": (export_program, options.torch_export),
+        "safetensors": (export_weights, options.safetensors),
+    }
+    wanted = {name: target for name, target in formats.items() if target[1] is not None}
+    problems = []
+    if not options.checkpoint.is_dir():
+        problems.append(
+            f"{options.checkpoint}: there is no such checkpoint. "
+            "Name a folder such as runs/finetune/checkpoints/step=000500."
+        )
+    if not wanted:
+        problems.append("nothing to write; give --onnx, --torch-export or --safetensors FILE.")
+    if not _is_there(options.components):
+        problems.append(
+            f"--components {options.components}: there is no such module in {Path.cwd()}. Run this "
+            "in the folder of the module that defines the model's config, or name another."
+        )
+    if wanted.keys() & {"onnx", "torch-export"} and options.input_shape is None:
+        problems.append("--input-shape is missing; for images of 28 x 28 pixels: 1,28,28.")
+    paths = [path.absolute() for _, path in wanted.values()]
+    for name, (_, path) in wanted.items():
+        if paths.count(path.absolute()) > 1:
+            problems.append(f"--{name} {path}: named twice; give each format a file of its own.")
+        elif path.is_dir() or (path.exists() and not options.force):
+            problems.append(f"--{name} {path}: exists. Choose another name, or give --force.")
+        elif not path.parent.is_dir():
+            problems.append(f"--{name} {path}: there is no folder {path.parent}. Make it first.")
+        absent = [package for package in PACKAGES.get(name, ()) if not _is_there(package)]
+        if absent:
+            problems.append(f"--{name} needs {', '.join(absent)}: install them with pip.")
+    if problems:
+        raise UserError(problems)
+    return list(wanted.values())
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # its package is not there; it is no name
+        return False
+
+
+def _load(options: argparse.Namespace) -> "torch.nn.Module":
+    from megakit.runtime import use_accelerator
+
+    use_accelerator("cpu")
+    importlib.import_module(options.components)
+    from megakit.models.inference import load_for_inference
+
+    return load_for_inference(options.checkpoint)
+
+
+def _try(model: "torch.nn.Module", options: argparse.Namespace) -> None:
+    try:
+        model(_example(options))
+    except RuntimeError as error:
+        raise UserError(
+            f"--input-shape {','.join(map(str, options.input_shape))}: {type(model).__name__} does "
+            f"not take such a sample ({str(error).splitlines()[0]})."
+        ) from error
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    """Lets a file be written under another name; it gets its own once it is whole and right."""
+    unfinished = path.with_name(f".partial-{path.name}")
+    try:
+        write(unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def export_onnx(model: "torch.nn.Module", path: Path, options: argparse.Namespace) -> None:
+    """Writes an ONNX file with a batch of any size; its outputs are named as the model's are.
+
+    Raises:
+        ExportError: onnxruntime computes something else from it.
+    """
+    import onnxruntime
+    import torch
+
+    outputs = _named(model(_example(options)))
+    torch.onnx.export(
+        model,
+        (_example(options),),
+        path,
+        input_names=["input"],
+        output_names=list(outputs),
+        dynamic_shapes=({0: "batch"},),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for size in (1, 5):
+        example = _example(options, size)
+        found = session.run(None, {"input": example.numpy()})
+        _compare(_named(model(example)), dict(zip(outputs, found, strict=True)))
+
+
+def export_program(model: "torch.nn.Module", path: Path, options: argparse.Namespace) -> None:
+    """Writes a program for `torch.export.load`, with a batch of any size.
+
+    Raises:
+        ExportError: It computes something else.
+    """
+    import torch
+
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(model, (_example(options),), dynamic_shapes=({0: batch},))
+    with path.open("wb") as file:
+        torch.export.save(program, file)
+    with path.open("rb") as file:
+        loaded = torch.export.load(file).module()
+    for size in (1, 5):
+        example = _example(options, size)
+        _compare(_named(model(example)), _named(loaded(example)))
+
+
+def export_weights(model: "torch.nn.Module", path: Path, options: argparse.Namespace) -> None:
+    """Writes the weights as safetensors, with what the checkpoint's manifest says as metadata.
+
+    Raises:
+        ExportError: What is read back differs.
+    """
+    from safetensors.torch import load_file, save
+
+    # Copies, as no two of its tensors may share memory.
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    path.write_bytes(save(weights, _metadata(model, options.checkpoint)))
+    found = load_file(path)
+    if any(not found[name].equal(weight) for name, weight in weights.items()):
+        raise ExportError("the weights read back from the file differ.")
+
+
+def _metadata(model: "torch.nn.Module", checkpoint: Path) -> dict[str, str]:
+    """Safetensors takes strings only: all other values are JSON."""
+    facts: dict[str, Any] = {"versions": installed_versions()}
+    with contextlib.suppress(UserError):  # NeMo's own checkpoints have no manifest
+        manifest = dataclasses.asdict(read_manifest(checkpoint))
+        facts = {name: manifest[name] for name in ("stage", "dataset", "step", "val_loss", "run")}
+        facts["versions"] = manifest["versions"]
+    told = {"model": type(model).__name__, "checkpoint": str(checkpoint)} | facts
+    return {key: v if isinstance(v, str) else json.dumps(v) for key, v in told.items()}
+
+
+def _example(options: argparse.Namespace, size: int = 2) -> "torch.Tensor":
+    """A batch of noise in [0, 1); two at least, as torch takes a batch of one for constant."""
+    import torch
+
+    generator = torch.Generator().manual_seed(size)
+    return torch.rand(size, *options.input_shape, generator=generator)
+
+
+def _named(output: Any) -> dict[str, "torch.Tensor"]:
+    if isinstance(output, dict):
+        return {str(name): tensor for name, tensor in output.items()}
+    if isinstance(output, list | tuple):
+        return {f"output_{number}": tensor for number, tensor in enumerate(output)}
+    return {"output": output}
+
+
+def _compare(wanted: dict[str, "torch.Tensor"], found: dict[str, Any]) -> None:
+    import torch
+
+    for name, tensor in wanted.items():
+        other = torch.as_tensor(found[name])
+        if not torch.allclose(other, tensor, rtol=TOLERANCE, atol=TOLERANCE):
+            difference = (other - tensor).abs().max().item()
+            raise ExportError(
+                f"{name}: the exported model's differs from the model's by up to {difference:.1e}; "
+                f"{TOLERANCE:.0e} is allowed. Nothing was written."
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""A checkpoint as a plain torch module, for programs that only predict."""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megakit.checkpoints.context import read_config_class, read_model_settings
+from megakit.checkpoints.manifest import verify_if_possible
+from megakit.errors import UserError
+from megakit.runtime import find_accelerator, use_accelerator
+
+
+def load_for_inference(
+    checkpoint: str | Path, config: Any = None, *, device: str | torch.device = "cpu"
+) -> torch.nn.Module:
+    """Loads a model for prediction only, whatever layout its checkpoint was saved under.
+
+    The model is built by its own class, from the settings in the checkpoint, and Megatron's
+    layers in it are replaced by torch's. No process group and no parallel state is needed to call
+    it, and none is left behind; those of a job that is running are neither used nor changed. Its
+    weights have the names they have in training.
+
+    Call `megakit.runtime.use_accelerator` before anything imports Megatron, as always.
+
+    Args:
+        checkpoint: A folder such as `runs/finetune/checkpoints/step=000500`.
+        config: A MegatronBioNeMoTrainableModelConfig that builds the model. By default it is made
+            of the class that the checkpoint names; the module of that class has to be imported
+            already, for nothing is imported because a checkpoint says so.
+        device: Where the model shall compute.
+
+    Returns:
+        The model in evaluation mode, in float32, its weights frozen.
+
+    Raises:
+        UserError: There is no such checkpoint, or it is damaged, or of another model; the class it
+            names is not imported; or the model has layers with no plain form, which are listed.
+    """
+    checkpoint, device = Path(checkpoint), torch.device(device)
+    if not checkpoint.is_dir():
+        raise UserError(
+            f"{checkpoint}: there is no such checkpoint. "
+            "Name a folder such as runs/finetune/checkpoints/step=000500."
+        )
+    use_accelerator(find_accelerator().name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"device {device}: this process computes on the CPU. Use a machine with a GPU that "
+            "works, and call use_accelerator('gpu') first, or device='cpu'."
+        )
+    from megakit.models.loading import load_model_weights
+    from megakit.models.plain import replace_parallel_layers
+
+    verify_if_possible(checkpoint)
+    built_by = _config(checkpoint, config)
+    with _rank_of_its_own(), torch.random.fork_rng(devices=[]):
+        model: torch.nn.Module = built_by.model_cls(built_by)
+        load_model_weights(model, checkpoint, alone=True)
+    replace_parallel_layers(model)
+    return model.eval().requires_grad_(False).to(device, torch.float32)
+
+
+def _config(checkpoint: Path, config: Any) -> Any:
+    """The model's config with the checkpoint's settings, for a model in one piece."""
+    from megakit.models.config import OVERRIDE_BIONEMO_CONFIG_DEFAULTS
+
+    class_ = _config_class(checkpoint) if config is None else type(config)
+    kept = OVERRIDE_BIONEMO_CONFIG_DEFAULTS if config is None else config.override_parent_fields
+    settings = read_model_settings(checkpoint)
+    names = {field.name for field in dataclasses.fields(class_) if field.init} - set(kept)
+    values = {
+        name: settings[name]
+        for name in names & settings.keys()
+        # Instead of a function, as for first weights, a checkpoint holds None.
+        if settings[name] is not None or not callable(getattr(config or class_, name, None))
+    } | {
+        **dict.fromkeys(_SIZES, 1),
+        **dict.fromkeys(_SWITCHES, False),
+        "virtual_pipeline_model_parallel_size": None,
+        "params_dtype": torch.float32,
+        "use_cpu_initialization": True,
+        "initial_ckpt_path": None,
+    }
+    try:
+        return class_(**values) if config is None else dataclasses.replace(config, **values)
+    except (TypeError, ValueError, ArithmeticError, AssertionError) as error:
+        raise UserError(
+            f"{checkpoint}: {class_.__name__} refuses its settings ({error}). "
+            "Use another checkpoint, or the version of the program that wrote it."
+        ) from error
+
+
+_SIZES = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    *("expert_model_parallel_size", "expert_tensor_parallel_size"),
+)
+#: Precision, parallelism, and functions compiled for training.
+_SWITCHES = (
+    *("fp16", "bf16", "enable_autocast", "sequence_parallel"),
+    *("bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion"),
+)
+
+
+def _config_class(checkpoint: Path) -> type:
+    """The class that the checkpoint names, of a module that is imported."""
+    from megakit.models.config import MegatronBioNeMoTrainableModelConfig
+
+    module, name = read_config_class(checkpoint)
+    if module not in sys.modules:
+        raise UserError(
+            f"{checkpoint}: its model is configured by {name} of the module {module}, which is not "
+            f"imported, and no checkpoint decides what is. If it is yours, import {module} first."
+        )
+    found = getattr(sys.modules[module], name, None)
+    if not isinstance(found, type) or not issubclass(found, MegatronBioNeMoTrainableModelConfig):
+        raise UserError(
+            f"{checkpoint}: its model is configured by {module}.{name}, which is no "
+            f"{MegatronBioNeMoTrainableModelConfig.__name__} here. Import the program's version "
+            "that wrote the checkpoint, or use another checkpoint."
+        )
+    return found
+
+
+class _GroupOfOne:
+    """Stands for a process group of this process alone, where Megatron asks for size and rank."""
+
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def _rank_of_its_own() -> Iterator[None]:
+    """Megatron's parallel state as that of a job of one rank; what was there is put back after.
+
+    Layers ask it, when they are built, which part of the weights is theirs. Real process groups
+    would not do: other ranks of a running job had to take part in making them.
+    """
+    from megatron.core import parallel_state
+    from torch import distributed
+
+    state = vars(parallel_state)
+    before = {name: state[name] for name in state if name.startswith("_") and name.isupper()}
+    # Without it, Megatron's layers pass over their groups, and models cannot ask for their size.
+    needs_world = not distributed.is_initialized()
+    if needs_world:
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        for name in before:
+            state[name] = _of_one(name)
+        yield
+    finally:
+        state.update(before)
+        if needs_world:
+            distributed.destroy_process_group()
+
+
+def _of_one(name: str) -> Any:
+    """What a variable of Megatron's parallel state holds in a job of one rank."""
+    if "VIRTUAL" in name or "RANKS" in name or "GROUPS" in name:
+        return None
+    if name.endswith("_WORLD_SIZE"):
+        return 1
+    if name.endswith("_RANK"):
+        return 0
+    return _GroupOfOne() if "_GROUP" in name else None

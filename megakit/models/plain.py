@@ -1,0 +1,152 @@
+"""Megatron's layers as plain torch ones: the same weights and names, no parallel state.
+
+Megatron's linear layers ask their process group for its size whenever they are called, and its
+attention asks for a buffer and a random-number tracker that belong to the parallel state. On one
+rank neither does anything; so for inference they are replaced, in place, and the rest of the model
+stays as it was written.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from megatron.core.transformer.attention import CrossAttention, SelfAttention
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
+from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.torch_norm import L2Norm
+from megatron.core.transformer.transformer_block import TransformerBlock
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor, nn
+
+from megakit.errors import UserError
+from megakit.models.layers import _ColumnParallel, _RowParallel
+
+#: Where layers come from that may need a parallel state or a GPU: any of theirs has to be known.
+FOREIGN = ("megatron", "transformer_engine", "apex")
+
+#: Those that need neither, once the layers inside them are replaced.
+HARMLESS: tuple[type[nn.Module], ...] = (
+    *(TransformerBlock, TransformerLayer, SelfAttention, CrossAttention, MLP),
+    *(IdentityOp, IdentityFuncOp, L2Norm),
+)
+
+
+class Linear(nn.Linear):
+    """torch's layer, called as Megatron's: it returns its output and a bias for others to add."""
+
+    def __init__(self, layer: ColumnParallelLinear | RowParallelLinear) -> None:
+        nn.Module.__init__(self)  # the weights are there already
+        self.in_features, self.out_features = layer.input_size, layer.output_size
+        self.weight, self.bias = layer.weight, layer.bias
+        self.skip_bias_add = layer.skip_bias_add
+
+    def forward(  # type: ignore[override]  # two results where torch's has one
+        self, input: Tensor, weight: Tensor | None = None, runtime_gather_output: bool | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The product and, if the caller is to add it, the bias; another weight can be given."""
+        weight = self.weight if weight is None else weight
+        if self.skip_bias_add:
+            return nn.functional.linear(input, weight), self.bias
+        return nn.functional.linear(input, weight, self.bias), None
+
+
+class Attention(nn.Module):
+    """Megatron's DotProductAttention in the same order of operations, without dropout."""
+
+    def __init__(self, layer: DotProductAttention) -> None:
+        super().__init__()
+        # Megatron divides by the layer's number before its softmax and multiplies by it within.
+        self.scale = layer.softmax_scale * (layer.scale_mask_softmax.scale or 1)
+        self.is_causal = layer.scale_mask_softmax.attn_mask_type == AttnMaskType.causal
+        self.groups = layer.num_query_groups_per_partition
+        self.heads = layer.num_attention_heads_per_partition
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> Tensor:
+        """Attends: q, k, v (sequence, batch, heads, width) to (sequence, batch, heads * width).
+
+        The mask, broadcast to (batch, heads, queries, keys), is True where nothing is seen.
+        """
+        if self.heads != self.groups:
+            key = key.repeat_interleave(self.heads // self.groups, dim=2)
+            value = value.repeat_interleave(self.heads // self.groups, dim=2)
+        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        scores = query @ key.transpose(2, 3) * self.scale
+        if self.is_causal and attention_mask is None:
+            attention_mask = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
+        if attention_mask is not None:
+            scores = scores.masked_fill(attention_mask, -10000.0)  # as Megatron's mask function
+        return (scores.softmax(dim=-1) @ value).permute(2, 0, 1, 3).flatten(2)
+
+
+def _embedding(layer: VocabParallelEmbedding) -> nn.Embedding:
+    return nn.Embedding(layer.num_embeddings, layer.embedding_dim, _weight=layer.weight)
+
+
+#: What is replaced, and by what. Of a class of one's own among them, with a `forward` of its own,
+#: nobody knows what it computes.
+REPLACED: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
+    _ColumnParallel: Linear,
+    _RowParallel: Linear,
+    ColumnParallelLinear: Linear,
+    RowParallelLinear: Linear,
+    VocabParallelEmbedding: _embedding,
+    DotProductAttention: Attention,
+}
+
+
+def replace_parallel_layers(model: nn.Module) -> None:
+    """Replaces the parallel layers of a model that was built on one rank, whole.
+
+    Raises:
+        UserError: It holds layers of Megatron's that this does not know; all of them are named.
+    """
+    unknown = list(_replace_below(model, ""))
+    if unknown:
+        raise UserError(
+            f"{type(model).__name__}: no plain form is known of {', '.join(unknown)}. "
+            "Build these layers of others (torch's own, say), or add their plain form to "
+            "megakit/models/plain.py."
+        )
+
+
+def _replace_below(parent: nn.Module, prefix: str) -> Iterator[str]:
+    """Replaces what is below a module; yields what it does not know."""
+    for name, layer in list(parent._modules.items()):
+        if layer is None:
+            continue
+        kind = next((kind for kind in REPLACED if isinstance(layer, kind)), None)
+        if kind and type(layer).forward is kind.forward and not _has_more_to_it(layer):
+            setattr(parent, name, REPLACED[kind](layer))
+        elif (kind or _is_foreign(layer)) and type(layer) not in HARMLESS:
+            yield f"{prefix}{name} ({type(layer).__name__})"
+        else:
+            yield from _replace_below(layer, f"{prefix}{name}.")
+
+
+def _is_foreign(layer: nn.Module) -> bool:
+    return type(layer).__module__.partition(".")[0] in FOREIGN
+
+
+def _has_more_to_it(layer: nn.Module) -> bool:
+    """Whether a layer uses what its replacement leaves out."""
+    if isinstance(layer, DotProductAttention):
+        has_window = layer.scale_mask_softmax.window_size is not None
+        return has_window or layer.config.softmax_type != "vanilla"
+    if isinstance(layer, VocabParallelEmbedding):
+        return bool(layer.reduce_scatter_embeddings)
+    return False

@@ -1,0 +1,203 @@
+"""Figures of what a classifier does, from arrays; matplotlib is imported when the first is made.
+
+Each returns a `matplotlib.figure.Figure`, which a notebook shows and `to_png` turns into a file.
+pyplot, which keeps figures of its own and looks for a screen, is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megakit.reporting.figure_style import BAD, GOOD, INK, class_color, figure_style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def confusion_matrix(
+    labels: NDArray[np.int64], predictions: NDArray[np.int64], num_classes: int
+) -> Figure:
+    """How often each class was taken for each.
+
+    Args:
+        labels: True classes (N,).
+        predictions: Predicted classes (N,).
+        num_classes: How many there are.
+    """
+    from matplotlib.figure import Figure
+
+    counts = np.zeros((num_classes, num_classes), np.int64)
+    np.add.at(counts, (labels, predictions), 1)
+    totals = counts.sum(axis=1)
+    shares = counts / np.maximum(totals, 1)[:, None]
+    with figure_style():
+        figure = Figure((8, 7.2))
+        axes = figure.add_axes((0.09, 0.09, 0.8, 0.8))
+        axes.imshow(_confusion_colors(shares), aspect="auto")
+        for (row, column), count in np.ndenumerate(counts):
+            if count:
+                is_dark = row == column and shares[row, column] > 0.4
+                axes.text(
+                    column,
+                    row,
+                    f"{count:,}",
+                    ha="center",
+                    va="center",
+                    fontsize=10,
+                    color="white" if is_dark else INK,
+                )
+        for row, (share, total) in enumerate(zip(np.diag(shares), totals, strict=True)):
+            text = f"{share:.1%}" if total else "none"
+            axes.text(num_classes - 0.4, row, text, va="center", fontsize=10)
+        axes.text(num_classes - 0.4, -0.75, "right", va="center", fontsize=10)
+        axes.set_xticks(range(num_classes))
+        axes.set_yticks(range(num_classes))
+        between = np.arange(num_classes + 1) - 0.5
+        axes.set_xticks(between, minor=True)
+        axes.set_yticks(between, minor=True)
+        axes.grid(which="minor")
+        axes.tick_params(which="both", length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel("predicted")
+        axes.set_ylabel("label")
+        right = int(np.trace(counts))
+        axes.set_title(f"{right / max(len(labels), 1):.2%} of {len(labels):,} predicted right")
+    return figure
+
+
+def _confusion_colors(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Blue on the diagonal, red beside it, where a few per cent show already; (K, K, 3)."""
+    from matplotlib.colors import to_rgb
+
+    is_right = np.eye(len(shares), dtype=bool)
+    mistakes = np.where(is_right, 0, shares)
+    faint = 0.6 * (mistakes / max(mistakes.max(), 1e-9)) ** 0.75
+    strength = np.where(is_right, shares, faint)
+    colors = np.where(is_right[..., None], to_rgb(GOOD), to_rgb(BAD))
+    blended: NDArray[np.float64] = 1 - strength[..., None] * (1 - colors)
+    return blended
+
+
+def surest_mistakes(
+    labels: NDArray[np.int64], probabilities: NDArray[np.float64], most: int = 25
+) -> NDArray[np.int64]:
+    """The samples that were mistaken with the highest probability, the surest first.
+
+    Args:
+        labels: True classes (N,).
+        probabilities: Of each class (N, K).
+        most: Return so many at most.
+    """
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
+    order = np.argsort(-probabilities[wrong].max(axis=1), kind="stable")
+    return wrong[order[:most]]
+
+
+def mistakes(
+    images: Sequence[NDArray[Any]],
+    labels: NDArray[np.int64],
+    predictions: NDArray[np.int64],
+    probabilities: NDArray[np.float64],
+    num_mistakes: int,
+) -> Figure:
+    """Pictures that were mistaken, with what they are, what they were taken for, and how surely.
+
+    Args:
+        images: The M pictures to show, (height, width) each; the higher a number, the darker.
+        labels: What they are (M,).
+        predictions: What they were taken for (M,).
+        probabilities: Of the predicted classes (M,).
+        num_mistakes: How many there are in all.
+    """
+    from matplotlib.figure import Figure
+
+    columns = 5
+    rows = max(1, -(-len(images) // columns))
+    with figure_style():
+        figure = Figure((8, 0.95 + 1.75 * rows))
+        height = figure.get_figheight()
+        shown = f"The {len(images)} surest of {num_mistakes:,} mistakes"
+        if len(images) == num_mistakes:
+            shown = (
+                f"All {num_mistakes} mistakes, the surest first" if num_mistakes else "No mistakes"
+            )
+        figure.suptitle(shown, x=0.03, y=1 - 0.35 / height, ha="left", weight="bold", size=14)
+        for place, image in enumerate(images):
+            row, column = divmod(place, columns)
+            bottom = height - 0.6 - 1.75 * (row + 1)
+            axes = figure.add_axes(
+                ((0.25 + 1.53 * column) / 8, (bottom + 0.08) / height, 1.38 / 8, 1.38 / height)
+            )
+            axes.imshow(image, cmap="gray_r", interpolation="nearest")
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.spines[:].set_visible(True)
+            text = (
+                f"{labels[place]} taken for {predictions[place]}, {_percent(probabilities[place])}"
+            )
+            axes.set_title(text, size=9, weight="normal", pad=4)
+    return figure
+
+
+def _percent(share: float) -> str:
+    """A share with one decimal, rounded down: 100% is nothing less."""
+    return f"{np.floor(share * 1000) / 10:.1f}%"
+
+
+def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
+    """Where samples lie in a model's latent space, by class, seen from where they spread most.
+
+    Args:
+        points: (N, D), D at least 2. Of more than 3 dimensions, the 3 directions of most spread.
+        labels: Classes (N,).
+
+    Raises:
+        ValueError: D is less than 2.
+    """
+    from matplotlib.figure import Figure
+
+    points = np.asarray(points, np.float64)
+    if points.shape[1] < 2:
+        raise ValueError(f"points of shape {points.shape}: a picture takes at least 2 dimensions.")
+    axis_name = "z" if points.shape[1] <= 3 else "direction"
+    directions = _directions_of_spread(points)
+    if points.shape[1] > 3:
+        points, directions = points @ directions[:3].T, np.eye(3)
+    num_dimensions = points.shape[1]
+    with figure_style():
+        figure = Figure((8, 7.6))
+        figure.suptitle("Latent space", x=0.03, y=0.96, ha="left", weight="bold", size=14)
+        if num_dimensions == 3:
+            axes: Any = figure.add_axes((0.0, 0.03, 0.9, 0.92), projection="3d")
+            x, y, z = directions[2]  # of least spread: along it nothing hides the rest
+            axes.view_init(elev=np.degrees(np.arcsin(z)), azim=np.degrees(np.arctan2(y, x)))
+            axes.set_box_aspect(None, zoom=1.05)
+            axes.computed_zorder = False  # else points hide the names of their classes
+            flat = {"depthshade": False}
+        else:
+            axes, flat = figure.add_axes((0.1, 0.1, 0.84, 0.8)), {}
+        colors = [class_color(label) for label in labels]
+        area = np.clip(30_000 / max(len(points), 1), 5, 40)  # the fewer points, the larger
+        axes.scatter(*points.T, s=area, c=colors, alpha=0.5, linewidths=0, **flat)
+        for label in np.unique(labels):
+            middle = np.median(points[labels == label], axis=0)
+            box = {"boxstyle": "circle,pad=0.25", "fc": "white", "ec": class_color(label), "lw": 2}
+            style = {"ha": "center", "va": "center", "weight": "bold", "zorder": 9}
+            axes.text(*middle, str(label), bbox=box, **style)
+        for axis, number in zip("xyz", range(num_dimensions), strict=False):
+            low, high = np.percentile(points[:, number], (0.2, 99.8))
+            if low < high:  # a few samples lie far out, and would leave the many a small corner
+                getattr(axes, f"set_{axis}lim")(low, high)
+            getattr(axes, f"set_{axis}label")(f"{axis_name} {number + 1}")
+    return figure
+
+
+def _directions_of_spread(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Unit vectors (D, D), in rows: along the first, points spread most, along the last, least."""
+    covariance = np.cov(points.T) if len(points) > 1 else np.eye(points.shape[1])
+    directions: NDArray[np.float64] = np.linalg.eigh(covariance).eigenvectors.T[::-1]
+    return directions

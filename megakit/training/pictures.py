@@ -1,0 +1,161 @@
+"""Pictures of what a model does to the validation set, for TensorBoard."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megakit.reporting import drawing, figures
+from megakit.reporting.predictions import Predictions
+from megakit.reporting.tensorboard import TensorBoard
+
+
+@dataclass(frozen=True)
+class View:
+    """What can be seen of B samples; what a model does not have stays None.
+
+    Attributes:
+        images: In [0, 1], (B, 1, height, width).
+        label: Classes, int64 (B,).
+        reconstructions: What an autoencoder makes of the images, like them.
+        latent: Where the model places each sample, (B, dimensions).
+        logits: Of each class, (B, classes).
+    """
+
+    images: Tensor
+    label: Tensor
+    reconstructions: Tensor | None = None
+    latent: Tensor | None = None
+    logits: Tensor | None = None
+
+
+#: What a script says of its model: what can be seen of a batch and the model's output.
+MakeView = Callable[[Any, Any], View]
+
+
+class Pictures(pl.Callback):
+    """Draws some reconstructions at each validation, and at the last one all that there is to see.
+
+    It watches the micro batches that validation computes anyway, on the last pipeline stage, where
+    the model's output is, and sends what is drawn to the process that writes.
+
+    Args:
+        make_view: Says what can be seen of a micro batch.
+        board: Where the pictures go; None on ranks that write nothing.
+    """
+
+    NUM_RECONSTRUCTIONS = 10
+    NUM_POINTS = 1000
+    NUM_MISTAKES = 25
+
+    def __init__(self, make_view: MakeView, board: TensorBoard | None) -> None:
+        self.make_view = make_view
+        self.board = board
+        self._kept: list[dict[str, NDArray[Any]]] = []
+        self._wanted = 0
+        self._listener = _Listener(self.look)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Decides how many samples to look at, and on which ranks."""
+        self._kept = []
+        is_source = (
+            parallel_state.is_pipeline_last_stage()
+            and parallel_state.get_tensor_model_parallel_rank() == 0
+        )
+        is_last = trainer.global_step == trainer.max_steps
+        self._wanted = 10**9 if is_last else self.NUM_RECONSTRUCTIONS
+        if is_source and trainer.state.fn == "fit":
+            self._listeners(trainer).append(self._listener)
+
+    def look(self, batch: Any, output: Any) -> None:
+        """Looks at a micro batch, if more of them are wanted."""
+        if self._wanted <= 0:
+            return
+        view = self.make_view(batch, output)
+        real = batch["loss_mask"] > 0 if "loss_mask" in batch else torch.ones_like(view.label) > 0
+        self._kept.append(
+            {
+                name: _as_array(name, value[real])
+                for name, value in vars(view).items()
+                if value is not None
+            }
+        )
+        self._wanted -= len(view.label)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draws what was seen."""
+        if trainer.state.fn != "fit":
+            return
+        if self._listener in self._listeners(trainer):
+            self._listeners(trainer).remove(self._listener)
+        parts: list[Any] = [self._kept]
+        if trainer.world_size > 1:
+            parts = [None] * trainer.world_size
+            torch.distributed.all_gather_object(parts, self._kept)
+        seen = [batch for part in parts for batch in part]
+        self._kept = []
+        if self.board is None or not seen:
+            return
+        columns = {name: np.concatenate([batch[name] for batch in seen]) for name in seen[0]}
+        step = trainer.global_step
+        self._draw_reconstructions(columns, step)
+        if step == trainer.max_steps:
+            self._draw_the_rest(columns, step)
+
+    @staticmethod
+    def _listeners(trainer: pl.Trainer) -> list[Any]:
+        """Whom NeMo tells of the end of a micro batch."""
+        event = _Listener.on_megatron_microbatch_end.__name__
+        listeners: list[Any] = trainer.strategy.model.callbacks.callbacks[event]
+        return listeners
+
+    def _draw_reconstructions(self, seen: Mapping[str, NDArray[Any]], step: int) -> None:
+        assert self.board is not None
+        if "reconstructions" in seen:
+            some = slice(self.NUM_RECONSTRUCTIONS)
+            rows = [seen["images"][some], seen["reconstructions"][some]]
+            self.board.add_image("reconstructions", drawing.rows_of_images(rows), step)
+
+    def _draw_the_rest(self, seen: Mapping[str, NDArray[Any]], step: int) -> None:
+        assert self.board is not None
+        images, label = seen["images"], seen["label"]
+        if "latent" in seen:
+            some = slice(self.NUM_POINTS)
+            self.board.add_latent_space(seen["latent"][some], label[some], images[some], step)
+        if "logits" in seen:
+            found = Predictions.from_logits(np.arange(len(label)), label, seen["logits"])
+            prediction, probabilities = found.prediction, found.probabilities
+            matrix = drawing.confusion_matrix(label, prediction, probabilities.shape[1])
+            self.board.add_image("confusion_matrix", matrix, step)
+            worst = figures.surest_mistakes(label, probabilities, self.NUM_MISTAKES)
+            if len(worst):
+                surest = probabilities[worst].max(axis=1)
+                picture = drawing.mistakes(images[worst], label[worst], prediction[worst], surest)
+                self.board.add_image("mistakes", picture, step)
+
+
+class _Listener:
+    """What NeMo tells of micro batches.
+
+    If the callback itself had this method, it would be told in training, too, and every step take
+    longer for it.
+    """
+
+    def __init__(self, look: Callable[[Any, Any], None]) -> None:
+        self._look = look
+
+    def on_megatron_microbatch_end(self, batch: Any, output: Any) -> None:
+        self._look(batch, output)
+
+
+def _as_array(name: str, values: Tensor) -> NDArray[Any]:
+    if name in ("images", "reconstructions"):
+        bytes_of_pixels = values.detach().float().clamp(0, 1).mul(255).round().byte()
+        return bytes_of_pixels.squeeze(1).cpu().numpy()
+    return (values.float() if values.is_floating_point() else values).detach().cpu().numpy()

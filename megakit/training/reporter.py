@@ -1,0 +1,231 @@
+"""What a training reports as it goes on: rows, curves, progress, and where its time goes."""
+
+import time
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.profilers import Profiler
+from megatron.core import parallel_state
+
+from megakit.checkpoints.writer import CheckpointWriter, will_validate
+from megakit.reporting.console import Console
+from megakit.reporting.metrics import Metrics, MetricsFile
+from megakit.reporting.tensorboard import TensorBoard
+from megakit.training.strategy import from_last_pipeline_stage
+
+#: Steps between two rows of metrics.csv and two points of a curve.
+LOG_INTERVAL = 10
+
+
+class Reporter(pl.Callback):
+    """Writes metrics.csv and TensorBoard's curves, shows progress, and keeps the time.
+
+    Args:
+        console: Where progress is shown.
+        title: What is going on.
+        writer: Knows how long saving takes.
+        metrics: The file to append to; None on ranks that write nothing.
+        board: Where curves go; None on ranks that write nothing.
+
+    Attributes:
+        seconds: Time from the first step to the last, over all starts of the run.
+        validation_seconds: The part of it spent validating.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        title: str,
+        writer: CheckpointWriter,
+        metrics: MetricsFile | None,
+        board: TensorBoard | None,
+    ) -> None:
+        self.console = console
+        self.title = title
+        self.writer = writer
+        self.metrics = metrics
+        self.board = board
+        self.seconds = 0.0
+        self.validation_seconds = 0.0
+        self.val_loss: float | None = None
+        self._lr: float | None = None
+        self._row: Metrics | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Starts the clock and the progress display."""
+        batch = trainer.datamodule.data_sampler.global_batch_size
+        self.console.say(
+            f"  {parameters_of_the_job(pl_module):,} parameters, "
+            f"{trainer.max_steps:,} steps of {batch:,} samples"
+        )
+        self._started = time.perf_counter()
+        self._before = {"": self.seconds, "validation": self.validation_seconds}
+        self._before["checkpoints"] = self.writer.seconds
+        self._marked = trainer.global_step, self.stepping_seconds
+        self.progress = self.console.progress(self.title, trainer.max_steps, trainer.global_step)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Notes the learning rate: after the step it is the next one's already."""
+        if self._is_logged(trainer, trainer.global_step + 1):
+            self._lr = trainer.optimizers[0].param_groups[0]["lr"]
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
+    ) -> None:
+        """Logs the step, if it is one to be logged."""
+        self._stop_the_clock()
+        step = trainer.global_step
+        if not self._is_logged(trainer, step):
+            return
+        loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+        batch = trainer.datamodule.data_sampler.global_batch_size
+        grad_norm = trainer.strategy.grad_norm
+        self._row = Metrics(
+            step=step,
+            consumed_samples=step * batch,
+            train_loss=float(from_last_pipeline_stage(loss.detach().clone())),
+            lr=self._lr,
+            grad_norm=None if grad_norm is None else float(grad_norm),
+        )
+        (step_before, seconds_before), now = self._marked, self.stepping_seconds
+        self._rate = (step - step_before) * batch / max(now - seconds_before, 1e-9)
+        self._marked = step, now
+        if not will_validate(trainer):
+            self._write()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Starts the clock of this validation."""
+        self._validation_started = time.perf_counter()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Adds the validation loss to the step's row."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        self.validation_seconds += time.perf_counter() - self._validation_started
+        self.val_loss = float(trainer.callback_metrics["val_loss"])
+        if self._row is not None:
+            self._row.val_loss = self.val_loss
+            self._write()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stops the clock and ends the progress display."""
+        self._stop_the_clock()
+        self.progress.close()
+        if self.board is not None:
+            self.board.flush()
+
+    def on_exception(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Ends the progress display, so that what follows has a line of its own."""
+        if hasattr(self, "progress"):
+            self.progress.close()
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Hands TensorBoard's curves to the system: a resumption takes them as written."""
+        if self.board is not None:
+            self.board.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint remembers of this callback."""
+        return {
+            "seconds": self.seconds,
+            "validation_seconds": self.validation_seconds,
+            "val_loss": self.val_loss,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on counting where the checkpoint stopped."""
+        self.seconds = float(state_dict["seconds"])
+        self.validation_seconds = float(state_dict["validation_seconds"])
+        self.val_loss = state_dict.get("val_loss")
+
+    @property
+    def stepping_seconds(self) -> float:
+        """Time spent on steps, without validation and saves, over all starts of the run."""
+        return self.seconds - self.validation_seconds - self.writer.seconds
+
+    def times(self, total: float, clock: "DataClock") -> dict[str, float]:
+        """Where the seconds of this start went; what is in no other entry is the start-up.
+
+        Args:
+            total: Seconds since the script began.
+            clock: Has measured what the data took.
+        """
+        validation = self.validation_seconds - self._before["validation"]
+        checkpoints = self.writer.seconds - self._before["checkpoints"]
+        steps = self.seconds - self._before[""] - validation - checkpoints
+        data = clock.setup_seconds + clock.fetch_seconds
+        return {
+            "start_up": total - steps - validation - checkpoints - clock.setup_seconds,
+            "data": data,
+            "training": steps - clock.fetch_seconds,
+            "validation": validation,
+            "checkpoints": checkpoints,
+        }
+
+    def _stop_the_clock(self) -> None:
+        self.seconds = self._before[""] + time.perf_counter() - self._started
+
+    def _is_logged(self, trainer: pl.Trainer, step: int) -> bool:
+        marks = (LOG_INTERVAL, trainer.val_check_batch)
+        return step in (1, trainer.max_steps) or any(step % mark == 0 for mark in marks)
+
+    def _write(self) -> None:
+        row, self._row = self._row, None
+        assert row is not None
+        self.progress.update(row.step, {"loss": row.train_loss, "validation": self.val_loss})
+        if self.metrics is not None:
+            self.metrics.append(row)
+        if self.board is not None:
+            curves = {"loss": row.train_loss, "lr": row.lr, "grad_norm": row.grad_norm}
+            curves["samples_per_second"] = self._rate
+            self.board.add_values("train", curves, row.step)
+            self.board.add_values("validation", {"loss": row.val_loss}, row.step)
+
+
+class DataClock(Profiler):
+    """Measures how long a training waits for its data; Lightning tells profilers what it does.
+
+    Attributes:
+        setup_seconds: Time to open the data.
+        fetch_seconds: Time to fetch the batches of training.
+    """
+
+    FETCH = "[_TrainingEpochLoop].train_dataloader_next"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setup_seconds = 0.0
+        self.fetch_seconds = 0.0
+        self._started: dict[str, float] = {}
+
+    def start(self, action_name: str) -> None:
+        """Lightning begins to do something."""
+        if action_name == self.FETCH or action_name.startswith("[LightningDataModule]"):
+            self._started[action_name] = time.perf_counter()
+
+    def stop(self, action_name: str) -> None:
+        """Lightning is done with it."""
+        if (started := self._started.pop(action_name, None)) is None:
+            return
+        seconds = time.perf_counter() - started
+        if action_name == self.FETCH:
+            self.fetch_seconds += seconds
+        elif action_name.endswith((".prepare_data", ".setup")):
+            self.setup_seconds += seconds
+
+
+def parameters_of_the_job(model: torch.nn.Module) -> int:
+    """How many numbers all ranks train together; every rank has to call it."""
+    tensor = parallel_state.get_tensor_model_parallel_world_size()
+    count = sum(
+        weight.numel() * (tensor if getattr(weight, "tensor_model_parallel", False) else 1)
+        for weight in model.parameters()
+        if weight.requires_grad
+    )
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        total = torch.tensor(count, device=next(model.parameters()).device)
+        group = parallel_state.get_pipeline_model_parallel_group()
+        torch.distributed.all_reduce(total, group=group)
+        count = int(total)
+    return count

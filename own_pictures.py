@@ -1,0 +1,305 @@
+"""A user's own pictures, brought to the form of the training images: 28x28, bright ink on 0.
+
+`to_training_form` is the heart: one grey picture of any size in, one training image out, by whole
+numbers alone, so that it can be written again elsewhere and give the same. The rest reads files.
+Numpy and Pillow are imported only when there is something to read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megakit.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SIDE = 28
+"""Height and width of a training image."""
+BOX = 20
+"""What the longer side of a digit is scaled to, as the makers of MNIST did."""
+FAINT = 32
+"""What differs from the paper by less, of 255, is no ink."""
+
+
+def to_training_form(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Brings a grey picture to the form of MNIST: a digit 20 pixels long, bright on 0, centred.
+
+    Outside of floor() there are only whole numbers, below 2^53, so that doubles give the same
+    everywhere; floor((2 * a + b) / (2 * b)) is a / b, rounded half up.
+
+    1. Paper is the median of the outermost rows and columns: their pixels, the four corners twice,
+       sorted, the one at place (number of them) // 2. If it is 128 or more, the ink is dark: every
+       pixel p becomes 255 - p, and so does the paper.
+    2. A picture of 28x28 pixels whose paper, as it came, is below 32 has the form already and is
+       returned as it is, if any of its pixels exceeds its paper by 32.
+    3. Ink is max(p - paper, 0). If it is nowhere 32 or more there is no digit. Where it is less
+       than an eighth of its maximum it becomes 0, which removes a JPEG's noise.
+    4. The smallest rectangle with all ink, height x width, is cut out, and shrunk or enlarged until
+       the longer side is 20; the shorter becomes max(1, floor((2 * 20 * shorter + longer) /
+       (2 * longer))). Each new pixel gets the sum s of the ink below it, old pixels counting by the
+       area that it covers of them. In units of 1 / new size of an old pixel's side that is a whole
+       number: along a side of n old and m new pixels, new i and old j share
+       max(0, min((i + 1) * n, (j + 1) * m) - max(i * n, j * m)).
+    5. The greatest sum t becomes 255, each other sum floor((2 * 255 * s + t) / (2 * t)).
+    6. The digit is placed so that its centre of mass, with pixel y at y, falls on 14: its top row
+       becomes row floor(14.5 - sum(y * value) / sum(value)), but not less than 0 nor more than 28
+       minus its height; likewise its columns. The rest of the 28x28 is 0.
+
+    Args:
+        pixels: uint8 (height, width), any size, bright on dark or dark on bright.
+
+    Returns:
+        uint8 (28, 28).
+
+    Raises:
+        ValueError: Nothing is drawn on it.
+    """
+    import numpy as np
+
+    paper = paper_of(pixels)
+    ink = np.abs(pixels.astype(np.float64) - (255 if paper >= 128 else 0))  # bright, as doubles
+    ink = np.maximum(ink - (255 - paper if paper >= 128 else paper), 0)
+    if ink.max() < FAINT:
+        raise ValueError("nothing is drawn on it")
+    if pixels.shape == (SIDE, SIDE) and paper < FAINT:
+        return pixels
+    ink[ink * 8 < ink.max()] = 0
+    for _ in range(2):  # rows, then columns
+        there = np.flatnonzero(ink.any(axis=1))
+        ink = ink[there[0] : there[-1] + 1].T
+
+    height, width = ink.shape
+    longer = max(ink.shape)
+    new_height, new_width = (max(1, (2 * BOX * n + longer) // (2 * longer)) for n in ink.shape)
+    sums = _overlaps(height, new_height) @ ink @ _overlaps(width, new_width).T
+    digit = np.floor((2 * 255 * sums + sums.max()) / (2 * sums.max()))
+
+    top = _start(digit.sum(axis=1))
+    left = _start(digit.sum(axis=0))
+    image = np.zeros((SIDE, SIDE), np.uint8)
+    image[top : top + new_height, left : left + new_width] = digit
+    return image
+
+
+def paper_of(pixels: NDArray[np.uint8]) -> int:
+    """The brightness of a picture's paper; see step 1 of `to_training_form`."""
+    import numpy as np
+
+    border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    middle = len(border) // 2
+    return int(np.partition(border, middle)[middle])
+
+
+def _overlaps(n: int, m: int) -> NDArray[np.float64]:
+    """What m new pixels cover of n old ones, (m, n), in whole numbers; see step 4."""
+    import numpy as np
+
+    new, old = np.arange(m)[:, None], np.arange(n)
+    ends = np.minimum((new + 1) * n, (old + 1) * m)
+    return np.maximum(ends - np.maximum(new * n, old * m), 0).astype(np.float64)
+
+
+def _start(masses: NDArray[np.float64]) -> int:
+    """Where a digit with these masses of its rows begins, or of its columns; see step 6."""
+    import numpy as np
+
+    size = len(masses)
+    center = float((np.arange(size) * masses).sum() / masses.sum())
+    return int(np.clip(np.floor(14.5 - center), 0, SIDE - size))
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What was read, in the form of the training images.
+
+    Attributes:
+        images: uint8 (N, 28, 28).
+        sources: Where each comes from: a file's name, or a place in an array (`ones.npy[3]`).
+        remarks: What had to be changed, one line for each kind of change.
+    """
+
+    images: NDArray[np.uint8]
+    sources: list[str]
+    remarks: list[str]
+
+
+def read_pictures(path: Path) -> Pictures:
+    """Reads a PNG or JPEG file, all files of a folder, or a `.npy` array of shape (N, 28, 28).
+
+    Args:
+        path: Files of a folder are taken in the order of their names, without hidden ones. An array
+            holds uint8 from 0 to 255, or floats from 0 to 1.
+
+    Raises:
+        UserError: Some of it cannot be used; with one problem for each file or array element.
+    """
+    import numpy as np
+
+    reader = _Reader()
+    try:
+        if path.is_dir():
+            files = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+            if not files:
+                reader.refuse(path, "the folder is empty. Put PNG or JPEG files into it")
+            for file in files:
+                reader.add_file(file)
+        elif path.suffix == ".npy":
+            reader.add_array(path)
+        else:
+            reader.add_file(path)
+    except OSError as error:
+        reader.refuse(path, f"cannot be read ({error.strerror})")
+    if reader.problems:
+        raise UserError(_first(reader.problems))
+    total = len(reader.images)
+    remarks = [f"{count:,} of {total:,} pictures: {what}." for what, count in reader.kinds.items()]
+    return Pictures(np.stack(reader.images), reader.sources, remarks)
+
+
+class _Reader:
+    """Collects pictures, what was changed in them, and what cannot be used."""
+
+    def __init__(self) -> None:
+        self.images: list[NDArray[np.uint8]] = []
+        self.sources: list[str] = []
+        self.kinds: Counter[str] = Counter()
+        self.problems: list[str] = []
+
+    def refuse(self, what: Path | str, why: str) -> None:
+        self.problems.append(f"--input {what}: {why}.")
+
+    def add_file(self, path: Path) -> None:
+        """Takes a picture file, whatever its name ends with."""
+        if not path.is_file():
+            found = "is a folder, not a picture" if path.is_dir() else "is missing, or no file"
+            self.refuse(path, f"{found}. Name PNG or JPEG files, a folder of them, or a .npy array")
+            return
+        try:
+            pixels, kinds = _read_grey(path)
+        except _UnreadableError as error:
+            self.refuse(path, str(error))
+            return
+        self._add(path, path.name, pixels, kinds)
+
+    def add_array(self, path: Path) -> None:
+        """Takes each picture of a `.npy` file."""
+        try:
+            array, kinds = _read_array(path)
+        except _UnreadableError as error:
+            self.refuse(path, str(error))
+            return
+        for index, pixels in enumerate(array):
+            self._add(f"{path}[{index}]", f"{path.name}[{index}]", pixels, kinds)
+
+    def _add(
+        self, what: Path | str, source: str, pixels: NDArray[np.uint8], kinds: list[str]
+    ) -> None:
+        try:
+            image = to_training_form(pixels)
+        except ValueError as error:
+            self.refuse(what, f"{error}; it has one brightness all over. Leave it out")
+            return
+        if image is not pixels:
+            if paper_of(pixels) >= 128:
+                kinds = [*kinds, "dark ink on light paper became light on dark"]
+            kinds = [*kinds, f"scaled to {BOX}x{BOX} pixels and centred in {SIDE}x{SIDE}"]
+        self.images.append(image)
+        self.sources.append(source.encode(errors="backslashreplace").decode())
+        self.kinds.update(kinds)
+
+
+class _UnreadableError(Exception):
+    """Why a file cannot be used, as part of a sentence."""
+
+
+def _read_array(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
+    """Reads a `.npy` file as uint8 (N, 28, 28), and says what was changed in it."""
+    import numpy as np
+
+    rule = f"shape (N, {SIDE}, {SIDE}), uint8 from 0 to 255 or floats from 0 to 1"
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or "not an array that numpy.save made"
+        raise _UnreadableError(f"cannot be read ({reason}). It has to have {rule}") from None
+    if not isinstance(array, np.ndarray):
+        raise _UnreadableError(f"is an archive of arrays. It has to have {rule}")
+    shape, dtype = array.shape, array.dtype
+    if shape[1:] != (SIDE, SIDE) or not len(array) or (dtype != np.uint8 and dtype.kind != "f"):
+        raise _UnreadableError(f"has shape {shape}, {dtype}. It has to have {rule}, and N not 0")
+    if dtype == np.uint8:
+        return array, []
+    if not ((array >= 0) & (array <= 1)).all():  # nor is a NaN
+        raise _UnreadableError(
+            f"holds numbers from {array.min():.4g} to {array.max():.4g}. It has to have {rule}"
+        )
+    return np.floor(array * 255.0 + 0.5).astype(np.uint8), ["numbers from 0 to 1 became 0 to 255"]
+
+
+def _read_grey(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
+    """Reads a picture file as grey, uint8 (height, width), and says what was changed in it."""
+    import warnings
+
+    import numpy as np
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=("PNG", "JPEG")) as file:
+                image = ImageOps.exif_transpose(file)
+    except UnidentifiedImageError:
+        raise _UnreadableError("is neither a PNG nor a JPEG picture. Convert it") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        limit = f"{Image.MAX_IMAGE_PIXELS or 0:,}"
+        raise _UnreadableError(f"has more than {limit} pixels. Make it smaller") from None
+    except Exception as error:  # Pillow lets through whatever its decoders stumble over
+        reason = getattr(error, "strerror", None) or error
+        raise _UnreadableError(
+            f"cannot be read ({reason}). Copy it again, or leave it out"
+        ) from None
+
+    if image.mode.startswith("I"):  # 16 bits
+        deep = np.asarray(image).astype(np.int64)
+        return ((deep * 255 + 32767) // 65535).astype(np.uint8), ["16 bits became 8"]
+    kinds = []
+    colours = np.asarray(image.convert("RGB"))
+    if (colours != colours[..., :1]).any():
+        kinds.append("colour became grey")
+    grey = np.asarray(image.convert("RGB").convert("L"))
+    if image.has_transparency_data:
+        alpha = np.asarray(image.convert("RGBA"))[..., 3]
+        if alpha.min() < 255:
+            kinds.append("what is transparent counts as paper")
+            grey = _on_paper(grey, alpha)
+    return grey, kinds
+
+
+def _on_paper(grey: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Lays a picture on paper of the brightness that lets its ink be seen.
+
+    Where most of it is opaque, that is the paper, by its median; where little is, that is the ink,
+    and the paper is white below dark ink, black below light ink.
+    """
+    import numpy as np
+
+    opaque = grey[alpha >= 128]
+    middle = int(np.median(opaque)) if opaque.size else 0
+    paper = middle if 2 * opaque.size > grey.size else 255 * (middle < 128)
+    ink, alpha = grey.astype(np.int64), alpha.astype(np.int64)
+    return ((ink * alpha + paper * (255 - alpha) + 127) // 255).astype(np.uint8)
+
+
+def _first(problems: list[str], most: int = 20) -> list[str]:
+    """The problems, or so many of them that they can be read, and how many more there are."""
+    if len(problems) <= most:
+        return problems
+    return [*problems[:most], f"--input: {len(problems) - most:,} more like these."]

@@ -1,0 +1,132 @@
+"""The documents' links lead somewhere, and the site builds from them without a warning."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from tests.scripts import REPOSITORY, environment
+
+DOCUMENTS = sorted(
+    path.relative_to(REPOSITORY)
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/**/*.md")
+    for path in REPOSITORY.glob(pattern)
+)
+
+
+@cache
+def tokens(path: Path) -> list[Token]:
+    """A document's tokens, the inline ones among them; those of code blocks are not looked into."""
+    blocks = MarkdownIt("commonmark").enable("table").parse(path.read_text())
+    return [token for block in blocks for token in (block, *(block.children or []))]
+
+
+def links(path: Path) -> Iterator[str]:
+    """Where a document's links and images lead."""
+    for token in tokens(path):
+        target = token.attrGet("href") or token.attrGet("src")
+        if target:
+            yield str(target)
+
+
+@cache
+def anchors(path: Path) -> set[str]:
+    """The anchors of a document's headings, as code hosts (and MyST) make them from their texts."""
+    found: Counter[str] = Counter()
+    names = set()
+    every = tokens(path)
+    for heading, inline in pairwise(every):
+        if heading.type != "heading_open":
+            continue
+        parts = [part for part in inline.children or [] if part.type in ("text", "code_inline")]
+        text = "".join(part.content for part in parts)
+        name = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        names.add(f"{name}-{found[name]}" if found[name] else name)
+        found[name] += 1
+    return names
+
+
+def broken(path: Path) -> list[str]:
+    """Links of a document to files or headings that are not there."""
+    wrong = []
+    for link in links(path):
+        if re.match(r"[a-z]+:", link):
+            continue  # leads out of the project
+        file, _, anchor = unquote(link).partition("#")
+        target = (path.parent / file).resolve() if file else path
+        if not target.exists():
+            wrong.append(f"{link}: no such file")
+        elif target.is_dir():
+            wrong.append(f"{link}: a folder, for which the site has no page")
+        elif anchor and anchor not in anchors(target):
+            wrong.append(f"{link}: no such heading")
+    return wrong
+
+
+def test_documents_are_found():
+    names = {str(path) for path in DOCUMENTS}
+    assert {"README.md", "CONTRIBUTING.md", "docs/index.md", "docs/datasets.md"} <= names
+    assert {"examples/slurm/README.md", "benchmarks/RESULTS.md"} <= names
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=str)
+def test_links_lead_somewhere(path):
+    assert broken(REPOSITORY / path) == []
+
+
+def test_broken_links_are_noticed(tmp_path):
+    (tmp_path / "folder").mkdir()
+    other = tmp_path / "other.md"
+    other.write_text("# Two `words`, here\n\n## Again\n\n## Again\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Top\n\n[1](other.md#two-words-here) [2](other.md#again-1) [3](#top) [4](https://x.y/z)\n"
+        "\n| a | b |\n|---|---|\n| [5](gone.md) | ![6](gone.svg) |\n\n"
+        "[7](other.md#again-2) [8](#bottom) [0](folder/)\n\n```\n[9](in-code.md)\n```\n"
+    )
+    assert broken(page) == [
+        "gone.md: no such file",
+        "gone.svg: no such file",
+        "other.md#again-2: no such heading",
+        "#bottom: no such heading",
+        "folder/: a folder, for which the site has no page",
+    ]
+
+
+def test_every_part_of_the_library_has_its_page():
+    parts = {path.parent.name for path in (REPOSITORY / "megakit").glob("*/__init__.py")}
+    pages = {path.stem for path in (REPOSITORY / "docs" / "api").glob("*.md")}
+    assert pages == parts | {"errors", "model_components", "index"}
+
+
+@pytest.mark.long
+def test_the_site_builds_without_a_warning(tmp_path):
+    """The build is .ci/run's; here it is looked at."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "sphinx", "-E", "-W", "--keep-going", "-q"),
+            *("-d", tmp_path / "doctrees", "-c", "docs", ".", tmp_path / "site"),
+        ],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    site = tmp_path / "site"
+    assert "docs/index.html" in (site / "index.html").read_text()
+    reference = (site / "docs" / "api" / "data.html").read_text()
+    assert 'id="megakit.data.MultiEpochDatasetResampler"' in reference
+    # Links between documents have become links between pages.
+    assert 'href="docs/datasets.html"' in (site / "README.html").read_text()
+    assert 'href="../CONTRIBUTING.html"' in (site / "docs" / "index.html").read_text()

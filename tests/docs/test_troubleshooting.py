@@ -1,0 +1,67 @@
+"""docs/troubleshooting.md quotes this project's messages as they are in the source."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "troubleshooting.md"
+#: Pieces of entries that are messages of this project; all others are the frameworks' and tools'.
+OURS = (
+    *("and the wheels are for Linux on x86_64", "no usable Python", "GB free, this needs"),
+    *("set-up stopped;", "setup.log says why", "this machine shows no NVIDIA GPU"),
+    *("The GPU is not used:", "cannot compute with", "is gone from this version of the stack"),
+    *("has to divide --global-batch-size", "the gradient's norm is", "MNIST is not in"),
+    *("and cannot be downloaded (", "as they are or as .gz, and they cannot be downloaded"),
+    *("differs when read again", "no checkpoint to start from", "holds another run"),
+    *("is in use by", "no complete checkpoint, for it has no"),
+    *("was altered after it was written (its sha256 differs)", "not to be trusted"),
+    *("its weights do not fit", "cannot save", "processes, but after", "was not there"),
+    *("No rank 0 at", "the loopback interface lo is down", "was killed by"),
+    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+)
+
+
+def strings(path: Path) -> Iterator[str]:
+    """A Python file's strings, with `...` where values are put in."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            parts = [
+                part.value if isinstance(part, ast.Constant) else "..." for part in node.values
+            ]
+            yield "".join(map(str, parts))
+
+
+@cache
+def messages() -> str:
+    """All that this project may say."""
+    files = [*(REPOSITORY / "megakit").rglob("*.py"), *REPOSITORY.glob("*.py")]
+    shell = re.sub(r'" \\\n\s*"', " ", (REPOSITORY / "run").read_text())
+    return "\n".join([*(text for path in files for text in strings(path)), shell])
+
+
+@pytest.mark.parametrize("piece", OURS)
+def test_messages_are_quoted_as_they_are(piece):
+    assert piece in PAGE.read_text()
+    assert piece in messages()
+
+
+def test_messages_are_found():
+    """Else the test above could not fail."""
+    assert "no checkpoint to start from" in messages()
+    assert "no checkpoint to begin with" not in messages()
+
+
+def test_every_entry_has_a_remedy():
+    parts = re.split(r"^### ", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    assert len(parts) > 60
+    for part in parts:
+        heading, _, text = part.partition("\n")
+        assert len(text.split("\n## ")[0].split()) >= 7, heading

@@ -1,0 +1,176 @@
+"""The vision transformer: its parts by hand, and its three scripts as a user starts them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from megakit.data import EpochIndex
+from megakit.testing import assert_dataset_compatible_with_megatron
+from tests.scripts import accuracy, read_csv, read_json, run_script
+from tests.single_process import single_process
+
+DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
+
+
+@pytest.fixture(scope="module")
+def vit() -> Iterator[ModuleType]:
+    """`vit_components`, which can be imported once an accelerator was chosen."""
+    with single_process():
+        from examples.vit import vit_components
+
+        yield vit_components
+
+
+@pytest.fixture(scope="module")
+def images(vit: ModuleType) -> Any:
+    import mnist_files
+    from model_components import MNISTCustom
+
+    return MNISTCustom.from_arrays(*mnist_files.read_digits("validation"))
+
+
+# --- Losses and data ------------------------------------------------------------------------------
+
+
+def test_only_hidden_pixels_count(vit: ModuleType) -> None:
+    shown = torch.ones(2, 1, 28, 28, dtype=torch.bool)
+    shown[:, :, :7, :14] = False  # an eighth of the pixels
+    x_hat = torch.full((2, 784), 0.5)
+    batch = {"data": torch.zeros(2, 1, 28, 28), "shown": shown}
+    loss, reported = vit.MaskedLossReduction().forward(batch, {"x_hat": x_hat})
+    assert loss.item() == reported["avg"].item() == 0.25 / 8
+    x_hat[:, 28 * 7 :] = 100.0  # below the hidden ones
+    assert vit.MaskedLossReduction().forward(batch, {"x_hat": x_hat})[0].item() == 0.25 / 8
+
+
+@pytest.mark.parametrize("wrapper", ["MaskPatches", "ShiftImages"])
+def test_datasets_keep_the_rules(vit: ModuleType, images: Any, wrapper: str) -> None:
+    assert_dataset_compatible_with_megatron(getattr(vit, wrapper)(images))
+
+
+def test_equally_many_whole_patches_are_hidden(vit: ModuleType, images: Any) -> None:
+    masked = vit.MaskPatches(images, share=0.5)
+    item = masked[EpochIndex(0, 3)]
+    hidden = ~item["shown"]
+    by_patch = hidden.view(4, 7, 4, 7).float().mean(dim=(1, 3))
+    assert by_patch.unique().tolist() == [0, 1]
+    assert by_patch.sum() == 8
+    assert (item["corrupted"][hidden] == -1).all()
+    assert torch.equal(item["corrupted"][~hidden], item["data"][~hidden])
+    assert torch.equal(item["data"], images[3]["data"])
+    of_next_epoch = ~masked[EpochIndex(1, 3)]["shown"]
+    assert of_next_epoch.sum() == hidden.sum()
+    assert not torch.equal(of_next_epoch, hidden)
+
+
+def test_shifts_move_whole_images(vit: ModuleType, images: Any) -> None:
+    shifted = vit.ShiftImages(images, pixels=2)
+    padded = np.pad(images[5]["data"][0], 2)
+    of_shift = {
+        (row, column): padded[row : row + 28, column : column + 28]
+        for row in range(5)
+        for column in range(5)
+    }
+    seen = set()
+    for epoch in range(200):
+        item = shifted[EpochIndex(epoch, 5)]
+        assert item["label"] == images[5]["label"]
+        found = [by for by, data in of_shift.items() if np.array_equal(item["data"][0], data)]
+        assert len(found) == 1
+        seen.add(found[0])
+    assert len(seen) == 25  # 200 draws miss one of them in less than 1% of all seeds
+
+
+def test_each_validation_hides_the_same(vit: ModuleType) -> None:
+    data = vit.VitDataModule(dataset="digits", masked_share=0.5)
+    data.setup("fit")
+    assert [data.mnist_val[idx]["idx"] for idx in (0, 7)] == [0, 7]
+    first, again = data.mnist_val[7], data.mnist_val[7]
+    assert torch.equal(first["shown"], again["shown"])
+    assert "shown" in data.mnist_train[0]
+    assert "shown" not in data.mnist_test[0]
+
+
+def test_only_training_images_are_shifted(vit: ModuleType) -> None:
+    data = vit.VitDataModule(dataset="digits", shift=2)
+    data.setup("fit")
+    assert isinstance(data.mnist_train.dataset, vit.ShiftImages)
+    assert torch.equal(data.mnist_val[3]["data"], data.mnist_val[3]["data"])
+    assert not hasattr(data.mnist_val, "pixels")
+
+
+# --- Models ---------------------------------------------------------------------------------------
+
+
+def test_patches_row_by_row(vit: ModuleType) -> None:
+    images = torch.arange(2 * 3 * 28 * 28.0).view(2, 3, 28, 28)
+    patches = vit.to_patches(images, 7)
+    assert patches.shape == (16, 2, 3 * 49)
+    assert torch.equal(patches[5, 1], images[1, :, 7:14, 7:14].flatten())
+    assert torch.equal(vit.to_images(patches, 7), images)
+
+
+def test_every_patch_sees_every_other(vit: ModuleType) -> None:
+    """Megatron's own layer specs are for text, where a token sees those before it alone."""
+    model = vit.VitPretrainConfig().configure_model()
+    images = torch.rand(1, 1, 28, 28, requires_grad=True)
+    first_patch = model(images)["x_hat"].view(28, 28)[:7, :7]
+    (gradient,) = torch.autograd.grad(first_patch.sum(), images)
+    assert vit.to_patches(gradient, 7).abs().sum(dim=(1, 2)).gt(0).all()
+
+
+def test_first_weights_come_from_the_seed(vit: ModuleType) -> None:
+    torch.manual_seed(0)
+    first = vit.VitPretrainConfig(seed=1).configure_model().state_dict()
+    again = vit.VitPretrainConfig(seed=1).configure_model().state_dict()
+    other = vit.VitPretrainConfig(seed=2).configure_model().state_dict()
+    name = "transformer.layers.{}.mlp.linear_fc1.weight"
+    assert torch.equal(first[name.format(0)], again[name.format(0)])
+    assert not torch.equal(first[name.format(0)], first[name.format(1)])
+    assert not torch.equal(first[name.format(0)], other[name.format(0)])
+    assert torch.equal(first["embedding.weight"], again["embedding.weight"])
+
+
+def test_the_trunk_is_the_same_in_both_models(vit: ModuleType) -> None:
+    restores = dict(vit.VitPretrainConfig(seed=1).configure_model().named_parameters())
+    classifies = dict(vit.VitClassifierConfig(seed=1).configure_model().named_parameters())
+    trunk = {name for name in restores if not name.startswith("unembedding")}
+    assert trunk == {name for name in classifies if not name.startswith("head")}
+    assert all(torch.equal(restores[name], classifies[name]) for name in trunk)
+
+
+# --- Scripts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_the_chain(tmp_path: Path) -> None:
+    """From another folder, by path, on bundled digits."""
+    common = (*DIGITS, "--output-dir", tmp_path)
+    short = ("--val-interval", 100, "--save-interval", 100, "--global-batch-size", 64)
+    for script, steps in (("model_pretrain.py", 200), ("model_finetune.py", 400)):
+        result = run_script(f"examples/vit/{script}", *common, *short, "--max-steps", steps)
+        assert result.status == 0, result.err
+    loss = read_json(tmp_path / "pretrain" / "summary.json")["val_loss"]
+    assert loss["last"] < 0.8 * loss["first"]
+    result = run_script("examples/vit/model_predict.py", *common)
+    assert result.status == 0, result.err
+    predictions = Path(result.out.strip())
+    assert [int(row["idx"]) for row in read_csv(predictions)] == list(range(300))
+    assert accuracy(predictions) > 0.9
+
+
+def test_impossible_layouts_are_refused(tmp_path: Path) -> None:
+    result = run_script(
+        *("examples/vit/model_pretrain.py", *DIGITS, "--output-dir", tmp_path, "--devices", 24),
+        *("--tensor-parallel", 8, "--pipeline-parallel", 3, "--global-batch-size", 24),
+    )
+    assert result.status == 2
+    heads, stages = result.err.splitlines()
+    assert "has to divide the number of attention heads, 4. Try 4." in heads
+    assert "can be cut into 1 or 2 or 4 stages. Try 2." in stages
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,199 @@
+"""Exporting: what is asked for is checked first, what is written gives what the model gives."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mnist_files
+from megakit.models.export import main
+from tests.scripts import REPOSITORY, environment, read_csv, run_script
+
+
+@pytest.fixture(scope="module")
+def checkpoint(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
+    from tests.megakit.models.networks import Net, NetConfig, save_checkpoint
+
+    folder = save_checkpoint(tmp_path_factory.mktemp("export") / "net", Net(NetConfig(seed=3)))
+    manifest = Manifest("train", "Net", "noise", 7, 0.5, {"lr": 0.1}, files=list_files(folder))
+    write_manifest(folder, manifest)
+    return folder
+
+
+def net(seed: int = 3) -> Any:
+    from tests.megakit.models.networks import Net, NetConfig
+
+    return Net(NetConfig(seed=seed))
+
+
+@pytest.fixture
+def export(checkpoint: Path) -> Any:
+    """The command, in this process."""
+    command = [str(checkpoint), "--components", "tests.megakit.models.networks"]
+    return lambda *options: main([*command, *map(str, options)])
+
+
+def test_weights_and_program(export: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    weights, program = tmp_path / "net.safetensors", tmp_path / "net.pt2"
+    formats = ("--safetensors", weights, "--torch-export", program, "--input-shape", "6")
+    assert export(*formats) == 0
+    assert capsys.readouterr().out == f"{program}\n{weights}\n"
+    assert set(tmp_path.iterdir()) == {weights, program}
+
+    from safetensors import safe_open
+
+    trained = net()
+    with safe_open(weights, framework="pt") as file:
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        told = file.metadata()
+    expected = dict(trained.named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert (told["model"], told["dataset"], told["step"]) == ("Net", "noise", "7")
+    assert json.loads(told["run"]) == {"lr": 0.1}
+
+    x = torch.randn(9, 6)
+    loaded = torch.export.load(program).module()
+    torch.testing.assert_close(loaded(x), trained(x), rtol=0, atol=1e-6)
+
+
+def test_what_exists_stays_unless_forced(
+    export: Any, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    weights = tmp_path / "net.safetensors"
+    weights.write_text("mine")
+    assert export("--safetensors", weights) == 2
+    assert "exists. Choose another name, or give --force" in capsys.readouterr().err
+    assert weights.read_text() == "mine"
+    assert export("--safetensors", weights, "--force") == 0
+    assert weights.stat().st_size > 100
+
+
+def test_a_file_that_gives_something_else_is_not_left(
+    export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from torch.export import ExportedProgram
+
+    monkeypatch.setattr(ExportedProgram, "module", lambda self: net(seed=4))
+    assert export("--torch-export", tmp_path / "net.pt2", "--input-shape", "6") == 1
+    assert "differs from the model's by up to" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sample_that_the_model_does_not_take(
+    export: Any, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert export("--torch-export", tmp_path / "net.pt2", "--input-shape", "2,5") == 2
+    assert "--input-shape 2,5: Net does not take such a sample" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder, twice = tmp_path / "folder", tmp_path / "twice"
+    folder.mkdir()
+    formats = ("--onnx", folder, "--torch-export", twice, "--safetensors", twice)
+    components = ("--components", "no.such")
+    status = main([str(tmp_path / "nowhere"), *map(str, (*formats, *components, "--force"))])
+    assert status == 2
+    told = capsys.readouterr().err
+    for problem in (
+        "nowhere: there is no such checkpoint",
+        "--components no.such: there is no such module in",
+        "--input-shape is missing",
+        f"--onnx {folder}: exists",
+        f"--torch-export {twice}: named twice",
+        f"--safetensors {twice}: named twice",
+    ):
+        assert problem in told
+    assert main([str(tmp_path)]) == 2
+    assert "nothing to write" in capsys.readouterr().err
+    assert main([str(tmp_path), "--safetensors", str(tmp_path / "no" / "file")]) == 2
+    assert f"there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", ["28x28", "", "0,3"])
+def test_a_shape_that_is_none(shape: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["checkpoint", "--input-shape", shape])
+    assert exit_.value.code == 2
+    assert "--input-shape" in capsys.readouterr().err
+
+
+# ---- The tutorial's own model ------------------------------------------------------------------
+
+
+OPTIONS = ("--dataset", "digits", "--precision", "32", "--max-steps", 200, "--val-interval", 100)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier, fine-tuned as a pipeline of two processes and used in float32."""
+    folder = tmp_path_factory.mktemp("trained") / "runs"
+    two = ("--devices", 2, "--pipeline-parallel", 2)
+    for script, *options in (
+        ("model_pretrain.py", *OPTIONS),
+        ("model_finetune.py", *OPTIONS, *two),
+        ("model_predict.py", *OPTIONS[:4]),
+    ):
+        done = run_script(script, "--output-dir", folder, *options)
+        assert done.status == 0, done.err
+    return folder
+
+
+def compare(logits: Any, rows: list[dict[str, str]]) -> None:
+    """Every class as predicted, unless two tie; every probability to 1e-5."""
+    logits = np.asarray(logits, dtype=np.float64)
+    found = np.exp(logits - logits.max(axis=1, keepdims=True))
+    found /= found.sum(axis=1, keepdims=True)
+    expected = np.array([[float(row[f"p{k}"]) for k in range(10)] for row in rows])
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < 1e-5
+    two_best = np.sort(found, axis=1)[:, -2:]
+    is_clear = two_best[:, 1] - two_best[:, 0] > 1e-5
+    assert is_clear.mean() > 0.9
+    predicted = np.array([int(row["prediction"]) for row in rows])
+    assert (found.argmax(axis=1) == predicted)[is_clear].all()
+    with pytest.raises(AssertionError):  # else the checks above could not fail
+        assert (found.argmax(axis=1) == np.roll(predicted, 1)).all()
+
+
+@pytest.mark.long
+def test_the_document(runs: Path, tmp_path: Path) -> None:
+    """Its commands and programs run in their order; what they leave predicts as prediction did."""
+    text = (REPOSITORY / "docs" / "inference.md").read_text()
+    blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert [language for language, _ in blocks].count("python") >= 3
+    shutil.copytree(runs, tmp_path / "runs")
+    (tmp_path / "model_components.py").symlink_to(REPOSITORY / "model_components.py")
+    images, _ = mnist_files.read_digits("test")
+    np.save(tmp_path / "images.npy", (images[:, None] / 255).astype(np.float32))
+    for language, block in blocks:
+        block = block.replace(".venv/bin/python", sys.executable)
+        finetune = " ".join(map(str, (sys.executable, REPOSITORY / "model_finetune.py", *OPTIONS)))
+        block = block.replace("./run finetune", finetune)
+        shell = ["bash", "-euc"] if language == "bash" else [sys.executable, "-c"]
+        done = subprocess.run(
+            [*shell, block],
+            cwd=tmp_path,
+            env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(REPOSITORY)])),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, block + done.stderr
+    rows = read_csv(tmp_path / "runs" / "predict" / "predictions.csv")
+    found = sorted(tmp_path.glob("logits-*.npy"))
+    assert [path.stem for path in found] == [
+        *("logits-module", "logits-onnx", "logits-program", "logits-weights")
+    ]
+    for path in found:
+        compare(np.load(path), rows)

@@ -1,0 +1,174 @@
+"""Figures, by what they show: their texts, their colours, and the PNG that comes of them."""
+
+import io
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from megakit.reporting import figures
+from megakit.reporting.figure_style import CLASS_COLORS, figure_style, to_png
+from tests.scripts import REPOSITORY
+
+LABELS = np.array([0, 0, 0, 1, 1, 2])
+PREDICTIONS = np.array([0, 0, 2, 1, 1, 1])
+
+
+#: What linear RGB becomes to those who lack one kind of cone (Machado et al., 2009).
+BLINDNESS = {
+    "none": np.eye(3),
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+TO_XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+
+
+def smallest_difference(colors, blindness):
+    """The CIE 1976 difference of the two most alike of some colours, seen with a blindness."""
+    rgb = np.array([list(bytes.fromhex(color[1:])) for color in colors]) / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(linear @ np.transpose(blindness), 0, 1)
+    x, y, z = np.cbrt(seen @ np.transpose(TO_XYZ) / np.sum(TO_XYZ, axis=1)).T
+    lab = np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
+    between = np.linalg.norm(lab[:, None] - lab, axis=-1)
+    return between[np.triu_indices(len(lab), 1)].min()
+
+
+def texts(figure):
+    """All that a figure says, apart from the marks on its axes."""
+    axes_texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    return [*axes_texts, *titles, figure.get_suptitle()]
+
+
+def shown_by(axes):
+    """The array behind a picture."""
+    return np.asarray(axes.images[0].get_array())
+
+
+def pixels(figure):
+    return np.asarray(Image.open(io.BytesIO(to_png(figure))).convert("RGB"))
+
+
+def points_by_class(num_classes=10, dimensions=3):
+    rng = np.random.default_rng(0)
+    labels = np.arange(num_classes).repeat(20)
+    middles = rng.normal(size=(num_classes, dimensions)) * 20
+    return middles[labels] + rng.normal(size=(len(labels), dimensions)), labels
+
+
+class TestConfusionMatrix:
+    def test_counts_and_shares(self):
+        figure = figures.confusion_matrix(LABELS, PREDICTIONS, 3)
+        at = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
+        counts = {
+            position: text
+            for position, text in at.items()
+            if max(position) < 2.5 and text.isdigit()
+        }
+        # (predicted, label): a column, and a row
+        assert counts == {(0, 0): "2", (2, 0): "1", (1, 1): "2", (1, 2): "1"}
+        assert [at[2.6, row] for row in range(3)] == ["66.7%", "100.0%", "0.0%"]
+        assert "66.67% of 6 predicted right" in texts(figure)
+
+    def test_the_worst_mistake_is_the_reddest(self):
+        shown = shown_by(figures.confusion_matrix(LABELS, PREDICTIONS, 3).axes[0])
+        redness = shown[..., 0] - shown[..., 2]
+        assert np.argmax(redness) == 2 * 3 + 1
+        assert (shown[1, 0] == 1).all()  # white: that never happened
+
+    def test_a_class_that_does_not_occur(self):
+        assert "none" in texts(figures.confusion_matrix(LABELS, PREDICTIONS, 4))
+
+
+class TestMistakes:
+    def test_the_surest_come_first(self):
+        probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.1, 0.9], [0.3, 0.7]])
+        labels = np.array([0, 0, 1, 0, 1])
+        assert figures.surest_mistakes(labels, probabilities).tolist() == [3, 1, 2]
+        assert figures.surest_mistakes(labels, probabilities, most=2).tolist() == [3, 1]
+
+    def test_each_with_label_prediction_and_probability(self):
+        pictures = [np.eye(28) * number for number in range(1, 8)]
+        shares = np.array([0.99999, 0.905, 0.9, 0.8, 0.8, 0.5, 0.4])
+        figure = figures.mistakes(pictures, np.arange(7), np.arange(7)[::-1], shares, 428)
+        assert "The 7 surest of 428 mistakes" in texts(figure)
+        assert texts(figure)[:2] == ["0 taken for 6, 99.9%", "1 taken for 5, 90.5%"]
+        for axes, picture in zip(figure.axes, pictures, strict=True):
+            assert np.array_equal(shown_by(axes), picture)
+
+    def test_none(self):
+        nothing = np.zeros(0, np.int64)
+        figure = figures.mistakes([], nothing, nothing, np.zeros(0), 0)
+        assert texts(figure) == ["No mistakes"]
+        assert pixels(figure).shape[1] == 960
+
+
+class TestLatentSpace:
+    @pytest.mark.parametrize("dimensions", [2, 3, 16])
+    def test_classes_have_names_and_colours(self, dimensions):
+        figure = figures.latent_space(*points_by_class(dimensions=dimensions))
+        assert set(texts(figure)) >= {str(label) for label in range(10)}
+        shown = {tuple(color) for color in pixels(figure).reshape(-1, 3).tolist()}
+        for color in CLASS_COLORS:
+            assert tuple(bytes.fromhex(color[1:])) in shown, color
+
+    def test_one_dimension(self):
+        with pytest.raises(ValueError, match="at least 2 dimensions"):
+            figures.latent_space(np.zeros((5, 1)), np.zeros(5, np.int64))
+
+    def test_seen_from_where_points_spread_least(self):
+        points, labels = points_by_class()
+        points[:, 0] = 0
+        axes: Any = figures.latent_space(points, labels).axes[0]
+        assert abs(axes.elev) < 1
+        assert abs(axes.azim % 180) < 1
+
+    def test_a_single_point(self):
+        assert pixels(figures.latent_space(np.ones((1, 3)), np.zeros(1, np.int64))).shape == (
+            *(912, 960, 3),
+        )
+
+
+class TestStyle:
+    def test_the_same_figure_is_the_same_file(self):
+        made = [to_png(figures.confusion_matrix(LABELS, PREDICTIONS, 3)) for _ in range(2)]
+        assert made[0] == made[1]
+
+    def test_it_ends_with_the_block(self):
+        import matplotlib
+
+        before = dict(matplotlib.rcParams)
+        with figure_style():
+            assert dict(matplotlib.rcParams) != before
+        assert dict(matplotlib.rcParams) == before
+
+    @pytest.mark.parametrize("kind", BLINDNESS)
+    def test_colours_stay_apart_for_the_colour_blind(self, kind):
+        assert smallest_difference(CLASS_COLORS, BLINDNESS[kind]) > 15
+
+    def test_not_all_colours_do(self):
+        import matplotlib
+
+        usual = [matplotlib.colors.to_hex(c) for c in matplotlib.color_sequences["tab10"]]
+        assert smallest_difference(usual, BLINDNESS["protanopia"]) < 6
+
+
+def test_without_pyplot_and_only_when_needed():
+    code = """
+import sys
+from megakit.reporting import figures, figure_style
+assert "matplotlib" not in sys.modules
+import numpy as np
+figure_style.to_png(figures.latent_space(np.eye(3), np.arange(3)))
+assert "matplotlib.figure" in sys.modules
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
