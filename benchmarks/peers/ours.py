@@ -41,22 +41,22 @@ def timed(run: Run, job: Job, clock: Clock) -> Path:
 
     import model_components
     from megakit.reporting.metrics import read_metrics
-    from megakit.training import callbacks
+    from megakit.training import reporter
 
     if job.hidden_size != 64:
         set_width(model_components.PretrainConfig, job.hidden_size)
     if job.repeats > 1:
         repeat_samples(model_components.MNISTDataModule, job.repeats)
-    reporter: Any = callbacks.Reporter
-    original = reporter.on_train_batch_end
+    callback: Any = reporter.Reporter
+    original = callback.on_train_batch_end
 
     def on_train_batch_end(self: Any, trainer: Trainer, *args: Any) -> None:
         original(self, trainer, *args)
         clock.step()
 
-    reporter.on_train_batch_end = on_train_batch_end
+    callback.on_train_batch_end = on_train_batch_end
     if job.every_loss:
-        callbacks.LOG_INTERVAL = 1
+        reporter.LOG_INTERVAL = 1
     checkpoint = model_pretrain.pretrain(run)
     rows = read_metrics(run.path / "metrics.csv")
     if job.every_loss:

@@ -123,6 +123,8 @@ class VitDataModule(MNISTDataModule):
     def setup(self, stage: str) -> None:
         """Opens the files, and puts this model's random effects on them."""
         super().setup(stage)
+        if not (self.shift or self.masked_share):
+            return
         transform: Any = self.mnist_train.dataset  # the first model's, within the resampler
         images = transform.dataset
         if self.shift:

@@ -1,5 +1,6 @@
 from .losses import LightningPassthroughPredictionMixin as LightningPassthroughPredictionMixin
 from .losses import PassthroughLossReduction as PassthroughLossReduction
+from .losses import TokenMeanLossReduction as TokenMeanLossReduction
 from .losses import mean_over_data_parallel_ranks as mean_over_data_parallel_ranks
 from .metric_tracker import MetricTracker as MetricTracker
 from .optimizer import cosine_annealing as cosine_annealing

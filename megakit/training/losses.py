@@ -1,7 +1,7 @@
-"""A mean over ranks for losses, and predictions by way of a loss that computes none."""
+"""Means over ranks and tokens for losses, and predictions by way of a loss that computes none."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from megatron.core import parallel_state
@@ -26,6 +26,86 @@ def mean_over_data_parallel_ranks(averages: Sequence[Tensor]) -> Tensor:
         torch.distributed.all_reduce(mean, group=parallel_state.get_data_parallel_group())
         mean /= num_ranks
     return mean
+
+
+class TokenReport(TypedDict):
+    """What a loss reports of one micro batch, where micro batches hold unequally many tokens."""
+
+    loss_sum: Tensor
+    num_tokens: Tensor
+    backpropagated: Tensor
+
+
+class TokenMeanLossReduction(MegatronLossReduction):
+    """Mean over all real tokens of a global batch, however micro batches and ranks share them.
+
+    A mean of micro batches' means weighs a token by how few others are beside it. This loss gives
+    Megatron sums and counts instead, and Megatron divides the gradient by the number of tokens of
+    all micro batches and ranks. It does so only where the model's config says
+    `calculate_per_token_loss=True`; a step without that is an error.
+
+    A token is whatever has a loss of its own: a word, a pixel, an image.
+    """
+
+    def token_losses(self, batch: Any, forward_out: Any) -> Tensor:
+        """The loss of each token of a micro batch, floating point (B, ...); a subclass says it."""
+        raise NotImplementedError(f"{type(self).__name__}.token_losses")
+
+    def token_mask(self, batch: Any) -> Tensor | None:
+        """Which tokens are real: above 0; of shape (B, ...), like the losses or shorter.
+
+        None if all are. The default is `batch["loss_mask"]`, which a dataset may give, and which
+        the loader gives in evaluation, to mark padding.
+        """
+        mask: Tensor | None = batch.get("loss_mask")
+        return mask
+
+    def forward(self, batch: Any, forward_out: Any) -> Any:
+        """The sum to backpropagate, the number of tokens (int32, scalar), and both for the log."""
+        losses = self.token_losses(batch, forward_out).float()
+        mask = self.token_mask(batch)
+        if mask is None:
+            real = torch.ones_like(losses, dtype=torch.bool)
+        else:
+            missing = losses.dim() - mask.dim()
+            real = (mask > 0).reshape(*mask.shape, *[1] * missing).expand_as(losses)
+        # Not a product: what a model makes of padding may be infinite.
+        loss_sum = losses.masked_fill(~real, 0).sum()
+        num_tokens = real.sum(dtype=torch.int32)
+        report: TokenReport = {
+            "loss_sum": loss_sum.detach().clone(),
+            "num_tokens": num_tokens,
+            "backpropagated": loss_sum.detach(),
+        }
+        return loss_sum, num_tokens, report
+
+    def reduce(self, losses_reduced_per_micro_batch: Sequence[TokenReport]) -> Tensor:
+        """The mean over a global batch's tokens; 0 if it has none.
+
+        Returns:
+            A float32 scalar, the same on all ranks of the last pipeline stage.
+
+        Raises:
+            ValueError: Megatron took means of micro batches, for want of the config's field.
+        """
+        # Each a column: sums, counts, and what Megatron made of the sums, in place.
+        names = ("loss_sum", "num_tokens", "backpropagated")
+        values = torch.stack(
+            [
+                torch.stack([report[name].double() for name in names])  # type: ignore[literal-required]
+                for report in losses_reduced_per_micro_batch
+            ]
+        )
+        if not torch.equal(values[:, 0].nan_to_num(), values[:, 2].nan_to_num()):
+            raise ValueError(
+                f"{type(self).__name__} needs calculate_per_token_loss=True in the model's config: "
+                "without it Megatron averages over micro batches, and tokens weigh unequally."
+            )
+        totals = values[:, :2].sum(dim=0)
+        if parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:
+            group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+            torch.distributed.all_reduce(totals, group=group)
+        return (totals[0] / totals[1].clamp(min=1)).float()
 
 
 class PassthroughLossReduction(MegatronLossReduction):

@@ -10,7 +10,11 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
 from nemo import lightning as nl
-from nemo.lightning.megatron_parallel import CallbackMethods, default_data_step
+from nemo.lightning.megatron_parallel import (
+    CallbackMethods,
+    _ModuleStepFunction,
+    default_data_step,
+)
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
 
@@ -52,7 +56,8 @@ class ExactStrategy(nl.MegatronStrategy):
     def setup_megatron_parallel(self, trainer: Any) -> None:
         """Sets up Megatron's parallel model."""
         super().setup_megatron_parallel(trainer)
-        self.__dict__.pop("_calls_schedule", None)  # of another model, fitted before
+        for name in ("_training_functions", "_calls_schedule"):
+            self.__dict__.pop(name, None)  # of another model, fitted before
 
     def training_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> Any:
         """One step through Megatron's schedule; returns the global batch's loss.
@@ -66,7 +71,19 @@ class ExactStrategy(nl.MegatronStrategy):
                 optimizer.zero_grad()
             if self._calls_schedule:
                 return self._run_schedule(dataloader_iter)
-            return self.model.training_step(dataloader_iter, *args, **kwargs)
+            return self.model.training_step(
+                dataloader_iter, *args, **self._training_functions, **kwargs
+            )
+
+    @functools.cached_property
+    def _training_functions(self) -> dict[str, Any]:
+        """Which of the module's methods take part in a step: NeMo would look at every step."""
+        find, module = _ModuleStepFunction, self.model.module
+        return {
+            "data_step": find.from_data_step(module, "training"),
+            "forward_step": find.from_forward_step(module, "training"),
+            "loss_reduction": find.from_loss_reduction(module, "training"),
+        }
 
     @functools.cached_property
     def _calls_schedule(self) -> bool:
@@ -99,19 +116,21 @@ class ExactStrategy(nl.MegatronStrategy):
     def _run_schedule(self, dataloader_iter: Any) -> Any:
         """What MegatronParallel makes of a training step, without its events."""
         module, plugin, sampler = self.model[0], self.precision_plugin, self.data_sampler
-        data_step = getattr(module, "data_step", default_data_step)
-        loss_reduction = module.training_loss_reduction()
+        found = self._training_functions
+        data_step = found["data_step"](module) if found["data_step"] else default_data_step
+        model_step = found["forward_step"](module)
+        loss_reduction = found["loss_reduction"](module)
 
         def forward_step(data: Any, model: Any) -> Any:
             batch = plugin.convert_input(data_step(data))
-            output = model.training_step(batch)
+            output = model_step(model, batch)
             loss_reduction.setup(batch)
             return plugin.convert_output(output), loss_reduction
 
         reports = forward_backward_no_pipelining(
             forward_step_func=forward_step,
             data_iterator=dataloader_iter,
-            model=self.model[0],
+            model=module,
             num_microbatches=sampler.num_microbatches,
             seq_length=sampler.seq_len,
             micro_batch_size=sampler.micro_batch_size,

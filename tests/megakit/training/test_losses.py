@@ -86,3 +86,52 @@ def test_the_mixin_names_the_loss_for_predictions() -> None:
 
     loss = LightningPassthroughPredictionMixin().predict_loss_reduction()
     assert isinstance(loss, PassthroughLossReduction)
+
+
+class TestTokenMean:
+    """Micro batches of unequally many tokens, against one big batch in plain torch."""
+
+    @pytest.mark.parametrize("num_micro_batches", [1, 2, 4])
+    def test_gradients_and_loss_are_those_of_one_big_batch(self, num_micro_batches: int) -> None:
+        from tests.megakit.training import tokens
+
+        loss, gradients = tokens.by_megatron(num_micro_batches)
+        tokens.assert_as_of_one_big_batch(loss, gradients)
+
+    def test_means_of_micro_batches_would_not_be(self) -> None:
+        from tests.megakit.training import tokens
+
+        assert len({int(tokens.data()[1][8 * part : 8 * part + 8].sum()) for part in range(4)}) == 4
+        with pytest.raises(ValueError, match="calculate_per_token_loss=True"):
+            tokens.by_megatron(4, calculate_per_token_loss=False)
+
+    def test_padding_does_not_count(self) -> None:
+        """In evaluation the loader multiplies the mask by weights, of which the mean is 1."""
+        from tests.megakit.training import tokens
+
+        loss = tokens.TokenLoss()
+        x, mask = tokens.data()
+        output = x.sum(dim=-1, keepdim=True)
+        output[~mask] = torch.inf
+        weights = torch.ones(32) * 32 / 30
+        weights[-2:] = 0
+        batch = {"x": x, "loss_mask": mask * weights.unsqueeze(1)}
+        total, count, report = loss.forward(batch, output)
+        assert count == mask[:30].sum()
+        mean = loss.reduce([report])
+        assert mean.dtype == torch.float32
+        torch.testing.assert_close(mean, output[:30, :, 0][mask[:30]].square().mean())
+        assert loss.reduce([loss.forward({**batch, "loss_mask": weights * 0}, output)[2]]) == 0
+
+    def test_a_mask_of_samples_or_none(self) -> None:
+        from tests.megakit.training import tokens
+
+        loss = tokens.TokenLoss()
+        x, _ = tokens.data()
+        output = x.sum(dim=-1, keepdim=True)
+        every_second = torch.arange(32) % 2
+        _, count, report = loss.forward({"x": x, "loss_mask": every_second}, output)
+        assert count == x.shape[1] * 16
+        torch.testing.assert_close(loss.reduce([report]), output[1::2].square().mean())
+        _, count, report = loss.forward({"x": x}, output)
+        assert count == x.shape[0] * x.shape[1]

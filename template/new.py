@@ -1,0 +1,80 @@
+"""Makes a project of one's own from the tutorial: `./run new PATH` calls this.
+
+What differs from the tutorial lies in `project/`; the scripts are the tutorial's own, as they are
+now, and the library goes along as a wheel.
+"""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from copier import run_copy
+
+TEMPLATE = Path(__file__).resolve().parent
+ROOT = TEMPLATE.parent
+#: The tutorial's files that a project gets as they are.
+SHARED = (
+    *("run", "requirements.lock", "LICENSE", "tutorial.py"),
+    *("model_components.py", "model_pretrain.py", "model_finetune.py", "model_predict.py"),
+    *("mnist_files.py", "own_pictures.py", "digit_report.py", "digit_report.html"),
+    *("tests/scripts.py", "tests/single_process.py"),
+)
+
+
+def build_wheel(folder: Path, scratch: Path) -> Path:
+    """Builds megakit's wheel into a folder; returns its path."""
+    # From a copy: setuptools leaves a folder `build` behind.
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "megakit", scratch / "megakit", ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, scratch)
+    # With this environment's setuptools, which is the lock's: no network is needed.
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder)
+    command = [sys.executable, "-I", "-m", "pip", "wheel", *options, scratch]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"run: megakit's wheel could not be built:\n{done.stdout}{done.stderr}")
+    (wheel,) = folder.glob("megakit-*.whl")
+    return wheel
+
+
+def project_name(path: Path) -> str:
+    """The folder's name, as pyproject.toml may have it."""
+    name = re.sub(r"[^a-z0-9]+", "-", path.name.lower()).strip("-")
+    # pip and uv would take a project of the library's name for the library.
+    return name if name and name != "megakit" else "my-model"
+
+
+def make(project: Path, path: Path, scratch: Path) -> None:
+    """Makes the whole project in a folder, for what will be its path."""
+    wheel = build_wheel(project / "wheels", scratch)
+    version = wheel.name.split("-")[1]
+    answers = {"name": project_name(path), "megakit_version": version}
+    run_copy(str(TEMPLATE), project, data=answers, defaults=True, quiet=True)
+    for name in SHARED:
+        shutil.copy(ROOT / name, project / name)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    with (project / "requirements.lock").open("a") as lock:
+        lock.write(f"megakit=={version} \\\n    --hash=sha256:{digest}\n")
+
+
+def main() -> None:
+    """Makes the project where the command line says: complete, or not at all."""
+    path = Path(sys.argv[1])
+    with TemporaryDirectory() as folder:
+        project, scratch = Path(folder, "project"), Path(folder, "megakit")
+        project.mkdir()
+        make(project, path, scratch)
+        try:
+            shutil.copytree(project, path, dirs_exist_ok=True)
+        except OSError as error:
+            sys.exit(f"run: {path} could not be written: {error}")
+    print(f"{path} is made. To begin: cd {path} && ./run tests", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
