@@ -35,6 +35,16 @@ class PredictOptions(DataOptions, CommonOptions):
     """Pictures of yours instead of the test images: a PNG or JPEG file, a folder of them,
     or a .npy array (N, 28, 28). Other sizes, colour, and dark ink on light paper will do."""
 
+    def problems(self) -> list[str]:
+        """What is wrong with single options, one message each."""
+        found = super().problems()
+        if self.checkpoint == "none":
+            found.append(
+                "--checkpoint none: prediction needs a trained classifier. Name one, or leave the "
+                "option out for fine-tuning's best."
+            )
+        return found
+
     @cached_property
     def pictures(self) -> Pictures | None:
         """The user's pictures in the form of the training images, if there are any."""
@@ -81,17 +91,17 @@ def predict(run: Run) -> Path:
         pictures=pictures.images if pictures else None,
     )
     # No prefix is skipped: model and checkpoint have to hold the same weights.
-    module = BionemoLightningModule(config=ExampleFineTuneConfig(initial_ckpt_path=run.plan.start))
-
-    checkpoint = Path(run.plan.start or "")
+    checkpoint = run.plan.start or ""
+    module = BionemoLightningModule(config=ExampleFineTuneConfig(initial_ckpt_path=checkpoint))
 
     def write_report(path: Path, predictions: Any) -> None:
         from digit_report import write_digit_report
 
-        write_digit_report(path, predictions, data.mnist_test.images, checkpoint, run.plan.dataset)
+        images = data.mnist_test.images
+        write_digit_report(path, predictions, images, Path(checkpoint), data.dataset)
 
     sources = pictures.sources if pictures else None
-    return predict_stage(run, module, data, sources, write_report if run.plan.start else None)
+    return predict_stage(run, module, data, sources, write_report)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ def build_wheel(folder: Path, scratch: Path) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, scratch)
     # With this environment's setuptools, which is the lock's: no network is needed.
-    options = ("--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder)
-    command = [sys.executable, "-I", "-m", "pip", "wheel", *options, scratch]
+    command = [sys.executable, "-I", "-m", "pip", "wheel", "--wheel-dir", str(folder)]
+    command += ["--no-deps", "--no-build-isolation", "--no-index", str(scratch)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"run: megakit's wheel could not be built:\n{done.stdout}{done.stderr}")
@@ -73,7 +73,6 @@ def main() -> None:
             shutil.copytree(project, path, dirs_exist_ok=True)
         except OSError as error:
             sys.exit(f"run: {path} could not be written: {error}")
-    print(f"{path} is made. To begin: cd {path} && ./run tests", file=sys.stderr)
 
 
 if __name__ == "__main__":

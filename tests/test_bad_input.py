@@ -431,6 +431,10 @@ class TestStart:
         for part in (str(checkpoint), "ExampleFineTuneModel", "PretrainModel", PRETRAIN_PY):
             assert part in problem
 
+    def test_prediction_starts_from_something(self, refused):
+        told = refused(PREDICT_PY, "--checkpoint", "none")
+        assert "--checkpoint none: prediction needs a trained classifier." in "\n".join(told)
+
     def test_an_autoencoder_cannot_predict(self, refused):
         checkpoint = make_checkpoint(refused.folder, 10)
         problem = refused.problem(PREDICT_PY, "--checkpoint", checkpoint)

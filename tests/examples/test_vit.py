@@ -155,8 +155,8 @@ def test_the_chain(tmp_path: Path) -> None:
     for script, steps in (("model_pretrain.py", 200), ("model_finetune.py", 400)):
         result = run_script(f"examples/vit/{script}", *common, *short, "--max-steps", steps)
         assert result.status == 0, result.err
-    loss = read_json(tmp_path / "pretrain" / "summary.json")["val_loss"]
-    assert loss["last"] < 0.8 * loss["first"]
+    loss = read_json(tmp_path / "pretrain" / "summary.json")["train_loss"]
+    assert loss["last"] < 0.5 * loss["first"]
     result = run_script("examples/vit/model_predict.py", *common)
     assert result.status == 0, result.err
     predictions = Path(result.out.strip())

@@ -1,0 +1,27 @@
+"""What all tests share: the option --all, and Megatron set up for models in the tests' process."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.single_process import single_process
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `./run tests --all`."""
+    parser.addoption("--all", action="store_true", help="run the tests marked long, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips the tests marked long, unless --all is given."""
+    if not config.getoption("--all"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="long: takes minutes, give --all"))
+
+
+@pytest.fixture(scope="session")
+def megatron() -> Iterator[None]:
+    """Until this has run, tests must not import `model_components`, which imports NeMo."""
+    with single_process():
+        yield

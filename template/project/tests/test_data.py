@@ -1,0 +1,64 @@
+"""The datasets keep the rules that training with Megatron relies on.
+
+The checks find what goes wrong silently: random numbers that differ between ranks or do not come
+back after a stop, samples that depend on the order of reading, batches unlike their samples.
+"""
+
+from typing import Any
+
+import pytest
+
+from megakit.data import EpochIndex
+from megakit.testing import (
+    assert_dataset_compatible_with_megatron,
+    assert_dataset_elements_not_equal,
+)
+
+pytestmark = pytest.mark.usefixtures("megatron")
+
+
+@pytest.fixture(scope="module")
+def data(megatron: None) -> Any:
+    """The data module as pretraining uses it."""
+    from model_components import MNISTDataModule
+
+    module = MNISTDataModule(dataset="digits", corruption=0.2)
+    module.setup("fit")
+    return module
+
+
+@pytest.mark.parametrize("name", ["mnist_train", "mnist_val", "mnist_test"])
+def test_rules(data: Any, name: str) -> None:
+    assert_dataset_compatible_with_megatron(getattr(data, name))
+
+
+def test_corruption_differs_between_epochs(data: Any) -> None:
+    """And is the same on every rank: the rules are checked for both indices, too."""
+    images = data.mnist_train.dataset
+    assert_dataset_elements_not_equal(images, EpochIndex(0, 5), EpochIndex(1, 5))
+
+
+def test_the_checks_find_a_broken_rule(data: Any) -> None:
+    """A check that can't fail shows nothing."""
+    import torch
+
+    class Noisy(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            # From torch's global generator: ranks would get different samples.
+            return torch.rand(2) + range(10)[index]
+
+    with pytest.raises(AssertionError, match="generator"):
+        assert_dataset_compatible_with_megatron(Noisy())
+
+
+def test_shapes(data: Any) -> None:
+    import torch
+
+    item = data.mnist_test[0]
+    assert item["data"].shape == (1, 28, 28)
+    assert item["data"].dtype == torch.float32
+    assert 0 <= item["data"].min() < item["data"].max() <= 1
+    assert 0 <= item["label"] < 10

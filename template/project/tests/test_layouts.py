@@ -1,0 +1,33 @@
+"""Two processes compute what one does, however the model is cut between them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import read_csv, run_script
+
+# In float32: bfloat16's rounding would hide what is wrong. Without a GPU, so that it runs anywhere.
+OPTIONS = ("--dataset", "digits", "--max-steps", 5, "--precision", "32", "--accelerator", "cpu")
+LAYOUTS = {
+    "tensor": ("--devices", 2, "--tensor-parallel", 2),
+    "pipeline": ("--devices", 2, "--pipeline-parallel", 2),
+    "data": ("--devices", 2),
+}
+
+
+def validation_loss(folder: Path, *layout: object) -> float:
+    """The loss after a few steps of pretraining."""
+    done = run_script("model_pretrain.py", *OPTIONS, *layout, "--output-dir", folder)
+    assert done.status == 0, done.err
+    return float(read_csv(folder / "pretrain" / "metrics.csv")[-1]["val_loss"])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The loss of one process."""
+    return validation_loss(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_as_one_process(layout: str, alone: float, tmp_path: Path) -> None:
+    assert validation_loss(tmp_path, *LAYOUTS[layout]) == pytest.approx(alone, rel=1e-5)

@@ -1,0 +1,33 @@
+"""The scripts start at once, refuse what they can't do, and use the megakit of this project."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import megakit
+from tests.scripts import run_script
+
+SCRIPTS = ("tutorial.py", "model_pretrain.py", "model_finetune.py", "model_predict.py")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help(script: str) -> None:
+    done = run_script(script, "--help")
+    assert done.status == 0, done.err
+    assert "--data-dir" in done.out
+
+
+def test_what_cannot_be_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    done = run_script("model_pretrain.py", "--lr", -1, "--max-steps", 0, "--output-dir", runs)
+    assert done.status == 2
+    assert "--lr" in done.err
+    assert "--max-steps" in done.err
+    assert "Traceback" not in done.err
+    assert not runs.exists()
+
+
+def test_megakit_is_the_one_of_the_lock() -> None:
+    """Not another that PYTHONPATH or a folder of that name brings."""
+    assert Path(megakit.__file__).is_relative_to(sys.prefix)
