@@ -432,8 +432,8 @@ class TestStart:
             assert part in problem
 
     def test_prediction_starts_from_something(self, refused):
-        told = refused(PREDICT_PY, "--checkpoint", "none")
-        assert "--checkpoint none: prediction needs a trained classifier." in "\n".join(told)
+        problem = refused.problem(PREDICT_PY, "--checkpoint", "none")
+        assert problem.startswith("--checkpoint none: prediction needs a trained classifier.")
 
     def test_an_autoencoder_cannot_predict(self, refused):
         checkpoint = make_checkpoint(refused.folder, 10)
