@@ -61,6 +61,8 @@ def project(tmp_path):
     (folder / "model_predict.py").write_text(
         "import os, sys, alpha\nprint(os.getcwd(), alpha.version, *sys.argv[1:], sep='|')\n"
     )
+    for verbs_own in ("notebooks", "benchmarks", "template"):
+        (folder / verbs_own).mkdir()
     tools = tmp_path / "bin"
     tools.mkdir()
     for tool in TOOLS.split():
@@ -124,7 +126,7 @@ def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
     assert done.returncode == 0
     assert done.stderr == ""
     listed = re.findall(r"^  (\w+) ", done.stdout, flags=re.MULTILINE)
-    verbs = "tutorial tests pretrain finetune predict tensorboard notebook benchmarks setup"
+    verbs = "tutorial tests pretrain finetune predict tensorboard notebook benchmarks new setup"
     assert " ".join(listed) == verbs
     assert not (project / ".venv").exists()
 
@@ -133,7 +135,7 @@ def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
     ("arguments", "message"),
     [
         (["tutoral"], "no verb 'tutoral'"),
-        (["setup", "--wheel", "x"], "--download DIR or --wheels DIR, not --wheel"),
+        (["setup", "--wheel", "x"], "--download DIR, --wheels DIR or --venv DIR, not --wheel"),
         (["setup", "--wheels"], "--wheels takes one folder"),
         (["setup", "--wheels", "nowhere"], "no wheels in nowhere"),
     ],
@@ -404,6 +406,34 @@ def test_a_python_with_fitting_nemo_is_used_and_only_the_missing_added(project):
     assert holds(project, versions) == "2.9 2.7.0rc1\n"
     assert holds(project, "import importlib.util as u; print(u.find_spec('unneeded'))") == "None\n"
     assert "set up" in set_up(project, python=None)
+
+
+def test_an_environment_named_by_its_folder_is_used_with_the_projects_own_megakit(project):
+    wheels, lock = project / "wheels", project / "requirements.lock"
+    pins = ["nemo_toolkit==2.7.3", "torch==2.11.0", "beta"]
+    lock.write_text(
+        lock.read_text()
+        + write_wheel(wheels, "beta", "1.0")
+        + write_wheel(wheels, "megakit", "1.0", requires=pins)
+    )
+    (project / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["megakit==1.0"]\n[dependency-groups]\nbuild = ["setuptools"]\n'
+    )
+    lender = container(project, "2.7.0rc1", "0.15.2").parents[1]
+    (packages,) = lender.glob("lib/python3*/site-packages")
+    write_wheel(lender, "megakit", "1.0")
+    with zipfile.ZipFile(lender / "megakit-1.0-py3-none-any.whl") as theirs:
+        theirs.extractall(packages)
+    done = start(project, "setup", "--venv", lender)
+    assert done.returncode == 0, done.stderr
+    paths = holds(project, "import megakit, beta, torch, nemo_toolkit; print(megakit.__file__)")
+    assert paths.startswith(f"{project}/.venv/")
+    versions = "import torch, nemo_toolkit as n; print(torch.version, n.version)"
+    assert holds(project, versions) == "2.9 2.7.0rc1\n"
+
+    again = start(project, "setup", "--venv", project)
+    assert again.returncode == 2
+    assert "has no bin/python" in again.stderr
 
 
 @pytest.mark.long

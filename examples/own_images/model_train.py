@@ -42,7 +42,8 @@ class TrainOptions(FolderOptions, TrainingOptions):
 
 def train(run: Run) -> Path:
     """Trains the classifier; returns its best checkpoint."""
-    from examples.own_images.image_components import CHANNELS, SIZE, FolderDataModule
+    from examples.own_images.image_components import FolderDataModule
+    from examples.own_images.image_dataset import CHANNELS, SIZE
     from examples.vit.vit_components import VitClassifierConfig
     from megakit.training import cosine_annealing, megatron_adam, train_stage
     from model_components import BionemoLightningModule

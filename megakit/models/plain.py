@@ -109,6 +109,13 @@ REPLACED: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
 }
 
 
+#: What a model may have registered on its layers, that changes what they give.
+_HOOKS = (
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+)
+
+
 def replace_parallel_layers(model: nn.Module) -> None:
     """Replaces the parallel layers of a model that was built on one rank, whole.
 
@@ -131,7 +138,10 @@ def _replace_below(parent: nn.Module, prefix: str) -> Iterator[str]:
             continue
         kind = next((kind for kind in REPLACED if isinstance(layer, kind)), None)
         if kind and type(layer).forward is kind.forward and not _has_more_to_it(layer):
-            setattr(parent, name, REPLACED[kind](layer))
+            replacement = REPLACED[kind](layer)
+            for hooks in _HOOKS:  # a correction that is learnt, say
+                getattr(replacement, hooks).update(getattr(layer, hooks))
+            setattr(parent, name, replacement)
         elif (kind or _is_foreign(layer)) and type(layer) not in HARMLESS:
             yield f"{prefix}{name} ({type(layer).__name__})"
         else:

@@ -190,7 +190,7 @@ def rng_tracker_uses_the_cpus_state() -> None:
 
 
 def rng_tracker_is_seeded() -> None:
-    """NeMo gives Megatron's tracker its seed where it counts GPUs; attention needs it everywhere."""
+    """NeMo seeds Megatron's tracker only where it counts GPUs; attention needs it everywhere."""
     from megatron.core.parallel_state import get_pipeline_model_parallel_rank
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from nemo.lightning import megatron_init

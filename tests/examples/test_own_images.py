@@ -1,5 +1,7 @@
 """Images in folders: the dataset keeps the rules, mistakes are told, and the scripts run."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -9,10 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from examples.own_images.image_dataset import FolderImages
 from examples.own_images.image_files import FolderOptions
 from megakit.errors import UserError
 from megakit.testing import assert_dataset_compatible_with_megatron
-from tests.scripts import accuracy, read_csv, run_script
+from tests.scripts import REPOSITORY, accuracy, environment, read_csv, run_script
 from tests.single_process import single_process
 
 
@@ -46,14 +49,14 @@ def problems(folder: Path) -> list[str]:
 
 
 def test_the_dataset_keeps_the_rules(components: ModuleType, folder: Path) -> None:
-    assert_dataset_compatible_with_megatron(components.FolderImages(folder, "train"))
+    assert_dataset_compatible_with_megatron(FolderImages(folder, "train"))
     data = components.FolderDataModule(folder, 2, 4)
     data.setup("fit")
     assert_dataset_compatible_with_megatron(data.train)
 
 
-def test_items(components: ModuleType, folder: Path) -> None:
-    images = components.FolderImages(folder, "train")
+def test_items(folder: Path) -> None:
+    images = FolderImages(folder, "train")
     items = [images[index] for index in range(len(images))]
     assert [item["label"] for item in items] == [0, 0, 0, 1, 1, 1]
     assert [item["idx"] for item in items] == list(range(6))
@@ -64,12 +67,12 @@ def test_items(components: ModuleType, folder: Path) -> None:
     assert torch.equal(images[4]["data"].movedim(0, 2), expected)
 
 
-def test_a_split_may_lack_a_class(components: ModuleType, folder: Path) -> None:
+def test_a_split_may_lack_a_class(folder: Path) -> None:
     for path in (folder / "test" / "cat").iterdir():
         path.unlink()
     (folder / "test" / "cat").rmdir()
     FolderOptions(data_dir=folder).resolve_dataset(None, print)
-    test = components.FolderImages(folder, "test")
+    test = FolderImages(folder, "test")
     assert {test[index]["label"] for index in range(len(test))} == {1}
 
 
@@ -93,6 +96,26 @@ def test_all_that_is_wrong_with_folders_is_told_at_once(folder: Path) -> None:
     assert empty.startswith(f"{folder / 'val'}: holds no images")
     assert unknown.startswith(f"{folder / 'test'}: has classes that {folder / 'train'} has not: bi")
     assert len(problems(folder / "nowhere")) == 3
+
+
+@pytest.mark.long
+def test_the_command_that_checks_the_dataset(folder: Path, tmp_path: Path) -> None:
+    """As the README has it; in a fresh interpreter, in which nothing was set up for a CPU."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "images").symlink_to(folder)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "megakit.testing"),
+            "examples.own_images.image_dataset:training_images",
+        ],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=str(REPOSITORY)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "keeps the rules (6 samples)" in done.stdout
 
 
 @pytest.mark.long

@@ -62,6 +62,25 @@ def test_the_model_is_plain_and_gives_the_same(checkpoint: Path) -> None:
     torch.testing.assert_close(model(x), trained(x), rtol=0, atol=1e-6)
 
 
+def test_hooks_of_replaced_layers_stay(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
+    """As of a low-rank correction of a frozen layer; without them the outputs would be wrong."""
+    from tests.megakit.models.networks import Net
+
+    plain, build = load(checkpoint), Net.__init__
+
+    def build_with_hooks(self: Any, config: Any) -> None:
+        build(self, config)
+        self.first.register_forward_hook(lambda _, __, output: (output[0] + 1, output[1]))
+        self.second.register_forward_pre_hook(
+            lambda _, positional, named: ((positional[0] * 2,), named), with_kwargs=True
+        )
+
+    monkeypatch.setattr(Net, "__init__", build_with_hooks)
+    hooked, x = load(checkpoint), torch.randn(5, 6)
+    z, _ = plain.second((plain.first(x)[0] + 1).relu() * 2)
+    torch.testing.assert_close(hooked(x), plain.head(z))
+
+
 def test_a_checkpoint_that_others_configured_needs_the_config(checkpoint: Path) -> None:
     from tests.megakit.models.networks import NetConfig
 
