@@ -133,34 +133,12 @@ class MnistItem(TypedDict):
     loss_mask: NotRequired[Tensor]  # float32 (B,), only in evaluation
 
 
-class MNISTCustom(Dataset[MnistItem]):
-    """MNIST as dictionaries rather than tuples.
+class MyImages(Dataset[MnistItem]):
+    """One split of images.npz."""
 
-    Args:
-        root: Folder that holds `MNIST/raw`.
-        train: The 60,000 training images, or the 10,000 test images.
-        transform: Applied to each PIL image instead of the conversion to float32 in [0, 1].
-        download: Whether to fetch the files if they are not there.
-    """
-
-    def __init__(
-        self,
-        root: str | Path,
-        train: bool = True,
-        transform: Callable[[Any], Tensor] | None = None,
-        download: bool = False,
-    ) -> None:
-        if download:
-            mnist_files.find_dataset(Path(root), "mnist")
-        self.images, self.labels = mnist_files.read_mnist(Path(root), train)
-        self.transform = transform
-
-    @classmethod
-    def from_arrays(cls, images: NDArray[np.uint8], labels: NDArray[Any]) -> "MNISTCustom":
-        """The same of images (N, 28, 28) and labels (N,) from elsewhere."""
-        dataset = cls.__new__(cls)
-        dataset.images, dataset.labels, dataset.transform = images, labels, None
-        return dataset
+    def __init__(self, data_dir: Path, split: str) -> None:
+        with np.load(data_dir / "images.npz") as arrays:
+            self.images, self.labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -170,16 +148,14 @@ class MNISTCustom(Dataset[MnistItem]):
         return {"data": batch["data"][0], "label": int(batch["label"]), "idx": int(batch["idx"])}
 
     def get_batch(self, indices: NDArray[np.int64]) -> MnistItem:
-        """A whole batch at once: many times faster than collecting single items."""
-        images = self.images.take(indices, axis=0)
-        if self.transform is None:
-            data = torch.from_numpy(images).unsqueeze(1).float().div_(255)
-        else:
-            from PIL import Image
-
-            data = torch.stack([self.transform(Image.fromarray(image)) for image in images])
+        data = torch.from_numpy(self.images[indices]).float().div_(255)
         labels = torch.from_numpy(self.labels[indices]).long()
         return {"data": data, "label": labels, "idx": torch.from_numpy(indices)}
+
+
+def training_images() -> MyImages:
+    """For `python -m megakit.testing model_components:training_images`."""
+    return MyImages(Path("data"), "train")
 
 
 @dataclass
@@ -259,23 +235,22 @@ class MNISTDataModule(MegatronDataModule):
         if self.max_val_batches is not None:
             first = range(self.max_val_batches * self.data_sampler.global_batch_size)
             self.mnist_val = Subset(self.mnist_val, first[: len(self.mnist_val)])
-        epochs: Any = IdentityMultiEpochDatasetWrapper(train)  # deterministic: nothing to do
-        if self.corruption:
-            epochs = DropPixels(train, self.corruption, self.seed)
         # As long as the whole training, so that it is one epoch to Lightning; each pass over the
         # images inside has an order of its own.
         steps = self.trainer.max_steps if self.trainer is not None else -1
         num_samples = steps * self.data_sampler.global_batch_size if steps > 0 else len(train)
-        self.mnist_train = MultiEpochDatasetResampler(epochs, None, num_samples, seed=self.seed)
+        self.mnist_train = MultiEpochDatasetResampler(
+            self.with_random_effects(train), None, num_samples, seed=self.seed
+        )
+
+    def with_random_effects(self, train: Any) -> Any:
+        """The training images as each epoch sees them."""
+        if self.corruption:
+            return DropPixels(train, self.corruption, self.seed)
+        return IdentityMultiEpochDatasetWrapper(train)  # deterministic: nothing to do
 
     def _splits(self) -> tuple[Any, ...]:
-        if self.dataset == "digits":
-            parts: tuple[mnist_files.Split, ...] = ("train", "validation", "test")
-            return tuple(MNISTCustom.from_arrays(*mnist_files.read_digits(part)) for part in parts)
-        # One split for all seeds: what was trained on in one stage must not validate the next.
-        generator = torch.Generator().manual_seed(42)
-        parts_of_train = random_split(MNISTCustom(self.data_dir), [55000, 5000], generator)
-        return *parts_of_train, MNISTCustom(self.data_dir, train=False)
+        return tuple(MyImages(self.data_dir, split) for split in ("train", "validation", "test"))
 
     # Training resumes where a checkpoint was made, the others start at 0: the base class does that.
 
@@ -446,11 +421,6 @@ class ExampleGenericConfig(
         # The strategy calls this again once it has written its layout into the config. Megatron
         # wants as many attention heads as tensor-parallel ranks, even where there is no attention.
         self.num_attention_heads = self.num_query_groups = self.tensor_model_parallel_size
-        if self.pipeline_model_parallel_size > 1:
-            # Stages then tell each other the shape of what they send, instead of assuming a
-            # transformer's; Megatron allows that only with this (else unused) dispatcher.
-            self.variable_seq_lengths = True
-            self.moe_token_dispatcher_type = "alltoall"
         super().__post_init__()
 
     def get_loss_reduction_class(self) -> type[MegatronLossType]:

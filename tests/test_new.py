@@ -1,6 +1,5 @@
 """`./run new`: a project of one's own that runs, passes its tests, and has megakit as a library."""
 
-import os
 import re
 import subprocess
 import sys
@@ -107,7 +106,7 @@ def test_a_project_of_its_own(made: Path) -> None:
     assert project["name"] == "my-model"
     assert project["dependencies"] == [f"megakit=={megakit.__version__}"]
     listed = re.findall(r"^  (\w+) ", start(made / "run").stdout, flags=re.MULTILINE)
-    assert listed == "tutorial tests pretrain finetune predict tensorboard setup".split()
+    assert " ".join(listed) == "tutorial tests pretrain finetune predict tensorboard setup"
     for verb in ("new", "notebook", "benchmarks"):
         refused = start(made / "run", verb)
         assert refused.returncode == 2
@@ -134,11 +133,12 @@ def test_it_runs_and_passes_its_tests_at_once(tmp_path: Path) -> None:
         pytest.skip("this environment is not as ./run sets it up, and is to stay as it is")
     project = tmp_path / "my model"
     project.mkdir()
-    before = sorted(os.listdir(next(VENV.glob("lib/python3*/site-packages"))))
+    (packages,) = VENV.glob("lib/python3*/site-packages")
+    before = sorted(packages.iterdir())
     command = (REPOSITORY / "run", "new", ".", "--venv", VENV)
     made = start(*command, cwd=project, VENV=str(VENV))  # as in CI
     assert made.returncode == 0, made.stderr
-    assert sorted(os.listdir(next(VENV.glob("lib/python3*/site-packages")))) == before
+    assert sorted(packages.iterdir()) == before
 
     tests = start("./run", "tests", cwd=project)
     assert tests.returncode == 0, tests.stdout

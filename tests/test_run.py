@@ -409,11 +409,12 @@ def test_a_python_with_fitting_nemo_is_used_and_only_the_missing_added(project):
 
 
 def test_an_environment_named_by_its_folder_is_used_with_the_projects_own_megakit(project):
-    wheels, lock = project / "wheels", project / "requirements.lock"
-    pins = ["nemo_toolkit==2.7.3", "torch==2.11.0", "beta"]
+    others, wheels = (project / "wheels").rename(project / "others"), project / "wheels"
+    wheels.mkdir()
+    lock, pins = project / "requirements.lock", ["nemo_toolkit==2.7.3", "torch==2.11.0", "beta"]
     lock.write_text(
         lock.read_text()
-        + write_wheel(wheels, "beta", "1.0")
+        + write_wheel(others, "beta", "1.0")
         + write_wheel(wheels, "megakit", "1.0", requires=pins)
     )
     (project / "pyproject.toml").write_text(
@@ -424,7 +425,7 @@ def test_an_environment_named_by_its_folder_is_used_with_the_projects_own_megaki
     write_wheel(lender, "megakit", "1.0")
     with zipfile.ZipFile(lender / "megakit-1.0-py3-none-any.whl") as theirs:
         theirs.extractall(packages)
-    done = start(project, "setup", "--venv", lender)
+    done = start(project, "setup", "--venv", lender, PIP_FIND_LINKS="others")
     assert done.returncode == 0, done.stderr
     paths = holds(project, "import megakit, beta, torch, nemo_toolkit; print(megakit.__file__)")
     assert paths.startswith(f"{project}/.venv/")

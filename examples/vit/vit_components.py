@@ -121,19 +121,20 @@ class VitDataModule(MNISTDataModule):
         self.masked_share, self.shift = masked_share, shift
 
     def setup(self, stage: str) -> None:
-        """Opens the files, and puts this model's random effects on them."""
+        """Opens the files; hides patches of the images to validate, too."""
         super().setup(stage)
-        if not (self.shift or self.masked_share):
-            return
-        transform: Any = self.mnist_train.dataset  # the first model's, within the resampler
-        images = transform.dataset
-        if self.shift:
-            self.mnist_train.dataset = ShiftImages(images, self.shift, self.seed)
         if self.masked_share:
-            self.mnist_train.dataset = MaskPatches(images, self.masked_share, seed=self.seed)
             # In their own order and always as in epoch 0: the same patches at every validation.
             hidden = MaskPatches(self.mnist_val, self.masked_share, seed=self.seed)
             self.mnist_val = MultiEpochDatasetResampler(hidden, shuffle=False)
+
+    def with_random_effects(self, train: Any) -> Any:
+        """The training images as each epoch sees them."""
+        if self.masked_share:
+            return MaskPatches(train, self.masked_share, seed=self.seed)
+        if self.shift:
+            return ShiftImages(train, self.shift, self.seed)
+        return super().with_random_effects(train)
 
 
 # ----------------------------------------------------------------------------------------------
