@@ -91,6 +91,6 @@ def train(layout: Any, folder: Path) -> jobs.Trained:
 
     with (
         mock.patch.object(config, "configure_model", configure_model),
-        mock.patch.object(config, "get_loss_reduction_class", lambda self: InkLoss),
+        mock.patch.object(config, "get_loss_reduction_class", return_value=InkLoss),
     ):
         return jobs.pretrain(layout, folder, STEPS, look_at_samples=False)

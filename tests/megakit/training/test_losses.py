@@ -116,7 +116,7 @@ class TestTokenMean:
         weights = torch.ones(32) * 32 / 30
         weights[-2:] = 0
         batch = {"x": x, "loss_mask": mask * weights.unsqueeze(1)}
-        total, count, report = loss.forward(batch, output)
+        _total, count, report = loss.forward(batch, output)
         assert count == mask[:30].sum()
         mean = loss.reduce([report])
         assert mean.dtype == torch.float32
