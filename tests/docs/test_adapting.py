@@ -112,7 +112,7 @@ from megakit.models import load_for_inference
 from megakit.testing import distributed_model_parallel_state
 
 with distributed_model_parallel_state(accelerator="cpu"):
-    batch = mine.training_images().get_batch(np.arange(6))
+    batch = mine.MyImages(mine.Path("data"), "train").get_batch(np.arange(6))
     config = mine.InkConfig()
     _, count, _ = config.loss_cls().forward(batch, config.configure_model()(batch["data"]))
     assert count == (batch["data"] > 0).sum()
