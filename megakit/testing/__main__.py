@@ -7,6 +7,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 
@@ -24,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         factory = _find(options.factory)
-    except LookupError as error:
-        print(f"{parser.prog}: {error.args[0]}", file=sys.stderr)
+    except _NotFoundError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
 
     from megakit.testing.datasets import assert_dataset_compatible_with_megatron
@@ -40,16 +41,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+class _NotFoundError(Exception):
+    """There is no factory of that name."""
+
+
 def _find(name: str) -> Callable[[], Any]:
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
-        raise LookupError(f"{name!r} should be package.module:factory.")
+        raise _NotFoundError(f"{name!r} should be package.module:factory.")
+    from megakit.testing.processes import importing_nemo
+
     try:
-        factory = getattr(importlib.import_module(module_name), function_name)
+        module = importing_nemo(partial(importlib.import_module, module_name))
+        factory = getattr(module, function_name)
     except (ImportError, AttributeError) as error:
-        raise LookupError(f"{name!r} cannot be found: {error}. Is its folder here?") from error
+        raise _NotFoundError(f"{name!r} cannot be found: {error}. Is its folder here?") from error
     if not callable(factory):
-        raise LookupError(f"{name!r} is a {type(factory).__name__}; it should be a function.")
+        raise _NotFoundError(f"{name!r} is a {type(factory).__name__}; it should be a function.")
     return factory
 
 

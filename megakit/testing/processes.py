@@ -91,10 +91,27 @@ def check_interpreters(
             raise AssertionError(f"dataset[{index}] differs in another process: {found}. {cause}")
 
 
+def importing_nemo(load: Callable[[], Any]) -> Any:
+    """What `load` gives, which may import NeMo or Megatron.
+
+    Where a GPU or parts of NeMo are missing, both can be imported only once that is seen to; most
+    datasets need neither, and are spared the time.
+    """
+    try:
+        return load()
+    except Exception:
+        if not {"megatron", "nemo"} & set(sys.modules):
+            raise
+    from megakit.runtime import use_accelerator
+
+    use_accelerator("cpu")
+    return load()
+
+
 def read_samples() -> None:
     """Read samples as asked by a file and write them to another; runs in the fresh interpreter."""
     request, answer = map(Path, sys.argv[1:])
-    source, indices = pickle.loads(request.read_bytes())
+    source, indices = importing_nemo(lambda: pickle.loads(request.read_bytes()))
     dataset = source() if callable(source) else source
     answer.write_bytes(cloudpickle.dumps([dataset[index] for index in indices]))
 

@@ -44,8 +44,9 @@ def shell(code: str, folder: Path) -> Path:
     )
     said = done.stdout
     assert done.returncode == 0, f"{code}\n{said}"
+    spaced = " ".join(said.split())
     for line in re.findall(r"^#> *(.*)$", code, re.MULTILINE):
-        assert line in said, f"no {line!r} in\n{said}"
+        assert line in spaced, f"no {line!r} in\n{said}"
     return Path(re.findall(r"^folder: (.*)$", said, re.MULTILINE)[-1])
 
 

@@ -226,3 +226,22 @@ def test_command_as_a_process():
     assert result.returncode == 1, result.stderr
     assert "broken_datasets:Clock breaks a rule: dataset[0] differs" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.long
+def test_command_on_a_dataset_beside_a_model(tmp_path):
+    """Its module imports Megatron, which a machine without a GPU has to be prepared for."""
+    (tmp_path / "beside.py").write_text(
+        "import nemo.lightning\nfrom broken_datasets import Good\nclass Beside(Good): ...\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    result = subprocess.run(
+        [sys.executable, "-m", "megakit.testing", "beside:Beside"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (root, FOLDER)))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "beside:Beside keeps the rules" in result.stdout
