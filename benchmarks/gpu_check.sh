@@ -27,7 +27,7 @@ step() {
 skip() { names+=("$1") results+=("skipped: $2") seconds+=(0); }
 
 # Stopped after step 100 to the moment, however long the start takes.
-# shellcheck disable=SC2329  # step calls it by its name
+# shellcheck disable=SC2317,SC2329  # step calls it by its name
 resumed_is_the_same() {
   local place=megakit.training.callbacks:StopOnSignal.on_train_batch_start
   local args=(model_pretrain.py "${common[@]}" --max-steps 200 --save-interval 20)
