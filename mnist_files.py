@@ -35,7 +35,7 @@ class DataOptions:
     """Which images, and where they are."""
 
     data_dir: Path = Path("data")
-    """Root that holds MNIST/raw (or torchvision's MNISTCustom/raw).
+    """Root that holds MNIST/raw.
     One that holds the files is only read, another gets them."""
 
     dataset: Literal["auto", "mnist", "digits"] = "auto"

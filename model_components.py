@@ -3,7 +3,8 @@
 Three scripts put them together: an autoencoder is pretrained (`model_pretrain.py`), its trunk
 becomes a digit classifier (`model_finetune.py`), and the classifier reads the test images
 (`model_predict.py`). For a model of your own, this is the file to copy and change; each banner says
-what NeMo or Megatron demands of the part below it, and why.
+what NeMo or Megatron demands of the part below it, and why. Names with BioNeMo or Example in them
+are those of NVIDIA BioNeMo's MNIST tutorial; nothing of BioNeMo is needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,12 +52,12 @@ from megakit.training import (
     mean_over_data_parallel_ranks,
     megatron_adam,
 )
-from megakit.training import MetricTracker as MetricTracker  # for the tutorial's readers
+from megakit.training import MetricTracker as MetricTracker  # published code takes it from here
 
 # ----------------------------------------------------------------------------------------------
 # Losses
 #
-# Megatron's scheduler runs a step as several micro batches, maybe on several ranks. It calls a loss
+# Megatron's schedule runs a step as several micro batches, maybe on several ranks. It calls a loss
 # object once for each micro batch, on the last pipeline stage, and backpropagates the first thing
 # returned. NeMo hands the second things of all micro batches to `reduce`, for the log.
 # ----------------------------------------------------------------------------------------------
@@ -424,7 +425,9 @@ def view_of_classifier(batch: MnistItem, logits: Tensor) -> View:
 # A model cannot be built before the ranks know which part of it is theirs. So NeMo is given a
 # config, and calls `configure_model` once parallelism is set up. The config also says which loss
 # belongs to the model, and which checkpoint its first weights come from. NeMo writes it into the
-# context of every checkpoint, so that the next stage builds a trunk of the same size.
+# context of every checkpoint, so that the next stage builds a trunk of the same size;
+# `override_parent_fields` are those that it decides for itself. NeMo's strategy asks for a
+# TransformerConfig even where there is no transformer: hence layers and heads below.
 # ----------------------------------------------------------------------------------------------
 
 ExampleModelT = TypeVar("ExampleModelT", bound=ExampleModelTrunk)

@@ -18,7 +18,7 @@ FINETUNE = Stage(
     title="a classifier",
     before=PRETRAIN,
     width=64,
-    num_stages=2,
+    num_pipeline_stages=2,
 )
 
 

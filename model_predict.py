@@ -20,7 +20,7 @@ PREDICT = Stage(
     title="a classifier",
     before=FINETUNE,
     width=64,
-    num_stages=2,
+    num_pipeline_stages=2,
 )
 
 

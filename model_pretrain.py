@@ -15,7 +15,7 @@ PRETRAIN = Stage(
     model="PretrainModel",
     title="an autoencoder",
     width=64,  # tensor parallelism cuts the 64 numbers between two layers
-    num_stages=2,  # pipeline parallelism puts the encoder before the decoder
+    num_pipeline_stages=2,  # pipeline parallelism puts the encoder before the decoder
 )
 
 

@@ -210,7 +210,7 @@ class _Reader:
         if image is not pixels:
             if paper_of(pixels) >= 128:
                 kinds = [*kinds, "dark ink on light paper became light on dark"]
-            kinds = [*kinds, f"scaled to {BOX}x{BOX} pixels and centred in {SIDE}x{SIDE}"]
+            kinds = [*kinds, f"scaled to fit {BOX}x{BOX} pixels and centred in {SIDE}x{SIDE}"]
         self.images.append(image)
         self.sources.append(source.encode(errors="backslashreplace").decode())
         self.kinds.update(kinds)

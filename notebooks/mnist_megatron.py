@@ -32,8 +32,8 @@ RUNS = Path(os.environ.get("NOTEBOOK_RUNS") or tempfile.mkdtemp())  # gets check
 
 # %% [markdown]
 # NeMo and Megatron take for granted that there is an NVIDIA GPU. `import_stack` imports them, and
-# where there is none it replaces the few functions of theirs that would ask for it. Nothing else
-# of the frameworks is changed for a CPU.
+# where there is none it replaces the functions of theirs that would ask for it. What is replaced,
+# on a CPU and elsewhere, stands in `megakit/runtime`, each with its reason.
 
 # %%
 from megakit.training.interactive import import_stack, open_run

@@ -46,4 +46,4 @@ class FolderImages(Dataset[Any]):
 
 def training_images() -> FolderImages:
     """For `python -m megakit.testing examples.own_images.image_dataset:training_images`."""
-    return FolderImages(Path("data/images"), "train")
+    return FolderImages(Path("sample-images"), "train")

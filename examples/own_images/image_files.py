@@ -1,6 +1,6 @@
 """Where the images are: a folder for each class, as torchvision's ImageFolder has them.
 
-    data/images/train/CLASS/any-name.png      and the same below val/ and test/
+    sample-images/train/CLASS/any-name.png      and the same below val/ and test/
 
 The scripts take their options from here, so nothing heavy is imported.
 """
@@ -21,7 +21,7 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 class FolderOptions:
     """Which images."""
 
-    data_dir: Path = Path("data/images")
+    data_dir: Path = Path("sample-images")
     """Folder that holds train, val and test, each with a folder of images for every class."""
 
     def resolve_dataset(

@@ -32,4 +32,4 @@ def make_sample(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_sample(Path(sys.argv[1] if len(sys.argv) > 1 else "data/images"))
+    make_sample(Path(sys.argv[1] if len(sys.argv) > 1 else "sample-images"))

@@ -20,7 +20,7 @@ PREDICT = Stage(
     before=TRAIN,
     width=64,
     num_heads=4,
-    num_stages=4,
+    num_pipeline_stages=4,
 )
 
 

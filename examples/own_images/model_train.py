@@ -19,7 +19,7 @@ TRAIN = Stage(
     title="a classifier",
     width=64,
     num_heads=4,
-    num_stages=4,
+    num_pipeline_stages=4,
 )
 
 

@@ -22,7 +22,7 @@ FINETUNE = Stage(
     before=PRETRAIN,
     width=64,
     num_heads=4,
-    num_stages=4,
+    num_pipeline_stages=4,
 )
 
 

@@ -20,7 +20,7 @@ PRETRAIN = Stage(
     title="a vision transformer that restores patches",
     width=64,
     num_heads=4,  # tensor parallelism deals out the heads of each layer, and its width
-    num_stages=4,  # pipeline parallelism deals out the layers
+    num_pipeline_stages=4,  # pipeline parallelism deals out the layers
 )
 
 

@@ -3,7 +3,7 @@
 Megatron-Core assumes CUDA all over: it asks for `torch.cuda.current_device()`, creates tensors on
 `"cuda"`, compares tensor types with `"torch.cuda.FloatTensor"`, records events on streams. Nothing
 in the mathematics needs it. The patches below give each of these a CPU meaning, so that NeMo's
-MegatronStrategy and Megatron's scheduler, gradient buffers, optimizer, random-number tracker and
+MegatronStrategy and Megatron's schedule, gradient buffers, optimizer, random-number tracker and
 distributed checkpoints run unchanged over gloo.
 
 Each patch is one function with its reason; the two tuples at the end are the whole list. They

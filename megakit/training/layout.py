@@ -96,7 +96,7 @@ def plan_layout(
     *,
     global_batch_size: int | None,
     width: int,
-    num_stages: int,
+    num_pipeline_stages: int,
     num_heads: int = 0,
 ) -> tuple[Layout, list[str]]:
     """Works out the layout that the options ask for, and what is impossible about it.
@@ -106,7 +106,7 @@ def plan_layout(
         cluster: What torchrun or srun decided already.
         global_batch_size: Samples per step, or None where any will do (prediction).
         width: What tensor parallelism cuts.
-        num_stages: Pipeline stages that the model can be cut into, or a divisor of them.
+        num_pipeline_stages: Stages that the model can be cut into, or a divisor of them.
         num_heads: Attention heads, of which each tensor-parallel rank gets as many; 0 for none.
 
     Returns:
@@ -136,12 +136,15 @@ def plan_layout(
         )
     tensor, pipeline = options.tensor_parallel, options.pipeline_parallel
     world_size, model_parallel = devices * num_nodes, tensor * pipeline
+    can_be_cut = tensor >= 1 <= pipeline and not (
+        num_heads % tensor or width % tensor or num_pipeline_stages % pipeline
+    )
     fits = not (min(world_size, model_parallel) >= 1 and world_size % model_parallel)
     if not fits:
         problems.append(
             f"--tensor-parallel {tensor} x --pipeline-parallel {pipeline} = {model_parallel}: has "
-            f"to divide the number of processes, {devices} x {num_nodes} = {world_size}. "
-            f"Use --devices {model_parallel}, for example."
+            f"to divide the number of processes, {devices} x {num_nodes} = {world_size}."
+            + (f" Use --devices {model_parallel}, for example." if can_be_cut else "")
         )
     if tensor >= 1 and num_heads % tensor:
         problems.append(
@@ -153,11 +156,13 @@ def plan_layout(
             f"--tensor-parallel {tensor}: has to divide the width of the layers it cuts, {width}. "
             f"Try {_largest_divisor(width, tensor)}."
         )
-    if pipeline >= 1 and num_stages % pipeline:
-        possible = [str(k) for k in range(1, num_stages + 1) if num_stages % k == 0]
+    if pipeline >= 1 and num_pipeline_stages % pipeline:
+        numbers = range(1, num_pipeline_stages + 1)
+        possible = [str(k) for k in numbers if num_pipeline_stages % k == 0]
         problems.append(
             f"--pipeline-parallel {pipeline}: this model can be cut into "
-            f"{' or '.join(possible)} stages. Try {_largest_divisor(num_stages, pipeline)}."
+            f"{' or '.join(possible)} stages. "
+            f"Try {_largest_divisor(num_pipeline_stages, pipeline)}."
         )
     data = max(1, world_size // max(1, model_parallel))
     micro, batch_problems = _micro_batch_size(options, global_batch_size, data)

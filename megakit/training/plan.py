@@ -78,7 +78,7 @@ def prepare(
         cluster,
         global_batch_size=training.global_batch_size if training else None,
         width=stage.width,
-        num_stages=stage.num_stages,
+        num_pipeline_stages=stage.num_pipeline_stages,
         num_heads=stage.num_heads,
     )
     directory = RunDirectory(options.output_dir / stage.name)

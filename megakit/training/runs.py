@@ -40,7 +40,7 @@ class Stage:
         title: What a person calls the model, with its article.
         before: The stage whose best checkpoint this one starts from, if any.
         width: What tensor parallelism cuts.
-        num_stages: Pipeline stages that the model can be cut into, or a divisor of them.
+        num_pipeline_stages: Stages that the model can be cut into, or a divisor of them.
         num_heads: Attention heads, which tensor parallelism deals out; 0 for a model without.
     """
 
@@ -50,7 +50,7 @@ class Stage:
     title: str = "a model"
     before: "Stage | None" = None
     width: int = 1
-    num_stages: int = 1
+    num_pipeline_stages: int = 1
     num_heads: int = 0
 
 
@@ -144,7 +144,8 @@ def find_start(
         if best is None:
             raise UserError(
                 f"{directory.checkpoints}: no checkpoint to start from. "
-                f"Run {before.script} first, or name one with --checkpoint."
+                f"Run {before.script} with the same --output-dir first, or name one with "
+                "--checkpoint."
             )
         if not directory.is_done:
             report(f"{directory.path} has not reached its end; its best checkpoint so far counts.")
@@ -178,6 +179,8 @@ def differences(
                 f"(the stage before has a newer result, or --checkpoint changed)"
             )
         else:
+            if name == "best_by":
+                continue  # follows from --num-labels, which is told
             label = name.replace("_", " ") if name in NO_OPTIONS else flag(name)
             problems.append(f"{label} was {old.get(name)}, now {identity.get(name)}")
     if not problems:

@@ -112,7 +112,7 @@ def predict_stage(
         if write_report is not None:
             write_report(run.path / "report.html", predictions)
             rows["report"] = str(run.path / "report.html")
-    run.console.say(f"{scores['num_samples']:,} images predicted.")
+    run.console.say(f"Images predicted: {scores['num_samples']:,}.")
     run.console.table(
         {
             **rows,

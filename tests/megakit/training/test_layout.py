@@ -23,14 +23,14 @@ def no_job(monkeypatch):
             monkeypatch.delenv(name)
 
 
-def plan(options=None, cluster=None, width=64, num_stages=2, num_heads=0, **given):
+def plan(options=None, cluster=None, width=64, num_pipeline_stages=2, num_heads=0, **given):
     options = options or TrainingOptions(**given)
     return plan_layout(
         options,
         cluster or Cluster(),
         global_batch_size=getattr(options, "global_batch_size", None),
         width=width,
-        num_stages=num_stages,
+        num_pipeline_stages=num_pipeline_stages,
         num_heads=num_heads,
     )
 
@@ -152,10 +152,10 @@ class TestWhatDoesNot:
         assert "2 stages" in problem
 
     def test_stages_hold_equally_many_layers(self):
-        (problem,) = plan(devices=3, pipeline_parallel=3, num_stages=4)[1]
+        (problem,) = plan(devices=3, pipeline_parallel=3, num_pipeline_stages=4)[1]
         assert "--pipeline-parallel 3" in problem
         assert problem.endswith("can be cut into 1 or 2 or 4 stages. Try 2.")
-        assert plan(devices=2, pipeline_parallel=2, num_stages=4)[1] == []
+        assert plan(devices=2, pipeline_parallel=2, num_pipeline_stages=4)[1] == []
 
     def test_tensor_parallelism_deals_out_whole_heads(self):
         (problem,) = plan(devices=8, tensor_parallel=8, num_heads=4)[1]

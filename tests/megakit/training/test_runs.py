@@ -25,7 +25,7 @@ from megakit.training.runs import (
 from tests.fabricate import make_checkpoint, make_run, prepare_run
 from tests.scripts import REPOSITORY
 
-FIRST = Stage(name="first", script="first.py", model="Encoder", width=8, num_stages=2)
+FIRST = Stage(name="first", script="first.py", model="Encoder", width=8, num_pipeline_stages=2)
 SECOND = Stage(name="second", script="second.py", model="Classifier", before=FIRST)
 
 
