@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from examples.own_images.image_files import list_classes, list_images
+from examples.own_images.image_files import check_folders, list_classes, list_images
 
 SIZE = 32
 CHANNELS = 3
@@ -46,4 +46,6 @@ class FolderImages(Dataset[Any]):
 
 def training_images() -> FolderImages:
     """For `python -m megakit.testing examples.own_images.image_dataset:training_images`."""
-    return FolderImages(Path("sample-images"), "train")
+    folder = Path("sample-images")
+    check_folders(folder)  # or an empty dataset would be all that is said
+    return FolderImages(folder, "train")
