@@ -18,10 +18,13 @@ VENV = Path(sys.prefix)
 def start(*command: object, cwd: Path | None = None, timeout: float = 1200, **changes: str):
     """A command to its end; what pip may find is only what is here."""
     changes = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", **changes}
+    # What CI exports for this project is not for the new one.
+    inherited = {"VENV", "PYTHON"} - changes.keys()
+    env = {k: v for k, v in environment(**changes).items() if k not in inherited}
     return subprocess.run(
         list(map(str, command)),
         cwd=cwd,
-        env=environment(**changes),
+        env=env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -51,6 +51,7 @@ class Reporter(pl.Callback):
         self.val_loss: float | None = None
         self._lr: float | None = None
         self._row: Metrics | None = None
+        self._before: dict[str, float] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Starts the clock and the progress display."""
@@ -60,8 +61,7 @@ class Reporter(pl.Callback):
             f"{trainer.max_steps:,} steps of {batch:,} samples"
         )
         self._started = time.perf_counter()
-        self._before = {"": self.seconds, "validation": self.validation_seconds}
-        self._before["checkpoints"] = self.writer.seconds
+        self._before = self._totals()
         self._marked = trainer.global_step, self.stepping_seconds
         self.progress = self.console.progress(self.title, trainer.max_steps, trainer.global_step)
 
@@ -151,9 +151,11 @@ class Reporter(pl.Callback):
             total: Seconds since the script began.
             clock: Has measured what the data took.
         """
-        validation = self.validation_seconds - self._before["validation"]
-        checkpoints = self.writer.seconds - self._before["checkpoints"]
-        steps = self.seconds - self._before[""] - validation - checkpoints
+        now = self._totals()
+        before = self._before or now  # a start that finds all steps done
+        validation = now["validation"] - before["validation"]
+        checkpoints = now["checkpoints"] - before["checkpoints"]
+        steps = now["all"] - before["all"] - validation - checkpoints
         data = clock.setup_seconds + clock.fetch_seconds
         return {
             "start_up": total - steps - validation - checkpoints - clock.setup_seconds,
@@ -163,8 +165,16 @@ class Reporter(pl.Callback):
             "checkpoints": checkpoints,
         }
 
+    def _totals(self) -> dict[str, float]:
+        return {
+            "all": self.seconds,
+            "validation": self.validation_seconds,
+            "checkpoints": self.writer.seconds,
+        }
+
     def _stop_the_clock(self) -> None:
-        self.seconds = self._before[""] + time.perf_counter() - self._started
+        assert self._before is not None
+        self.seconds = self._before["all"] + time.perf_counter() - self._started
 
     def _is_logged(self, trainer: pl.Trainer, step: int) -> bool:
         marks = (LOG_INTERVAL, trainer.val_check_batch)

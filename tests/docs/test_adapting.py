@@ -32,6 +32,8 @@ def follow(text: str, folder: Path) -> Path:
 
 def shell(code: str, folder: Path) -> Path:
     """Runs commands, looks for what they should print, and returns the folder they ended in."""
+    # What CI exports for this project is not for the new one.
+    outside_of_ci = {k: v for k, v in environment().items() if k not in ("VENV", "PYTHON")}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", f"{code}\necho folder: $PWD"],
         cwd=folder,
@@ -39,7 +41,7 @@ def shell(code: str, folder: Path) -> Path:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=600,
-        env=environment(),
+        env=outside_of_ci,
         check=False,
     )
     said = done.stdout
@@ -84,7 +86,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the ten steps lead to."""
     folder = tmp_path_factory.mktemp("adapting") / "my-model"
     places = {
-        "../my-model --venv .venv": f"{folder} --venv {sys.prefix}",
+        "./run new ../my-model --venv .venv": (
+            f"VENV={sys.prefix} ./run new {folder} --venv {sys.prefix}"
+        ),
         "../my-model": str(folder),
     }
     text = STEPS
