@@ -155,4 +155,4 @@ def test_it_runs_and_passes_its_tests_at_once(tmp_path: Path) -> None:
     (project / "requirements.lock").open("a").write("# changed\n")
     again = start("./run", "setup", cwd=project)
     assert again.returncode == 0, again.stderr
-    assert f"uses the packages of {VENV}" in again.stderr
+    assert f"uses the packages of {VENV.resolve()}" in again.stderr
