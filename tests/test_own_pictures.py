@@ -188,7 +188,7 @@ class TestFiles:
         draw(tmp_path / "c.png", stroke(paper=255, ink=0))
         assert sorted(read_pictures(tmp_path).remarks) == [
             "1 of 3 pictures: dark ink on light paper became light on dark.",
-            "2 of 3 pictures: scaled to 20x20 pixels and centred in 28x28.",
+            "2 of 3 pictures: scaled to fit 20x20 pixels and centred in 28x28.",
         ]
 
     def test_names_that_are_no_utf8(self, tmp_path):

@@ -156,7 +156,7 @@ def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
         (["pretrain"], "<root>/model_pretrain.py"),
         (["finetune", "--lr", "1e-3"], "<root>/model_finetune.py|--lr|1e-3"),
         (["predict", "--help"], "<root>/model_predict.py|--help"),
-        (["tensorboard", "--port", "1"], "-m|tensorboard.main|--logdir|runs|--port|1"),
+        (["tensorboard", "--port", "1"], "-W|ignore|-m|tensorboard.main|--logdir|runs|--port|1"),
         (
             ["notebook", "--no-browser"],
             "-m|notebook|--ServerApp.root_dir=<root>"

@@ -33,7 +33,7 @@ def test_times_of_a_resumed_start_add_up_and_leave_out_the_starts_before() -> No
     writer: Any = SimpleNamespace(seconds=2.0)
     reporter = Reporter(None, "pretrain", writer, None, None)  # type: ignore[arg-type]
     reporter.load_state_dict({"seconds": 100.0, "validation_seconds": 10.0})
-    reporter._before = {"": 100.0, "validation": 10.0, "checkpoints": 2.0}
+    reporter._before = {"all": 100.0, "validation": 10.0, "checkpoints": 2.0}
     reporter.seconds, reporter.validation_seconds, writer.seconds = 109.0, 12.0, 3.0
     clock = DataClock()
     clock.setup_seconds, clock.fetch_seconds = 0.5, 0.25
@@ -58,3 +58,14 @@ def test_parameters_of_the_job() -> None:
     assert parameters_of_the_job(model) == 3 * 4 + 4 + 4 * 2 + 2
     model[0].requires_grad_(False)
     assert parameters_of_the_job(model) == 4 * 2 + 2
+
+
+def test_times_of_a_start_that_finds_all_steps_done() -> None:
+    from megakit.training.reporter import DataClock, Reporter
+
+    writer: Any = SimpleNamespace(seconds=2.0)
+    reporter = Reporter(None, "pretrain", writer, None, None)  # type: ignore[arg-type]
+    reporter.load_state_dict({"seconds": 100.0, "validation_seconds": 10.0})
+    times = reporter.times(7.0, DataClock())
+    assert times.pop("start_up") == 7.0
+    assert set(times.values()) == {0.0}
