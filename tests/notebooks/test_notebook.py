@@ -116,6 +116,6 @@ def test_gives_what_it_shows(
             if isinstance(value, int):
                 assert after[name] == value, name
             elif name == "accuracy":
-                assert after[name] == pytest.approx(value, abs=0.015)
+                assert after[name] == pytest.approx(value, abs=0.02)
             else:
-                assert after[name] == pytest.approx(value, rel=0.15), name
+                assert after[name] == pytest.approx(value, rel=0.3), name
