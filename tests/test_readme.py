@@ -89,7 +89,7 @@ class TestCommands:
         for reached, promised in zip(
             (pretrained, fresh), table("pretrained")["100 labels"], strict=True
         ):
-            assert abs(reached - promised) < 6  # one seed, and the mean of several
+            assert abs(reached - promised) < 9  # one seed, and the median of several
 
     def test_output(self, told: tuple[Path, str]) -> None:
         """Each line shown came, but for its numbers and the processor's name."""
