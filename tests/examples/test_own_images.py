@@ -101,8 +101,7 @@ def test_all_that_is_wrong_with_folders_is_told_at_once(folder: Path) -> None:
 @pytest.mark.long
 def test_the_command_that_checks_the_dataset(folder: Path, tmp_path: Path) -> None:
     """As the README has it; in a fresh interpreter, in which nothing was set up for a CPU."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "images").symlink_to(folder)
+    (tmp_path / "sample-images").symlink_to(folder)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "megakit.testing"),
