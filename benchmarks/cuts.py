@@ -4,8 +4,9 @@
 
 Pretraining in micro batches of 128, bf16-mixed. Every 40 steps the change is undone or made again;
 what is compared are neighbours, by the processor's time, so that a machine whose speed swings tells
-the same. Then the start: imports with and without each change, in processes by turns. `--write`
-puts both tables into RESULTS.md.
+the same. Fetching ahead in a thread cannot be undone halfway: it is compared in processes by turns,
+by the clock on the wall. So is the start: imports with and without each change. `--write` puts both
+tables into RESULTS.md.
 """
 
 import argparse
@@ -122,15 +123,58 @@ def nan_check(trainer: Any, before: dict[str, Any]) -> Undo:
     return [(trainer.strategy.model[0].module.ddp_config, "check_for_nan_in_grad", True)]
 
 
+def norm(trainer: Any, before: dict[str, Any]) -> Undo:
+    """Megatron's norm and clipping, weight by weight"""
+    from megatron.core.optimizer import clip_grads
+    from megatron.core.utils import local_multi_tensor_l2_norm, local_multi_tensor_scale
+
+    return [
+        (clip_grads, "l2_norm_impl", local_multi_tensor_l2_norm),
+        (clip_grads, "multi_tensor_scale_impl", local_multi_tensor_scale),
+    ]
+
+
 STEP_CUTS: dict[str, Callable[[Any, dict[str, Any]], Undo]] = {
     function.__name__: function
-    for function in (logging, collectives, linear, bias, adam, schedule, nan_check)
+    for function in (logging, collectives, linear, bias, adam, norm, schedule, nan_check)
 }
 START_CUTS = {
     "torchmetrics": "scipy.signal and torchvision, for torchmetrics",
     "jit_fuser": "Megatron's fused functions by torch.compile",
     "collector": "Python's garbage collector during imports",
 }
+
+
+def data_row(data_dir: Path, starts: int, num_steps: int = 1000) -> Row:
+    """What it takes off a step that a thread fetches batches ahead, several at once."""
+    options: list[object] = ["--data-dir", data_dir, "--steps", num_steps]
+    gains, times = [], []
+    for _ in range(starts):
+        ahead, plain = (
+            1000 / json.loads(run("--peer", *how, *options).splitlines()[0])["steps_per_second"]
+            for how in ([], ["--one-at-a-time"])
+        )
+        gains.append(plain - ahead)
+        times.append(plain)
+    share = statistics.median(gains) / statistics.median(times)
+    return Row(
+        "batches fetched one at a time, by the step",
+        gains,
+        "ms",
+        f"{share:.0%} of a step without it",
+    )
+
+
+def timed_peer(arguments: list[str]) -> None:
+    """One training as `benchmarks/steps.py` times it, its batches fetched ahead or not."""
+    import peer
+
+    from megakit.data import loader
+
+    if "--one-at-a-time" in arguments:
+        vars(loader)["can_be_fetched_ahead"] = lambda dataset: False
+    sys.argv[1:] = ["ours", *(part for part in arguments if part != "--one-at-a-time")]
+    peer.main()
 
 
 def timed_steps(cut: str, out: Path, num_steps: int) -> None:
@@ -261,6 +305,8 @@ def main() -> None:
         timed_steps(cut, Path(out), int(num_steps))
     if sys.argv[1:2] == ["--start-of"]:
         timed_start(sys.argv[2])
+    if sys.argv[1:2] == ["--peer"]:
+        timed_peer(sys.argv[2:])  # does not return
     parser = argparse.ArgumentParser(description="What each change to the stack is worth.")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--steps", type=int, default=4000, help="steps for each change")
@@ -268,6 +314,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
     options = parser.parse_args()
     rows = [step_row(cut, options.data_dir, options.steps) for cut in STEP_CUTS]
+    rows.append(data_row(options.data_dir, options.starts))
     rows.sort(key=lambda row: -row.median)
     title = "## What each change to the stack is worth"
     parts = [

@@ -187,7 +187,7 @@ class Clock:
     losses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._processor = 0.0
+        self._processor: list[float] = []
         # The scripts divert what goes to standard output.
         self._out = os.dup(sys.stdout.fileno())
 
@@ -197,8 +197,8 @@ class Clock:
         As a tensor, torch's mean squared error would keep the errors of the whole batch in memory.
         """
         self.ends.append(time.perf_counter())
-        if len(self.ends) == self.job.warm_up:
-            self._processor = time.process_time()
+        if len(self.ends) in (self.job.warm_up, self.job.steps):
+            self._processor.append(time.process_time())
         if loss is not None:
             self.losses.append(loss)
 
@@ -206,7 +206,7 @@ class Clock:
         """Writes what was measured as a line of JSON to the standard output of the start."""
         import torch
 
-        processor = time.process_time() - self._processor
+        processor = self._processor[-1] - self._processor[0]
         timed = self.ends[self.job.warm_up - 1 :]
         count = len(timed) - 1
         # On a machine with other work the quickest stretch says more than the whole.

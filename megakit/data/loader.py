@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
+from megakit.data.ahead import can_be_fetched_ahead, fetch_ahead
 from megakit.data.batches import fetch_batch, fetch_samples
 
 
@@ -64,7 +65,10 @@ class _Loader(DataLoader):
             return super().__iter__()
         whole_batches: Any = self.dataset
         batch_sampler: Any = self.batch_sampler
-        return map(whole_batches.__getitems__, batch_sampler)
+        fetch, batches = whole_batches.__getitems__, iter(batch_sampler)
+        if whole_batches.collate is None and can_be_fetched_ahead(whole_batches.dataset):
+            return fetch_ahead(fetch, batches)
+        return map(fetch, batches)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -28,10 +28,58 @@ class LeanOptimizerModule(MegatronOptimizerModule):
         optimizers = super().optimizers(model)
         for optimizer in optimizers:
             for part in optimizer.mcore_optimizer.chained_optimizers:
-                if isinstance(part.optimizer, torch.optim.AdamW):
+                if type(part.optimizer) is torch.optim.AdamW:
+                    # The same object, to which Megatron's own holds on.
+                    part.optimizer.__class__ = FusedAdamW
                     for group in part.optimizer.param_groups:
                         group["fused"] = True
         return optimizers
+
+
+class FusedAdamW(torch.optim.AdamW):
+    """torch's, at whose step little but the fused kernel runs.
+
+    torch's own sorts the weights by kind and device at every step, and looks for hooks and options,
+    which takes longer than the kernel on a small model. Here its hooks are not called.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step; Megatron gives no closure."""
+        if closure is not None or not all(map(self._is_plain, self.param_groups)):
+            return super().step(closure)
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            states = [self.state[weight] for weight in weights]
+            beta1, beta2 = group["betas"]
+            steps = [state["step"] for state in states]
+            torch._foreach_add_(steps, 1)
+            torch._fused_adamw_(
+                weights,
+                [weight.grad for weight in weights],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+            )
+        return None
+
+    # torch wraps a step without this mark, to call hooks, whenever it loads a state.
+    step.__dict__["hooked"] = True
+
+    def _is_plain(self, group: dict[str, Any]) -> bool:
+        """Whether this is not the first step, and was fused from the first on."""
+        special = group["amsgrad"] or group["maximize"] or not group["fused"]
+        return not special and all(
+            weight in self.state for weight in group["params"] if weight.grad is not None
+        )
 
 
 def megatron_adam(

@@ -56,7 +56,7 @@ class ExactStrategy(nl.MegatronStrategy):
     def setup_megatron_parallel(self, trainer: Any) -> None:
         """Sets up Megatron's parallel model."""
         super().setup_megatron_parallel(trainer)
-        for name in ("_training_functions", "_calls_schedule"):
+        for name in ("_training_functions", "_calls_schedule", "_looked_up"):
             self.__dict__.pop(name, None)  # of another model, fitted before
 
     def training_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,6 +113,10 @@ class ExactStrategy(nl.MegatronStrategy):
             )
         )
 
+    @functools.cached_property
+    def _looked_up(self) -> Any:
+        return _LookedUp(self.model[0])
+
     def _run_schedule(self, dataloader_iter: Any) -> Any:
         """What MegatronParallel makes of a training step, without its events."""
         module, plugin, sampler = self.model[0], self.precision_plugin, self.data_sampler
@@ -130,7 +134,7 @@ class ExactStrategy(nl.MegatronStrategy):
         reports = forward_backward_no_pipelining(
             forward_step_func=forward_step,
             data_iterator=dataloader_iter,
-            model=module,
+            model=self._looked_up,
             num_microbatches=sampler.num_microbatches,
             seq_length=sampler.seq_len,
             micro_batch_size=sampler.micro_batch_size,
@@ -161,6 +165,21 @@ class ExactStrategy(nl.MegatronStrategy):
             "val_loss", loss, on_step=False, on_epoch=True, batch_size=1, logger=False
         )
         return loss
+
+
+class _LookedUp:
+    """A model as Megatron's schedule sees it, which asks it for the same things at every step.
+
+    Config, kind and methods lie four wrappers deep, and each look-up fails on its way at each of
+    them. Here what was found once is remembered.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        value = vars(self)[name] = getattr(self._model, name)
+        return value
 
 
 class _LauncherOfOne(_SubprocessScriptLauncher):

@@ -123,13 +123,13 @@ def test_training_has_no_mask():
 
 
 class Tokens(Squares):
-    """Has a mask of its own, and hands out the same dictionary again and again."""
+    """Has a mask of its own, and hands out the same tensor again and again."""
 
     def __init__(self):
-        self.batch = {"loss_mask": torch.tensor([[1.0, 0.0]] * 4)}
+        self.mask = torch.tensor([[1.0, 0.0]] * 12)
 
     def get_batch(self, indices):
-        return self.batch
+        return {"loss_mask": self.mask[: len(indices)]}
 
 
 def test_a_datasets_own_mask_is_weighted():
@@ -137,7 +137,7 @@ def test_a_datasets_own_mask_is_weighted():
     *_, last = loader(dataset, Batches(), True)
     expected = torch.tensor([[1.2, 0.0], [1.2, 0.0], [0.0, 0.0], [0.0, 0.0]])
     torch.testing.assert_close(last["loss_mask"], expected)
-    assert dataset.batch["loss_mask"].tolist() == [[1.0, 0.0]] * 4
+    assert dataset.mask.tolist() == [[1.0, 0.0]] * 12
 
 
 class Pairs(Squares):

@@ -103,3 +103,58 @@ def test_its_state_goes_on_exactly(monkeypatch: pytest.MonkeyPatch, was_fused: b
     resumed.run(11, 20)
     assert resumed.adam.param_groups[0]["fused"] == (True if was_fused else None)
     assert all(map(torch.equal, resumed.weights, whole.weights))
+
+
+def test_its_step_is_that_of_torchs_fused_adam(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit by bit: with groups of their own settings, and weights that join later."""
+    ours, theirs = weights(), weights()
+    groups: list[list[dict[str, Any]]] = [
+        [{"params": some[:2], "weight_decay": 0.1, "lr": 1e-2}, {"params": some[2:]}]
+        for some in (ours, theirs)
+    ]
+    adam = torch.optim.AdamW(groups[0], betas=(0.9, 0.98))
+    made_of(monkeypatch, adam)
+    plain = torch.optim.AdamW(groups[1], betas=(0.9, 0.98), fused=True)
+    assert type(adam) is not type(plain)
+    for step in range(12):
+        generator = torch.Generator().manual_seed(step)
+        for number, pair in enumerate(zip(ours, theirs, strict=True)):
+            gradient = torch.randn(pair[0].shape, generator=generator)
+            for weight in pair:
+                # One is frozen at first, and another again and again.
+                is_frozen = (number == 2 and step < 5) or (number == 1 and step % 3 == 2)
+                weight.grad = None if is_frozen else gradient.clone()
+        for optimizer in (adam, plain):
+            optimizer.param_groups[1]["lr"] = 1e-3 * (1 + step)
+            optimizer.step()
+    assert all(map(torch.equal, ours, theirs))
+    assert [adam.state[weight]["step"].item() for weight in ours] == [12, 8, 7, 12]
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(adam.state[own], plain.state[other], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("option", ["amsgrad", "maximize"])
+def test_what_its_short_step_does_not_know_is_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    found = []
+    for is_ours in (True, False):
+        weight = torch.nn.Parameter(torch.arange(4.0))
+        adam = torch.optim.AdamW([weight], lr=0.1, fused=not is_ours)
+        adam.param_groups[0][option] = True
+        if is_ours:
+            made_of(monkeypatch, adam)
+        for step in range(4):
+            weight.grad = torch.full((4,), 1.0 + step)
+            adam.step()
+        found.append(weight.detach())
+    assert torch.equal(*found)
+
+
+def test_a_loaded_state_does_not_bring_back_torchs_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch wraps the step of a class anew whenever it loads a state."""
+    training = Training(monkeypatch, True)
+    training.run(0, 3)
+    step = type(training.adam).step
+    training.adam.load_state_dict(training.adam.state_dict())
+    assert type(training.adam).step is step
