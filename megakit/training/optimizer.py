@@ -50,6 +50,8 @@ class FusedAdamW(torch.optim.AdamW):
             return super().step(closure)
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:  # as on a rank whose share of the optimizer has none of the group
+                continue
             states = [self.state[weight] for weight in weights]
             beta1, beta2 = group["betas"]
             steps = [state["step"] for state in states]

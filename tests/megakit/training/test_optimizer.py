@@ -109,7 +109,11 @@ def test_its_step_is_that_of_torchs_fused_adam(monkeypatch: pytest.MonkeyPatch) 
     """Bit by bit: with groups of their own settings, and weights that join later."""
     ours, theirs = weights(), weights()
     groups: list[list[dict[str, Any]]] = [
-        [{"params": some[:2], "weight_decay": 0.1, "lr": 1e-2}, {"params": some[2:]}]
+        [
+            {"params": some[:2], "weight_decay": 0.1, "lr": 1e-2},
+            {"params": some[2:]},
+            {"params": [torch.nn.Parameter(torch.ones(1))]},  # never has a gradient
+        ]
         for some in (ours, theirs)
     ]
     adam = torch.optim.AdamW(groups[0], betas=(0.9, 0.98))
