@@ -52,7 +52,7 @@ def import_stack(options: TutorialOptions) -> None:
     """
     from megakit.reporting.console import quiet
     from megakit.runtime.accelerator import is_certainly_cpu, use_accelerator
-    from megakit.runtime.memory import suspend_collector
+    from megakit.runtime.memory import keep_freed_memory, suspend_collector
     from megakit.runtime.threads import limit_threads
 
     is_alone = options.devices in (None, 1) and "RANK" not in os.environ
@@ -60,6 +60,7 @@ def import_stack(options: TutorialOptions) -> None:
         return
     limit_threads(PRETRAIN.width)
     suspend_collector()
+    keep_freed_memory()
     with contextlib.nullcontext() if options.verbose else quiet():
         use_accelerator("cpu")
         for module in ("megakit.training.stages", "model_components"):

@@ -12,7 +12,7 @@ from torch.utils.data import Subset
 
 from megakit.data.batches import is_current
 
-#: What is fetched at once: enough to spread the cost of a call, and still in a core's cache.
+#: What is fetched at once, if it is several batches: enough to spread the cost of a call.
 CHUNK_BYTES = 4 << 20
 CHUNK_BATCHES = 16
 
@@ -38,10 +38,10 @@ def fetch_ahead(fetch: Callable[[NDArray[np.int64]], Any], batches: Batches) -> 
     batch = fetch(first)
     rows, size = len(first), _bytes_of(batch, len(first))
     yield batch
-    count = min(CHUNK_BATCHES, CHUNK_BYTES // size) if size else 1
-    if count < 2:
+    if not size:
         yield from map(fetch, batches)
         return
+    count = max(1, min(CHUNK_BATCHES, CHUNK_BYTES // size))
 
     def fetch_chunk() -> list[Any]:
         chunk = list(itertools.islice(batches, count))

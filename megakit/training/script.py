@@ -20,7 +20,7 @@ from megakit.checkpoints.select import BestBy
 from megakit.errors import Stopped, UserError
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import Accelerator, use_accelerator
-from megakit.runtime.memory import suspend_collector
+from megakit.runtime.memory import keep_freed_memory, suspend_collector
 from megakit.runtime.threads import limit_threads
 from megakit.runtime.versions import installed_versions
 from megakit.training.agreement import agree, is_first_to_fail
@@ -189,6 +189,7 @@ def _work(run: Run, work: Callable[[Run], Path]) -> int:
     if not run.options.verbose:
         run.console.divert(log)
     suspend_collector()
+    keep_freed_memory()
     try:
         use_accelerator(run.accelerator.name)
         path = work(run)
