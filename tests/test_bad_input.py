@@ -180,6 +180,18 @@ class TestOptions:
         message = refused(script, "--warp", "9")
         assert "--warp" in message
         assert "--help" in message
+        assert "Is it" not in message
+
+    @pytest.mark.parametrize(
+        ("meant", "written"),
+        [
+            ("--max-steps", "--max-step"),
+            ("--micro-batch-size", "--microbatch-size"),
+            ("--tensor-parallel", "--tensor_parallell"),
+        ],
+    )
+    def test_misspelt(self, refused, meant, written):
+        assert f"Is it {meant}?" in refused(PRETRAIN_PY, written, "2")
 
     @pytest.mark.parametrize(
         ("script", "option"),

@@ -332,6 +332,27 @@ def test_an_interrupted_set_up_is_made_anew(project):
     assert not (venv / ".setup-done").exists()
 
 
+def test_ctrl_c_during_set_up_is_no_failure(project):
+    started = subprocess.Popen(
+        [project / "run", "setup", "--wheels", "wheels"],
+        cwd=project,
+        env=bare_environment(project),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (project / ".venv/pyvenv.cfg").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(started.pid, signal.SIGINT)  # the terminal sends it to all of them
+    _, told = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert told.splitlines()[-1] == "Interrupted. The same command goes on with the set-up."
+    assert "setup.log" not in told
+    set_up(project)
+    assert holds(project, "import alpha; print(alpha.version)") == "1.0\n"
+
+
 def test_a_virtual_environment_that_somebody_made_is_filled_and_not_emptied(project):
     subprocess.run([BASE_PYTHON, "-m", "venv", project / ".venv"], check=True)
     (project / ".venv/mine").touch()

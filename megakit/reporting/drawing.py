@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.reporting.figure_style import BAD, GOOD, INK
+from megakit.reporting.predictions import count_confusions
 
 Picture = NDArray[np.uint8]
 
@@ -27,9 +28,7 @@ def confusion_matrix(
     """How often each class (a row) was taken for each (a column), the darker the more often."""
     from PIL import Image, ImageDraw, ImageFont
 
-    counts = np.zeros((num_classes, num_classes), int)
-    np.add.at(counts, (label, prediction), 1)
-    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    counts, shares = count_confusions(label, prediction, num_classes)
     cell, left, top = 33, 20, 42
     image = Image.new("RGB", (left + num_classes * cell, top + num_classes * cell), "white")
     draw = ImageDraw.Draw(image)

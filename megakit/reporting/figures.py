@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.reporting.figure_style import BAD, GOOD, INK, class_color, figure_style
+from megakit.reporting.predictions import count_confusions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,10 +31,8 @@ def confusion_matrix(
     """
     from matplotlib.figure import Figure
 
-    counts = np.zeros((num_classes, num_classes), np.int64)
-    np.add.at(counts, (labels, predictions), 1)
+    counts, shares = count_confusions(labels, predictions, num_classes)
     totals = counts.sum(axis=1)
-    shares = counts / np.maximum(totals, 1)[:, None]
     with figure_style():
         figure = Figure((8, 7.2))
         axes = figure.add_axes((0.09, 0.09, 0.8, 0.8))

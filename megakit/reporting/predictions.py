@@ -14,6 +14,19 @@ from numpy.typing import NDArray
 from megakit.reporting.files import write_atomically
 
 
+def count_confusions(
+    label: NDArray[np.int64], prediction: NDArray[np.int64], num_classes: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """How often each class (a row) was taken for each (a column).
+
+    Returns:
+        Counts, int64, and their shares of the row, 0 where a class has no sample; both (K, K).
+    """
+    counts = np.zeros((num_classes, num_classes), np.int64)
+    np.add.at(counts, (label, prediction), 1)
+    return counts, counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+
+
 @dataclass(frozen=True)
 class Predictions:
     """What a classifier says of N samples, ordered by their index.

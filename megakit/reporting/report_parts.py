@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from megakit.reporting.figure_style import BAD, GOOD, class_color
 from megakit.reporting.metrics import Metrics
+from megakit.reporting.predictions import count_confusions
 from megakit.reporting.report import chart, picture
 
 #: Of logarithmic axes; plotly's own are written "5" for 0.5.
@@ -92,10 +93,8 @@ def confusion_matrix(
         predictions: Predicted classes (N,).
         num_classes: How many there are.
     """
-    counts = np.zeros((num_classes, num_classes), np.int64)
-    np.add.at(counts, (labels, predictions), 1)
+    counts, shares = count_confusions(labels, predictions, num_classes)
     totals = counts.sum(axis=1)
-    shares = counts / np.maximum(totals, 1)[:, None]
     # Mistakes are few: a scale of their own shows which are the most frequent.
     is_right = np.eye(num_classes, dtype=bool)
     depths = np.where(is_right, shares, shares / max(shares[~is_right].max(initial=0), 1e-9))

@@ -1,5 +1,6 @@
 """Options of every script, and of the two that train. No torch here: --help is quick."""
 
+import difflib
 import inspect
 import io
 import sys
@@ -195,7 +196,9 @@ def _misunderstood(
     for group in groups:
         name = group[0].partition("=")[0].replace("_", "-")
         if name not in types:
-            problems.append(f"{' '.join(group)}: there is no such option. See --help.")
+            close = difflib.get_close_matches(name, types, 1, cutoff=0.75)
+            remedy = f"Is it {close[0]}? See --help." if close else "See --help."
+            problems.append(f"{' '.join(group)}: there is no such option. {remedy}")
             continue
         try:
             parse(group)
