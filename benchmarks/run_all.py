@@ -37,6 +37,7 @@ ALL = {
     "times": Benchmark(
         15, "from Enter to result, by script, and memory; beside published", ("times.py",)
     ),
+    "cuts": Benchmark(15, "what each change to the stack is worth", ("cuts.py",)),
     "growth": Benchmark(5, "steps/s and memory against batch size, samples, width", ("growth.py",)),
     "checkpoint": Benchmark(1, "how long a save stops training", ("checkpoint.py",), False),
     "data": Benchmark(2, "the data system's speed and memory", ("data.py",)),

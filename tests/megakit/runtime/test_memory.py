@@ -1,0 +1,45 @@
+"""What becomes of freed memory, counted in pages that the system had to set up."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.scripts import REPOSITORY
+
+#: A thread makes tensors of 40 MiB; another frees them.
+PROGRAM = """
+import resource, sys
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from megakit.runtime.memory import keep_freed_memory
+
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+with ThreadPoolExecutor(1) as thread:
+    make = lambda: thread.submit(lambda: torch.ones(10 << 20)).result()
+    for _ in range(10):
+        make()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        make()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def pages(how: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, how],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+def test_it_is_used_again_whichever_thread_freed_it() -> None:
+    if (given := pages("given back")) < 20_000:
+        pytest.skip(f"this C library keeps freed memory by itself: {given} pages")
+    assert pages("kept") < given / 4
