@@ -50,7 +50,8 @@ def fetch_ahead(fetch: Callable[[NDArray[np.int64]], Any], batches: Batches) -> 
         whole = fetch(np.concatenate(chunk))
         return [_rows_of(whole, slice(k * rows, (k + 1) * rows)) for k in range(len(chunk))]
 
-    with ThreadPoolExecutor(1, thread_name_prefix="data") as thread:
+    # One core is enough for it: the others are the model's. torch's setting is each thread's own.
+    with ThreadPoolExecutor(1, "data", torch.set_num_threads, (1,)) as thread:
         future = thread.submit(fetch_chunk)
         while chunk := future.result():
             future = thread.submit(fetch_chunk)

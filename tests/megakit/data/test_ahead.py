@@ -57,6 +57,20 @@ def test_the_first_alone_the_others_together_in_a_thread() -> None:
     assert {name for _, name in source.calls[1:]} == {"data_0"}
 
 
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="torch computes in one thread here anyway")
+def test_the_model_keeps_its_threads() -> None:
+    before = torch.get_num_threads()
+    seen = []
+
+    def fetch(indices: np.ndarray) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return torch.from_numpy(indices)
+
+    assert len(list(fetch_ahead(fetch, batches(40)))) == 40
+    assert seen == [before, 1, 1, 1]
+    assert torch.get_num_threads() == before
+
+
 def test_large_batches_come_one_by_one() -> None:
     source = Source(lambda rows: rows.repeat(1, 200_000))  # 2.4 MB for each row
     found = fetch_ahead(source, batches(3, rows=1))
