@@ -31,6 +31,7 @@ from megakit.data import (
 )
 from megakit.errors import UserError
 from megakit.runtime import use_accelerator
+from megakit.runtime.memory import keep_freed_memory
 
 NUM_RUNS = 7
 BATCH_SIZE = 128
@@ -336,6 +337,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as the scripts do
     use_accelerator("cpu")
     try:
         mnist_files.check_mnist(options.data_dir)

@@ -1,6 +1,7 @@
 """Batches fetched ahead of their use, several at once, in a thread."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,15 +16,18 @@ from megakit.data.batches import is_current
 #: What is fetched at once, if it is several batches: enough to spread the cost of a call.
 CHUNK_BYTES = 4 << 20
 CHUNK_BATCHES = 16
+#: Who uses a chunk for longer gains by a thread, which takes some tenths of a millisecond to wake.
+BUSY_SECONDS = 0.0005
 
 Batches = Iterator[NDArray[np.int64]]
 
 
 def fetch_ahead(fetch: Callable[[NDArray[np.int64]], Any], batches: Batches) -> Iterator[Any]:
-    """Fetch batches; while one chunk of them is being used, a thread fetches the next.
+    """Fetch batches several at once, in a thread if their user is busy for long enough.
 
-    Torch and numpy let other threads run while they compute. The first batch is fetched alone: it
-    tells how many make a chunk, and comes without delay.
+    While one chunk of them is being used, the thread fetches the next: torch and numpy let other
+    threads run while they compute. One who only reads would wait for it, longer than for the batch.
+    The first batch is fetched alone: it tells how many make a chunk, and comes without delay.
 
     Args:
         fetch: Gives the batch of an array of indices. It is called with those of several batches,
@@ -52,10 +56,13 @@ def fetch_ahead(fetch: Callable[[NDArray[np.int64]], Any], batches: Batches) -> 
 
     # One core is enough for it: the others are the model's. torch's setting is each thread's own.
     with ThreadPoolExecutor(1, "data", torch.set_num_threads, (1,)) as thread:
-        future = thread.submit(fetch_chunk)
-        while chunk := future.result():
-            future = thread.submit(fetch_chunk)
+        chunk, is_busy = fetch_chunk(), False
+        while chunk:
+            future = thread.submit(fetch_chunk) if is_busy else None
+            began = time.perf_counter()
             yield from chunk
+            is_busy = time.perf_counter() - began > BUSY_SECONDS
+            chunk = future.result() if future else fetch_chunk()
 
 
 def can_be_fetched_ahead(dataset: Any) -> bool:

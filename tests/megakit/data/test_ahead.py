@@ -3,6 +3,7 @@
 import itertools
 import sqlite3
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -49,12 +50,36 @@ def test_the_same_batches_in_the_same_order(form: str, count: int) -> None:
     assert_elements_equal(list(fetch_ahead(Source(FORMS[form]), batches(count))), expected)
 
 
-def test_the_first_alone_the_others_together_in_a_thread() -> None:
+def used(found: Any) -> list[Any]:
+    """The batches, taken by somebody who is busy with each."""
+    taken = []
+    for batch in found:
+        time.sleep(0.002)
+        taken.append(batch)
+    return taken
+
+
+def test_the_first_alone_the_others_together() -> None:
     source = Source()
     assert len(list(fetch_ahead(source, batches(40)))) == 40
     assert [rows // 4 for rows, _ in source.calls] == [1, 16, 16, 7]
-    assert source.calls[0][1] == threading.current_thread().name
-    assert {name for _, name in source.calls[1:]} == {"data_0"}
+
+
+def test_in_a_thread_for_a_busy_user() -> None:
+    source, here = Source(), threading.current_thread().name
+    assert_elements_equal(used(fetch_ahead(source, batches(60))), list(map(Source(), batches(60))))
+    names = [name for _, name in source.calls]
+    assert names[:3] == [here] * 3  # how long the user takes is known after one chunk
+    assert set(names[3:]) == {"data_0"}
+
+
+def test_in_no_other_thread_for_one_who_only_reads() -> None:
+    def fetch(indices: np.ndarray) -> torch.Tensor:
+        time.sleep(0.002)  # to fetch takes long, to read does not
+        assert threading.current_thread() is threading.main_thread()
+        return torch.from_numpy(indices)
+
+    assert len(list(fetch_ahead(fetch, batches(60)))) == 60
 
 
 @pytest.mark.skipif(torch.get_num_threads() < 2, reason="torch computes in one thread here anyway")
@@ -66,8 +91,8 @@ def test_the_model_keeps_its_threads() -> None:
         seen.append(torch.get_num_threads())
         return torch.from_numpy(indices)
 
-    assert len(list(fetch_ahead(fetch, batches(40)))) == 40
-    assert seen == [before, 1, 1, 1]
+    assert len(used(fetch_ahead(fetch, batches(60)))) == 60
+    assert seen == [before, before, before, 1, 1]
     assert torch.get_num_threads() == before
 
 
@@ -81,9 +106,9 @@ def test_large_batches_come_one_by_one() -> None:
 def test_one_chunk_ahead_and_no_more() -> None:
     source = Source()
     found = fetch_ahead(source, batches(1000))
-    list(itertools.islice(found, 2))  # the first, and one of the first chunk
+    used(itertools.islice(found, 34))  # two chunks, and one of the third
     found.close()  # type: ignore[attr-defined]  # waits for the thread
-    assert [rows // 4 for rows, _ in source.calls] == [1, 16, 16]
+    assert [rows // 4 for rows, _ in source.calls] == [1, 16, 16, 16, 16]
     assert not [thread for thread in threading.enumerate() if thread.name == "data_0"]
 
 
@@ -95,12 +120,12 @@ def test_a_batch_may_be_changed_in_place() -> None:
 
 def test_what_fails_in_the_thread_is_raised_to_the_user() -> None:
     def fetch(indices: np.ndarray) -> torch.Tensor:
-        if (indices > 50).any():
+        if (indices > 200).any():
             raise OSError("the disk is gone")
         return torch.from_numpy(indices)
 
     with pytest.raises(OSError, match="the disk is gone"):
-        list(fetch_ahead(fetch, batches(40)))
+        used(fetch_ahead(fetch, batches(60)))
 
 
 class Single(Dataset):
