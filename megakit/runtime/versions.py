@@ -1,7 +1,6 @@
 """Which software a run was made with."""
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 
 import megakit
 
@@ -9,13 +8,16 @@ PACKAGES = ("torch", "lightning", "nemo_toolkit", "megatron-core")
 
 
 def installed_versions() -> dict[str, str]:
-    """The versions that checkpoints and summaries record, by package name."""
+    """The versions that checkpoints and summaries record, by package name.
+
+    Unknown where a package was built from source without metadata, as some containers have it.
+    """
+    from importlib.metadata import PackageNotFoundError, version  # slow, and not for --help
+
     versions = {"megakit": megakit.__version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
-        except (
-            PackageNotFoundError
-        ):  # built from source without metadata, as some containers have it
+        except PackageNotFoundError:
             versions[package] = "unknown"
     return versions
