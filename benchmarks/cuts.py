@@ -123,20 +123,9 @@ def nan_check(trainer: Any, before: dict[str, Any]) -> Undo:
     return [(trainer.strategy.model[0].module.ddp_config, "check_for_nan_in_grad", True)]
 
 
-def norm(trainer: Any, before: dict[str, Any]) -> Undo:
-    """Megatron's norm and clipping, weight by weight"""
-    from megatron.core.optimizer import clip_grads
-    from megatron.core.utils import local_multi_tensor_l2_norm, local_multi_tensor_scale
-
-    return [
-        (clip_grads, "l2_norm_impl", local_multi_tensor_l2_norm),
-        (clip_grads, "multi_tensor_scale_impl", local_multi_tensor_scale),
-    ]
-
-
 STEP_CUTS: dict[str, Callable[[Any, dict[str, Any]], Undo]] = {
     function.__name__: function
-    for function in (logging, collectives, linear, bias, adam, norm, schedule, nan_check)
+    for function in (logging, collectives, linear, bias, adam, schedule, nan_check)
 }
 START_CUTS = {
     "torchmetrics": "scipy.signal and torchvision, for torchmetrics",

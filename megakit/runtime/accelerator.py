@@ -67,13 +67,12 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
 
     Imports NeMo. On a CPU it applies the patches of `megakit.runtime.cpu`; on a GPU none of them.
     On both, optional parts of NeMo that are absent get stand-ins, collectives of a single rank are
-    left out (`alone`), gradients are measured at once (`gradients`), and nothing that checkpoints
-    hold is run (`safe_reading`).
+    left out (`alone`), and nothing that checkpoints hold is run (`safe_reading`).
 
     Raises:
         ValueError: Another name than `cpu` or `gpu`.
     """
-    from megakit.runtime import absent, alone, cpu, gradients, safe_reading
+    from megakit.runtime import absent, alone, cpu, safe_reading
 
     if name not in ("cpu", "gpu"):
         raise ValueError(f"accelerator {name!r}: expected 'cpu' or 'gpu'; see find_accelerator()")
@@ -85,7 +84,6 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
         if name == "cpu":
             cpu.apply_to_frameworks()
         alone.skip_collectives_of_one()
-        gradients.measure_at_once()
         safe_reading.read_safely()
 
 
