@@ -305,20 +305,27 @@ def test_a_changed_lock_is_noticed_and_what_it_dropped_goes(project):
     assert (project / ".venv/kept").exists()
 
 
-def test_an_interrupted_set_up_is_made_anew(project):
-    venv = project / ".venv"
-    killed = subprocess.Popen(
+def half_set_up(project):
+    """A set-up that has begun to fill .venv, in a process group of its own."""
+    started = subprocess.Popen(
         [project / "run", "setup", "--wheels", "wheels"],
         cwd=project,
         env=bare_environment(project),
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
     )
     deadline = time.monotonic() + 60
-    while not (venv / "pyvenv.cfg").exists() and time.monotonic() < deadline:
+    while not (project / ".venv/pyvenv.cfg").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+    return started
+
+
+def test_an_interrupted_set_up_is_made_anew(project):
+    venv = project / ".venv"
+    killed = half_set_up(project)
     os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    killed.communicate()
     (venv / "half-unpacked").touch()
 
     set_up(project)
@@ -333,17 +340,7 @@ def test_an_interrupted_set_up_is_made_anew(project):
 
 
 def test_ctrl_c_during_set_up_is_no_failure(project):
-    started = subprocess.Popen(
-        [project / "run", "setup", "--wheels", "wheels"],
-        cwd=project,
-        env=bare_environment(project),
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 60
-    while not (project / ".venv/pyvenv.cfg").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    started = half_set_up(project)
     os.killpg(started.pid, signal.SIGINT)  # the terminal sends it to all of them
     _, told = started.communicate(timeout=60)
     assert started.returncode == 130
