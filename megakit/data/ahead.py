@@ -26,7 +26,7 @@ def fetch_ahead(fetch: Callable[[NDArray[np.int64]], Any], batches: Batches) -> 
     """Fetch batches several at once, in a thread if their user is busy for long enough.
 
     While one chunk of them is being used, the thread fetches the next: torch and numpy let other
-    threads run while they compute. One who only reads would wait for it, longer than for the batch.
+    threads run while they compute. Who only reads is served without one, and sooner.
     The first batch is fetched alone: it tells how many make a chunk, and comes without delay.
 
     Args:

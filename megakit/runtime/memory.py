@@ -25,7 +25,7 @@ def keep_freed_memory() -> None:
     """Lets the tensors of a step take the memory of the step before, whichever thread freed it.
 
     By default glibc gives the memory of large tensors back to the system, and new memory to each
-    thread. Every page of it is then set up anew at every step: a fifth of the time at 2,048 images.
+    thread. Every page of it is then set up anew at every step.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # another C library
