@@ -81,23 +81,13 @@ def read_weights(checkpoint: Path) -> Weights:
     Raises:
         UserError: The checkpoint is damaged or not to be trusted.
     """
-    import torch
-    from megatron.core.dist_checkpointing.strategies import torch as strategies
-    from torch.distributed.checkpoint.state_dict_loader import load
-
+    from megakit.models.loading import PREFIX, read_tensors
     from megakit.runtime.safe_reading import read_safely
 
     verify(checkpoint)
     read_safely()
-    # Without a word to other ranks: this process alone writes the page.
-    reader = strategies.FileSystemReader(str(weights_folder(checkpoint)))
-    whole = {
-        name: torch.empty(saved.size, dtype=saved.properties.dtype)
-        for name, saved in reader.read_metadata().state_dict_metadata.items()
-        if name.startswith("module.") and hasattr(saved, "size")
-    }
-    load(whole, storage_reader=reader, no_dist=True)
-    return {name.removeprefix("module."): tensor.float().numpy() for name, tensor in whole.items()}
+    whole = read_tensors(str(weights_folder(checkpoint)))
+    return {name.removeprefix(PREFIX): tensor.float().numpy() for name, tensor in whole.items()}
 
 
 def find_pretraining(checkpoint: Path, notes: list[str]) -> Path | None:

@@ -7,7 +7,6 @@ downloads only when a file is missing.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import math
 import os
@@ -16,11 +15,11 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from megakit.errors import UserError
+from megakit.runtime.foreign_files import printable, read_regular_file, reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,23 +123,30 @@ MNIST_SHA256 = {
 }
 """The four files as published by LeCun, Cortes and Burges, unpacked."""
 
+REMEDY = (
+    "This is not MNIST's file or a damaged one: copy it again, or delete it and have it downloaded."
+)
+
+GZIP = 31
+"""zlib's `wbits` for data with gzip's header."""
+
 FOLDERS = ("MNIST/raw", "MNISTCustom/raw")
 """Below the root. torchvision names the folder after the class, so a subclass has its own."""
 
 
 def read_mnist(data_dir: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Reads one of MNIST's two parts. Sizes are checked; the content is `check_mnist`'s.
+    """Reads one of MNIST's two parts, and checks the very bytes that it returns.
 
     Args:
         data_dir: Root that holds `MNIST/raw` or `MNISTCustom/raw`.
         train: The 60,000 for training, or the 10,000 for testing.
 
     Returns:
-        Images, uint8 (N, 28, 28), read-only: the file mapped into memory, one copy for all
-        processes of a machine (a `.gz` is unpacked by each); and labels, uint8 (N,).
+        Images, uint8 (N, 28, 28), read-only; and labels, uint8 (N,). Both are in memory: what
+        becomes of the files later does not matter.
 
     Raises:
-        UserError: A file is missing, cannot be read, or has another size.
+        UserError: A file is missing, cannot be read, or is not the published one.
     """
     import numpy as np
 
@@ -173,15 +179,12 @@ def _locate(data_dir: Path) -> tuple[Path, dict[str, Path]]:
     """Finds the folder with the most of the four files, and the path of each that is there."""
     candidates = []
     for folder in (data_dir / below for below in FOLDERS):
-        try:
-            there = {path.name for path in folder.iterdir()}
-        except FileNotFoundError:
-            there = set()
-        except OSError as error:
-            raise UserError(
-                f"{folder}: cannot be read ({error.strerror}). --data-dir is the root that holds "
-                f"{FOLDERS[0]}: name a folder that you may read."
-            ) from None
+        rule = f"--data-dir is the root that holds {FOLDERS[0]}: name a folder that you may read."
+        with reading(folder, rule):
+            try:
+                there = {path.name for path in folder.iterdir()}
+            except FileNotFoundError:
+                there = set()
         paths = {
             name: folder / (name if name in there else f"{name}.gz")
             for name in MNIST_SHA256
@@ -195,35 +198,47 @@ def _damages(paths: dict[str, Path]) -> list[str]:
     """Says what is wrong with each file that is not the published one."""
     from concurrent.futures import ThreadPoolExecutor
 
-    def damage(name: str) -> str | None:
+    def damage(name: str) -> list[str]:
         try:
-            found = hashlib.sha256(_content(name, paths[name])).hexdigest()
+            _content(name, paths[name])
         except UserError as error:
-            return str(error)
-        if found == MNIST_SHA256[name]:
-            return None
-        return _damaged(paths[name], f"sha256 {found}, expected {MNIST_SHA256[name]}")
+            return error.problems
+        return []
 
     with ThreadPoolExecutor() as threads:  # reading, unpacking and hashing leave the GIL
-        return [problem for problem in threads.map(damage, paths) if problem]
+        return [problem for problems in threads.map(damage, paths) for problem in problems]
 
 
-def _content(name: str, path: Path) -> mmap | bytes:
-    """Maps the file into memory, or unpacks it there, and checks its size."""
-    content: mmap | bytes
-    try:
+def _content(name: str, path: Path) -> bytes:
+    """Reads the file, unpacks it, and checks that it is the published one."""
+    size = _size(name)
+    with reading(path, REMEDY):
+        content = read_regular_file(path, 2 * size)
         if path.suffix == ".gz":
-            content = gzip.decompress(path.read_bytes())
-        elif path.stat().st_size == 0:  # which cannot be mapped
-            content = b""
-        else:
-            with path.open("rb") as file:
-                content = mmap(file.fileno(), 0, access=ACCESS_READ)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(_damaged(path, f"cannot be read ({_reason(error)})")) from None
-    size = _header_size(name) + math.prod(_shape(name))
+            content = _unpack(content, size)
     if len(content) != size:
-        raise UserError(_damaged(path, f"{len(content):,} bytes, expected {size:,}"))
+        raise UserError(f"{path}: {len(content):,} bytes, expected {size:,}. {REMEDY}")
+    found = hashlib.sha256(content).hexdigest()
+    if found != MNIST_SHA256[name]:
+        raise UserError(f"{path}: sha256 {found}, expected {MNIST_SHA256[name]}. {REMEDY}")
+    return content
+
+
+def _unpack(packed: bytes, limit: int) -> bytes:
+    """Unpacks one gzip file in memory, and no further than its limit.
+
+    Raises:
+        ValueError: It unpacks to more bytes, is cut off, or has more after its end.
+        zlib.error: It is damaged, or no gzip file.
+    """
+    unpacker = zlib.decompressobj(wbits=GZIP)
+    content = unpacker.decompress(packed, limit + 1)  # of a bomb, no more than that
+    if len(content) > limit:
+        raise ValueError(f"unpacks to more than {limit:,} bytes")
+    if not unpacker.eof:
+        raise ValueError("ends before the end of its gzip stream")
+    if unpacker.unused_data:
+        raise ValueError("goes on after the end of its gzip stream")
     return content
 
 
@@ -237,15 +252,12 @@ def _header_size(name: str) -> int:
     return 4 + 4 * len(_shape(name))
 
 
+def _size(name: str) -> int:
+    return _header_size(name) + math.prod(_shape(name))
+
+
 def _missing(folder: Path, name: str) -> str:
     return f"{folder / name}: missing, and no .gz of it. Copy it there, or have it downloaded."
-
-
-def _damaged(path: Path, fault: str) -> str:
-    return (
-        f"{path}: {fault}. This is not MNIST's file or a damaged one: copy it again, or delete it "
-        "and have it downloaded."
-    )
 
 
 # --- Downloading ----------------------------------------------------------------------------------
@@ -266,7 +278,6 @@ class _DownloadError(Exception):
 
 def _download(names: list[str], folder: Path, report: Callable[[str], None]) -> None:
     """Downloads all of the files or none: nothing is written before all are here and checked."""
-    from http.client import HTTPException
     from urllib.parse import urlsplit
 
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -280,8 +291,8 @@ def _download(names: list[str], folder: Path, report: Callable[[str], None]) -> 
             for name in names:
                 if name not in contents:
                     contents[name] = _fetch(name, mirror, deadline, report)
-        except (OSError, HTTPException, zlib.error) as error:
-            failures.append(f"{urlsplit(mirror).hostname}: {_reason(error)}")
+        except Exception as error:  # urllib raises whatever a hostile answer makes it stumble over
+            failures.append(printable(f"{urlsplit(mirror).hostname}: {_reason(error)}"))
     if len(contents) < len(names):
         raise _DownloadError("; ".join(failures))
     try:
@@ -294,12 +305,13 @@ def _download(names: list[str], folder: Path, report: Callable[[str], None]) -> 
 
 def _fetch(name: str, mirror: str, deadline: float, report: Callable[[str], None]) -> bytes:
     """Downloads and unpacks one file; an OSError says so if it is not the published one."""
-    content = bytearray()
-    unpacker = zlib.decompressobj(wbits=31)  # 31: with gzip's header
+    content, size = bytearray(), _size(name)
+    unpacker = zlib.decompressobj(wbits=GZIP)
     with _open_url(f"{mirror}{name}.gz") as response:
-        report(f"Downloading {response.url}")
-        while chunk := response.read1(1 << 16):
-            content += unpacker.decompress(chunk)
+        report(printable(f"Downloading {response.url}"))
+        # A mirror may send for ever, and a bomb; the sha256 tells the rest.
+        while len(content) <= size and not unpacker.eof and (chunk := response.read1(1 << 16)):
+            content += unpacker.decompress(chunk, size + 1 - len(content))
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not done after {DOWNLOAD_SECONDS:g} s")
     if hashlib.sha256(content).hexdigest() != MNIST_SHA256[name]:
@@ -358,6 +370,8 @@ def _reason(error: Exception) -> object:
 
 DIGITS_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
 """Of scikit-learn's digits.csv.gz, unpacked."""
+DIGITS_BYTES = 1 << 20
+"""More than that file has, packed or unpacked."""
 
 
 def read_digits(split: Split) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -392,16 +406,14 @@ def _digits_table() -> list[str]:
     spec = find_spec("sklearn")
     places = (spec and spec.submodule_search_locations) or ["scikit-learn (not installed)"]
     path = Path(places[0], "datasets", "data", "digits.csv.gz")
-    try:
-        text = gzip.decompress(path.read_bytes())
-        fault = "" if hashlib.sha256(text).hexdigest() == DIGITS_SHA256 else "other digits"
-    except (OSError, EOFError, zlib.error) as error:
-        fault = f"cannot be read ({_reason(error)})"
-    if fault:
-        raise UserError(
-            f"{path}: {fault}. --dataset digits reads those that come with scikit-learn: install "
-            "it again, or choose --dataset mnist."
-        )
+    remedy = (
+        "--dataset digits reads those that come with scikit-learn: install it again, or choose "
+        "--dataset mnist."
+    )
+    with reading(path, remedy):
+        text = _unpack(read_regular_file(path, DIGITS_BYTES), DIGITS_BYTES)
+    if hashlib.sha256(text).hexdigest() != DIGITS_SHA256:
+        raise UserError(f"{path}: other digits. {remedy}")
     return text.decode().splitlines()
 
 

@@ -1,11 +1,16 @@
 """Stage 2: put a classifier's head on the pretrained trunk, and train both."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+if sys.flags.safe_path:  # Python then leaves out the folder that the script lies in
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from megakit.checkpoints.select import BestBy
 from megakit.training.options import TrainingOptions
+from megakit.training.ranges import Range
 from megakit.training.runs import Stage
 from megakit.training.script import Run, run_script
 from mnist_files import DataOptions
@@ -35,15 +40,11 @@ class FinetuneOptions(DataOptions, TrainingOptions):
     lr: float = 4e-2
     """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
 
-    num_labels: int | None = None
+    num_labels: Annotated[int | None, Range(least=10)] = None
     """Train on N labelled images, balanced over the classes; by default on all. The last
     checkpoint then counts, since choosing by validation would use more labels."""
 
     identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "num_labels")
-
-    def problems(self) -> list[str]:
-        """What is wrong with single options, one message each."""
-        return [*super().problems(), *self._below(10, ("num_labels",))]
 
     def best_by(self) -> BestBy:
         """How the best checkpoint is chosen."""

@@ -1,11 +1,16 @@
 """Stage 3: run the classifier on every test image, each exactly once, or on pictures of yours."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+if sys.flags.safe_path:  # Python then leaves out the folder that the script lies in
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from megakit.errors import UserError
 from megakit.training.options import CommonOptions
 from megakit.training.runs import Stage
 from megakit.training.script import Run, run_script
@@ -72,12 +77,17 @@ class PredictOptions(DataOptions, CommonOptions):
             )
         for remark in remarks if may_download else ():
             report(remark)
-        return str(self.input)
+        # Each rank reads them anew, and all ranks have to predict the same.
+        return self.pictures.name
 
 
 def predict(run: Run) -> Path:
     """Predicts; returns the path of predictions.csv."""
     pictures: Pictures | None = run.options.pictures
+    if pictures and pictures.name != run.plan.dataset:
+        raise UserError(
+            f"--input {run.options.input}: changed since this command began. Start it again."
+        )
 
     from megakit.training import predict_stage
     from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule

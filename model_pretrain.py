@@ -1,10 +1,15 @@
 """Stage 1: pretrain an autoencoder on MNIST, and keep its trunk for the next stage."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+if sys.flags.safe_path:  # Python then leaves out the folder that the script lies in
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from megakit.training.options import TrainingOptions
+from megakit.training.ranges import Range
 from megakit.training.runs import Stage
 from megakit.training.script import Run, run_script
 from mnist_files import DataOptions
@@ -29,17 +34,10 @@ class PretrainOptions(DataOptions, TrainingOptions):
     lr: float = 1e-3
     """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
 
-    corruption: float = 0.2
+    corruption: Annotated[float, Range(least=0, below=1)] = 0.2
     """Share of pixels dropped from each image, drawn anew each epoch, for the model to restore."""
 
     identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "corruption")
-
-    def problems(self) -> list[str]:
-        """What is wrong with single options, one message each."""
-        found = super().problems()
-        if not 0 <= self.corruption < 1:
-            found.append(f"--corruption {self.corruption}: has to be at least 0 and below 1.")
-        return found
 
 
 def pretrain(run: Run) -> Path:

@@ -7,16 +7,22 @@ Numpy and Pillow are imported only when there is something to read.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from megakit.data.foreign_images import list_folder, read_array, read_image
 from megakit.errors import UserError
+from megakit.runtime.foreign_files import first, printable, reading
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from PIL.Image import Image
 
 SIDE = 28
 """Height and width of a training image."""
@@ -24,6 +30,9 @@ BOX = 20
 """What the longer side of a digit is scaled to, as the makers of MNIST did."""
 FAINT = 32
 """What differs from the paper by less, of 255, is no ink."""
+ARRAY_BYTES = 100_000 * SIDE * SIDE * 8 + 10_000
+"""Size of a `.npy` file: as many pictures as a folder may hold, in doubles."""
+WHAT_TO_NAME = "Name whole PNG or JPEG files, a folder of them, or a .npy array; leave others out."
 
 
 def to_training_form(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -62,13 +71,14 @@ def to_training_form(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     import numpy as np
 
     paper = paper_of(pixels)
-    ink = np.abs(pixels.astype(np.float64) - (255 if paper >= 128 else 0))  # bright, as doubles
-    ink = np.maximum(ink - (255 - paper if paper >= 128 else paper), 0)
-    if ink.max() < FAINT:
+    bright, ground = (255 - pixels, 255 - paper) if paper >= 128 else (pixels, paper)
+    ink = np.maximum(bright, ground) - np.uint8(ground)  # in bytes, as pictures may be large
+    brightest = int(ink.max())
+    if brightest < FAINT:
         raise ValueError("nothing is drawn on it")
     if pixels.shape == (SIDE, SIDE) and paper < FAINT:
         return pixels
-    ink[ink * 8 < ink.max()] = 0
+    ink[ink < -(-brightest // 8)] = 0
     for _ in range(2):  # rows, then columns
         there = np.flatnonzero(ink.any(axis=1))
         ink = ink[there[0] : there[-1] + 1].T
@@ -121,11 +131,13 @@ class Pictures:
     """What was read, in the form of the training images.
 
     Attributes:
+        name: Of these pictures and no others: the path, and a digest of images and sources.
         images: uint8 (N, 28, 28).
         sources: Where each comes from: a file's name, or a place in an array (`ones.npy[3]`).
         remarks: What had to be changed, one line for each kind of change.
     """
 
+    name: str
     images: NDArray[np.uint8]
     sources: list[str]
     remarks: list[str]
@@ -136,7 +148,8 @@ def read_pictures(path: Path) -> Pictures:
 
     Args:
         path: Files of a folder are taken in the order of their names, without hidden ones. An array
-            holds uint8 from 0 to 255, or floats from 0 to 1.
+            holds uint8 from 0 to 255, or floats from 0 to 1. Bounds are those of
+            `megakit.data.foreign_images`.
 
     Raises:
         UserError: Some of it cannot be used; with one problem for each file or array element.
@@ -144,24 +157,23 @@ def read_pictures(path: Path) -> Pictures:
     import numpy as np
 
     reader = _Reader()
-    try:
-        if path.is_dir():
-            files = sorted(file for file in path.iterdir() if not file.name.startswith("."))
-            if not files:
-                reader.refuse(path, "the folder is empty. Put PNG or JPEG files into it")
-            for file in files:
-                reader.add_file(file)
-        elif path.suffix == ".npy":
+    with reading(f"--input {path}", WHAT_TO_NAME):
+        files = list_folder(path) if path.is_dir() else [path]
+    if not files:
+        reader.refuse(path, "the folder is empty. Put PNG or JPEG files into it")
+    for file in files:
+        if file == path and path.suffix == ".npy":
             reader.add_array(path)
         else:
-            reader.add_file(path)
-    except OSError as error:
-        reader.refuse(path, f"cannot be read ({error.strerror})")
+            reader.add_file(file)
     if reader.problems:
-        raise UserError(_first(reader.problems))
+        raise UserError(first(reader.problems))
     total = len(reader.images)
     remarks = [f"{count:,} of {total:,} pictures: {what}." for what, count in reader.kinds.items()]
-    return Pictures(np.stack(reader.images), reader.sources, remarks)
+    images = np.stack(reader.images)
+    digest = hashlib.sha256("\n".join(reader.sources).encode() + images.data).hexdigest()
+    name = printable(f"{path} (sha256 {digest[:12]})")
+    return Pictures(name, images, reader.sources, remarks)
 
 
 class _Reader:
@@ -174,30 +186,28 @@ class _Reader:
         self.problems: list[str] = []
 
     def refuse(self, what: Path | str, why: str) -> None:
-        self.problems.append(f"--input {what}: {why}.")
+        self.problems.append(printable(f"--input {what}: {why}."))
 
     def add_file(self, path: Path) -> None:
         """Takes a picture file, whatever its name ends with."""
-        if not path.is_file():
-            found = "is a folder, not a picture" if path.is_dir() else "is missing, or no file"
-            self.refuse(path, f"{found}. Name PNG or JPEG files, a folder of them, or a .npy array")
-            return
-        try:
+        with self._collecting(), reading(f"--input {path}", WHAT_TO_NAME):
             pixels, kinds = _read_grey(path)
-        except _UnreadableError as error:
-            self.refuse(path, str(error))
-            return
-        self._add(path, path.name, pixels, kinds)
+            self._add(path, path.name, pixels, kinds)
 
     def add_array(self, path: Path) -> None:
         """Takes each picture of a `.npy` file."""
-        try:
+        rule = f"shape (N, {SIDE}, {SIDE}), uint8 from 0 to 255 or floats from 0 to 1"
+        with self._collecting(), reading(f"--input {path}", f"It has to have {rule}, and N not 0."):
             array, kinds = _read_array(path)
-        except _UnreadableError as error:
-            self.refuse(path, str(error))
-            return
-        for index, pixels in enumerate(array):
-            self._add(f"{path}[{index}]", f"{path.name}[{index}]", pixels, kinds)
+            for index, pixels in enumerate(array):
+                self._add(f"{path}[{index}]", f"{path.name}[{index}]", pixels, kinds)
+
+    @contextlib.contextmanager
+    def _collecting(self) -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            self.problems += error.problems
 
     def _add(
         self, what: Path | str, source: str, pixels: NDArray[np.uint8], kinds: list[str]
@@ -212,75 +222,51 @@ class _Reader:
                 kinds = [*kinds, "dark ink on light paper became light on dark"]
             kinds = [*kinds, f"scaled to fit {BOX}x{BOX} pixels and centred in {SIDE}x{SIDE}"]
         self.images.append(image)
-        self.sources.append(source.encode(errors="backslashreplace").decode())
+        self.sources.append(printable(source))
         self.kinds.update(kinds)
-
-
-class _UnreadableError(Exception):
-    """Why a file cannot be used, as part of a sentence."""
 
 
 def _read_array(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
     """Reads a `.npy` file as uint8 (N, 28, 28), and says what was changed in it."""
     import numpy as np
 
-    rule = f"shape (N, {SIDE}, {SIDE}), uint8 from 0 to 255 or floats from 0 to 1"
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or "not an array that numpy.save made"
-        raise _UnreadableError(f"cannot be read ({reason}). It has to have {rule}") from None
-    if not isinstance(array, np.ndarray):
-        raise _UnreadableError(f"is an archive of arrays. It has to have {rule}")
-    shape, dtype = array.shape, array.dtype
-    if shape[1:] != (SIDE, SIDE) or not len(array) or (dtype != np.uint8 and dtype.kind != "f"):
-        raise _UnreadableError(f"has shape {shape}, {dtype}. It has to have {rule}, and N not 0")
-    if dtype == np.uint8:
+    array: Any = read_array(path, (SIDE, SIDE), ARRAY_BYTES)
+    if array.dtype == np.uint8:
         return array, []
-    if not ((array >= 0) & (array <= 1)).all():  # nor is a NaN
-        raise _UnreadableError(
-            f"holds numbers from {array.min():.4g} to {array.max():.4g}. It has to have {rule}"
-        )
-    return np.floor(array * 255.0 + 0.5).astype(np.uint8), ["numbers from 0 to 1 became 0 to 255"]
+    low, high = array.min(), array.max()
+    if not (low >= 0 and high <= 1):  # nor are they NaN
+        raise ValueError(f"numbers from {low:.4g} to {high:.4g}")
+    parts = np.array_split(array, 1 + len(array) // 1000)  # the doubles of all would be large
+    whole = [np.floor(part.astype(np.float64) * 255 + 0.5).astype(np.uint8) for part in parts]
+    return np.concatenate(whole), ["numbers from 0 to 1 became 0 to 255"]
 
 
 def _read_grey(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
     """Reads a picture file as grey, uint8 (height, width), and says what was changed in it."""
-    import warnings
-
     import numpy as np
-    from PIL import Image, ImageOps, UnidentifiedImageError
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=("PNG", "JPEG")) as file:
-                image = ImageOps.exif_transpose(file)
-    except UnidentifiedImageError:
-        raise _UnreadableError("is neither a PNG nor a JPEG picture. Convert it") from None
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        limit = f"{Image.MAX_IMAGE_PIXELS or 0:,}"
-        raise _UnreadableError(f"has more than {limit} pixels. Make it smaller") from None
-    except Exception as error:  # Pillow lets through whatever its decoders stumble over
-        reason = getattr(error, "strerror", None) or error
-        raise _UnreadableError(
-            f"cannot be read ({reason}). Copy it again, or leave it out"
-        ) from None
-
+    image = read_image(path)
     if image.mode.startswith("I"):  # 16 bits
-        deep = np.asarray(image).astype(np.int64)
+        deep = np.asarray(image).astype(np.uint32)
         return ((deep * 255 + 32767) // 65535).astype(np.uint8), ["16 bits became 8"]
-    kinds = []
-    colours = np.asarray(image.convert("RGB"))
-    if (colours != colours[..., :1]).any():
-        kinds.append("colour became grey")
-    grey = np.asarray(image.convert("RGB").convert("L"))
+    grey, kinds = _without_colour(image)
     if image.has_transparency_data:
-        alpha = np.asarray(image.convert("RGBA"))[..., 3]
+        alpha = np.asarray(image.convert("RGBA").getchannel("A"))
         if alpha.min() < 255:
             kinds.append("what is transparent counts as paper")
             grey = _on_paper(grey, alpha)
     return grey, kinds
+
+
+def _without_colour(image: Image) -> tuple[NDArray[np.uint8], list[str]]:
+    """The brightness of each pixel, and whether there was more to them."""
+    import numpy as np
+    from PIL import ImageChops
+
+    colours = image.convert("RGB")
+    red, green, blue = colours.split()
+    is_grey = not any(ImageChops.difference(red, other).getbbox() for other in (green, blue))
+    return np.asarray(colours.convert("L")), [] if is_grey else ["colour became grey"]
 
 
 def _on_paper(grey: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -294,12 +280,5 @@ def _on_paper(grey: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> NDArray[np.u
     opaque = grey[alpha >= 128]
     middle = int(np.median(opaque)) if opaque.size else 0
     paper = middle if 2 * opaque.size > grey.size else 255 * (middle < 128)
-    ink, alpha = grey.astype(np.int64), alpha.astype(np.int64)
+    ink, alpha = grey.astype(np.uint16), alpha.astype(np.uint16)  # 255 * 255 + 127 fits
     return ((ink * alpha + paper * (255 - alpha) + 127) // 255).astype(np.uint8)
-
-
-def _first(problems: list[str], most: int = 20) -> list[str]:
-    """The problems, or so many of them that they can be read, and how many more there are."""
-    if len(problems) <= most:
-        return problems
-    return [*problems[:most], f"--input: {len(problems) - most:,} more like these."]

@@ -5,13 +5,19 @@ import dataclasses
 import importlib
 import os
 import runpy
+import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+if sys.flags.safe_path:  # Python then leaves out the folder that the script lies in
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from megakit.runtime.signals import exit_status
 from megakit.training.launch import run_in_fork
 from megakit.training.options import CommonOptions, parse_options
+from megakit.training.script import begin_script
 from mnist_files import DataOptions
 from model_pretrain import PRETRAIN
 
@@ -84,6 +90,7 @@ def run(script: str, arguments: list[str]) -> int:
 def main() -> int:
     """Runs the scripts until one fails; returns its exit status, or 0."""
     began = time.perf_counter()
+    begin_script()
     options = parse_options(TutorialOptions)
     import_stack(options)
     for number, script in enumerate(SCRIPTS, start=1):
@@ -101,4 +108,4 @@ if __name__ == "__main__":
         sys.exit(main())
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(exit_status(signal.SIGINT))

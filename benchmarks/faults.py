@@ -1,20 +1,25 @@
-"""How many of N runs that were killed at random moments came out bit-identical.
+"""How many of N runs that were disturbed at random moments came out bit-identical.
 
     python benchmarks/faults.py [--runs N] [--seed N] [--write]
 
-Each run is killed once or twice with SIGKILL, at a moment drawn by the seed: a call of one of the
-functions that train, save, clean up or report, or any number of seconds after the start. Then it is
-started again and compared with one that nothing happened to: weights and optimizer states byte by
-byte, metrics.csv, TensorBoard's curves, names of checkpoints, the choice of the best, and processes
-left behind. `--write` puts the count into RESULTS.md.
+Each run is disturbed once or twice, drawn by the seed: killed with SIGKILL at a call of one of the
+functions that train, save, clean up or report, or any number of seconds after its start; hung up
+with SIGHUP; left without a reader of its messages; its folder removed while it trains; its
+checkpoints swapped between two starts. Then it is started again and compared with one that nothing
+happened to: weights and optimizer states byte by byte, metrics.csv, TensorBoard's curves, names of
+checkpoints, the choice of the best, and processes left behind. `--write` puts the count into
+RESULTS.md.
 """
 
 import argparse
 import random
+import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -24,18 +29,62 @@ from report import REPOSITORY, machine, write_section
 sys.modules["tests"] = tests = ModuleType("tests")
 tests.__path__ = [str(REPOSITORY / "tests")]
 
+from megakit.checkpoints.layout import checkpoint_name, list_checkpoints  # noqa: E402
 from tests.faults.harness import Fault, Training  # noqa: E402
+
+#: How often each kind is drawn, and the exit statuses that it may end with.
+KINDS = {"SIGKILL": 4, "SIGHUP": 1, "closed pipe": 1, "removed folder": 1, "swapped checkpoints": 1}
+
+
+def disturb(training: Training, kind: str, dice: random.Random, seconds: float) -> tuple[bool, str]:
+    """Starts a run and disturbs it; returns whether the disturbance came in time, and what it was.
+
+    Raises:
+        AssertionError: The run ended otherwise than it has to.
+    """
+    if kind in ("SIGKILL", "SIGHUP"):
+        fault = replace(Fault.draw(dice, seconds), name=kind)
+        status = training.start(fault).status
+        assert status in (0, -9 if kind == "SIGKILL" else 129), f"status {status} after {fault}"
+        return status != 0, str(fault)
+    if kind == "closed pipe":
+        status = training.start_without_reader()
+        assert status == 0, f"status {status} without a reader"
+        return True, kind
+    if kind == "removed folder":
+        moment = round(dice.uniform(0, seconds), 2)
+        start = training.start_and_remove(moment)
+        told = "was removed" in start.err
+        assert start.status == 0 or (start.status == 1 and told), start.err
+        return told, f"{kind} after {moment} s"
+    training.start(Fault.draw(dice))
+    found = list_checkpoints(training.checkpoints)
+    if len(found) > 1:
+        first, last = found[0], found[-1]
+        first.rename(aside := training.checkpoints / "swap")
+        last.rename(first)
+        aside.rename(last)
+    elif found:
+        found[0].rename(found[0].with_name(checkpoint_name(39)))
+    return bool(found), kind
+
+
+def remove_what_was_set_aside(training: Training) -> None:
+    """Checkpoints that a run cannot use keep other names; they are no part of its result."""
+    for path in training.checkpoints.glob("*-step=*"):
+        shutil.rmtree(path)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Kills runs at random moments.")
+    parser = argparse.ArgumentParser(description="Disturbs runs at random moments.")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="put the count into RESULTS.md")
     options = parser.parse_args()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, the runs would ignore it too
     stages = (("model_pretrain.py", ()), ("model_finetune.py", ("--checkpoint", "none")))
     kinds: Counter[str] = Counter()
-    same = kills = 0
+    same = 0
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         whole, seconds = {}, {}
@@ -49,31 +98,35 @@ def main() -> None:
             dice = random.Random(f"{options.seed}-{number}")
             script, arguments = stages[number % len(stages)]
             training = Training(Path(folder, str(number)), script, arguments)
-            faults = [Fault.draw(dice, seconds[script]) for _ in range(dice.randint(1, 2))]
-            problem = None
+            drawn = dice.choices(list(KINDS), list(KINDS.values()), k=dice.randint(1, 2))
+            problem, told = None, []
             try:
-                for fault in faults:
-                    killed = training.start(fault).status == -9
-                    kills += killed
-                    kinds["in time" if fault.place is None else "at a call"] += killed
+                for kind in drawn:
+                    in_time, what = disturb(training, kind, dice, seconds[script])
+                    kinds[kind] += in_time
+                    told.append(what)
                 last = training.start()
                 if last.status:
                     problem = last.err
-                elif training.result() != whole[script]:
+                remove_what_was_set_aside(training)
+                if problem is None and training.result() != whole[script]:
                     problem = "differs from the run that was never killed"
             except AssertionError as error:
                 problem = str(error)
             same += problem is None
-            what = "; ".join(map(str, faults))
-            print(f"{number + 1:3} {script:18} {problem or 'identical'}: {what}", flush=True)
+            print(
+                f"{number + 1:3} {script:18} {problem or 'identical'}: {'; '.join(told)}",
+                flush=True,
+            )
     minutes = (time.monotonic() - began) / 60
     count = f"{same} of {options.runs} bit-identical"
-    moments = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))
+    moments = ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS)
     text = (
-        "## Runs killed at random moments\n\n"
+        "## Runs disturbed at random moments\n\n"
         f"{machine('nemo_toolkit', 'megatron-core').partition('; ')[0]}.\n\n"
         f"`benchmarks/faults.py --runs {options.runs} --seed {options.seed}`: **{count}**; "
-        f"{kills} kills ({moments}), pretraining and fine-tuning by turns, {minutes:.0f} minutes."
+        f"{kinds.total()} disturbances that came in time ({moments}), pretraining and fine-tuning "
+        f"by turns, {minutes:.0f} minutes."
     )
     print(count)
     if options.write:

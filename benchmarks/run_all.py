@@ -48,6 +48,7 @@ ALL = {
         5, "layouts against one process: differences and speed", ("parallel.py",), False
     ),
     "faults": Benchmark(17, "runs killed at random moments", ("faults.py", "--runs", "50"), False),
+    "attacks": Benchmark(15, "checkpoints that a stranger has mutated", ("attacks.py",), False),
 }
 
 

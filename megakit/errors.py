@@ -31,3 +31,7 @@ class Stopped(BaseException):
         self.signal = signum
         self.step = step
         super().__init__(f"{signal.Signals(signum).name} after step {step}")
+
+
+class RunDirectoryLostError(Exception):
+    """The folder that a run writes to was removed or replaced while the run was working."""

@@ -1,15 +1,33 @@
 """What all tests share: the marked ones that need time or a GPU, and where MNIST is."""
 
+import signal
+import time
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.refusals import Refusals, set_traps
+
 REPOSITORY = Path(__file__).resolve().parents[1]
+BEGAN = time.monotonic()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked long, too")
+    parser.addoption(
+        "--minutes", type=float, help="start no test marked long after so many; they come last"
+    )
+
+
+def pytest_configure() -> None:
+    # Tests signal processes that they start; these inherit what a shell's `&` or `nohup` ignores.
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -18,8 +36,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="long: takes minutes, give --all"))
 
+    if config.getoption("--minutes") is not None:
+        items.sort(key=lambda item: item.get_closest_marker("long") is not None)
+
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    minutes = item.config.getoption("--minutes")
+    is_late = minutes is not None and time.monotonic() - BEGAN > 60 * minutes
+    if is_late and item.get_closest_marker("long"):
+        pytest.skip(f"long: no time is left of --minutes {minutes:g}")
     if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
         pytest.skip(f"gpu: {reason}")
 
@@ -45,3 +70,17 @@ def mnist_dir() -> Path:
     if not (root / "MNIST" / "raw").is_dir():
         pytest.skip("no MNIST in ../shared/data beside the repository")
     return root
+
+
+@pytest.fixture
+def traps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages by the frameworks' names; importing one leaves a file behind."""
+    folder = tmp_path_factory.mktemp("traps")
+    set_traps(folder)
+    return folder
+
+
+@pytest.fixture
+def refused(tmp_path: Path, traps: Path) -> Refusals:
+    """Runs scripts that have to refuse, below a folder of its own."""
+    return Refusals(tmp_path, traps)

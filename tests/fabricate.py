@@ -1,14 +1,25 @@
 """Checkpoints and run directories through the project's own functions, without any training."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from megakit.checkpoints.layout import checkpoint_name
 from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
 from megakit.reporting.console import Console
-from megakit.training.layout import Cluster
+from megakit.training.cluster import Cluster
 from megakit.training.plan import Plan, prepare
 from megakit.training.runs import RunDirectory, Stage
+
+#: The settings of a model whose config has no fields, as NeMo writes them.
+CONTEXT = {
+    "root": {"key": "context"},
+    "objects": {
+        "context": {"items": [["Attr(name='model')", {"key": "module"}]]},
+        "module": {"items": [["Attr(name='config')", {"key": "config"}]]},
+        "config": {"items": []},
+    },
+}
 
 
 def make_checkpoint(
@@ -26,7 +37,7 @@ def make_checkpoint(
     (checkpoint / "context").mkdir()
     (checkpoint / "weights" / "__0_0.distcp").write_bytes(b"weights of step %d" % step)
     (checkpoint / "weights" / "metadata.json").write_text("{}")
-    (checkpoint / "context" / "io.json").write_text("{}")
+    (checkpoint / "context" / "io.json").write_text(json.dumps(CONTEXT))
     manifest = Manifest(
         stage=stage,
         model=model,
@@ -48,10 +59,13 @@ def prepare_run(stage: Stage, options: Any) -> Plan:
 
 
 def make_run(stage: Stage, options: Any, steps: tuple[int, ...], done: bool = True) -> RunDirectory:
-    """A run directory with a checkpoint for each of the steps, the last of them the best."""
+    """A run directory with a checkpoint for each of the steps, the last of them the best.
+
+    If the run is done, a checkpoint of its last step comes on top, which is the best then.
+    """
     plan = prepare_run(stage, options)
     directory = RunDirectory(options.output_dir / stage.name)
-    for step in steps:
+    for step in (*steps, *([options.max_steps] if done else [])):
         make_checkpoint(
             directory.checkpoints,
             step,

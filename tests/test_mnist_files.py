@@ -75,21 +75,6 @@ class TestReading:
         assert labels[:5].tolist() == ([5, 0, 4, 1, 9] if train else [7, 2, 1, 0, 4])
         assert round(images.mean() / 255, 4) == (0.1307 if train else 0.1325)
 
-    def test_images_are_the_file_itself_and_not_a_copy(self, mnist_dir):
-        images, _ = read_mnist(mnist_dir, train=True)
-        assert int(images.sum(dtype=np.int64)) > 0  # every page is touched
-        address = images.__array_interface__["data"][0]
-        dirty = []
-        for line in Path("/proc/self/smaps").read_text().splitlines():
-            if "-" in (bounds := line.split()[0]):
-                low, high = (int(bound, 16) for bound in bounds.split("-"))
-                inside = low <= address < high
-                if inside:
-                    assert line.endswith(TRAIN_IMAGES)
-            elif inside and line.startswith(("Private_Dirty:", "Anonymous:")):
-                dirty.append(int(line.split()[1]))
-        assert dirty == [0, 0]
-
     def test_images_cannot_be_written_and_labels_can(self, mnist_dir):
         images, labels = read_mnist(mnist_dir, train=False)
         with pytest.raises(ValueError, match="read-only"):
@@ -119,12 +104,12 @@ class TestReading:
         link_files(mnist_dir, tmp_path / "MNISTCustom" / "raw")
         check_mnist(tmp_path)
 
-    def test_names_what_is_missing_or_has_another_size(self, root):
+    def test_names_what_is_missing_or_has_another_size(self, root, mnist_dir):
         folder = root / "MNIST" / "raw"
         (folder / TEST_LABELS).unlink()
         replace(folder / TEST_IMAGES, b"")
         assert f"{folder / TEST_LABELS}: missing" in problems(read_mnist, root, False)[0]
-        (folder / TEST_LABELS).write_bytes(b"short")
+        (folder / TEST_LABELS).symlink_to(mnist_dir / "MNIST" / "raw" / TEST_LABELS)
         assert "0 bytes, expected 7,840,016" in problems(read_mnist, root, False)[0]
         read_mnist(root, train=True)
 
@@ -154,9 +139,9 @@ class TestChecking:
     @pytest.mark.parametrize(
         ("spoil", "message"),
         [
-            (lambda content: content[:-9], "end-of-stream"),
+            (lambda content: content[:-9], "ends before the end"),
             (lambda content: content[:200] + b"\0" * 9 + content[209:], "rror"),
-            (lambda content: b"<html>", "Not a gzipped file"),
+            (lambda content: b"<html>", "incorrect header"),
             (lambda content: gzip.compress(b"other"), "5 bytes, expected 10,008"),
         ],
     )

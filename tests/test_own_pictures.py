@@ -227,7 +227,7 @@ class TestArrays:
             (np.zeros((2, 28, 28), bool), "bool"),
             (np.full((2, 28, 28), 255.0), "255"),
             (np.full((2, 28, 28), np.nan), "nan"),
-            (np.array([{}]), "not an array"),
+            (np.array([{}]), r"shape \(1,\)"),
         ],
     )
     def test_refused(self, tmp_path, array, fault):
@@ -258,8 +258,14 @@ class TestRefusals:
             read_pictures(tmp_path)
         beginnings = [
             *("blank.png: nothing is drawn", "cut.png: cannot be read"),
-            *("drawing.svg: is neither a PNG nor a JPEG", "empty.jpg: is neither"),
-            *("film.png: is neither", "more: is a folder"),
+            *(
+                "drawing.svg: cannot be read (neither PNG nor JPEG)",
+                "empty.jpg: cannot be read (neither",
+            ),
+            *(
+                "film.png: cannot be read (neither",
+                "more: cannot be read (Is a directory)",
+            ),
         ]
         for problem, beginning in zip(refused.value.problems, beginnings, strict=True):
             assert problem.startswith(f"--input {tmp_path}/{beginning}")
@@ -272,12 +278,6 @@ class TestRefusals:
     def test_missing(self, tmp_path, name):
         with pytest.raises(UserError, match=f"{name}: .*(missing|No such file)"):
             read_pictures(tmp_path / name)
-
-    def test_too_large(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-        path = draw(tmp_path / "huge.png", stroke(40, 40))
-        with pytest.raises(UserError, match=r"huge\.png: has more than 1,000 pixels"):
-            read_pictures(path)
 
     def test_many_problems_are_cut_short(self, tmp_path):
         for number in range(30):

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from pathlib import Path
@@ -156,10 +157,10 @@ def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
         (["pretrain"], "<root>/model_pretrain.py"),
         (["finetune", "--lr", "1e-3"], "<root>/model_finetune.py|--lr|1e-3"),
         (["predict", "--help"], "<root>/model_predict.py|--help"),
-        (["tensorboard", "--port", "1"], "-W|ignore|-m|tensorboard.main|--logdir|runs|--port|1"),
+        (["tensorboard", "--port", "1"], "-W|ignore|-P|-m|tensorboard.main|--logdir|runs|--port|1"),
         (
             ["notebook", "--no-browser"],
-            "-m|notebook|--ServerApp.root_dir=<root>"
+            "-P|-m|notebook|--ServerApp.root_dir=<root>"
             "|--JupyterNotebookApp.default_url=/notebooks/notebooks/mnist_megatron.ipynb"
             "|--no-browser",
         ),
@@ -180,6 +181,52 @@ def test_verbs_call_what_they_stand_for_at_once(project, arguments, called):
     assert time.perf_counter() - began < 1
     assert done.stdout.replace(str(project), "<root>") == called + "\n"
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
+def test_closed_streams_are_no_failure(project, closed):
+    venv = project / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "lib/python3.12").mkdir(parents=True)
+    shutil.copy(project / "requirements.lock", venv / ".setup-done")
+    write_program(venv / "bin/python", "exit 3")  # not to be called
+
+    def close():
+        for descriptor in closed:
+            os.close(descriptor)
+
+    done = subprocess.run(
+        [project / "run", "setup"],
+        env=bare_environment(project, python=None),
+        preexec_fn=close,
+        timeout=60,
+    )
+    assert done.returncode == 0
+
+
+def test_no_verb_imports_from_the_current_folder(project, tmp_path):
+    """Whoever stands in a folder of downloads runs nothing of it."""
+    venv, honest = project / ".venv", "import json, torch\nprint('honest')\n"
+    subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", venv], check=True)
+    shutil.copy(project / "requirements.lock", venv / ".setup-done")
+    (packages,) = venv.glob("lib/python3*/site-packages")
+    (packages / "torch.py").touch()
+    scripts = ["tutorial.py", "notebooks/renew.py", "benchmarks/run_all.py"]
+    scripts += [f"model_{stage}.py" for stage in ("pretrain", "finetune", "predict")]
+    modules = ["tensorboard/main.py", "notebook/__main__.py", "pytest/__main__.py"]
+    for file in (*(project / name for name in scripts), *(packages / name for name in modules)):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(honest)
+
+    downloads = tmp_path / "downloads"
+    downloads.mkdir()
+    for name in ("tensorboard", "notebook", "pytest", "pip", "torch", "json", "sitecustomize"):
+        (downloads / f"{name}.py").write_text("open('mark', 'w').close()\nprint('hostile')\n")
+    verbs = ["tutorial", "tests", "pretrain", "finetune", "predict", "tensorboard", "benchmarks"]
+    for verb in (*verbs, "notebook", "notebook --renew"):
+        done = start(project, *verb.split(), cwd=downloads, python=None)
+        assert (done.stdout, done.stderr) == ("honest\n", ""), verb
+    assert not (downloads / "mark").exists()
 
 
 # ---- Which Python ------------------------------------------------------------------------------
@@ -348,6 +395,67 @@ def test_ctrl_c_during_set_up_is_no_failure(project):
     assert "setup.log" not in told
     set_up(project)
     assert holds(project, "import alpha; print(alpha.version)") == "1.0\n"
+
+
+SLOW_BUILD = """
+import os, time
+from pathlib import Path
+
+def build_wheel(*args, **options):
+    Path({mark!r}).write_text(str(os.getpid()))
+    time.sleep(60)
+
+prepare_metadata_for_build_wheel = build_wheel
+"""
+
+
+def runs(process):
+    """Whether a process runs, and does not just wait for its parent process to ask for its end."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
+)
+def test_a_set_up_that_is_ended_takes_its_installer_with_it(project, tmp_path, number, status):
+    """The signal comes to `run` alone, while pip waits for the build of a package."""
+    mark = tmp_path / "build"
+    source = tmp_path / "gamma-1.0"
+    source.mkdir()
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: gamma\nVersion: 1.0\n")
+    (source / "slow.py").write_text(SLOW_BUILD.format(mark=str(mark)))
+    (source / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "slow"\nbackend-path = ["."]\n'
+    )
+    archive = project / "wheels/gamma-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(source, "gamma-1.0")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    with (project / "requirements.lock").open("a") as lock:
+        lock.write(f"gamma==1.0 \\\n    --hash=sha256:{digest}\n")
+
+    started = half_set_up(project)
+    deadline = time.monotonic() + 120
+    while not (mark.exists() and mark.read_text()):
+        assert started.poll() is None, started.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    build = Path(f"/proc/{mark.read_text()}")
+    installer = Path(f"/proc/{build.joinpath('stat').read_text().split()[3]}")
+    assert b"pip" in (installer / "cmdline").read_bytes()
+    deadline = time.monotonic() + 20
+    started.send_signal(number)
+    _, told = started.communicate(timeout=20)
+    assert started.returncode == status
+    while any(map(runs, (installer, build))):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    if number != signal.SIGKILL:
+        assert told.splitlines()[-1] == "Interrupted. The same command goes on with the set-up."
 
 
 def test_a_virtual_environment_that_somebody_made_is_filled_and_not_emptied(project):

@@ -9,10 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch.utils.data import Dataset
 
-from examples.own_images.image_files import check_folders, list_classes, list_images
+from examples.own_images.image_files import (
+    FORMATS,
+    REMEDY,
+    check_folders,
+    list_classes,
+    list_images,
+)
+from megakit.data.foreign_images import read_image
+from megakit.runtime.foreign_files import reading
 
 SIZE = 32
 CHANNELS = 3
@@ -38,8 +45,9 @@ class FolderImages(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         index = range(len(self))[index]  # raises IndexError where there is none
         path = self.paths[index]
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB").resize((self.size, self.size)), np.float32)
+        with reading(path, REMEDY):
+            image = read_image(path, FORMATS).convert("RGB").resize((self.size, self.size))
+        pixels = np.asarray(image, np.float32)
         data = torch.from_numpy(pixels / 255).movedim(2, 0).contiguous()
         return {"data": data, "label": self.labels[path.parent.name], "idx": index}
 

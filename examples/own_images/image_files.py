@@ -6,14 +6,19 @@ The scripts take their options from here, so nothing heavy is imported.
 """
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megakit.data.foreign_images import FILE_BYTES
 from megakit.errors import UserError
+from megakit.runtime.foreign_files import first, printable, reading, regular_file_size
 
 SPLITS = ("train", "val", "test")
+REMEDY = "Copy it again, or remove it."
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
@@ -33,10 +38,30 @@ class FolderOptions:
             UserError: A split is missing or empty, or has other classes than the training images.
         """
         check_folders(self.data_dir)
-        paths = [path for split in SPLITS for path in list_images(self.data_dir / split)]
-        listed = [f"{path.relative_to(self.data_dir)} {path.stat().st_size}" for path in paths]
-        digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()
+        listed, problems = [], []
+        for path in (path for split in SPLITS for path in list_images(self.data_dir / split)):
+            try:
+                with reading(path, REMEDY):
+                    size = regular_file_size(path, FILE_BYTES)
+                    listed.append(f"{path.relative_to(self.data_dir)} {size}")
+            except UserError as error:
+                problems += error.problems
+        if problems:
+            raise UserError(first(problems))
+        # fsencode: names need not be UTF-8.
+        digest = hashlib.sha256(os.fsencode("\n".join(listed))).hexdigest()
         return f"images-{digest[:12]}"
+
+    def check_unchanged(self, dataset: str) -> None:
+        """Checks in a rank that the images are those that the command found at its start.
+
+        Raises:
+            UserError: They are others; the ranks might differ in what they read.
+        """
+        if self.resolve_dataset(None, print) != dataset:
+            raise UserError(
+                f"--data-dir {self.data_dir}: changed since this command began. Start it again."
+            )
 
 
 def list_classes(folder: Path) -> list[str]:
@@ -70,4 +95,4 @@ def check_folders(data_dir: Path) -> None:
                 f"{', '.join(sorted(unknown))}. Add images of them there, or remove these."
             )
     if problems:
-        raise UserError(problems)
+        raise UserError(map(printable, problems))  # classes are named by whoever made the folders

@@ -42,6 +42,7 @@ def predict(run: Run) -> Path:
     from megakit.training import predict_stage
     from model_components import BionemoLightningModule
 
+    run.options.check_unchanged(run.plan.dataset)
     data = FolderDataModule(
         run.options.data_dir,
         run.layout.micro_batch_size,

@@ -49,6 +49,7 @@ def train(run: Run) -> Path:
     from model_components import BionemoLightningModule
 
     options = run.options
+    options.check_unchanged(run.plan.dataset)
     data = FolderDataModule(
         options.data_dir,
         run.layout.micro_batch_size,

@@ -3,13 +3,14 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pretrain.py
 
 from examples.vit.model_pretrain import PRETRAIN
 from megakit.checkpoints.select import BestBy
 from megakit.training.options import TrainingOptions
+from megakit.training.ranges import Range
 from megakit.training.runs import Stage
 from megakit.training.script import Run, run_script
 from mnist_files import DataOptions
@@ -42,18 +43,14 @@ class FinetuneOptions(DataOptions, TrainingOptions):
     lr: float = 3e-3
     """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
 
-    shift: int = 2
+    shift: Annotated[int, Range(least=0, most=27)] = 2
     """Shift training images by up to so many pixels, drawn anew each epoch."""
 
-    num_labels: int | None = None
+    num_labels: Annotated[int | None, Range(least=10)] = None
     """Train on N labelled images, balanced over the classes; by default on all. The last
     checkpoint then counts, since choosing by validation would use more labels."""
 
     identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "shift", "num_labels")
-
-    def problems(self) -> list[str]:
-        """What is wrong with single options, one message each."""
-        return [*super().problems(), *self._below(10, ("num_labels",)), *self._below(0, ("shift",))]
 
     def best_by(self) -> BestBy:
         """How the best checkpoint is chosen."""

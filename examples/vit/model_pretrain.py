@@ -3,12 +3,13 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 # Started by its path, a script finds only what lies beside it; megakit and the rest are above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from megakit.training.options import TrainingOptions
+from megakit.training.ranges import Range
 from megakit.training.runs import Stage
 from megakit.training.script import Run, run_script
 from mnist_files import DataOptions
@@ -37,17 +38,10 @@ class PretrainOptions(DataOptions, TrainingOptions):
     lr: float = 3e-3
     """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
 
-    masked_share: float = 0.5
+    masked_share: Annotated[float, Range(least=0.1, most=0.9)] = 0.5
     """Share of each image's patches to hide, drawn anew each epoch, for the model to restore."""
 
     identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "masked_share")
-
-    def problems(self) -> list[str]:
-        """What is wrong with single options, one message each."""
-        found = super().problems()
-        if not 0.1 <= self.masked_share <= 0.9:
-            found.append(f"--masked-share {self.masked_share}: has to be from 0.1 to 0.9.")
-        return found
 
 
 def pretrain(run: Run) -> Path:

@@ -11,7 +11,13 @@ from typing import Any
 from megakit.checkpoints.layout import CONTEXT
 from megakit.checkpoints.manifest import refuse_links
 from megakit.errors import UserError
+from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
 
+_USE_ANOTHER = "It is damaged or not to be trusted. Use another checkpoint."
+#: The most values that settings have, counting a shared one in each of its places.
+_MAX_VALUES = 100_000
+#: A pickle or yaml that lies beside io.json is looked through up to this size, and refused above.
+_LOOKED_THROUGH_BYTES = 4 << 20
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 #: Parts of the standard library that settings are made of. Any other in a context is no setting.
@@ -53,26 +59,30 @@ def read_model_settings(checkpoint: Path) -> dict[str, Any]:
             place among settings, such as a function of the module `os`.
     """
     path = checkpoint / CONTEXT / "io.json"
-    refuse_links(checkpoint)
-    if not path.is_file():
-        raise UserError(f"{checkpoint}: has no {CONTEXT}/io.json with its model's settings.")
-    try:
-        content = json.loads(path.read_text())
+    with reading(path, _USE_ANOTHER):
+        refuse_links(checkpoint)
+        content = _content(checkpoint)
         objects = content["objects"]
         config = _items(
             objects, _items(objects, _items(objects, content["root"])["model"])["config"]
         )
-        values = {name: _plain(objects, item) for name, item in config.items()}
-        strange = sorted(set(_strange_names(content)))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise UserError(f"{path}: damaged ({error!r}). Use another checkpoint.") from error
-    if strange:
-        raise UserError(
-            f"{path}: damaged or not to be trusted: it names {', '.join(strange)}, "
-            "which no settings need. Use another checkpoint."
-        )
-    _refuse_strange_files(path.parent)
+        budget = _Budget()
+        values = {name: _plain(objects, item, budget) for name, item in config.items()}
+        _refuse_strange_files(path.parent)
     return {name: value for name, value in values.items() if value is not _NOT_PLAIN}
+
+
+def _content(checkpoint: Path) -> dict[str, Any]:
+    """What is in io.json, if nothing in it is strange."""
+    path = checkpoint / CONTEXT / "io.json"
+    if not path.is_file():
+        raise UserError(f"{checkpoint}: has no {CONTEXT}/io.json with its model's settings.")
+    content = json.loads(read_regular_file(path, JSON_BYTES))
+    if type(content) is not dict:
+        raise ValueError(f"it holds a {type(content).__name__}")
+    if strange := sorted(set(_strange_names(content))):
+        raise ValueError(f"it names {', '.join(strange)}, which no settings need")
+    return content
 
 
 def read_config_class(checkpoint: Path) -> tuple[str, str]:
@@ -82,22 +92,29 @@ def read_config_class(checkpoint: Path) -> tuple[str, str]:
         UserError: As `read_model_settings` does, or the context does not tell.
     """
     read_model_settings(checkpoint)  # refuses what is damaged or not to be trusted
-    path = checkpoint / CONTEXT / "io.json"
-    content = json.loads(path.read_text())
-    objects = content["objects"]
-    module = _items(objects, content["root"])["model"]
-    try:
+    with reading(checkpoint / CONTEXT / "io.json", _USE_ANOTHER):
+        content = _content(checkpoint)
+        objects = content["objects"]
+        module = _items(objects, content["root"])["model"]
         config = objects[_items(objects, module)["config"]["key"]]
         told = _items(objects, config["metadata"])["fn_or_cls"]
         return str(told["module"]), str(told["name"])
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"{path}: does not tell the class of its model's config ({error!r}). "
-            "Use another checkpoint."
-        ) from error
 
 
 _NOT_PLAIN = object()
+
+
+class _Budget:
+    """Limits the number of values: 60 nested `[x, x]` stand for 2**60 values in a small file."""
+
+    def __init__(self) -> None:
+        self.left = _MAX_VALUES
+
+    def spend(self) -> None:
+        """Counts one value."""
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError(f"its settings have more than {_MAX_VALUES:,} values")
 
 
 def _items(objects: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
@@ -106,23 +123,27 @@ def _items(objects: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]
     return {key.removeprefix("Attr(name='").removesuffix("')"): item for key, item in pairs}
 
 
-def _plain(objects: dict[str, Any], item: Any) -> Any:
+def _plain(objects: dict[str, Any], item: Any, budget: _Budget) -> Any:
     """A value of plain types, or `_NOT_PLAIN`."""
+    budget.spend()
     if not isinstance(item, dict):
-        return item
+        return _plain_leaf(item)
     if item.get("type") == "leaf":
-        value = item["value"]
-        return value if value is None or isinstance(value, bool | int | float | str) else _NOT_PLAIN
+        return _plain_leaf(item["value"])
     if item.get("type") != "ref":
         return _NOT_PLAIN
     target = objects[item["key"]]
     kind = target["type"]
     if kind.get("module") != "builtins" or kind.get("name") not in _CONTAINERS:
         return _NOT_PLAIN
-    values = [_plain(objects, element) for _, element in target["items"]]
+    values = [_plain(objects, element, budget) for _, element in target["items"]]
     if any(value is _NOT_PLAIN for value in values):
         return _NOT_PLAIN
     return _CONTAINERS[kind["name"]](values)
+
+
+def _plain_leaf(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str) else _NOT_PLAIN
 
 
 def _strange_names(content: Any) -> list[str]:
@@ -156,16 +177,24 @@ def _refuse_strange_files(context: Path) -> None:
     """
     problems = []
     for path in sorted(path for path in context.rglob("*") if path.is_file()):
-        content = path.read_bytes()
-        if path.suffix in (".yaml", ".yml"):
-            found = _names_in_yaml(content.decode(errors="replace"))
-        elif content[:1] == b"\x80" or path.suffix in (".pkl", ".pickle"):
-            found = _names_in_pickle(content)
-        else:
-            continue
+        with reading(path, _USE_ANOTHER):
+            found = _names_in_file(path)
         problems += [f"{path}: not to be trusted: it names {name}." for name in sorted(set(found))]
     if problems:
         raise UserError(problems)
+
+
+def _names_in_file(path: Path) -> list[str]:
+    is_yaml, is_pickle = path.suffix in (".yaml", ".yml"), path.suffix in (".pkl", ".pickle")
+    if not is_yaml and not is_pickle:
+        with path.open("rb") as file:
+            is_pickle = file.read(1) == b"\x80"
+    if not is_yaml and not is_pickle:
+        return []
+    content = read_regular_file(path, _LOOKED_THROUGH_BYTES)
+    return (
+        _names_in_yaml(content.decode(errors="replace")) if is_yaml else _names_in_pickle(content)
+    )
 
 
 def _names_in_yaml(text: str) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 WEIGHTS = "weights"
 CONTEXT = "context"
+METRICS = "metrics.csv"
 _STEP = re.compile(r"step=(\d{6,})")
 
 
@@ -34,7 +35,13 @@ def step_of(checkpoint: Path) -> int:
     Raises:
         ValueError: The name is not one of a checkpoint.
     """
-    match = _STEP.fullmatch(checkpoint.name)
-    if match is None:
+    step = step_in_name(checkpoint)
+    if step is None:
         raise ValueError(f"{checkpoint}: not named like a checkpoint, such as step=000500")
-    return int(match.group(1))
+    return step
+
+
+def step_in_name(checkpoint: Path) -> int | None:
+    """The step that a checkpoint's name tells; None where a user chose the name."""
+    match = _STEP.fullmatch(checkpoint.name)
+    return int(match.group(1)) if match else None

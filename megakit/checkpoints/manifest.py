@@ -8,15 +8,27 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from megakit.checkpoints.layout import MANIFEST
+from megakit.checkpoints.layout import MANIFEST, step_in_name
 from megakit.errors import UserError
+from megakit.runtime.foreign_files import JSON_BYTES, first, printable, read_regular_file, reading
 
-FORMAT_VERSION = 1
+#: Version 2 has a digest of the manifest itself; checkpoints hold a copy of metrics.csv.
+FORMAT_VERSION = 2
+#: Characters of a stage's or model's name, which messages quote.
+LONGEST_NAME = 200
+#: A file that takes less than this share of its size on the disk is a hole, and not weights.
+SMALLEST_SHARE_ON_DISK = 1 / 64
+#: The key of the manifest's own digest in `manifest.json`.
+OWN_DIGEST = "sha256"
+
+
+class OtherFormatError(UserError):
+    """A checkpoint that another version of this program wrote."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of `manifest.json`.
+    """The contents of `manifest.json`, which also holds its own digest.
 
     Attributes:
         stage: The stage of the chain that wrote it, such as `pretrain`.
@@ -52,15 +64,18 @@ def list_files(checkpoint: Path) -> dict[str, dict[str, Any]]:
     Raises:
         UserError: There is something else than files and folders, such as a symbolic link.
     """
-    refuse_links(checkpoint)
-    paths = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     return {
-        path.relative_to(checkpoint).as_posix(): {
-            "size": path.stat().st_size,
-            "sha256": _sha256(path),
-        }
-        for path in paths
-        if path.name != MANIFEST or path.parent != checkpoint
+        name: {"size": size, "sha256": _sha256(checkpoint / name)}
+        for name, size in _list_sizes(checkpoint).items()
+    }
+
+
+def _list_sizes(checkpoint: Path) -> dict[str, int]:
+    refuse_links(checkpoint)
+    return {
+        path.relative_to(checkpoint).as_posix(): path.stat().st_size
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file() and (path.name != MANIFEST or path.parent != checkpoint)
     }
 
 
@@ -83,18 +98,32 @@ def refuse_links(checkpoint: Path) -> None:
                 problems.append(f"{path.relative_to(checkpoint)} is a symbolic link")
             elif not path.is_file() and not path.is_dir():
                 problems.append(f"{path.relative_to(checkpoint)} is neither a file nor a folder")
+            elif _is_hole(path):
+                problems.append(f"{path.relative_to(checkpoint)} is large and almost empty")
     if problems:
         raise UserError(
-            f"{checkpoint}: not to be trusted: {'; '.join(sorted(problems))}. "
-            "A checkpoint holds nothing but files of its own. Use another checkpoint."
+            printable(
+                f"{checkpoint}: not to be trusted: {'; '.join(first(sorted(problems)))}. "
+                "A checkpoint holds nothing but files of its own. Use another checkpoint."
+            )
         )
+
+
+def _is_hole(path: Path) -> bool:
+    """Whether a file is larger than 1 GiB with next to nothing on the disk.
+
+    Hashing a sparse file of a terabyte takes hours.
+    """
+    status = path.stat()
+    size_on_disk = status.st_blocks * 512
+    return status.st_size > 1 << 30 and size_on_disk < status.st_size * SMALLEST_SHARE_ON_DISK
 
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
     """Writes `manifest.json`; all other files have to be in place."""
-    text = json.dumps(asdict(manifest), indent=1) + "\n"
+    content = asdict(manifest) | {OWN_DIGEST: manifest.digest}
     with (checkpoint / MANIFEST).open("w") as file:
-        file.write(text)
+        file.write(json.dumps(content, indent=1) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -103,51 +132,68 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Reads `manifest.json` without looking at the other files.
 
     Raises:
-        UserError: There is no such checkpoint, no manifest in it, or it cannot be understood.
+        UserError: There is no such checkpoint, no manifest in it, it cannot be understood, it was
+            edited, or it is of another step than the folder's name says.
     """
     if not checkpoint.is_dir():
         raise UserError(f"{checkpoint}: there is no such checkpoint.")
     path = checkpoint / MANIFEST
-    if not path.is_file():
+    if not path.exists():
         raise UserError(
             f"{checkpoint}: no complete checkpoint, for it has no {MANIFEST}. "
             "Name a folder such as runs/pretrain/checkpoints/step=000500."
         )
-    try:
-        content = json.loads(path.read_text())
+    with reading(path, "Use another checkpoint."):
+        content = json.loads(read_regular_file(path, JSON_BYTES))
+        if not isinstance(content, dict):
+            raise TypeError("not a JSON object")
         version = content["format_version"]
         if version != FORMAT_VERSION:
-            raise UserError(
-                f"{path}: format version {version}; this program reads version {FORMAT_VERSION}. "
-                "Use the version of the program that wrote it."
+            raise OtherFormatError(
+                f"{path}: format version {version!r:.100}; this program reads version "
+                f"{FORMAT_VERSION}. Use the version of the program that wrote it, or start over "
+                "with --fresh."
             )
+        digest = content.pop(OWN_DIGEST)
         manifest = Manifest(**content)
         _check_types(manifest)
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path}: damaged ({error}). Use another checkpoint.") from error
+        if digest != manifest.digest:
+            raise ValueError("it was edited: its own sha256 differs")
     outside = [name for name in manifest.files if _leads_outside(name)]
     if outside:
         raise UserError(
-            f"{path}: not to be trusted: it lists {', '.join(outside)}, outside of the checkpoint. "
-            "Use another checkpoint."
+            f"{path}: not to be trusted: it lists {', '.join(first(outside))}, outside of the "
+            "checkpoint. Use another checkpoint."
+        )
+    named = step_in_name(checkpoint)
+    if named not in (None, manifest.step):
+        raise UserError(
+            f"{checkpoint}: holds the checkpoint of step {manifest.step}, so its folder was "
+            "renamed or replaced. Give the folder its old name, or use another checkpoint."
         )
     return manifest
 
 
 def _check_types(manifest: Manifest) -> None:
     """Raises TypeError unless every field is what it has to be."""
-    number = (int, float)
     for name, types in {
-        **dict.fromkeys(("stage", "model"), (str,)),
+        **dict.fromkeys(("stage", "model", "dataset"), (str,)),
         **dict.fromkeys(("run", "versions", "files"), (dict,)),
-        **{"step": (int,), "val_loss": (*number, type(None))},
+        **{"step": (int,), "val_loss": (float, type(None))},
     }.items():
-        if not isinstance(getattr(manifest, name), types):
-            raise TypeError(f"{name} is {getattr(manifest, name)!r}")
+        value = getattr(manifest, name)
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r:.100}")
+    if max(map(len, (manifest.stage, manifest.model, manifest.dataset))) > LONGEST_NAME:
+        raise ValueError(f"a name in it has over {LONGEST_NAME} characters")
+    if manifest.step < 0:
+        raise ValueError(f"step is {manifest.step}")
     for name, entry in manifest.files.items():
         good = isinstance(entry, dict) and isinstance(entry.get("size"), int)
         if not good or not isinstance(entry.get("sha256"), str):
-            raise TypeError(f"{name} has no size and sha256")
+            raise TypeError(f"{name!r:.200} has no size and sha256")
+        if not name.isprintable():
+            raise ValueError(f"it lists {name!r:.200}, which no checkpoint holds")
 
 
 def _leads_outside(name: str) -> bool:
@@ -163,19 +209,21 @@ def verify(checkpoint: Path) -> Manifest:
             there is something that could lead outside.
     """
     manifest = read_manifest(checkpoint)
-    found = list_files(checkpoint)
+    sizes = _list_sizes(checkpoint)
     problems = []
     for name, expected in manifest.files.items():
-        if name not in found:
+        if name not in sizes:
             problems.append(f"{name} is missing")
-        elif found[name]["size"] != expected["size"]:
-            problems.append(f"{name} has {found[name]['size']} bytes, not {expected['size']}")
-        elif found[name]["sha256"] != expected["sha256"]:
+        elif sizes[name] != expected["size"]:
+            problems.append(f"{name} has {sizes[name]} bytes, not {expected['size']}")
+        elif _sha256(checkpoint / name) != expected["sha256"]:
             problems.append(f"{name} was altered after it was written (its sha256 differs)")
-    problems += [f"{name} does not belong to it" for name in found.keys() - manifest.files.keys()]
+    problems += [f"{name} does not belong to it" for name in sizes.keys() - manifest.files.keys()]
     if problems:
         raise UserError(
-            f"{checkpoint}: damaged: " + "; ".join(problems) + ". Use another checkpoint."
+            printable(
+                f"{checkpoint}: damaged: {'; '.join(first(problems))}. Use another checkpoint."
+            )
         )
     return manifest
 

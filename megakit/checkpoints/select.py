@@ -1,20 +1,32 @@
 """Choosing among a run's checkpoints, and cleaning up after a run that was cut short."""
 
+import contextlib
+import errno
+import fcntl
 import math
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TextIO
 
-from megakit.checkpoints.layout import list_checkpoints
-from megakit.checkpoints.manifest import Manifest, read_manifest, verify
+from megakit.checkpoints.context import read_model_settings
+from megakit.checkpoints.layout import MANIFEST, list_checkpoints
+from megakit.checkpoints.manifest import Manifest, OtherFormatError, read_manifest, verify
 from megakit.errors import UserError
 
 BestBy = Literal["val_loss", "last"]
+#: Errors of `flock` on a file system that has no locks.
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+#: Errors of a file system or process that may be gone at the next start.
+PASSING_ERRORS = (
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR),
+)
 
 
 def best_checkpoint(folder: Path, by: BestBy = "val_loss") -> Path | None:
-    """The checkpoint that the next stage uses, or None if there is none.
+    """Returns the checkpoint that the next stage uses, or None if there is none.
 
     Args:
         folder: Of checkpoints.
@@ -24,44 +36,140 @@ def best_checkpoint(folder: Path, by: BestBy = "val_loss") -> Path | None:
     Raises:
         UserError: A manifest is damaged.
     """
-    checkpoints = list_checkpoints(folder)
-    losses = {path: read_manifest(path).val_loss for path in checkpoints}
+    return best_of({path: read_manifest(path) for path in list_checkpoints(folder)}, by)
+
+
+def best_of(manifests: Mapping[Path, Manifest], by: BestBy) -> Path | None:
+    """Chooses as `best_checkpoint` does, among manifests by folder, oldest first."""
+    losses = {path: manifest.val_loss for path, manifest in manifests.items()}
     validated = {path: loss for path, loss in losses.items() if loss is not None}
     if by == "val_loss" and validated:
         return min(validated, key=lambda path: (math.isnan(validated[path]), validated[path]))
-    return checkpoints[-1] if checkpoints else None
+    return next(reversed(losses), None)
 
 
-def newest_intact_checkpoint(
-    folder: Path, report: Callable[[str], None]
-) -> tuple[Path, Manifest] | None:
-    """The checkpoint to go on from; damaged newer ones are set aside by name.
+def own_checkpoints(folder: Path, stage: str, run: Mapping[str, Any]) -> dict[Path, Manifest]:
+    """Returns the readable checkpoints of one run, oldest first, with their manifests.
 
     Args:
         folder: Of checkpoints.
-        report: Takes one line for the user about each that is set aside.
+        stage: The run's stage.
+        run: What identifies the run, as its manifests have it.
     """
-    for checkpoint in reversed(list_checkpoints(folder)):
+    own = {}
+    for checkpoint in list_checkpoints(folder):
+        with contextlib.suppress(UserError):
+            manifest = read_manifest(checkpoint)
+            if (manifest.stage, manifest.run) == (stage, run):
+                own[checkpoint] = manifest
+    return own
+
+
+def keep_own_checkpoints(
+    folder: Path, stage: str, run: Mapping[str, Any], report: Callable[[str], None]
+) -> dict[Path, Manifest]:
+    """Sets aside, by name, each checkpoint that its run cannot use; returns the others.
+
+    A run cannot use a checkpoint that is damaged, that is of another stage, run or step than its
+    place says, or whose settings are not to be trusted.
+
+    Args:
+        folder: Of checkpoints.
+        stage: The run's stage.
+        run: What identifies the run, as its manifests have it.
+        report: Takes one line for the user about each that is set aside.
+
+    Returns:
+        Verified checkpoints with their manifests, oldest first.
+
+    Raises:
+        OtherFormatError: Another version of this program wrote a checkpoint.
+    """
+    kept = {}
+    for checkpoint in list_checkpoints(folder):
         try:
-            return checkpoint, verify(checkpoint)
+            manifest = verify(checkpoint)
+            read_model_settings(checkpoint)
+        except OtherFormatError:
+            raise  # it is whole, and another version of this program can use it
         except UserError as error:
-            aside = set_aside(checkpoint)
-            report(f"{error} It is now {aside.name}; going on from the one before.")
-    return None
+            if _may_pass(error.__cause__):
+                raise  # the checkpoint may be whole
+            aside = set_aside(checkpoint, "damaged")
+            report(f"{error} It is now {aside.name}.")
+            continue
+        if (manifest.stage, manifest.run) == (stage, run):
+            kept[checkpoint] = manifest
+        else:
+            aside = set_aside(checkpoint, "foreign")
+            report(f"{checkpoint}: belongs to another run. It is now {aside.name}.")
+    return kept
 
 
-def set_aside(checkpoint: Path) -> Path:
-    """Gives a damaged checkpoint a name that nothing looks for; returns it."""
-    aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
+def _may_pass(cause: BaseException | None) -> bool:
+    """Whether a checkpoint could not be read for a reason that does not lie in it."""
+    return isinstance(cause, MemoryError) or (
+        isinstance(cause, OSError) and cause.errno in PASSING_ERRORS
+    )
+
+
+def set_aside(checkpoint: Path, reason: str) -> Path:
+    """Renames a checkpoint so that no program looks for it; returns the new path.
+
+    Args:
+        checkpoint: Its folder.
+        reason: What the new name begins with.
+    """
+    aside = checkpoint.with_name(f"{reason}-{checkpoint.name}")
     number = 1
     while aside.exists():
         number += 1
-        aside = checkpoint.with_name(f"damaged-{checkpoint.name}.{number}")
+        aside = checkpoint.with_name(f"{reason}-{checkpoint.name}.{number}")
     return checkpoint.rename(aside)
 
 
 def remove_leftovers(folder: Path) -> None:
     """Removes what a save or a removal that was cut short has left in a folder of checkpoints."""
-    for path in folder.glob(".*"):
-        if path.is_dir():
-            shutil.rmtree(path)
+    for path in folder.glob(".*step=*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def hold(checkpoint: Path) -> TextIO:
+    """Keeps the run that made a checkpoint from removing it, until the returned file is closed.
+
+    Raises:
+        FileNotFoundError: The checkpoint was removed before.
+    """
+    file = (checkpoint / MANIFEST).open()
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_SH)
+    # The removal of a checkpoint begins with a new name, and may have begun before the lock.
+    try:
+        is_there = os.path.samestat(os.fstat(file.fileno()), (checkpoint / MANIFEST).stat())
+    except OSError:
+        is_there = False
+    if not is_there:
+        file.close()
+        raise FileNotFoundError(f"{checkpoint} was removed")
+    return file
+
+
+def remove(checkpoint: Path) -> bool:
+    """Removes a checkpoint, unless another program holds it; returns whether it did.
+
+    It is renamed first: cut off in the middle, a removal leaves nothing that looks complete. What
+    cannot be removed stays under the new name, which no program looks for.
+    """
+    try:
+        with (checkpoint / MANIFEST).open("r+") as manifest:  # NFS locks only what can be written
+            try:
+                fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in WITHOUT_LOCKS:
+                    return False
+            doomed = checkpoint.rename(checkpoint.with_name(f".removing-{checkpoint.name}"))
+    except OSError:
+        return False
+    shutil.rmtree(doomed, ignore_errors=True)
+    return True

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,9 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 
 from megakit.checkpoints.context import write_context
-from megakit.checkpoints.layout import (
-    CONTEXT,
-    checkpoint_name,
-    list_checkpoints,
-)
+from megakit.checkpoints.layout import CONTEXT, checkpoint_name, step_of
 from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
-from megakit.checkpoints.select import BestBy, best_checkpoint
+from megakit.checkpoints.select import BestBy, best_of, own_checkpoints, remove, set_aside
 
 
 class CheckpointWriter(Checkpoint):
@@ -38,6 +35,8 @@ class CheckpointWriter(Checkpoint):
         manifest: What to write of each but step, loss and files.
         every_n_steps: Save after every so many optimizer steps.
         best_by: How the best is chosen.
+        copied: Files that each checkpoint gets a copy of, where they exist.
+        check_place: Raises where `folder` is not this run's any more; called before each save.
 
     Attributes:
         last_model_path: The newest checkpoint, or "".
@@ -46,22 +45,37 @@ class CheckpointWriter(Checkpoint):
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, every_n_steps: int, best_by: BestBy = "val_loss"
+        self,
+        folder: Path,
+        manifest: Manifest,
+        every_n_steps: int,
+        best_by: BestBy = "val_loss",
+        *,
+        copied: Sequence[Path] = (),
+        check_place: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = folder
         self.manifest = manifest
         self.every_n_steps = every_n_steps
         self.best_by: BestBy = best_by
+        self.copied = copied
+        self.check_place = check_place
         self.last_model_path = ""
         self.best_model_path = ""
         self.seconds = 0.0
         self._validated: tuple[int, float] | None = None
+        self._saved_step: int | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Looks for what earlier starts of the run have left."""
-        if checkpoints := list_checkpoints(self.folder):
-            self.last_model_path = str(checkpoints[-1])
-            self.best_model_path = str(best_checkpoint(self.folder, self.best_by) or "")
+        self._note_paths()
+        if self.last_model_path:
+            self._saved_step = step_of(Path(self.last_model_path))
+
+    def _note_paths(self) -> None:
+        own = own_checkpoints(self.folder, self.manifest.stage, self.manifest.run)
+        self.last_model_path = str(next(reversed(own), ""))
+        self.best_model_path = str(best_of(own, self.best_by) or "")
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
@@ -98,20 +112,24 @@ class CheckpointWriter(Checkpoint):
         started = time.perf_counter()
         step = trainer.global_step
         final = self.folder / checkpoint_name(step)
-        if not final.exists():
+        if step != self._saved_step:
             partial = self.folder / f".{final.name}"
             try:
+                self.check_place()
                 self._write(trainer, partial, final, regular)
             except BaseException as error:
+                self.check_place()  # a folder that is gone is the better reason
                 if trainer.is_global_zero:
                     shutil.rmtree(partial, ignore_errors=True)
                 reason = _why_not_written(error)
                 if reason is None:
                     raise
-                free = f"{shutil.disk_usage(self.folder).free / 1e6:,.0f} MB are free on this disk"
-                raise OSError(f"cannot save {final}: {reason} ({free})") from error
-        self.last_model_path = str(final)
-        self.best_model_path = str(best_checkpoint(self.folder, self.best_by) or "")
+                free = shutil.disk_usage(self.folder.parent).free / 1e6
+                raise OSError(
+                    f"cannot save {final}: {reason} ({free:,.0f} MB are free on this disk)"
+                ) from error
+            self._saved_step = step
+        self._note_paths()
         self.seconds += time.perf_counter() - started
         return final
 
@@ -125,6 +143,9 @@ class CheckpointWriter(Checkpoint):
         trainer.save_checkpoint(partial)  # into partial/weights
         if trainer.is_global_zero:
             write_context(partial / CONTEXT, trainer.lightning_module)
+            for path in self.copied:
+                if path.exists():
+                    shutil.copyfile(path, partial / path.name)
             val_loss = None
             if regular and self._validated is not None and self._validated[0] == step:
                 val_loss = self._validated[1]
@@ -132,19 +153,22 @@ class CheckpointWriter(Checkpoint):
                 self.manifest, step=step, val_loss=val_loss, files=list_files(partial)
             )
             write_manifest(partial, manifest)
-            _to_disk(partial)
+            for folder, _, files in os.walk(partial):
+                for name in [".", *files]:
+                    _flush(Path(folder, name))
+            if final.exists():  # somebody else put it there while this run was training
+                set_aside(final, "foreign")
             partial.rename(final)
-            _to_disk(self.folder)
+            _flush(self.folder)  # alone: what else lies in it is not this run's to open
             self._prune(final)
         trainer.strategy.barrier("checkpoint complete")
 
     def _prune(self, last: Path) -> None:
-        best = best_checkpoint(self.folder, self.best_by)
-        for checkpoint in list_checkpoints(self.folder):
+        own = own_checkpoints(self.folder, self.manifest.stage, self.manifest.run)
+        best = best_of(own, self.best_by)
+        for checkpoint in own:
             if checkpoint not in (best, last):
-                # Renamed first: cut off in the middle, a removal leaves nothing that looks whole.
-                doomed = checkpoint.rename(checkpoint.with_name(f".removing-{checkpoint.name}"))
-                shutil.rmtree(doomed)
+                remove(checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint remembers of this callback."""
@@ -189,12 +213,10 @@ def _why_not_written(error: BaseException) -> str | None:
     return None
 
 
-def _to_disk(folder: Path) -> None:
-    """Waits until a folder and all below it is on disk, names included."""
-    for directory, _, files in os.walk(folder):
-        for name in [".", *files]:
-            descriptor = os.open(Path(directory) / name, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+def _flush(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,6 +1,8 @@
 """From indices to batches, in as few operations as the dataset allows."""
 
-from collections.abc import Iterator
+import functools
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +12,11 @@ from torch.utils.data import DataLoader, Dataset, default_collate, default_conve
 
 from megakit.data.ahead import can_be_fetched_ahead, fetch_ahead
 from megakit.data.batches import fetch_batch, fetch_samples
+from megakit.runtime.shared_memory import check_room, end_if_it_cannot_hand_over
+from megakit.runtime.signals import ignore_signals
+
+#: Seconds without a batch after which workers count as hung, unless the template has a timeout.
+PATIENCE = 600
 
 
 class BatchSampler(Protocol):
@@ -58,7 +65,7 @@ class _WholeBatches(Dataset[Any]):
 
 
 class _Loader(DataLoader):
-    """torch's, but for the machinery around a single process, which costs as much as a batch."""
+    """Skips torch's iterator, which takes as long as a batch, where there are no workers."""
 
     def __iter__(self) -> Any:
         if self.num_workers or self.pin_memory:
@@ -73,6 +80,15 @@ class _Loader(DataLoader):
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _begin_worker(begin: Callable[[int], Any] | None, worker: int) -> None:
+    # A terminal, `scancel` or systemd signals all processes of a job. The training process answers,
+    # and needs batches until its step and its validation are done.
+    ignore_signals()
+    end_if_it_cannot_hand_over()
+    if begin is not None:
+        begin(worker)
 
 
 def make_loader(
@@ -91,21 +107,26 @@ def make_loader(
             over all batches is 1, so that plain means of `mask * loss` over micro batches, ranks
             and steps come out as the mean over samples, whatever the layout. A `loss_mask` that
             the dataset gives, (batch, ...), is multiplied by it.
+
+    Raises:
+        UserError: The workers' batches do not fit into shared memory.
     """
     weight = sampler.end / sampler.num_samples if mark_padding else None
     is_torchs = template.collate_fn in (default_collate, default_convert)
+    collate = None if is_torchs else template.collate_fn
+    whole_batches = _WholeBatches(template.dataset, weight, collate)
     workers: dict[str, Any] = {}
     if template.num_workers:
         workers = {
             "prefetch_factor": template.prefetch_factor,
             "persistent_workers": template.persistent_workers,
-            "worker_init_fn": template.worker_init_fn,
+            "worker_init_fn": functools.partial(_begin_worker, template.worker_init_fn),
             "multiprocessing_context": template.multiprocessing_context,
-            "timeout": template.timeout,
+            "timeout": template.timeout or PATIENCE,
         }
     batches: Any = sampler
-    return _Loader(
-        _WholeBatches(template.dataset, weight, None if is_torchs else template.collate_fn),
+    loader = _Loader(
+        whole_batches,
         batch_sampler=batches,
         collate_fn=_as_it_is,
         num_workers=template.num_workers,
@@ -114,3 +135,7 @@ def make_loader(
         generator=template.generator or torch.Generator(),
         **workers,
     )
+    # One batch tells how much the workers will need, before they wait for what is not there.
+    for indices in itertools.islice(sampler, loader.num_workers and 1):
+        check_room(loader, whole_batches.__getitems__(indices))
+    return loader

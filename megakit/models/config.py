@@ -10,7 +10,10 @@ from nemo.lightning.megatron_parallel import MegatronLossReduction
 
 from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import verify_if_possible
+from megakit.errors import UserError
 from megakit.models.loading import load_model_weights
+from megakit.runtime.foreign_files import reading
+from megakit.runtime.safe_reading import USE_ANOTHER
 
 ModelT = TypeVar("ModelT", bound=MegatronModule)
 MegatronLossType = TypeVar("MegatronLossType", bound=MegatronLossReduction)
@@ -94,14 +97,24 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
         Returns:
             This rank's part of the model, in float32 on the CPU.
         """
-        if self.initial_ckpt_path:
-            self.load_settings_from_checkpoint(self.initial_ckpt_path)
         if self.model_cls is None:
             raise ValueError(f"{type(self).__name__} needs a model_cls: the class it shall build.")
-        model = self.model_cls(self)
+        own = dict(vars(self))
+        if self.initial_ckpt_path:
+            self.load_settings_from_checkpoint(self.initial_ckpt_path)
+        changed = sorted(name for name, value in vars(self).items() if own.get(name) != value)
+        model = self._build(changed)
         if self.initial_ckpt_path:
             self.update_model_from_checkpoint(model, self.initial_ckpt_path)
         return model
+
+    def _build(self, changed: list[str]) -> ModelT:
+        """Builds the model; if that fails with settings of a checkpoint, the checkpoint is bad."""
+        assert self.model_cls is not None
+        if not changed:
+            return self.model_cls(self)
+        with reading(f"{self.initial_ckpt_path}: its settings {', '.join(changed)}", USE_ANOTHER):
+            return self.model_cls(self)
 
     def get_loss_reduction_class(self) -> type[MegatronLossType]:
         """The loss that belongs to this model; a subclass says which."""
@@ -118,9 +131,16 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
         settings = read_model_settings(Path(initial_ckpt_path))
         kept = set(self.override_parent_fields)
         for name in {own.name for own in fields(self)} & settings.keys() - kept:
-            # Instead of a function, as for first weights, a checkpoint holds None.
-            if settings[name] is not None or not callable(getattr(self, name)):
-                setattr(self, name, settings[name])
+            own, found = getattr(self, name), settings[name]
+            if callable(own):  # such as one for first weights; a checkpoint never names another
+                continue
+            wanted: tuple[type, ...] = (bool,) if type(own) is bool else (int, float)
+            if type(own) in (bool, int, float) and type(found) not in (*wanted, type(None)):
+                raise UserError(
+                    f"{initial_ckpt_path}: its setting {name} is {str(found)[:100]!r}, "
+                    f"not a {type(own).__name__}. {USE_ANOTHER}"
+                )
+            setattr(self, name, found)
 
     def update_model_from_checkpoint(
         self, model: torch.nn.Module, initial_ckpt_path: str | Path

@@ -1,5 +1,6 @@
 """Loading a checkpoint's weights into a model, all of them or all but a part."""
 
+import math
 import warnings
 from collections.abc import Collection
 from pathlib import Path
@@ -17,6 +18,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from megakit.checkpoints.layout import weights_folder
 from megakit.errors import UserError
+from megakit.models.finite import check_finite
+from megakit.runtime.foreign_files import reading
+from megakit.runtime.safe_reading import USE_ANOTHER, refusal_of
 
 #: NeMo's strategy saves the model as the attribute `module` of its LightningModule.
 PREFIX = "module."
@@ -39,7 +43,8 @@ def load_model_weights(
         The weights of either side that were not loaded, named.
 
     Raises:
-        UserError: Weights are missing, left over, or of other shapes; all of them are listed.
+        UserError: Weights are missing, left over, or of other shapes; all of them are listed. Or
+            some are not finite.
     """
     folder = str(weights_folder(checkpoint))
     wanted = model.sharded_state_dict(prefix=PREFIX)
@@ -47,7 +52,8 @@ def load_model_weights(
     wanted = {key: tensor for key, tensor in wanted.items() if key not in skipped}
     tensors = _tensors(load_preprocess(wanted)[0])
 
-    saved = dist_checkpointing.load_tensors_metadata(folder)
+    with reading(folder, USE_ANOTHER):
+        saved = dist_checkpointing.load_tensors_metadata(folder)
     saved = {key: tensor for key, tensor in saved.items() if key.startswith(PREFIX)}
     left_over = saved.keys() - {tensor.key for _, tensor in tensors}
     problems = [
@@ -70,7 +76,9 @@ def load_model_weights(
             + "\n  ".join(sorted(problems))
             + "\nChoose a checkpoint of this model, or name the layers that shall start anew."
         )
-    loaded = _read_alone(wanted, folder) if alone else dist_checkpointing.load(wanted, folder)
+    with reading(folder, USE_ANOTHER):
+        loaded = _read_alone(wanted, folder) if alone else dist_checkpointing.load(wanted, folder)
+        check_finite(loaded)
     model.load_state_dict(
         {_name(key): loaded[key] for key in wanted if torch.is_tensor(loaded.get(key))},
         strict=False,
@@ -84,28 +92,42 @@ def _read_alone(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
     Megatron's asks all ranks for what they read. Below it is torch's reader, which need not.
     """
     wanted, _, factories = load_preprocess(wanted)
-    reader = strategies.FileSystemReader(folder)
-    saved = reader.read_metadata().state_dict_metadata
     # A layer's weights can be a part of one tensor with those of all layers: hence the whole first.
-    whole = {
-        key: torch.empty(saved[key].size, dtype=saved[key].properties.dtype)
-        for key in {tensor.key for _, tensor in _tensors(wanted)}
-    }
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is")  # just as it is meant
-            load(whole, storage_reader=reader, no_dist=True)
-    except CheckpointException as error:
-        raise UserError(
-            f"{folder}: damaged, its weights cannot be read "
-            f"({'; '.join(repr(cause) for cause, _ in error.failures.values())}). "
-            "Use another checkpoint."
-        ) from error
+    whole = read_tensors(folder, {tensor.key for _, tensor in _tensors(wanted)})
 
     def part(item: Any) -> Any:
         return whole[item.key][item.global_slice()] if isinstance(item, ShardedTensor) else item
 
     return apply_factory_merges(dict_list_map_outplace(part, wanted), factories)
+
+
+def read_tensors(folder: str, keys: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+    """Reads whole tensors, whatever layout they were saved under, without torch.distributed.
+
+    Args:
+        folder: The one with `.metadata`.
+        keys: The tensors to read; by default the model's.
+
+    Raises:
+        UserError: The checkpoint is damaged or not to be trusted.
+    """
+    reader = strategies.FileSystemReader(folder)
+    saved = reader.read_metadata().state_dict_metadata
+    if keys is None:
+        keys = [key for key in saved if key.startswith(PREFIX) and hasattr(saved[key], "size")]
+    for key in keys:  # before memory is allocated for the whole tensor
+        stored = sum(math.prod(chunk.sizes) for chunk in saved[key].chunks)
+        if stored < (wanted := math.prod(saved[key].size)):
+            with reading(folder, USE_ANOTHER):
+                raise ValueError(f"{key} has {stored:,} of {wanted:,} numbers")
+    whole = {key: torch.empty(saved[key].size, dtype=saved[key].properties.dtype) for key in keys}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is")  # just as it is meant
+            load(whole, storage_reader=reader, no_dist=True)
+    except CheckpointException as error:
+        raise refusal_of(folder, error) from error
+    return whole
 
 
 def _tensors(sharded: dict[str, Any]) -> list[tuple[str, ShardedTensor]]:

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
+from megakit.reporting.streams import lasting_file, open_stream
+
 
 class Console:
     """Writes for people to standard error and results to standard output.
 
     Frameworks write to both, from Python and from C++, so the two file descriptors themselves are
     led into the log file once there is one (`divert`), and this console keeps copies of the real
-    ones.
+    ones. If a stream's reader is gone, the console writes to the log file instead (`streams`).
 
     Args:
         silent: Say nothing but errors; for all ranks but one.
@@ -37,6 +39,12 @@ class Console:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)
+
+    def fall_back_to(self, log: Path) -> None:
+        """Sets the file that receives what is written after a stream's reader has gone."""
+        for stream in (self._err, self._out, sys.stderr, sys.stdout):
+            if file := lasting_file(stream):
+                file.fall_back_to(log)
 
     def say(self, line: str) -> None:
         """One line for the user."""
@@ -202,4 +210,4 @@ def _copy_of(stream: TextIO, descriptor: int) -> TextIO:
         own = os.dup(stream.fileno() if stream.fileno() == descriptor else descriptor)
     except (OSError, io.UnsupportedOperation):  # a notebook's or a test's stand-in
         return stream
-    return os.fdopen(own, "w", encoding="utf-8", errors="replace", buffering=1)
+    return open_stream(own, is_result=descriptor == 1)

@@ -2,10 +2,12 @@
 
 import csv
 import io
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from megakit.reporting.files import write_atomically
+from megakit.runtime.foreign_files import read_regular_file, reading
 
 
 @dataclass
@@ -29,6 +31,8 @@ class Metrics:
     grad_norm: float | None = None
 
 
+#: Ten million rows: no run logs more.
+METRICS_BYTES = 1 << 30
 COLUMNS = [column.name for column in fields(Metrics)]
 
 
@@ -38,22 +42,48 @@ class MetricsFile:
     Args:
         path: The file; made with its header if it is not there.
         after: The step that the run goes on from: rows of later ones are dropped.
+        saved: The copy in the checkpoint that the run goes on from. If it exists, it counts, and
+            not what became of `path` since.
+        check_place: Raises where `path` does not belong to this run any more; called before each
+            row is written.
+
+    Raises:
+        UserError: The rows that exist cannot be read.
     """
 
-    def __init__(self, path: Path, after: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        after: int = 0,
+        saved: Path | None = None,
+        check_place: Callable[[], None] = lambda: None,
+    ) -> None:
         self.path = path
-        kept = [row for row in read_metrics(path) if row.step <= after] if path.exists() else []
+        self.check_place = check_place
+        source = saved if saved is not None and saved.exists() else path
+        kept = []
+        if after and source.exists():
+            kept = [row for row in read_metrics(source) if row.step <= after]
         write_atomically(path, _as_csv(kept, header=True))
 
     def append(self, row: Metrics) -> None:
         """Adds one row at the end."""
+        self.check_place()
         with self.path.open("a", newline="") as file:
             file.write(_as_csv([row]))
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """All complete rows of a metrics.csv, in order; a row without its line's end is not."""
-    text = path.read_text()
+    """All complete rows of a metrics.csv, in order. A row without its line's end is left out.
+
+    Raises:
+        UserError: It cannot be read, or is no such file.
+    """
+    with reading(path, "Remove it, or start over with --fresh."):
+        return _parse(read_regular_file(path, METRICS_BYTES).decode())
+
+
+def _parse(text: str) -> list[Metrics]:
     lines = io.StringIO(text[: text.rfind("\n") + 1], newline="")
     numbers = [
         {key: float(value) if value else None for key, value in row.items()}

@@ -27,3 +27,11 @@ def ensure_loopback() -> None:
                 f"the loopback interface lo is down ({error.strerror}), and processes talk to each "
                 "other over it. Bring it up: ip link set lo up."
             ) from error
+
+
+def free_port() -> int:
+    """A port of this machine on which nothing listens at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,147 +1,215 @@
 """Reading Megatron's checkpoints without running what a stranger put into them.
 
-A checkpoint's `weights/` holds three kinds of pickle: `.metadata`, which torch's distributed reader
-unpickles without any restriction; small objects among the tensors, unpickled likewise; and
-`common.pt`, for which torch's default is safe but can be turned off by an environment variable.
-Here each of them may only name what Megatron itself puts there. File names in `.metadata` may not
-lead out of the folder.
+Megatron, NeMo and torch read a checkpoint with Python's unpickler and `torch.load`. The patches
+here put readers of our own in their place, which return tensors and plain values and nothing else
+(`plain_pickle`, `plain_archive`, `plain_metadata`), and turn every failure of a load into one
+`UserError`. docs/reliability.md lists every place that reads a file, and what guards it.
 """
 
 import functools
 import io
-import pickle
+import json
+import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from megakit.errors import UserError
+from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
 from megakit.runtime.patching import existing, replace
+from megakit.runtime.plain_archive import FileSlice, read_archive
+from megakit.runtime.plain_metadata import read_plain_metadata
 
 METADATA = ".metadata"
 COMMON = "common.pt"
+CONFIG = "metadata.json"
 
-#: What `.metadata` is made of; torch's data types come on top.
-ALLOWED = {
-    *(("torch", name) for name in ("Size", "device")),
-    ("torch.serialization", "_get_layout"),  # turns a string such as "torch.strided" into a layout
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"),
-    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan"),
-    *(
-        ("torch.distributed.checkpoint.metadata", name)
-        for name in (
-            *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex"),
-            *("StorageMeta", "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
-        )
-    ),
-    ("pathlib", "PosixPath"),
-    ("collections", "OrderedDict"),
+USE_ANOTHER = "It is damaged or not to be trusted. Use another checkpoint."
+#: The formats that are read. Others lead Megatron to readers that run code: `zarr` does.
+FORMATS = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
 }
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    """Finds nothing but what is allowed."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        import torch
-
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if not is_dtype and (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
-        return super().find_class(module, name)
+#: `common.pt` holds counters and settings; an optimizer may keep small tensors in it.
+COMMON_BYTES = 1 << 30
 
 
 def read_metadata(path: Path) -> Any:
-    """Reads a `.metadata` file.
+    """Returns the content of a `.metadata` file.
 
     Raises:
-        UserError: It is damaged, names something untrusted, or points out of its folder.
+        UserError: It is damaged, does more than build plain values, or points out of its folder.
     """
-    try:
-        metadata = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
-        names = {info.relative_path for info in metadata.storage_data.values()}
-        for name in sorted(map(str, names)):
-            if Path(name).name != name:
-                raise pickle.UnpicklingError(f"it names {name}, which is not a file beside it")
-    except OSError:
-        raise
-    except Exception as error:  # a pickle can fail in any way
-        raise refusal(path, error) from error
-    return metadata
+    with reading(path, USE_ANOTHER):
+        return read_plain_metadata(path)
 
 
-def load_plain(path: Path, file: Any = None) -> Any:
-    """What `torch.load` reads of tensors and plain containers, to the CPU.
+def read_common(path: Path) -> Any:
+    """Returns the content of a `common.pt` file: plain values and tensors on the CPU.
 
     Raises:
-        UserError: It is damaged, or names something untrusted.
+        UserError: It is damaged, or does more than build tensors and plain values.
     """
-    import torch
-
-    try:
-        # Transformer Engine keeps its extra state in one of these.
-        with torch.serialization.safe_globals([io.BytesIO]):
-            return torch.load(file or path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:
-        raise refusal(path, error) from error
+    with reading(path, USE_ANOTHER):
+        common = read_archive(io.BytesIO(read_regular_file(path, COMMON_BYTES)))
+        if type(common) is not dict or any(type(key) is not str for key in common):
+            raise ValueError("it holds no dictionary of names")
+        return common
 
 
-def refusal(path: Path, error: Exception) -> UserError:
-    """The message for a file that will not be read."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    # torch says on its first line what one could do to read it all the same.
-    telling = next((line for line in lines if "GLOBAL" in line or "it names" in line), None)
-    reason = telling or (lines[0] if lines else repr(error))
-    return UserError(
-        f"{path}: damaged or not to be trusted, and not read: {reason}. Use another checkpoint."
-    )
+def read_config(path: Path) -> dict[str, Any]:
+    """Returns the formats that a `metadata.json` names.
+
+    Raises:
+        UserError: It is damaged, or names a format that is not read.
+    """
+    with reading(path, USE_ANOTHER):
+        content = json.loads(read_regular_file(path, JSON_BYTES))
+        if type(content) is not dict or "sharded_backend" not in content:
+            raise ValueError("it names no format")
+        found = FORMATS | content
+        if found.keys() != FORMATS.keys():
+            raise ValueError(f"it names {', '.join(sorted(found.keys() - FORMATS.keys()))[:200]}")
+        for name, known in FORMATS.items():
+            if type(found[name]) is not type(known) or found[name] != known:
+                raise ValueError(f"{name} is {str(found[name])[:100]!r}; only {known!r} is read")
+        return found
 
 
 def metadata_is_read_safely() -> None:
-    """Megatron's readers are torch's; theirs unpickles whatever stands in `.metadata`."""
+    """Replaces Megatron's readers, which unpickle `.metadata`."""
     from megatron.core.dist_checkpointing.strategies import torch as strategies
     from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.metadata import StorageMeta
+    from torch.distributed.checkpoint.planner import LoadItemType
+    from torch.futures import Future
 
     class SafeReader(FileSystemReader):
-        """Reads at once: later, errors come wrapped in torch's."""
+        """Reads `.metadata` at once: later, errors come wrapped in torch's."""
 
         def __init__(self, path: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(path, *args, **kwargs)
             self._read = read_metadata(Path(path) / METADATA)
 
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            if getattr(self._read, "storage_meta", None) is None:
-                self._read.storage_meta = StorageMeta()
             self._read.storage_meta.load_id = self.load_id
             return self._read
+
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            """Reads what a plan asks for; torch's own method uses `torch.load`."""
+            for item in sorted(plan.items, key=self._place):
+                name, offset, length = self._place(item)
+                path = Path(self.path) / name
+                with reading(path, USE_ANOTHER), path.open("rb") as file:
+                    part = FileSlice(file, offset, length)
+                    if item.type == LoadItemType.BYTE_IO:
+                        planner.load_bytes(item, io.BytesIO(part.read()))
+                    else:
+                        _copy_part(part, item, planner)
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+
+        def _place(self, item: Any) -> tuple[str, int, int]:
+            place = self.storage_data[item.storage_index]
+            return place.relative_path, place.offset, place.length
 
     replace(strategies, "FileSystemReader", SafeReader)
     replace(strategies, "CachedMetadataFileSystemReader", SafeReader)
 
 
+def _copy_part(part: FileSlice, item: Any, planner: Any) -> None:
+    """Copies a stored tensor, or the part of it that a rank needs, to its place."""
+    import torch
+
+    name = item.storage_index.fqn
+    stored = read_archive(part)
+    target = planner.resolve_tensor(item).detach()
+    if type(stored) is not torch.Tensor or stored.dim() != len(item.storage_offsets):
+        raise ValueError(f"{name} is no tensor of {target.dim()} dimensions")
+    if stored.is_floating_point() != target.is_floating_point() or (
+        stored.is_complex() != target.is_complex()
+    ):
+        raise ValueError(f"{name} is of {stored.dtype} instead of {target.dtype}")
+    for axis, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        stored = stored.narrow(axis, begin, length)
+    if stored.size() != target.size():
+        raise ValueError(f"{name} has another shape than it should")
+    target.copy_(stored)
+    planner.commit_tensor(item, target)
+
+
+def every_number_is_read() -> None:
+    """Raises where `.metadata` lists too few parts of a tensor; torch leaves the others unset."""
+    from torch.distributed.checkpoint import default_planner
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
+
+    original = existing(default_planner.DefaultLoadPlanner, "create_local_plan")
+
+    @functools.wraps(original)
+    def create_local_plan(self: Any) -> Any:
+        plan = original(self)
+        planned: Counter[str] = Counter()
+        for item in plan.items:
+            planned[item.dest_index.fqn] += math.prod(item.lengths)
+        partial = getattr(self, "allow_shape_mismatch_sharded_tensors", None) or {}
+        for name, target in self.state_dict.items():
+            saved = self.metadata.state_dict_metadata.get(name)
+            if type(saved) is not TensorStorageMetadata or name in partial:
+                continue
+            wanted = sum(math.prod(chunk.sizes) for chunk in _create_chunk_list(target))
+            if planned[name] != wanted:
+                raise ValueError(f"{name} has {planned[name]:,} of {wanted:,} numbers")
+        return plan
+
+    replace(default_planner.DefaultLoadPlanner, "create_local_plan", create_local_plan)
+
+
 def objects_among_tensors_are_read_safely() -> None:
     """Megatron's extra state, the one kind of object it keeps among the tensors."""
-    from megatron.core.dist_checkpointing.strategies import torch as strategies
+    from torch.distributed.checkpoint import default_planner
     from torch.distributed.checkpoint._traverse import set_element  # as torch's own does
 
     def load_bytes(self: Any, read_item: Any, value: io.BytesIO) -> None:
         key = read_item.dest_index.fqn
-        set_element(self.original_state_dict, self.mappings[key], load_plain(Path(key), value))
+        content = read_archive(value)
+        if self.flatten_state_dict:
+            set_element(self.original_state_dict, self.mappings[key], content)
+        else:
+            self.state_dict[key] = content
 
-    replace(strategies.MCoreLoadPlanner, "load_bytes", load_bytes)
+    replace(default_planner.DefaultLoadPlanner, "load_bytes", load_bytes)
 
 
 def common_state_is_read_safely() -> None:
-    """Whatever `TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD` says."""
+    """Reads `common.pt` without `torch.load`."""
     from megatron.core.dist_checkpointing.strategies import common
 
     def load_common(self: Any, checkpoint_dir: Any) -> Any:
-        return load_plain(Path(checkpoint_dir) / COMMON)
+        return read_common(Path(checkpoint_dir) / COMMON)
+
+    def load_sharded_objects(self: Any, sharded_objects_state_dict: Any, folder: Any) -> Any:
+        raise UserError(f"{folder}: its objects are files of their own. {USE_ANOTHER}")
 
     replace(common.TorchCommonLoadStrategy, "load_common", load_common)
+    replace(common.TorchCommonLoadStrategy, "load_sharded_objects", load_sharded_objects)
+
+
+def known_formats_only() -> None:
+    """`metadata.json` decides which of Megatron's readers gets a checkpoint."""
+    from megatron.core.dist_checkpointing import core, validation
+
+    def maybe_load_config(checkpoint_dir: Any) -> Any:
+        path = Path(checkpoint_dir) / CONFIG
+        if not checkpoint_dir or not path.exists():
+            return None
+        return core.CheckpointingConfig(**read_config(path))
+
+    replace(core, "maybe_load_config", maybe_load_config)
+    replace(validation, "maybe_load_config", maybe_load_config)
 
 
 def refusals_come_through() -> None:
@@ -154,24 +222,75 @@ def refusals_come_through() -> None:
     @functools.wraps(original)
     def load(self: Any, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
         try:
-            return original(self, sharded_state_dict, checkpoint_dir)
+            with reading(checkpoint_dir, USE_ANOTHER):
+                return original(self, sharded_state_dict, checkpoint_dir)
         except CheckpointException as error:
-            causes = [cause for cause, _ in error.failures.values()]
-            reasons = [
-                problem for c in causes if isinstance(c, UserError) for problem in c.problems
-            ]
-            if not reasons:
-                reasons = [f"it cannot be read: {causes[0]!r}. Use another checkpoint."]
-            raise UserError([f"{checkpoint_dir}: {reason}" for reason in reasons]) from error
+            raise refusal_of(checkpoint_dir, error) from error
 
     replace(strategies.TorchDistLoadShardedStrategy, "load", load)
 
 
+def refusal_of(folder: Any, error: Any) -> UserError:
+    """Returns the message for an error in which torch collects those of all ranks."""
+    problems: list[str] = []
+    for cause, _ in error.failures.values():
+        try:
+            with reading(folder, USE_ANOTHER):
+                raise cause
+        except UserError as refused:
+            problems += [one for one in refused.problems if one not in problems]
+    return UserError(problems)
+
+
+def failures_of_a_resumption_name_the_checkpoint() -> None:
+    """Lightning restores callbacks, loops, optimizers and schedulers from whatever was read."""
+    from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
+
+    restore_modules = existing(_CheckpointConnector, "_restore_modules_and_callbacks")
+    restore_training = existing(_CheckpointConnector, "restore_training_state")
+
+    @functools.wraps(restore_modules)
+    def guarded_modules(self: Any, checkpoint_path: Any = None) -> None:
+        if not checkpoint_path:
+            return restore_modules(self, checkpoint_path)
+        with reading(checkpoint_path, USE_ANOTHER):
+            return restore_modules(self, checkpoint_path)
+
+    @functools.wraps(restore_training)
+    def guarded_training(self: Any) -> None:
+        if not self._loaded_checkpoint:
+            return restore_training(self)
+        with reading(self._ckpt_path, USE_ANOTHER):
+            return restore_training(self)
+
+    replace(_CheckpointConnector, "_restore_modules_and_callbacks", guarded_modules)
+    replace(_CheckpointConnector, "restore_training_state", guarded_training)
+
+
+def no_files_of_other_tools() -> None:
+    """A checkpoint may hold files that lead NeMo to another folder, or to ModelOpt's own reader."""
+    from nemo.collections.llm.modelopt import model_utils
+    from nemo.lightning.resume import AutoResume
+
+    def refuse_adapter(self: Any, adapter_meta_path: Any, model: Any) -> Any:
+        raise UserError(f"{adapter_meta_path}: adapters are not read. Use another checkpoint.")
+
+    def restore_nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    replace(AutoResume, "_get_base_model_path_for_adapter", refuse_adapter)
+    replace(model_utils, "restore_modelopt_state", restore_nothing)
+
+
 PATCHES: tuple[Callable[[], None], ...] = (
     metadata_is_read_safely,
+    every_number_is_read,
     objects_among_tensors_are_read_safely,
     common_state_is_read_safely,
+    known_formats_only,
     refusals_come_through,
+    failures_of_a_resumption_name_the_checkpoint,
+    no_files_of_other_tools,
 )
 
 

@@ -5,7 +5,6 @@ import faulthandler
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from megakit.runtime.accelerator import AcceleratorName, find_accelerator, use_accelerator
+from megakit.runtime.loopback import free_port
 from megakit.runtime.memory import resume_collector, suspend_collector
 from megakit.runtime.teardown import destroy_parallel_state
 
@@ -157,7 +157,7 @@ class Ranks:
             raise ValueError(f"world_size={size}: this pool has {self.number} processes.")
         payload = _by_value(function, arguments)
         self._start()
-        port = str(_free_port())
+        port = str(free_port())
         connections = self._connections[:size]
         for rank, connection in enumerate(connections):
             environment = {
@@ -348,10 +348,3 @@ def _accelerator(requested: AcceleratorName) -> Literal["cpu", "gpu"]:
     # The patches stay: a process that is on the CPU cannot go back to its GPU.
     is_on_cpu = cpu.apply.cache_info().currsize > 0
     return "cpu" if is_on_cpu and requested == "auto" else find_accelerator(requested).name
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

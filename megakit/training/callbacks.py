@@ -10,6 +10,7 @@ import torch
 
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import Stopped
+from megakit.runtime.signals import StopRequest, handle_signals
 
 
 class ExactSteps(pl.Callback):
@@ -41,7 +42,7 @@ class ExactSteps(pl.Callback):
 
 
 class StopOnSignal(pl.Callback):
-    """Ends training after the step in which SIGINT, SIGTERM or SIGUSR1 came, with a checkpoint.
+    """Ends training after the step in which a stopping signal came, with a checkpoint.
 
     A second signal ends the process at once; complete checkpoints stay.
 
@@ -49,18 +50,13 @@ class StopOnSignal(pl.Callback):
         writer: Saves the checkpoint.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    #: Signals within so many seconds are one: `timeout`, `scancel` and Ctrl-C send theirs to every
-    #: process of a job, and the launching process hands on its own.
-    SAME = 0.5
     #: With several ranks, how often they agree on whether to stop: as many steps as take a second,
     #: and at most so many.
     AGREE_AT_MOST_EVERY = 8
 
     def __init__(self, writer: CheckpointWriter) -> None:
         self.writer = writer
-        self.received = 0
-        self._received_at = 0.0
+        self.request = StopRequest()
         self._before: dict[int, Any] = {}
         self._agree_at: int | None = None
         self._agreed_at = 0.0
@@ -69,12 +65,11 @@ class StopOnSignal(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Starts to listen."""
         if stage == "fit":
-            self._before = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
+            self._before = handle_signals(self._receive)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Listens again: Lightning has put handlers of its own in place by now."""
-        for number in self.SIGNALS:
-            signal.signal(number, self._receive)
+        handle_signals(self._receive)
         # What came in between is ours to answer; Lightning's answer saves nothing.
         trainer._signal_connector.received_sigterm = False
 
@@ -84,12 +79,9 @@ class StopOnSignal(pl.Callback):
             signal.signal(*self._before.popitem())
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.received and now - self._received_at > self.SAME:
+        if self.request.is_repeated(number):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        if not self.received:
-            self.received, self._received_at = number, now
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
         """Stops if asked to: the step before is over by now, its validation and saving included."""
@@ -101,14 +93,14 @@ class StopOnSignal(pl.Callback):
     def _agreed(self, trainer: pl.Trainer) -> int:
         """The signal that any rank received; ranks have to stop after the same step."""
         if trainer.world_size == 1:
-            return self.received
+            return self.request.received
         step, now = trainer.global_step, time.monotonic()
         if self._agree_at is None:
             self._agree_at, self._agreed_at = step, now
         if step < self._agree_at:
             return 0
         message = torch.tensor(
-            [self.received, now - self._agreed_at], device=trainer.strategy.root_device
+            [self.request.received, now - self._agreed_at], device=trainer.strategy.root_device
         )
         torch.distributed.all_reduce(message, torch.distributed.ReduceOp.MAX)
         number, seconds = message.tolist()

@@ -14,7 +14,7 @@ from megakit.reporting.console import Console
 from megakit.runtime.accelerator import find_accelerator, use_accelerator
 from megakit.runtime.teardown import destroy_parallel_state
 from megakit.runtime.threads import limit_threads
-from megakit.training.layout import Cluster
+from megakit.training.cluster import Cluster
 from megakit.training.options import CommonOptions
 from megakit.training.plan import prepare
 from megakit.training.runs import Stage
@@ -64,7 +64,7 @@ def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
                 f"Start {stage.script}, which starts as many as it needs."
             )
         run = Run(stage, options, plan, console, is_main=True, began=began)
-        with diverted(run.path / "log.txt"):
+        with diverted(run.directory.log):
             use_accelerator(plan.accelerator.name)
             destroy_parallel_state()
             yield run

@@ -1,10 +1,8 @@
 """Starting and ending the processes of a job on one machine. No torch here."""
 
-import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +12,15 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 
 from megakit.reporting.console import Console
+from megakit.runtime.loopback import free_port
+from megakit.runtime.signals import (
+    EXIT_STATUS,
+    StopRequest,
+    exit_status,
+    handle_signals,
+    heard_signals,
+    ignore_signals,
+)
 
 #: Seconds that ranks get to end by themselves once one of them has failed or a signal came.
 GRACE = 20.0
@@ -37,7 +44,7 @@ def launch(num_processes: int, console: Console, environment: Mapping[str, str])
         **os.environ,
         **environment,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(num_processes),
         "LOCAL_WORLD_SIZE": str(num_processes),
         "GROUP_RANK": "0",
@@ -45,11 +52,12 @@ def launch(num_processes: int, console: Console, environment: Mapping[str, str])
     common.setdefault("OMP_NUM_THREADS", "1")
     ranks: list[subprocess.Popen[bytes]] = []
     stop = _Stop(ranks)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, stop.receive)
+    handle_signals(stop.receive)
     parent = os.getpid()
     release_watch = _watch(parent, console)
     for rank in range(num_processes):
+        if stop.received:
+            break
         ranks.append(
             subprocess.Popen(
                 [sys.executable, *sys.argv],
@@ -57,6 +65,8 @@ def launch(num_processes: int, console: Console, environment: Mapping[str, str])
                 preexec_fn=lambda: _die_with(parent),
             )
         )
+    if stop.received:
+        stop.send(stop.received)  # the rank whose start the signal interrupted has not received it
     try:
         return _wait(ranks, stop, console)
     finally:
@@ -76,7 +86,7 @@ def run_in_fork(work: Callable[[], object]) -> int:
         Its exit status, as a shell would give it.
     """
     SI_KERNEL = 0x80  # the code of a signal that the terminal sent, to all of its processes
-    awaited = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
+    awaited = (*heard_signals(), signal.SIGCHLD)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -85,7 +95,6 @@ def run_in_fork(work: Callable[[], object]) -> int:
         status = 1
         try:
             _die_with(parent)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             work()
             status = 0
@@ -101,7 +110,8 @@ def run_in_fork(work: Callable[[], object]) -> int:
         while True:
             received = signal.sigwaitinfo(awaited)
             if received.si_signo != signal.SIGCHLD:
-                if received.si_code != SI_KERNEL:
+                # A lost terminal signals the first process of its session alone.
+                if received.si_code != SI_KERNEL or received.si_signo == signal.SIGHUP:
                     os.kill(child, received.si_signo)
                 continue
             ended, status = os.waitpid(child, os.WNOHANG)
@@ -123,22 +133,21 @@ class _Stop:
         sent: Signals that were sent to all ranks.
     """
 
-    #: Signals within so many seconds are one: Ctrl-C, `timeout` and `scancel` send several.
-    SAME = 0.5
-
     def __init__(self, ranks: list[subprocess.Popen[bytes]]) -> None:
         self.ranks = ranks
-        self.received = 0
+        self.request = StopRequest()
         self.sent: set[int] = set()
-        self._at = 0.0
+
+    @property
+    def received(self) -> int:
+        return self.request.received
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if not self.received:
-            self.received, self._at = number, now
-            self.send(number)
-        elif now - self._at > self.SAME:
+        is_first = not self.received
+        if self.request.is_repeated(number):
             self.send(signal.SIGKILL)
+        elif is_first:
+            self.send(number)
 
     def send(self, number: int) -> None:
         """Sends a signal to all ranks that still run."""
@@ -156,7 +165,7 @@ class _Stop:
         if returncode >= 0:
             return returncode
         if self.received and -returncode in self.sent:
-            return 130 if self.received == signal.SIGINT else 143
+            return exit_status(self.received)
         return 1
 
 
@@ -169,7 +178,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]], stop: _Stop, console: Console) -
         if failed and deadline is None:
             number, rank = failed[0]
             status = stop.status(rank.returncode)
-            stopped = status in (130, 143)
+            stopped = status in EXIT_STATUS.values()
             if not stopped:
                 console.say(f"Rank {number} {_ended(rank)}; ending the others.")
                 stop.send(signal.SIGTERM)
@@ -183,7 +192,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]], stop: _Stop, console: Console) -
             if status == 1 and rank.returncode < 0:
                 console.say(f"Rank {number} {_ended(rank)}.")
                 break
-    return status
+    return status if ranks else exit_status(stop.received)
 
 
 def _ended(rank: subprocess.Popen[bytes]) -> str:
@@ -203,14 +212,12 @@ def _watch(parent: int, console: Console) -> Callable[[], None]:
     watcher = os.fork()
     if watcher == 0:
         os.close(writing)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
         if not os.read(reading, 1):  # closed without a word
-            with contextlib.suppress(OSError):
-                console.say(
-                    f"The launching process ({parent}) was killed, and its ranks with it. "
-                    "The same command goes on from the last complete checkpoint."
-                )
+            console.say(
+                f"The launching process ({parent}) was killed, and its ranks with it. "
+                "The same command goes on from the last complete checkpoint."
+            )
         os._exit(0)
     os.close(reading)
 
@@ -223,7 +230,7 @@ def _watch(parent: int, console: Console) -> Callable[[], None]:
 
 
 def end_with_torchrun(console: Console) -> None:
-    """Under torchrun, has this rank end soon after torchrun's agent: killed, it leaves its ranks.
+    """Ends this rank when torchrun's agent is gone. An agent that is killed leaves its ranks alive.
 
     Args:
         console: Says so.
@@ -246,13 +253,5 @@ def _die_with(parent: int) -> None:
     """Between fork and exec of a rank: has the kernel kill it when its parent dies."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if os.getppid() != parent:  # it died in between
         os._exit(1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

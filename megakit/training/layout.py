@@ -1,56 +1,11 @@
 """How a job's processes share the work, checked before any of them starts."""
 
-import os
 from dataclasses import dataclass
 from functools import cached_property
 
-from megakit.training.options import CommonOptions, flag
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What torchrun or srun says of the job that this process belongs to.
-
-    Attributes:
-        starter: Who started it, or None if it was started alone.
-        rank: This process's number in the job.
-        devices: Processes per machine.
-        num_nodes: Machines.
-        left_over: Processes beyond equally many on each machine; has to be 0.
-    """
-
-    starter: str | None = None
-    rank: int = 0
-    devices: int = 1
-    num_nodes: int = 1
-    left_over: int = 0
-
-    @classmethod
-    def from_environment(cls) -> "Cluster":
-        """Reads what torchrun (or our own launcher, which speaks its language) or srun set."""
-        env = os.environ
-        if "LOCAL_WORLD_SIZE" in env and "RANK" in env:
-            devices, world_size = int(env["LOCAL_WORLD_SIZE"]), int(env["WORLD_SIZE"])
-            return cls("torchrun", int(env["RANK"]), devices, *divmod(world_size, devices))
-        # An interactive Slurm shell sets SLURM_NTASKS as well, but no rank of a step in it.
-        if "SLURM_PROCID" in env and env.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-            # The step's own sizes, where it uses but a part of the allocation. A batch script has a
-            # SLURM_PROCID, too, and maybe no number of tasks.
-            tasks = int(env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS", "1"))
-            nodes = int(env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES", "1"))
-            devices, left_over = divmod(tasks, nodes)
-            return cls("srun", int(env["SLURM_PROCID"]), devices, nodes, left_over)
-        return cls()
-
-    @property
-    def num_processes(self) -> int:
-        """How many of them the job has."""
-        return self.devices * self.num_nodes + self.left_over
-
-    @property
-    def of_rank(self) -> str:
-        """For messages of a job that has several ranks: which of them this is; else nothing."""
-        return f" (rank {self.rank})" if self.num_processes > 1 else ""
+from megakit.training.cluster import Cluster
+from megakit.training.options import CommonOptions
+from megakit.training.ranges import flag
 
 
 @dataclass(frozen=True)
@@ -193,4 +148,5 @@ def _micro_batch_size(
 
 
 def _largest_divisor(number: int, limit: int) -> int:
-    return next(size for size in range(max(1, min(number, limit)), 0, -1) if number % size == 0)
+    largest = max(1, min(number, limit, 2**24))  # bounded: the numbers may be out of their range
+    return next(size for size in range(largest, 0, -1) if number % size == 0)

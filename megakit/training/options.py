@@ -8,14 +8,32 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
 
 from megakit.checkpoints.select import BestBy
+from megakit.runtime.foreign_files import brief
+from megakit.training.ranges import MOST, Range, find_problems, flag
 
 if TYPE_CHECKING:
     from megakit.training.runs import Stage
 
 OptionsT = TypeVar("OptionsT", bound="CommonOptions")
+
+Count = Annotated[int, Range(least=1, most=MOST)]
+#: Samples: times the most steps there may be, they still fit into 64 bits.
+BatchSize = Annotated[int, Range(least=1, most=2**24)]
+MOST_SECONDS = 7 * 24 * 3600
+Seed = Annotated[int, Range(least=0, most=MOST)]
+LearningRate = Annotated[float, Range(above=0, most=100)]
 
 
 @dataclass(kw_only=True)
@@ -31,25 +49,25 @@ class CommonOptions:
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """Where it runs; auto takes a GPU that works."""
 
-    devices: int | None = None
+    devices: Annotated[int | None, Range(least=1, most=1024)] = None
     """Processes on this machine, one per GPU; 1 unless torchrun or srun says otherwise."""
 
-    num_nodes: int | None = None
+    num_nodes: Annotated[int | None, Range(least=1, most=100_000)] = None
     """Machines that take part; 1 unless torchrun or srun says otherwise."""
 
-    tensor_parallel: int = 1
+    tensor_parallel: Annotated[int, Range(least=1, most=2**24)] = 1
     """Ranks that share each layer."""
 
-    pipeline_parallel: int = 1
+    pipeline_parallel: Annotated[int, Range(least=1, most=2**24)] = 1
     """Stages that the layers are dealt out to; the remaining ranks are data parallel."""
 
-    micro_batch_size: int | None = None
+    micro_batch_size: Annotated[int | None, Range(least=1, most=2**24)] = None
     """Samples per rank and forward pass; by default as many as measured best."""
 
-    num_workers: int = 0
+    num_workers: Annotated[int, Range(least=0, most=256)] = 0
     """Processes per rank that load data ahead."""
 
-    timeout: int = 600
+    timeout: Annotated[int, Range(least=1, most=MOST_SECONDS)] = 600
     """Seconds a rank may wait for another before the job fails."""
 
     verbose: bool = False
@@ -78,44 +96,32 @@ class CommonOptions:
 
     def problems(self) -> list[str]:
         """What is wrong with single options, one message each."""
-        at_least_one = ("devices", "num_nodes", "tensor_parallel", "pipeline_parallel")
-        return [
-            *self._below(1, (*at_least_one, "micro_batch_size", "timeout")),
-            *self._below(0, ("num_workers",)),
-        ]
-
-    def _below(self, minimum: int, names: Sequence[str]) -> list[str]:
-        values = {name: getattr(self, name) for name in names}
-        return [
-            f"{flag(name)} {value}: has to be at least {minimum}."
-            for name, value in values.items()
-            if value is not None and value < minimum
-        ]
+        return find_problems(self)
 
 
 @dataclass(kw_only=True)
 class TrainingOptions(CommonOptions):
     """How long, how fast and how often."""
 
-    max_steps: int = 1000
+    max_steps: Count = 1000
     """Optimizer steps to train for."""
 
-    global_batch_size: int = 256
+    global_batch_size: BatchSize = 256
     """Samples per optimizer step over all ranks, the same under every layout."""
 
-    lr: float = 1e-3
+    lr: LearningRate = 1e-3
     """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
 
-    seed: int = 42
+    seed: Seed = 42
     """Decides initial weights, the order of samples and random effects."""
 
-    val_interval: int = 250
+    val_interval: Count = 250
     """Validate every N steps, and after the last."""
 
-    save_interval: int = 250
+    save_interval: Count = 250
     """Save a checkpoint every N steps, and after the last."""
 
-    limit_val_batches: int | None = None
+    limit_val_batches: Annotated[int | None, Range(least=1, most=MOST)] = None
     """Validate on the first N global batches; by default on all validation data."""
 
     fresh: bool = False
@@ -129,23 +135,6 @@ class TrainingOptions(CommonOptions):
     def best_by(self) -> BestBy:
         """How the best checkpoint is chosen."""
         return "val_loss"
-
-    def problems(self) -> list[str]:
-        """What is wrong with single options, one message each."""
-        counts = ("max_steps", "global_batch_size", "val_interval", "save_interval")
-        found = [
-            *super().problems(),
-            *self._below(1, (*counts, "limit_val_batches")),
-            *self._below(0, ("seed",)),
-        ]
-        if not 0 < self.lr < float("inf"):
-            found.append(f"--lr {self.lr}: has to be a positive number.")
-        return found
-
-
-def flag(name: str) -> str:
-    """The option as users type it."""
-    return "--" + name.replace("_", "-")
 
 
 def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = None) -> OptionsT:
@@ -171,12 +160,16 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
 
+    problems = _empty(arguments)  # as a Path it would be the current folder
     try:
-        return parse(arguments)
+        options = parse(arguments)
+        if not problems:
+            return options
     except SystemExit as stopped:
         if not stopped.code:  # --help
             raise
-    for problem in _misunderstood(options_class, arguments, parse):
+        problems += _misunderstood(options_class, arguments, parse)
+    for problem in problems:
         print(f"{program}: {problem}", file=sys.stderr)
     sys.exit(2)
 
@@ -186,25 +179,41 @@ def _misunderstood(
 ) -> list[str]:
     """What cannot be understood, option by option; tyro stops at the first, and at length."""
     types = {flag(name): kind for name, kind in get_type_hints(options_class).items()}
+    problems = []
+    for group in _by_option(arguments):
+        name = group[0].partition("=")[0].replace("_", "-")
+        if name not in types:
+            close = difflib.get_close_matches(name, types, 1, cutoff=0.75)
+            remedy = f"Is it {close[0]}? See --help." if close else "See --help."
+            problems.append(f"{brief(' '.join(group))}: there is no such option. {remedy}")
+            continue
+        try:
+            parse(group)
+        except SystemExit:
+            if not _empty(group):  # else that is said already
+                what = brief(" ".join(group))
+                problems.append(f"{what}: has to be {_kind(types[name])}.")
+    return problems
+
+
+def _empty(arguments: Sequence[str]) -> list[str]:
+    """Which options are given an empty value, as an unset shell variable does."""
+    return [
+        f"{group[0].partition('=')[0]} '': the value is empty. Name one, or leave the option out."
+        for group in _by_option(arguments)
+        if group[1:] == [""] or group[0].endswith("=")
+    ]
+
+
+def _by_option(arguments: Sequence[str]) -> list[list[str]]:
+    """The command line in parts that begin with an option each."""
     groups: list[list[str]] = []
     for argument in arguments:
         if argument.startswith("--") or not groups:
             groups.append([argument])
         else:
             groups[-1].append(argument)
-    problems = []
-    for group in groups:
-        name = group[0].partition("=")[0].replace("_", "-")
-        if name not in types:
-            close = difflib.get_close_matches(name, types, 1, cutoff=0.75)
-            remedy = f"Is it {close[0]}? See --help." if close else "See --help."
-            problems.append(f"{' '.join(group)}: there is no such option. {remedy}")
-            continue
-        try:
-            parse(group)
-        except SystemExit:
-            problems.append(f"{' '.join(group)}: has to be {_kind(types[name])}.")
-    return problems
+    return groups
 
 
 def _kind(kind: Any) -> str:
@@ -212,5 +221,10 @@ def _kind(kind: Any) -> str:
     kinds = [part for part in get_args(kind) or (kind,) if part is not type(None)]
     if all(isinstance(part, str) for part in kinds):
         return "one of " + ", ".join(kinds)
-    words = {int: "a whole number", float: "a number", bool: "given alone", Path: "one path"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "without a value",
+        Path: "one path",
+    }
     return words.get(kinds[0], "one value")

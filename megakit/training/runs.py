@@ -1,11 +1,8 @@
 """What a run is: its directory, what identifies it, where it goes on from."""
 
 import contextlib
-import fcntl
 import json
 import os
-import socket
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +12,24 @@ from megakit.checkpoints.layout import list_checkpoints, step_of
 from megakit.checkpoints.manifest import Manifest, read_manifest, verify
 from megakit.checkpoints.select import (
     BestBy,
-    best_checkpoint,
-    newest_intact_checkpoint,
+    best_of,
+    hold,
+    keep_own_checkpoints,
     remove_leftovers,
-    set_aside,
 )
 from megakit.errors import UserError
-from megakit.training.options import flag
+from megakit.reporting.files import write_json
+from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
+from megakit.training.ranges import flag
 
 RUN_FILE = "run.json"
 #: What identifies a run besides its options.
 NO_OPTIONS = ("model", "best_by")
+#: Where one of two identities has no such name.
+_ABSENT = "absent"
 SUMMARY = "summary.json"
+#: How often the best checkpoint is chosen anew when its run removes the chosen one.
+CHOICES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,47 +69,75 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
-    def is_done(self) -> bool:
-        """Whether the run that lives here reached its end."""
-        return (self.path / SUMMARY).is_file()
+    def summary(self) -> Path:
+        """The file that is written when training has ended."""
+        return self.path / SUMMARY
+
+    @property
+    def log(self) -> Path:
+        """The file for what frameworks log."""
+        return self.path / "log.txt"
+
+    @property
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, by its name; None if there is none."""
+        newest = list_checkpoints(self.checkpoints)[-1:]
+        return step_of(newest[0]) if newest else None
 
     def identity(self) -> dict[str, Any] | None:
-        """What identifies the run that lives here, or None if none does."""
-        path = self.path / RUN_FILE
-        try:
-            content = json.loads(path.read_text())
-            if not isinstance(content, dict):
-                raise ValueError("not a JSON object")
-        except FileNotFoundError:
-            return self._identity_in_checkpoints()
-        except ValueError as error:
-            raise UserError(
-                f"{path}: damaged ({error}). Use --fresh, or another --output-dir."
-            ) from error
-        return content
+        """Returns what identifies the run that lives here, or None if none does.
 
-    def _identity_in_checkpoints(self) -> dict[str, Any] | None:
-        """What the newest checkpoint says that can still be asked."""
+        The checkpoints decide: run.json counts where there is no readable checkpoint, or where one
+        of them agrees with it.
+        """
+        in_checkpoints = []
         for checkpoint in reversed(list_checkpoints(self.checkpoints)):
             with contextlib.suppress(UserError):
-                return read_manifest(checkpoint).run or None
-        return None
+                in_checkpoints.append(read_manifest(checkpoint).run)
+        try:
+            in_file = self._identity_in_file()
+        except UserError:
+            if not in_checkpoints:
+                raise
+            return in_checkpoints[0]
+        if in_checkpoints and in_file not in in_checkpoints:
+            return in_checkpoints[0]
+        return in_file
+
+    def _identity_in_file(self) -> dict[str, Any] | None:
+        path = self.path / RUN_FILE
+        if not path.exists():
+            return None
+        with reading(path, "Use --fresh, or another --output-dir."):
+            content = json.loads(read_regular_file(path, JSON_BYTES))
+            if not isinstance(content, dict):
+                raise TypeError("not a JSON object")
+        return content
 
     def write_identity(self, identity: dict[str, Any]) -> None:
         """Makes the folder the given run's."""
+        with contextlib.suppress(UserError):
+            if self._identity_in_file() == identity:
+                return
         self.path.mkdir(parents=True, exist_ok=True)
-        partial = self.path / f".{RUN_FILE}"
-        partial.write_text(json.dumps(identity, indent=1) + "\n")
-        partial.replace(self.path / RUN_FILE)
-
-    def best_by(self) -> BestBy:
-        """How the best of its checkpoints is chosen."""
-        by: BestBy = (self.identity() or {}).get("best_by", "val_loss")
-        return by
+        write_json(self.path / RUN_FILE, identity)
 
     def best_checkpoint(self) -> Path | None:
-        """The checkpoint that the next stage uses."""
-        return best_checkpoint(self.checkpoints, self.best_by())
+        """Returns the checkpoint that the next stage uses.
+
+        Raises:
+            UserError: A checkpoint is damaged, or they are of several runs.
+        """
+        manifests = {path: read_manifest(path) for path in list_checkpoints(self.checkpoints)}
+        identity = self.identity()
+        for path, manifest in manifests.items():
+            if manifest.run != identity:
+                raise UserError(
+                    f"{path}: belongs to another run than {self.path}. Move it away, or name the "
+                    "checkpoint to use with --checkpoint."
+                )
+        by: BestBy = (identity or {}).get("best_by", "val_loss")
+        return best_of(manifests, by)
 
     def set_aside(self) -> Path | None:
         """Gives the run that lives here another name, if there is one; returns the name."""
@@ -121,14 +152,19 @@ class RunDirectory:
 
 def find_start(
     stage: Stage, named: str | None, output_dir: Path, report: Callable[[str], None]
-) -> tuple[Path, Manifest] | None:
-    """The checkpoint that a stage starts from, verified; None where it starts from nothing.
+) -> tuple[Path, Manifest, TextIO] | None:
+    """Finds the checkpoint that a stage starts from, and keeps it from being removed.
 
     Args:
         stage: Which stage starts.
         named: The user's `--checkpoint`; `none` for a fresh start.
         output_dir: Where the stage before has its run.
         report: Takes one line for the user.
+
+    Returns:
+        The verified checkpoint, its manifest, and a file: while it is open, a run of the stage
+        before that is still going on does not remove the checkpoint. None where the stage starts
+        from nothing.
 
     Raises:
         UserError: There is none, or it is damaged, unfinished, or of another model.
@@ -138,20 +174,14 @@ def find_start(
         return None
     if named is not None:
         checkpoint = Path(named)
+        manifest, file = _verify_and_hold(checkpoint)
     else:
         directory = RunDirectory(output_dir / before.name)
-        best = directory.best_checkpoint()
-        if best is None:
-            raise UserError(
-                f"{directory.checkpoints}: no checkpoint to start from. "
-                f"Run {before.script} with the same --output-dir first, or name one with "
-                "--checkpoint."
-            )
-        if not directory.is_done:
+        checkpoint, manifest, file = _hold_best(directory, before)
+        if directory.newest_step != manifest.run.get("max_steps"):
             report(f"{directory.path} has not reached its end; its best checkpoint so far counts.")
-        checkpoint = best
-    manifest = verify(checkpoint)
     if (manifest.stage, manifest.model) != (before.name, before.model):
+        file.close()
         titles = {known.name: known.title for known in (stage, before)}
         found = titles.get(manifest.stage, f"from stage {manifest.stage}")
         raise UserError(
@@ -159,7 +189,38 @@ def find_start(
             f"from {before.title} ({before.model}), as {before.script} makes it. "
             "Name another --checkpoint."
         )
-    return checkpoint, manifest
+    return checkpoint, manifest, file
+
+
+def _hold_best(directory: RunDirectory, before: Stage) -> tuple[Path, Manifest, TextIO]:
+    """Chooses again where the run that makes the checkpoints has just removed the chosen one."""
+    for choices_left in reversed(range(CHOICES)):
+        before_choosing = list_checkpoints(directory.checkpoints)
+        try:
+            checkpoint = directory.best_checkpoint()
+            if checkpoint is not None:
+                return checkpoint, *_verify_and_hold(checkpoint)
+        except UserError:
+            if not choices_left or all(path.exists() for path in before_choosing):
+                raise
+    raise UserError(
+        f"{directory.checkpoints}: no checkpoint to start from. "
+        f"Run {before.script} with the same --output-dir first, or name one with "
+        "--checkpoint."
+    )
+
+
+def _verify_and_hold(checkpoint: Path) -> tuple[Manifest, TextIO]:
+    read_manifest(checkpoint)  # says what is wrong with a folder that is no checkpoint
+    try:
+        file = hold(checkpoint)
+    except OSError as error:
+        raise UserError(f"{checkpoint}: {error}. Use another checkpoint.") from error
+    try:
+        return verify(checkpoint), file
+    except BaseException:
+        file.close()
+        raise
 
 
 def differences(
@@ -170,19 +231,24 @@ def differences(
     if old is None:
         return []
     problems = []
-    for name in identity.keys() | old.keys():
-        if old.get(name) == identity.get(name):
-            continue
+    # An option that the other lacks differs from None too: checkpoints are compared as a whole.
+    changed = {
+        name
+        for name in identity.keys() | old.keys()
+        if old.get(name, _ABSENT) != identity.get(name, _ABSENT)
+    }
+    if len(changed) > 1:
+        changed.discard("best_by")  # follows from an option, which is named
+    for name in changed:
         if name == "start":
             problems.append(
                 f"it started from another checkpoint than {start_before or 'none'} "
                 f"(the stage before has a newer result, or --checkpoint changed)"
             )
         else:
-            if name == "best_by":
-                continue  # follows from --num-labels, which is told
             label = name.replace("_", " ") if name in NO_OPTIONS else flag(name)
-            problems.append(f"{label} was {old.get(name)}, now {identity.get(name)}")
+            before, now = old.get(name, _ABSENT), identity.get(name, _ABSENT)
+            problems.append(f"{label} was {before!s:.200}, now {now}")
     if not problems:
         return []
     return [
@@ -193,26 +259,24 @@ def differences(
 
 
 def find_resumption(
-    directory: RunDirectory, report: Callable[[str], None]
+    directory: RunDirectory,
+    stage: str,
+    identity: dict[str, Any],
+    report: Callable[[str], None],
 ) -> tuple[Path, Manifest] | None:
-    """The checkpoint that an interrupted run goes on from, after cleaning up behind it."""
+    """Finds the checkpoint that a run goes on from, after cleaning up behind its last start.
+
+    Args:
+        directory: The run's; this process has its lock.
+        stage: The run's stage.
+        identity: What identifies the run.
+        report: Takes one line for the user.
+    """
     if not directory.checkpoints.is_dir():
         return None
     remove_leftovers(directory.checkpoints)
-    newest = list_checkpoints(directory.checkpoints)[-1:]
-    found = newest_intact_checkpoint(directory.checkpoints, report)
-    if newest and newest != [found[0] if found else None]:
-        # The end of the run was damaged: it is not done any more, and goes on from further back.
-        (directory.path / SUMMARY).unlink(missing_ok=True)
-    for checkpoint in list_checkpoints(directory.checkpoints)[:-1]:
-        # An older one is kept for being the best; damaged it is of no use.
-        try:
-            verify(checkpoint)
-        except UserError as error:
-            report(f"{error} It is now {set_aside(checkpoint).name}.")
-    if found is not None and not directory.is_done:
-        report(f"Going on from {found[0]}, step {step_of(found[0])}.")
-    return found
+    kept = keep_own_checkpoints(directory.checkpoints, stage, identity, report)
+    return next(reversed(kept.items()), None)
 
 
 def check_writable(folder: Path) -> list[str]:
@@ -228,37 +292,3 @@ def check_writable(folder: Path) -> list[str]:
     if not os.access(existing, os.W_OK | os.X_OK):
         return [f"--output-dir {folder}: {existing} cannot be written to. Name another folder."]
     return []
-
-
-def lock(directory: RunDirectory) -> TextIO:
-    """Keeps other processes out of a run directory for as long as this one lives.
-
-    Returns:
-        The open lock file; closing it, or the process's end, gives the directory free.
-
-    Raises:
-        UserError: Another process uses it.
-    """
-    directory.path.parent.mkdir(parents=True, exist_ok=True)
-    path = directory.path.with_name(f".{directory.path.name}.lock")
-    file = path.open("a+")
-    reference = weakref.ref(file)
-    # A process forked from this one, as a data loader's worker is, may outlive it by seconds.
-    os.register_at_fork(after_in_child=lambda: _close(reference()))
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        raise UserError(
-            f"{directory.path} is in use by {file.read().strip() or 'another process'}. "
-            "Wait for it, end it, or use another --output-dir."
-        ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
-    return file
-
-
-def _close(file: TextIO | None) -> None:
-    if file is not None:
-        file.close()

@@ -3,8 +3,8 @@
 Nothing here imports torch before the options are known to be good.
 """
 
+import contextlib
 import os
-import signal
 import sys
 import time
 import traceback
@@ -12,27 +12,35 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from signal import SIGINT
 from typing import Any, NoReturn, TypeVar
 
 from megakit.checkpoints.layout import step_of
 from megakit.checkpoints.manifest import Manifest
 from megakit.checkpoints.select import BestBy
-from megakit.errors import Stopped, UserError
+from megakit.errors import RunDirectoryLostError, Stopped, UserError
 from megakit.reporting.console import Console
+from megakit.reporting.streams import secure_streams
 from megakit.runtime.accelerator import Accelerator, use_accelerator
+from megakit.runtime.foreign_files import printable
+from megakit.runtime.interpreter import adapt_interpreter
 from megakit.runtime.memory import keep_freed_memory, suspend_collector
+from megakit.runtime.shared_memory import why_worker_ended
+from megakit.runtime.signals import exit_status, reset_signals
 from megakit.runtime.threads import limit_threads
 from megakit.runtime.versions import installed_versions
-from megakit.training.agreement import agree, is_first_to_fail
+from megakit.training.agreement import agree, is_first_to_fail, ranks_have_met
+from megakit.training.cluster import Cluster
 from megakit.training.launch import launch
-from megakit.training.layout import Cluster, Layout
-from megakit.training.options import CommonOptions, parse_options
-from megakit.training.plan import PLAN_VARIABLE, Plan, prepare
+from megakit.training.layout import Layout
+from megakit.training.options import MOST_SECONDS, CommonOptions, parse_options
+from megakit.training.plan import PLAN_VARIABLE, Plan, failed_check, prepare
+from megakit.training.run_lock import check_still_ours
 from megakit.training.runs import RunDirectory, Stage
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
 
-#: What gloo and NCCL say where a rank has been killed; one that fails has its own say before.
+#: What gloo and NCCL say when a rank was killed. A rank that fails by itself reports its error.
 OTHER_RANK_IS_GONE = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
     "remote process exited",
@@ -81,6 +89,15 @@ class Run:
         """The same as a path."""
         return self.directory.path
 
+    def check_directory(self) -> None:
+        """Makes sure that the run directory is still the one that this job has locked.
+
+        Raises:
+            RunDirectoryLostError: It was removed or replaced.
+        """
+        if self.plan.lock is not None and self.is_main:
+            check_still_ours(self.path, self.plan.lock)
+
     @property
     def trains(self) -> bool:
         """Whether this script trains, rather than predicts."""
@@ -109,6 +126,12 @@ class Run:
         )
 
 
+def begin_script() -> None:
+    """Prepares a new process's streams and signals. Every script calls this first."""
+    secure_streams()
+    reset_signals()
+
+
 def run_script(
     stage: Stage, options_class: type[OptionsT], work: Callable[[Run], Path]
 ) -> NoReturn:
@@ -120,36 +143,61 @@ def run_script(
         work: Does the work of one rank; returns the path to print on standard output.
     """
     began = time.perf_counter()
+    begin_script()
     options = parse_options(options_class)
+    adapt_interpreter()
     stage = options.adapt(stage)
     limit_threads(stage.width)
-    # Until training listens there is nothing to save; the launcher and the callback replace these.
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda *_: os._exit(143))
-    cluster = Cluster.from_environment()
-    # Lightning knows Slurm, too, but refuses `srun --ntasks`, and requeues jobs by itself on
-    # signals that are ours; a job of this name it leaves alone.
-    if "SLURM_NTASKS" in os.environ:
-        os.environ["SLURM_JOB_NAME"] = "interactive"
-    console = Console(silent=cluster.rank != 0)
+    console, cluster = Console(), Cluster()
     try:
+        cluster = _cluster(options)
+        console.silent = cluster.rank != 0
         status = _run(stage, options, cluster, console, work, began)
     except UserError as error:
+        if ranks_have_met():  # each of them may find it; one says so
+            console.silent = not is_first_to_fail()
         for problem in error.problems:
-            console.say(f"{stage.script}: {problem}")
+            # A problem may quote a file: nothing in it reaches the terminal as a command.
+            lines = f"{stage.script}: {problem}".split("\n")
+            console.say("\n".join(map(printable, lines)))
         status = 2
     except KeyboardInterrupt:
         console.say("Interrupted.")
-        status = 130
+        status = exit_status(SIGINT)
+    except RunDirectoryLostError as error:
+        console.alarm(f"{stage.script}{cluster.of_rank}: {error}")
+        status = 1
     except OSError as error:
         if is_first_to_fail():
             where = f"{stage.script}{cluster.of_rank}"
-            console.alarm(f"{where}: {error}. The last complete checkpoint is untouched.")
+            console.alarm(f"{where}: {error}.{_what_is_left(options, stage)}")
         status = 1
+    except Exception as error:  # of the preparation; the work has a guard of its own
+        if options.verbose:
+            traceback.print_exc()
+        console.alarm(f"{stage.script}{cluster.of_rank}: {failed_check('the start', error)}")
+        status = 2
     sys.stdout.flush()
     sys.stderr.flush()
     # Frameworks leave threads and helpers behind that take seconds to unwind.
     os._exit(status)
+
+
+def _what_is_left(options: CommonOptions, stage: Stage) -> str:
+    with contextlib.suppress(OSError):
+        if RunDirectory(options.output_dir / stage.name).newest_step is not None:
+            return " The last complete checkpoint is untouched."
+    return ""
+
+
+def _cluster(options: CommonOptions) -> Cluster:
+    """Reads the job from the environment; what is wrong with the options is told with it."""
+    try:
+        cluster = Cluster.from_environment()
+    except UserError as error:
+        raise UserError([*error.problems, *options.problems()]) from error
+    cluster.correct_environment()
+    return cluster
 
 
 def _run(
@@ -161,13 +209,15 @@ def _run(
     began: float,
 ) -> int:
     if PLAN_VARIABLE in os.environ:
-        plan, guard = Plan.from_json(os.environ[PLAN_VARIABLE]), None
+        plan, guard = Plan.of_launcher(os.environ[PLAN_VARIABLE]), None
     elif cluster.num_processes > 1:
-        timeout = max(1, options.timeout)  # less is refused, which all have to hear of
+        # A value out of range is refused by the first rank, and all have to hear of it.
+        timeout = min(max(1, options.timeout), MOST_SECONDS)
         plan, guard = agree(cluster, lambda: prepare(stage, options, cluster, console), timeout)
     else:
         plan, guard = prepare(stage, options, cluster, console)
     directory = RunDirectory(options.output_dir / stage.name)
+    console.fall_back_to(directory.log)
     if plan.is_done:
         best = directory.best_checkpoint()
         assert best is not None
@@ -175,17 +225,15 @@ def _run(
         console.result(best)
         return 0
     if plan.layout.world_size > 1 and cluster.starter is None:
-        status = launch(plan.layout.devices, console, {PLAN_VARIABLE: plan.to_json()})
+        status = launch(plan.layout.devices, console, {PLAN_VARIABLE: plan.for_ranks()})
         del guard
         return status
     run = Run(stage, options, plan, console, cluster.rank == 0, began)
-    return _work(run, work)
+    return _work(run, work, f"{stage.script}{cluster.of_rank}")
 
 
-def _work(run: Run, work: Callable[[Run], Path]) -> int:
-    log = run.path / "log.txt"
-    # Read now: Lightning takes a part of it out of the environment when it ends.
-    where = f"{run.stage.script}{Cluster.from_environment().of_rank}"
+def _work(run: Run, work: Callable[[Run], Path], where: str) -> int:
+    log = run.directory.log
     if not run.options.verbose:
         run.console.divert(log)
     suspend_collector()
@@ -195,13 +243,22 @@ def _work(run: Run, work: Callable[[Run], Path]) -> int:
         path = work(run)
     except Stopped as stopped:
         run.console.say(f"Stopped after step {stopped.step}; the same command goes on from there.")
-        return 130 if stopped.signal == 2 else 143
-    except (UserError, OSError, KeyboardInterrupt):
+        return exit_status(stopped.signal)
+    except (UserError, RunDirectoryLostError, KeyboardInterrupt):
+        raise
+    except OSError:
+        run.check_directory()  # a folder that is gone is the better reason
+        traceback.print_exc()  # into the log: the file may be missing through a programming error
         raise
     except Exception as error:
         is_first = is_first_to_fail()
         other_is_gone = any(words in str(error) for words in OTHER_RANK_IS_GONE)
-        if is_first and not other_is_gone:
+        worker_ended = why_worker_ended(error)
+        if worker_ended is not None:  # its traceback shows where this process happened to be
+            traceback.print_exc()
+            if is_first:
+                run.console.alarm(f"{where}: {worker_ended.rstrip('.')}.")
+        elif is_first and not other_is_gone:
             run.console.alarm(traceback.format_exc())
         else:
             traceback.print_exc()  # into the log: it follows from what became of another rank

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from nemo import lightning as nl
 
+from megakit.checkpoints.layout import METRICS
 from megakit.reporting import figures
 from megakit.reporting.figure_style import to_png
 from megakit.reporting.files import write_atomically, write_json
@@ -48,6 +49,7 @@ def train_stage(
     train(model=model, data=data, trainer=trainer, resume=resume)
     best = Path(trainer.checkpoint_callback.best_model_path)
     if run.is_main:
+        run.check_directory()
         _write_training_summary(run, trainer)
         _say_result(run, best, next_verb)
     return best
@@ -84,15 +86,17 @@ def predict_stage(
     path = run.path / "predictions.csv"
     if outputs is None:
         return path
+    outputs.check_finite(run.plan.start)
     predictions = Predictions.from_logits(
         outputs.idx, outputs.label, outputs.output, outputs.latent
     )
     if len(np.unique(predictions.idx)) != len(data.predict_dataloader().dataset):
         raise RuntimeError("predictions do not cover every sample exactly once")
+    run.check_directory()
     write_predictions(path, predictions, sources)
     scores = predictions.scores()
     write_json(
-        run.path / "summary.json",
+        run.directory.summary,
         _summary(run)
         | {
             "seconds": seconds,
@@ -199,7 +203,7 @@ def _summary(run: Run) -> dict[str, Any]:
 def _write_training_summary(run: Run, trainer: Any) -> None:
     reporter = next(callback for callback in trainer.callbacks if isinstance(callback, Reporter))
     writer = trainer.checkpoint_callback
-    rows = read_metrics(run.path / "metrics.csv")
+    rows = read_metrics(run.path / METRICS)
     losses = {
         name: [value for row in rows if (value := getattr(row, name)) is not None]
         for name in ("train_loss", "val_loss")
@@ -208,7 +212,7 @@ def _write_training_summary(run: Run, trainer: Any) -> None:
     assert isinstance(trainer.profiler, DataClock)
     times = reporter.times(time.perf_counter() - run.began, trainer.profiler)
     write_json(
-        run.path / "summary.json",
+        run.directory.summary,
         _summary(run)
         | {
             "steps": run.options.max_steps,

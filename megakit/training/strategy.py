@@ -3,11 +3,14 @@
 import functools
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.trainer.states import TrainerFn
 from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
 from nemo import lightning as nl
 from nemo.lightning.megatron_parallel import (
@@ -16,6 +19,9 @@ from nemo.lightning.megatron_parallel import (
     default_data_step,
 )
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
+
+from megakit.errors import UserError
+from megakit.training.resumption import check_restored
 
 
 class ExactStrategy(nl.MegatronStrategy):
@@ -30,6 +36,7 @@ class ExactStrategy(nl.MegatronStrategy):
     """
 
     grad_norm: float | None = None
+    ckpt_load_strictness: Any  # NeMo's, which it sets without a type
 
     def _configure_launcher(self) -> None:
         """Chooses what starts the other ranks; Lightning refuses in a notebook whatever could."""
@@ -52,6 +59,22 @@ class ExactStrategy(nl.MegatronStrategy):
             super().setup_distributed()
         finally:
             parallel_state.initialize_model_parallel = initialize
+
+    def load_checkpoint(
+        self, checkpoint_path: str | os.PathLike[str], selective_restore: bool = False
+    ) -> dict[str, Any]:
+        """Loads a checkpoint; one to go on from has to have this run's names, shapes and types."""
+        goes_on = not selective_restore and self.trainer.state.fn == TrainerFn.FITTING
+        strictness = self.ckpt_load_strictness
+        if goes_on and strictness is None:
+            self.ckpt_load_strictness = StrictHandling.RAISE_ALL
+        try:
+            checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, selective_restore)
+        finally:
+            self.ckpt_load_strictness = strictness
+        if goes_on:
+            check_restored(checkpoint, Path(checkpoint_path), self.trainer)
+        return checkpoint
 
     def setup_megatron_parallel(self, trainer: Any) -> None:
         """Sets up Megatron's parallel model."""
@@ -143,15 +166,21 @@ class ExactStrategy(nl.MegatronStrategy):
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
         """Steps, and remembers what Megatron says of the gradient."""
+        is_first = self.grad_norm is None  # of this start
         # Beyond NeMo's own method, which logs the norm at every step.
         output = super(nl.MegatronStrategy, self).optimizer_step(
             optimizer, closure, model, **kwargs
         )
         _, self.grad_norm, _ = output
         if self.grad_norm is not None and not math.isfinite(self.grad_norm):
+            found = f"Step {self.trainer.global_step + 1}: the gradient's norm is {self.grad_norm}"
+            if is_first:  # no step was made that a learning rate could have spoilt
+                raise UserError(
+                    f"{found} with the weights that this run starts from. Use another checkpoint, "
+                    "and look at the data."
+                )
             raise RuntimeError(
-                f"Step {self.trainer.global_step + 1}: the gradient's norm is {self.grad_norm}. "
-                "The checkpoints before it are untouched; try a lower --lr."
+                f"{found}. The checkpoints before it are untouched; try a lower --lr."
             )
         return output
 

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallelConfig
 from nemo import lightning as nl
 
+from megakit.checkpoints.layout import METRICS
 from megakit.checkpoints.writer import CheckpointWriter
+from megakit.errors import UserError
 from megakit.reporting.metrics import MetricsFile
 from megakit.reporting.tensorboard import TensorBoard
 from megakit.runtime.saving import write_within_this_process
@@ -62,7 +65,7 @@ def build_trainer(
     options, layout = run.options, run.layout
     end_with_torchrun(run.console)
     # NeMo takes the time-out of its process groups from here.
-    os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(options.timeout))
+    os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(options.timeout)
     common: dict[str, Any] = {
         "accelerator": run.accelerator.name,
         "devices": layout.devices,
@@ -77,9 +80,18 @@ def build_trainer(
     if not run.trains:
         return nl.Trainer(**common, logger=False, enable_checkpointing=False)
     resumed_step = run.resumed_step
-    metrics = MetricsFile(run.path / "metrics.csv", resumed_step) if run.is_main else None
+    path = run.path / METRICS
+    metrics = None
+    if run.is_main:
+        saved = Path(run.plan.resume, METRICS) if run.plan.resume else None
+        metrics = MetricsFile(path, resumed_step, saved, run.check_directory)
     writer = CheckpointWriter(
-        run.directory.checkpoints, run.manifest(), options.save_interval, run.best_by
+        run.directory.checkpoints,
+        run.manifest(),
+        options.save_interval,
+        run.best_by,
+        copied=[path],
+        check_place=run.check_directory,
     )
     # What an earlier start logged beyond the step that it goes on from is hidden.
     logger = TensorBoardLogger(
@@ -158,6 +170,22 @@ class Outputs:
     idx: np.ndarray
     label: np.ndarray
     latent: np.ndarray | None = None
+
+    def check_finite(self, source: str | None) -> None:
+        """Refuses outputs that are NaN or infinite: finite weights can be too large as well.
+
+        Args:
+            source: The checkpoint that the model was loaded from, for the message.
+
+        Raises:
+            UserError: There are some.
+        """
+        values = [self.output] if self.latent is None else [self.output, self.latent]
+        if not all(np.isfinite(value).all() for value in values):
+            raise UserError(
+                f"{source}: the model's outputs are NaN or infinite. Its weights are damaged or "
+                "too large. Use another checkpoint."
+            )
 
 
 def predict(*, model: Any, data: Any, trainer: Any) -> Outputs | None:

@@ -1,5 +1,6 @@
 """Images in folders: the dataset keeps the rules, mistakes are told, and the scripts run."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,34 @@ def test_all_that_is_wrong_with_folders_is_told_at_once(folder: Path) -> None:
     assert empty.startswith(f"{folder / 'val'}: holds no images")
     assert unknown.startswith(f"{folder / 'test'}: has classes that {folder / 'train'} has not: bi")
     assert len(problems(folder / "nowhere")) == 3
+
+
+def test_files_that_cannot_be_read(folder: Path) -> None:
+    """RefusedError before anything starts or, where they change later, when they are needed."""
+    place = folder / "train" / "cat"
+    dataset = FolderOptions(data_dir=folder).resolve_dataset(None, print)
+    images = FolderImages(folder, "train")
+    (place / "L.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"L\.png: cannot be read \(neither PNG"):
+        images[0]
+    with pytest.raises(UserError, match="changed since this command began"):
+        FolderOptions(data_dir=folder).check_unchanged(dataset)
+    os.mkfifo(place / "a.png")
+    (place / "b.png").symlink_to("/dev/zero")
+    (place / "c.png").mkdir()
+    (place / "d.png").symlink_to("nowhere")
+    reasons = [*["not a regular file"] * 3, "No such file or directory"]
+    expected = [
+        f"{place / name}.png: cannot be read ({reason})."
+        for name, reason in zip("abcd", reasons, strict=True)
+    ]
+    found = problems(folder)
+    assert [problem.partition(" Copy")[0] for problem in found] == expected
+
+
+def test_names_need_not_be_utf8(folder: Path) -> None:
+    (folder / "train" / "cat" / "L.png").rename(folder / "train" / "cat" / "caf\udce9.png")
+    assert FolderOptions(data_dir=folder).resolve_dataset(None, print).startswith("images-")
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 import hashlib
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ PLACES = {
     ":FileSystemWriterAsync.write_preloaded_data": 8,
     "megakit.checkpoints.writer:write_context": 4,
     "megakit.checkpoints.writer:write_manifest": 4,
-    "megakit.checkpoints.writer:_to_disk": 8,
+    "megakit.checkpoints.writer:_flush": 32,
     "megakit.checkpoints.writer:CheckpointWriter._prune": 4,
     "megakit.checkpoints.writer:shutil.rmtree": 7,
     "megakit.training.stages:_write_training_summary": 1,
@@ -155,6 +156,26 @@ class Training:
         seconds = time.monotonic() - began
         assert self.left_behind() == [], f"left behind after {fault}"
         return Start(process.returncode, out, err, seconds)
+
+    def start_without_reader(self) -> int:
+        """Starts the script with nobody at the other end of its pipes; returns its exit status."""
+        process = self.process()
+        process.stdout.close()
+        process.stderr.close()
+        status: int = process.wait(timeout=600)
+        assert self.left_behind() == []
+        return status
+
+    def start_and_remove(self, seconds: float) -> Start:
+        """Starts the script, and removes the run directory some seconds later."""
+        began = time.monotonic()
+        process = self.process()
+        time.sleep(seconds)
+        while self.path.exists():  # the run may make new files in between
+            shutil.rmtree(self.path, ignore_errors=True)
+        out, err = process.communicate(timeout=600)
+        assert self.left_behind() == []
+        return Start(process.returncode, out, err, time.monotonic() - began)
 
     def left_behind(self) -> list[str]:
         """Processes of this run that do not end."""

@@ -216,6 +216,16 @@ class TestFailures:
         assert end.err.count(" failed; the log is ") == 1
         assert f"model_pretrain.py (rank {rank}) failed; the log is {job.runs}" in end.err
 
+    def test_a_system_error_before_the_first_save(self, job):
+        """One line for people, its traceback in the log, and no word of a checkpoint."""
+        job.begin(*SHORT, fault=Fault(BEFORE_STEP, 3, name="FileNotFoundError"))
+        end = job.end()
+        assert end.status == 1
+        assert "untouched" not in end.err
+        assert "Traceback" not in end.err
+        (log,) = job.runs.glob("*/log.txt")
+        assert "FileNotFoundError: made to fail here" in log.read_text()
+
     @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])
     def test_a_hung_rank(self, job, rank):
         """It answers nobody, not even SIGTERM; the other's wait ends, and so does the job."""
@@ -245,9 +255,45 @@ class TestSlurm:
             job.begin(*SHORT, "--timeout", 3, **srun_says(rank, free_port()))
         first, second = job.ends()
         assert (first.status, second.status) == (1, 1)
-        assert "srun speaks of 2 processes, but after 3 s (--timeout) rank 1 was not" in first.err
+        assert (
+            "srun starts 2 processes, but rank 1 did not connect within 3 s (--timeout)"
+            in first.err
+        )
         assert "model_pretrain.py (rank 1): No rank 0 at 127.0.0.1, port " in second.err
         assert "within 3 s (--timeout)" in second.err
+        assert [len(end.err.splitlines()) for end in (first, second)] == [1, 1]
+
+    def test_an_impossible_time_out_reaches_all_ranks(self, job):
+        """The second rank waited for a hundred million years."""
+        for rank, port in zip((0, 1), [free_port()] * 2, strict=True):
+            job.begin(*SHORT, "--timeout", 10**16, **srun_says(rank, port))
+        ends = job.ends()
+        assert [end.status for end in ends] == [2, 2]
+        (line,) = [line for end in ends for line in end.err.splitlines()]
+        assert "--timeout 10000000000000000: has to be at most 604,800" in line
+
+    def test_another_program_at_the_port_that_the_job_s_number_gives(self, job):
+        """The ranks take the next one; the job ended with a traceback of torch's store."""
+        number = int(free_port())  # as good as any
+        with socket.create_server(("", 15_000 + number % 10_000)):
+            for rank in (0, 1):
+                says = srun_says(rank, "")
+                del says["MASTER_PORT"]
+                says["SLURM_JOB_ID"] = str(number)
+                job.begin(*SHORT, "--timeout", 60, **says)
+            ends = job.ends()
+        assert [end.status for end in ends] == [0, 0], ends[0].err
+
+    def test_another_program_at_the_user_s_port(self, job):
+        with socket.create_server(("", 0)) as server:
+            for rank in (0, 1):
+                says = srun_says(rank, str(server.getsockname()[1]))
+                job.begin(*SHORT, "--timeout", 3, **says)
+            first, second = job.ends()
+        assert (first.status, second.status) == (2, 1)
+        assert "rank 0 cannot listen at it (another program listens there)" in first.err
+        assert "model_pretrain.py: MASTER_PORT " in first.err
+        assert "model_pretrain.py (rank 1): No rank 0 at 127.0.0.1, port " in second.err
         assert [len(end.err.splitlines()) for end in (first, second)] == [1, 1]
 
     @pytest.mark.parametrize("tasks", [1, pytest.param(2, marks=pytest.mark.long)])

@@ -3,9 +3,11 @@
 import copy
 import enum
 import json
+import os
 import pickle
 import subprocess
 import sys
+import time
 
 import fiddle as fdl
 import pytest
@@ -176,6 +178,58 @@ def test_a_container_that_holds_itself(tmp_path):
     (name,) = (key for key in content["objects"] if key.startswith("list"))
     content["objects"][name]["items"].append(["Index(index=1)", {"type": "ref", "key": name}])
     assert "damaged" in damage_of(write(tmp_path, content))
+
+
+def test_shared_containers_are_counted_in_each_place(tmp_path):
+    """Sixty lists of the one before, twice, are 2**60 values."""
+    content = as_fiddle_writes({"layers": [1]})
+    (name,) = (key for key in content["objects"] if key.startswith("list"))
+    kind = content["objects"][name]["type"]
+    for number in range(60):
+        inner = {"type": "ref", "key": f"doubled_{number - 1}" if number else name}
+        items = [["Index(index=0)", inner], ["Index(index=1)", inner]]
+        content["objects"][f"doubled_{number}"] = {"type": kind, "items": items}
+    config = next(value for key, value in content["objects"].items() if "settings" in key.lower())
+    config["items"].append(["Attr(name='bomb')", {"type": "ref", "key": "doubled_59"}])
+    assert "more than 100,000 values" in damage_of(write(tmp_path, content))
+
+
+def test_a_list_as_json_has_it_is_no_setting(tmp_path):
+    content = as_fiddle_writes({"kept": 1, "raw": 2})
+    config = next(value for key, value in content["objects"].items() if "settings" in key.lower())
+    (raw,) = (pair for pair in config["items"] if pair[0] == "Attr(name='raw')")
+    raw[1] = [[["anything"]]]
+    assert read_model_settings(write(tmp_path, content)) == {"kept": 1}
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "1" * 10_000, "[NaN]"])
+def test_what_json_parsers_fail_on(tmp_path, content):
+    assert "damaged" in damage_of(write(tmp_path, content))
+
+
+@pytest.mark.parametrize("name", ["io.json", "model.yaml", "a.pkl"])
+def test_files_that_are_too_large(tmp_path, name):
+    write(tmp_path, as_fiddle_writes({"kept": 1}))
+    with (tmp_path / "context" / name).open("r+b" if name == "io.json" else "wb") as file:
+        file.truncate(1 << 30)  # a hole: it takes no room on the disk
+    assert f"{tmp_path}/context/{name}: cannot be read (1,073,741,824" in damage_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["io.json", "model.yaml", "8c1f2e"])
+def test_pipes_are_refused_at_once(tmp_path, name):
+    write(tmp_path, as_fiddle_writes({"kept": 1}))
+    (tmp_path / "context" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "context" / name)
+    assert f"context/{name} is neither a file nor a folder" in damage_of(tmp_path)
+
+
+def test_it_takes_milliseconds(tmp_path):
+    """A resumption begins with it, before torch is imported."""
+    write(tmp_path, as_fiddle_writes(PLAIN))
+    began = time.perf_counter()
+    for _ in range(10):
+        read_model_settings(tmp_path)
+    assert time.perf_counter() - began < 2
 
 
 def test_a_set_of_lists(tmp_path):

@@ -16,6 +16,7 @@ from megakit.checkpoints.layout import (
 )
 from megakit.checkpoints.manifest import (
     FORMAT_VERSION,
+    OWN_DIGEST,
     Manifest,
     list_files,
     read_manifest,
@@ -41,8 +42,31 @@ def problem_of(function, *args):
 
 
 def change(checkpoint, **changes):
+    """Edits the manifest as somebody does who also makes its own digest right again."""
     path = checkpoint / MANIFEST
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    content = json.loads(path.read_text()) | changes
+    del content[OWN_DIGEST]
+    text = json.dumps(content, sort_keys=True)
+    content[OWN_DIGEST] = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset": ["\x1b[2J"]},
+        {"dataset": "x" * 1000},
+        {"files": {"\x1b[2J": {"size": 1, "sha256": ""}}},
+        {"files": {f"weights/{n}": {"size": 1, "sha256": ""} for n in range(10_000)}},
+        {"files": {f"../{n}": {"size": 1, "sha256": ""} for n in range(10_000)}},
+        {"format_version": "\x1b[2J" * 1000},
+    ],
+)
+def test_a_message_is_short_and_has_no_terminal_commands(checkpoint, changes):
+    change(checkpoint, **changes)
+    problem = problem_of(verify, checkpoint)
+    assert problem.isprintable()
+    assert len(problem) < 3000
 
 
 class TestNames:
@@ -79,7 +103,7 @@ class TestManifest:
         assert (manifest.stage, manifest.model) == ("pretrain", "PretrainModel")
         assert (manifest.step, manifest.val_loss) == (500, 0.125)
         assert manifest.run == {"seed": 1, "lr": 1e-3, "n": None}
-        assert manifest.format_version == FORMAT_VERSION == 1
+        assert manifest.format_version == FORMAT_VERSION == 2
         assert verify(checkpoint) == manifest
 
     def test_files_with_size_and_sha256(self, checkpoint):
@@ -139,19 +163,19 @@ class TestUnreadable:
             assert part in problem
 
     @pytest.mark.parametrize(
-        "content", [b"", b"{", b"[]", b"null", b"7", b"{}", b"\xff\xfe", b'{"format_version": 1}']
+        "content", [b"", b"{", b"[]", b"null", b"7", b"{}", b"\xff\xfe", b'{"format_version": 2}']
     )
     def test_damaged(self, checkpoint, content):
         (checkpoint / MANIFEST).write_bytes(content)
         problem = problem_of(verify, checkpoint)
         assert str(checkpoint / MANIFEST) in problem
-        assert "damaged" in problem
+        assert "cannot be read" in problem
 
     def test_cut_anywhere(self, checkpoint):
         whole = (checkpoint / MANIFEST).read_bytes()
         for length in range(len(whole.rstrip())):
             (checkpoint / MANIFEST).write_bytes(whole[:length])
-            assert "damaged" in problem_of(verify, checkpoint)
+            assert "cannot be read" in problem_of(verify, checkpoint)
 
     @pytest.mark.parametrize(
         "changes",
@@ -163,6 +187,10 @@ class TestUnreadable:
             {"files": {WEIGHTS: "a" * 64}},
             {"step": "many"},
             {"val_loss": "low"},
+            {"step": True},
+            {"val_loss": 10**400},
+            {"model": "M" * 100_000},
+            {"step": -500},
             {"unknown": 1},
         ],
         ids=str,
@@ -171,7 +199,45 @@ class TestUnreadable:
         change(checkpoint, **changes)
         problem = problem_of(verify, checkpoint)
         assert str(checkpoint) in problem
-        assert "damaged" in problem
+        assert "cannot be read" in problem
+        assert len(problem) < 1000
+
+    def test_a_sparse_file_is_not_hashed(self, checkpoint):
+        size = 1 << 40
+        os.truncate(checkpoint / WEIGHTS, size)
+        files = read_manifest(checkpoint).files | {WEIGHTS: {"size": size, "sha256": "0" * 64}}
+        change(checkpoint, files=files)
+        assert f"{WEIGHTS} is large and almost empty" in problem_of(verify, checkpoint)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            *(("val_loss", 1e-9), ("val_loss", None), ("step", 501), ("stage", "finetune")),
+            *(("run", {"seed": 2}), ("files", {}), ("dataset", "mnist"), ("versions", {"a": "1"})),
+        ],
+    )
+    def test_edited(self, checkpoint, name, value):
+        path = checkpoint / MANIFEST
+        path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+        for read in (read_manifest, verify):
+            problem = problem_of(read, checkpoint)
+            assert str(path) in problem
+            assert "it was edited" in problem
+
+    def test_nested_thousands_deep(self, checkpoint):
+        (checkpoint / MANIFEST).write_text("[" * 100_000)
+        assert "cannot be read" in problem_of(verify, checkpoint)
+
+    def test_a_pipe_instead(self, checkpoint):
+        (checkpoint / MANIFEST).unlink()
+        os.mkfifo(checkpoint / MANIFEST)
+        assert "not a regular file" in problem_of(read_manifest, checkpoint)
+
+    def test_a_folder_that_was_renamed(self, checkpoint, tmp_path):
+        renamed = checkpoint.rename(tmp_path / "step=000600")
+        problem = problem_of(verify, renamed)
+        for part in (str(renamed), "step 500", "renamed"):
+            assert part in problem
 
     def test_of_another_format(self, checkpoint):
         change(checkpoint, format_version=99)

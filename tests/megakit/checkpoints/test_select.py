@@ -1,13 +1,23 @@
 """Choosing a checkpoint: the best, the newest that is whole, and what is swept away."""
 
+import errno
+import fcntl
 import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from megakit.checkpoints.layout import MANIFEST
+from megakit.checkpoints.manifest import read_manifest, verify, write_manifest
 from megakit.checkpoints.select import (
     best_checkpoint,
-    newest_intact_checkpoint,
+    hold,
+    keep_own_checkpoints,
+    own_checkpoints,
+    remove,
     remove_leftovers,
 )
 from megakit.errors import UserError
@@ -20,6 +30,29 @@ def make(folder, losses):
 
 def cut(checkpoint):
     (checkpoint / "weights" / "__0_0.distcp").write_bytes(b"")
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE])
+def test_an_error_that_may_pass_sets_nothing_aside(tmp_path, monkeypatch, number):
+    """A network file system that is away for a moment is no reason to train again."""
+    checkpoint = make_checkpoint(tmp_path, 10)
+    run = read_manifest(checkpoint).run
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("megakit.runtime.foreign_files._open_at_once", fail)
+        with pytest.raises(UserError, match=os.strerror(number)):
+            keep_own_checkpoints(tmp_path, "pretrain", run, print)
+    assert checkpoint.is_dir()
+
+
+def test_folders_of_others_stay(tmp_path):
+    for name in (".snapshots", ".step=000010", ".removing-step=000005"):
+        (tmp_path / name).mkdir()
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".snapshots"]
 
 
 class TestBest:
@@ -57,7 +90,7 @@ class TestBest:
     def test_damaged_manifests_are_not_passed_over(self, tmp_path):
         made = make(tmp_path, {10: 0.1, 20: 0.2})
         (made[20] / MANIFEST).write_text("{")
-        with pytest.raises(UserError, match=r"step=000020.*damaged"):
+        with pytest.raises(UserError, match=r"step=000020.*cannot be read"):
             best_checkpoint(tmp_path)
 
     def test_what_is_not_complete_is_no_candidate(self, tmp_path):
@@ -67,52 +100,109 @@ class TestBest:
         assert best_checkpoint(tmp_path) == made[10]
 
 
-class TestNewestIntact:
-    def test_the_newest_and_not_the_best(self, tmp_path):
-        made = make(tmp_path, {10: 0.1, 20: 0.2})
-        lines: list[str] = []
-        found = newest_intact_checkpoint(tmp_path, lines.append)
-        assert found is not None
-        assert (found[0], found[1].step) == (made[20], 20)
-        assert lines == []
+class TestOwn:
+    RUN: ClassVar = {"seed": 1}
 
-    def test_none(self, tmp_path):
-        assert newest_intact_checkpoint(tmp_path, print) is None
+    @pytest.fixture
+    def made(self, tmp_path):
+        """Of steps 10 to 50; the run's own are those of 10 and 20."""
+        made = {s: make_checkpoint(tmp_path, s, run=self.RUN) for s in (10, 20, 30, 40, 50)}
+        (made[30] / MANIFEST).write_text("{")
+        write_manifest(made[40], replace(read_manifest(made[40]), run={"seed": 2}))
+        write_manifest(made[50], replace(read_manifest(made[50]), stage="finetune"))
+        return made
 
-    def test_damaged_newer_ones_are_set_aside(self, tmp_path):
-        made = make(tmp_path, {10: 0.1, 20: 0.2, 30: 0.3})
-        cut(made[30])
-        (made[20] / MANIFEST).unlink()
-        lines: list[str] = []
-        found = newest_intact_checkpoint(tmp_path, lines.append)
-        assert found is not None
-        assert found[0] == made[10]
-        assert len(lines) == 2
-        for line, step in zip(lines, (30, 20), strict=True):
-            assert str(made[step]) in line
-            assert f"damaged-step=0000{step}" in line
-            assert (tmp_path / f"damaged-step=0000{step}" / "weights").is_dir()
+    def test_others_are_left_out(self, tmp_path, made):
+        own = own_checkpoints(tmp_path, "pretrain", self.RUN)
+        assert list(own) == [made[10], made[20]]
+        assert [manifest.step for manifest in own.values()] == [10, 20]
+        assert own_checkpoints(tmp_path / "nothing", "pretrain", self.RUN) == {}
 
-    def test_older_damaged_ones_are_left_alone(self, tmp_path):
-        made = make(tmp_path, {10: 0.1, 20: 0.2})
+    def test_others_are_set_aside(self, tmp_path, made):
         cut(made[10])
-        found = newest_intact_checkpoint(tmp_path, print)
-        assert found is not None
-        assert made[10].is_dir()
+        lines: list[str] = []
+        kept = keep_own_checkpoints(tmp_path, "pretrain", self.RUN, lines.append)
+        assert list(kept) == [made[20]]
+        names = ["damaged-step=000010", "damaged-step=000030"]
+        names += ["foreign-step=000040", "foreign-step=000050"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "step=000020"]
+        for line, step in zip(lines, (10, 30, 40, 50), strict=True):
+            assert str(made[step]) in line
+        assert (tmp_path / "damaged-step=000010" / "weights").is_dir()
 
-    def test_all_are_damaged(self, tmp_path):
-        for checkpoint in make(tmp_path, {10: 0.1, 20: 0.2}).values():
-            cut(checkpoint)
-        assert newest_intact_checkpoint(tmp_path, print) is None
-        names = sorted(path.name for path in tmp_path.iterdir())
-        assert names == ["damaged-step=000010", "damaged-step=000020"]
+    def test_one_of_another_version_is_refused_and_stays(self, tmp_path):
+        checkpoint = make_checkpoint(tmp_path, 10)
+        path = checkpoint / MANIFEST
+        path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 1'))
+        with pytest.raises(UserError, match=r"format version 1; .* --fresh"):
+            keep_own_checkpoints(tmp_path, "pretrain", {}, print)
+        assert checkpoint.is_dir()
 
     def test_nothing_set_aside_before_is_lost(self, tmp_path):
         for _ in range(3):
             cut(make_checkpoint(tmp_path, 10))
-            assert newest_intact_checkpoint(tmp_path, lambda line: None) is None
+            assert keep_own_checkpoints(tmp_path, "pretrain", {}, lambda line: None) == {}
         names = sorted(path.name for path in tmp_path.iterdir())
         assert names == [f"damaged-step=000010{end}" for end in ("", ".2", ".3")]
+
+
+class TestRemoval:
+    def test_nothing_is_left(self, tmp_path):
+        assert remove(make_checkpoint(tmp_path, 10))
+        assert list(tmp_path.iterdir()) == []
+
+    def test_one_that_is_held_stays_whole(self, tmp_path):
+        checkpoint = make_checkpoint(tmp_path, 10)
+        with hold(checkpoint), hold(checkpoint):
+            assert not remove(checkpoint)
+            verify(checkpoint)
+        assert remove(checkpoint)
+
+    @pytest.mark.parametrize(
+        ("reason", "removed"), [(errno.EBADF, False), (errno.EACCES, False), (errno.ENOLCK, True)]
+    )
+    def test_without_a_lock_only_where_there_are_none(self, tmp_path, monkeypatch, reason, removed):
+        checkpoint = make_checkpoint(tmp_path, 10)
+
+        def fail(*_):
+            raise OSError(reason, os.strerror(reason))
+
+        monkeypatch.setattr("fcntl.flock", fail)
+        assert remove(checkpoint) is removed
+        assert checkpoint.exists() is not removed
+
+    def test_the_lock_is_asked_for_on_a_file_that_can_be_written(self, tmp_path, monkeypatch):
+        """NFS refuses an exclusive lock on any other."""
+        modes = []
+        monkeypatch.setattr("fcntl.flock", lambda file, how: modes.append(file.writable()))
+        remove(make_checkpoint(tmp_path, 10))
+        assert modes == [True]
+
+    def test_what_cannot_be_removed_is_out_of_the_way(self, tmp_path, monkeypatch):
+        checkpoint = make_checkpoint(tmp_path, 10)
+        monkeypatch.setattr("os.rmdir", lambda *_, **__: Path("/nowhere").stat())
+        assert remove(checkpoint)
+        remove_leftovers(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [".removing-step=000010"]
+
+    def test_one_that_is_gone_cannot_be_held(self, tmp_path):
+        checkpoint = make_checkpoint(tmp_path, 10)
+        remove(checkpoint)
+        with pytest.raises(FileNotFoundError):
+            hold(checkpoint)
+
+    def test_one_that_is_renamed_while_it_is_opened(self, tmp_path, monkeypatch):
+        """Between opening the manifest and locking it, its run may begin to remove it."""
+        checkpoint = make_checkpoint(tmp_path, 10)
+        flock = fcntl.flock
+
+        def renamed_meanwhile(*args):
+            checkpoint.rename(tmp_path / ".removing-step=000010")
+            return flock(*args)
+
+        monkeypatch.setattr("fcntl.flock", renamed_meanwhile)
+        with pytest.raises(FileNotFoundError, match="was removed"):
+            hold(checkpoint)
 
 
 def test_leftovers_are_removed_and_nothing_else(tmp_path):

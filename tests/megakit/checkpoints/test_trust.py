@@ -1,9 +1,13 @@
 """Checkpoints of strangers: what could run code or reach outside is refused by name, not run."""
 
+import importlib
 import json
 import os
 import pickle
+import random
 import shutil
+import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +119,270 @@ def test_metadata_that_leads_outside(checkpoint: Path, name: str) -> None:
     assert f"names {name}, which is not a file beside it" in refusal(checkpoint)
 
 
+CLASSES = (
+    "torch.distributed.checkpoint.metadata.MetadataIndex",
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "pathlib.PosixPath",
+    "collections.OrderedDict",
+    "torch.Size",
+)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_no_class_is_changed(checkpoint: Path, name: str) -> None:
+    """Pickle's BUILD sets attributes of whatever is on its stack, a class as well."""
+    module, _, cls = name.rpartition(".")
+    owner = getattr(importlib.import_module(module), cls)
+    before = dict(vars(owner))
+    program = f"c{module}\n{cls}\n".encode() + b"N}X\x04\x00\x00\x00evilK\x01s\x86b."
+    (checkpoint / "weights" / ".metadata").write_bytes(program)
+    message = refusal(checkpoint)
+    assert "weights/.metadata: cannot be read" in message
+    assert dict(vars(owner)) == before
+
+
+def test_no_program_changes_a_class_or_leaves_one(megatron: None) -> None:
+    """Random programs over all that a `.metadata` may name."""
+    from megakit.runtime.plain_metadata import _vocabulary
+    from megakit.runtime.plain_pickle import Record, load
+
+    vocabulary = _vocabulary()
+    records = [entry.cls for entry in vocabulary.values() if isinstance(entry, Record)]
+    owners = [*records, Path, pickle.Unpickler]
+    before = [dict(vars(owner)) for owner in owners]
+    names = [f"c{module}\n{name}\n".encode() for module, name in vocabulary if module != "torch"]
+    words = ["fqn", "offset", "torch.strided", "TORCH_CONTIGUOUS_FORMAT", "relative_path", "/tmp"]
+    texts = [b"X" + struct.pack("<I", len(word)) + word.encode() for word in words]
+    operations = [*names, *texts, b"ctorch\nfloat32\n", b"ctorch\nSize\n", b"K\x01", b"N", b")"]
+    operations += [
+        b"]",
+        b"}",
+        b"(",
+        b"t",
+        b"\x85",
+        b"\x86",
+        b"a",
+        b"s",
+        b"R",
+        b"b",
+        b"\x81",
+        b"\x94",
+    ]
+    dice = random.Random(1)
+    kept = 0
+    for _ in range(20_000):
+        program = b"".join(dice.choice(operations) for _ in range(dice.randrange(1, 9)))
+        try:
+            value = load(program + b".", vocabulary)
+        except Exception:  # `reading` makes a UserError of whatever it is
+            continue
+        kept += 1
+        assert not isinstance(value, type)
+        assert not callable(value)
+    assert kept > 100
+    assert [dict(vars(owner)) for owner in owners] == before
+
+
+def test_what_runs_nothing_but_leads_astray(checkpoint: Path) -> None:
+    """Each place in `.metadata` that torch's reader would follow."""
+    for change, told in WRONG_PLACES.items():
+        metadata = metadata_of(checkpoint)
+        place = next(iter(metadata.storage_data.values()))
+        name, _, value = change.partition("=")
+        setattr(place, name, eval(value))
+        target = shutil.copytree(checkpoint, checkpoint.with_name(f"{len(told)}-{name}-copy"))
+        write_metadata(target, metadata)
+        assert told in refusal(target), change
+        shutil.rmtree(target)
+
+
+WRONG_PLACES = {
+    "relative_path=b'__0_0.distcp'": "which is not a file beside it",
+    "relative_path=7": "which is not a file beside it",
+    "relative_path=''": "which is not a file beside it",
+    "relative_path='..'": "which is not a file beside it",
+    "relative_path='.'": "which is not a file beside it",
+    "relative_path='absent.distcp'": "No such file",
+    "offset=-1": "is no number of bytes",
+    "offset=1.5": "is no number of bytes",
+    "offset=True": "is no number of bytes",
+    "offset=10**15": "beyond the end",
+    "length=10**15": "beyond the end",
+    "transform_descriptors=('zstd',)": "to be transformed",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("size", (10**6, 10**6), "weights do not fit"),
+        ("size", (1, 1), "a part outside of it"),
+        ("size", (6,), "a part outside of it"),
+        ("chunks", [], "module.first.weight has 0 of 48 numbers"),
+        ("chunks", "twice", "parts that overlap"),
+        ("chunks", None, "no list of parts"),
+        ("properties", None, "no data type"),
+    ],
+)
+def test_sizes_are_compared_with_what_is_stored(
+    checkpoint: Path, name: str, value: Any, told: str
+) -> None:
+    import torch
+
+    metadata = metadata_of(checkpoint)
+    entry = metadata.state_dict_metadata["module.first.weight"]
+    if value == "twice":
+        value = entry.chunks * 2
+    setattr(entry, name, torch.Size(value) if name == "size" else value)
+    write_metadata(checkpoint, metadata)
+    assert told in refusal(checkpoint)
+
+
+def test_a_tensor_larger_than_its_parts(checkpoint: Path) -> None:
+    """No memory is allocated for what is not stored."""
+    import torch
+
+    from megakit.models.loading import read_tensors
+
+    metadata = metadata_of(checkpoint)
+    metadata.state_dict_metadata["module.first.weight"].size = torch.Size((2**50, 6))
+    write_metadata(checkpoint, metadata)
+    with pytest.raises(UserError, match="of 6,755,399,441,055,744 numbers"):
+        read_tensors(str(checkpoint / "weights"))
+
+
+def test_bytes_of_a_file_serve_one_tensor(checkpoint: Path) -> None:
+    """Thousands of parts that name one large slice would read it thousands of times."""
+    metadata = metadata_of(checkpoint)
+    places = list(metadata.storage_data.values())
+    one, other = [place for place in places if place.relative_path == places[0].relative_path][:2]
+    other.offset, other.length = one.offset, max(one.length, other.length)
+    write_metadata(checkpoint, metadata)
+    assert "twice" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_tensor_in_thousands_of_parts_is_checked_at_once(axis: int) -> None:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    from megakit.runtime.plain_metadata import _overlap
+
+    def part(number: int) -> ChunkStorageMetadata:
+        offsets = [0, 0]
+        offsets[axis] = number
+        return ChunkStorageMetadata(torch.Size(offsets), torch.Size([1, 1]))
+
+    import torch
+
+    parts = [part(number) for number in range(5000)]
+    began = time.process_time()
+    assert not _overlap(parts)
+    assert time.process_time() - began < 2
+    assert _overlap([*parts, part(2500)])
+
+
+def test_a_part_that_claims_more_than_its_file_has(checkpoint: Path) -> None:
+    import torch
+
+    metadata = metadata_of(checkpoint)
+    entry = metadata.state_dict_metadata["module.first.weight"]
+    entry.size = torch.Size((10**6, 10**6))
+    entry.chunks[0].sizes = entry.size
+    write_metadata(checkpoint, metadata)
+    assert "4,000,000,000,000 bytes, which are not there" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(None, b"", b"[]", b"{", b"{}", b"null", b"\xff", b"[" * 100_000),
+        b'{"sharded_backend": "zarr"}',
+        b'{"sharded_backend": "torch_dist", "sharded_backend_version": 99}',
+        b'{"sharded_backend": "torch_dist", "sharded_backend_version": true}',
+        b'{"sharded_backend": "torch_dist", "common_backend": "zarr"}',
+        b'{"sharded_backend": "torch_dist", "other": 1}',
+        b'{"sharded_backend": ["torch_dist"]}',
+    ],
+    ids=lambda content: repr(content)[:60],
+)
+def test_formats(checkpoint: Path, content: bytes | None) -> None:
+    path = checkpoint / "weights" / "metadata.json"
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    message = refusal(checkpoint)
+    assert f"{checkpoint}/weights" in message
+    assert "cannot be read" in message
+
+
+def test_objects_in_files_of_their_own(checkpoint: Path, tmp_path: Path) -> None:
+    """The format `zarr` makes Megatron read objects with a bare `torch.load`."""
+    from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
+
+    with pytest.raises(UserError, match="objects are files of their own"):
+        TorchCommonLoadStrategy().load_sharded_objects({}, checkpoint)
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"])
+@pytest.mark.parametrize("content", ["bomb", "a list", "another shape", "complex", "integers"])
+def test_another_thing_instead_of_a_tensor(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, forced: bool
+) -> None:
+    import torch
+
+    if forced:
+        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    metadata = metadata_of(checkpoint)
+    size = metadata.state_dict_metadata["module.first.weight"].size
+    shard = checkpoint / "weights" / "__9_9.distcp"
+    things = {
+        "bomb": Bomb(tmp_path / "trace"),
+        "a list": [1] * 1000,
+        "another shape": torch.zeros(*size, 2),
+        "complex": torch.zeros(*size, dtype=torch.complex64),
+        "integers": torch.zeros(*size, dtype=torch.int32),
+    }
+    torch.save(things[content], shard)
+    for index, place in metadata.storage_data.items():
+        if index.fqn == "module.first.weight":
+            place.relative_path, place.offset, place.length = shard.name, 0, shard.stat().st_size
+    write_metadata(checkpoint, metadata)
+    assert f"{shard}: cannot be read" in refusal(checkpoint, tmp_path / "trace")
+
+
+def test_adapters_lead_elsewhere(checkpoint: Path, tmp_path: Path) -> None:
+    """NeMo's AutoResume follows a file of this name to any folder."""
+    from nemo import lightning as nl
+
+    path = checkpoint / "weights" / "adapter_metadata.json"
+    path.write_text(json.dumps({"model_ckpt_path": str(tmp_path)}))
+    with pytest.raises(UserError, match="adapters are not read"):
+        nl.AutoResume(resume_from_path=str(checkpoint)).get_trainer_ckpt_path()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("hidden_size", "many", "hidden_size"),
+        ("hidden_size", -8, "hidden_size"),
+        ("bias_dropout_fusion", "yes", "bias_dropout_fusion"),
+    ],
+)
+def test_settings_that_no_model_has(checkpoint: Path, field: str, value: Any, told: str) -> None:
+    path = checkpoint / "context" / "io.json"
+    content = json.loads(path.read_text())
+    items = [pair for one in content["objects"].values() for pair in one["items"]]
+    for pair in items:
+        if pair[0] == f"Attr(name='{field}')":
+            pair[1] = {"type": "leaf", "value": value, "paths": []}
+    assert any(pair[0] == f"Attr(name='{field}')" for pair in items)
+    path.write_text(json.dumps(content))
+    message = refusal(checkpoint)
+    assert str(checkpoint) in message
+    assert told in message
+
+
 @pytest.mark.parametrize("forced", [False, True], ids=["", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"])
 def test_poisoned_common_state(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: bool
@@ -135,15 +403,15 @@ def test_poisoned_object_among_the_tensors(checkpoint: Path, tmp_path: Path) -> 
     import torch
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-    shard = checkpoint / "weights" / "__9_9.distcp"
-    torch.save([Bomb(tmp_path / "trace")], shard)
     metadata = metadata_of(checkpoint)
     kinds = metadata.state_dict_metadata
     objects = [
         key for key in metadata.storage_data if isinstance(kinds[key.fqn], BytesStorageMetadata)
     ]
     assert objects
-    for key in objects:
+    for number, key in enumerate(objects):
+        shard = checkpoint / "weights" / f"__9_{number}.distcp"
+        torch.save([Bomb(tmp_path / "trace")], shard)
         metadata.storage_data[key].relative_path = shard.name
         metadata.storage_data[key].offset = 0
         metadata.storage_data[key].length = shard.stat().st_size
@@ -157,7 +425,7 @@ def test_poisoned_object_among_the_tensors(checkpoint: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("content", [b"", b"\x80", b"not a pickle", b"PK\x03\x04"], ids=repr)
 def test_damaged_pickles(checkpoint: Path, name: str, content: bytes) -> None:
     (checkpoint / name).write_bytes(content)
-    assert f"{checkpoint}/{name}: damaged" in refusal(checkpoint)
+    assert f"{checkpoint}/{name}: cannot be read" in refusal(checkpoint)
 
 
 @pytest.mark.parametrize("name", ["weights/common.pt", "weights", "context", "context/io.json"])

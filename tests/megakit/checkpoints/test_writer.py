@@ -1,16 +1,20 @@
 """When a checkpoint is written, which ones are kept, and what a save that fails leaves behind."""
 
 import errno
+import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from megakit.checkpoints.manifest import Manifest, read_manifest, verify
+from megakit.checkpoints.manifest import Manifest, read_manifest, verify, write_manifest
+from megakit.checkpoints.select import hold
 from megakit.checkpoints.writer import CheckpointWriter
+from megakit.errors import RunDirectoryLostError
 
 
 class Trainer(SimpleNamespace):
@@ -213,3 +217,99 @@ def test_an_earlier_starts_checkpoints_are_known(writer: CheckpointWriter, train
     again.setup(trainer, None, "fit")
     assert Path(again.best_model_path).name == "step=000010"
     assert Path(again.last_model_path).name == "step=000020"
+
+
+def test_one_that_is_being_read_is_kept_until_the_next_save(
+    writer: CheckpointWriter, trainer: Any
+) -> None:
+    run_to(writer, trainer, 10, 0.5)
+    run_to(writer, trainer, 20, 0.6)
+    with hold(writer.folder / "step=000010"):
+        run_to(writer, trainer, 30, 0.3)
+        assert names(writer) == ["step=000010", "step=000030"]
+        verify(writer.folder / "step=000010")
+    run_to(writer, trainer, 40, 0.2)
+    assert names(writer) == ["step=000040"]
+
+
+def test_strangers_are_neither_chosen_nor_removed(writer: CheckpointWriter, trainer: Any) -> None:
+    run_to(writer, trainer, 10, 0.5)
+    for step, change in ((11, {"run": {"seed": 7}}), (12, {"stage": "finetune"})):
+        stranger = shutil.copytree(
+            writer.folder / "step=000010", writer.folder / f"step=0000{step}"
+        )
+        manifest = replace(read_manifest(writer.folder / "step=000010"), step=step, **change)
+        write_manifest(stranger, replace(manifest, val_loss=0.001))
+    damaged = Path(shutil.copytree(writer.folder / "step=000010", writer.folder / "step=000013"))
+    run_to(writer, trainer, 20, 0.4)
+    assert names(writer) == [*(f"step=0000{step}" for step in (11, 12, 13)), "step=000020"]
+    assert Path(writer.best_model_path).name == "step=000020"
+    assert damaged.is_dir()
+
+
+def test_a_stranger_in_the_place_of_a_save_is_set_aside(
+    writer: CheckpointWriter, trainer: Any
+) -> None:
+    run_to(writer, trainer, 10, 0.5)
+    shutil.copytree(writer.folder / "step=000010", writer.folder / "step=000020")
+    run_to(writer, trainer, 20, 0.4)
+    assert names(writer) == ["foreign-step=000020", "step=000020"]
+    assert verify(writer.folder / "step=000020").val_loss == 0.4
+
+
+def test_each_has_a_copy_of_the_files_that_were_named(
+    writer: CheckpointWriter, trainer: Any, tmp_path: Path
+) -> None:
+    writer.copied = [tmp_path / "metrics.csv", tmp_path / "not there"]
+    (tmp_path / "metrics.csv").write_text("step\n10\n")
+    run_to(writer, trainer, 10, 0.5)
+    checkpoint = writer.folder / "step=000010"
+    assert (checkpoint / "metrics.csv").read_text() == "step\n10\n"
+    assert "metrics.csv" in verify(checkpoint).files
+
+
+def test_nothing_is_written_where_the_folder_is_no_longer_the_runs(
+    writer: CheckpointWriter, trainer: Any
+) -> None:
+    def lost() -> None:
+        raise RunDirectoryLostError("removed")
+
+    writer.check_place = lost
+    with pytest.raises(RunDirectoryLostError):
+        run_to(writer, trainer, 10, 0.5)
+    assert not writer.folder.exists()
+
+
+def test_a_folder_that_is_lost_during_a_save_is_the_reason_that_is_told(
+    writer: CheckpointWriter, trainer: Any
+) -> None:
+    answers: list[Exception | None] = [None, RunDirectoryLostError("removed")]
+
+    def check() -> None:
+        if answer := answers.pop(0):
+            raise answer
+
+    def fail(folder: Path) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    writer.check_place, trainer.save_checkpoint = check, fail
+    with pytest.raises(RunDirectoryLostError):
+        run_to(writer, trainer, 10, 0.5)
+
+
+def test_what_else_lies_in_the_folder_is_not_opened(writer: CheckpointWriter, trainer: Any) -> None:
+    """A checkpoint that was set aside may hold a pipe, which would block a save for ever."""
+    aside = writer.folder / "damaged-step=000005"
+    aside.mkdir(parents=True)
+    os.mkfifo(aside / "pipe")
+    (aside / "gone").symlink_to("/nowhere")
+    run_to(writer, trainer, 10, 0.5)
+    verify(writer.folder / "step=000010")
+
+
+def test_a_first_save_into_a_folder_that_cannot_be_made(
+    writer: CheckpointWriter, trainer: Any
+) -> None:
+    writer.folder.write_text("a file")
+    with pytest.raises(OSError, match=r"cannot save .*step=000010: .*MB are free"):
+        run_to(writer, trainer, 10, 0.5)

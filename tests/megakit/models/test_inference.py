@@ -216,7 +216,7 @@ def test_a_context_that_does_not_tell_the_class(checkpoint: Path, tmp_path: Path
     mine = Path(shutil.copytree(checkpoint, tmp_path / "mine"))
     context = mine / "context" / "io.json"
     context.write_text(context.read_text().replace("fn_or_cls", "unknown"))
-    with pytest.raises(UserError, match="does not tell the class of its model's config"):
+    with pytest.raises(UserError, match=r"io\.json: cannot be read \(KeyError: 'fn_or_cls'\)"):
         load(mine)
 
 

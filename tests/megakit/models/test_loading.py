@@ -92,3 +92,17 @@ def test_nothing_is_loaded_where_something_does_not_fit(checkpoint: Path) -> Non
     with pytest.raises(UserError, match=r"head\.weight"):
         load_model_weights(other, checkpoint, skip={"second"})
     assert all(torch.equal(weight, before[name]) for name, weight in weights(other).items())
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, number: float) -> None:
+    from megakit.models import load_model_weights
+    from tests.megakit.models.networks import save_checkpoint
+
+    spoilt = net(seed=1)
+    with torch.no_grad():
+        spoilt.head.weight[0, 0] = number
+    folder = save_checkpoint(tmp_path, spoilt)
+    with pytest.raises(UserError, match="weights that are NaN or infinite"):
+        load_model_weights(net(seed=2), folder)
+    load_model_weights(net(seed=2), folder, skip={"head"})

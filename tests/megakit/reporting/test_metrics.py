@@ -1,10 +1,12 @@
 """metrics.csv: rows that are appended, kept over a resumption, and read back exactly."""
 
 import math
+import os
 
 import numpy as np
 import pytest
 
+from megakit.errors import UserError
 from megakit.reporting.metrics import COLUMNS, Metrics, MetricsFile, read_metrics
 
 HEADER = "step,consumed_samples,train_loss,val_loss,lr,grad_norm\n"
@@ -101,6 +103,11 @@ class TestResumption:
         write(path, 5)
         assert read_metrics(path) == rows(5)
 
+    def test_a_start_from_nothing_reads_nothing(self, path):
+        path.write_text("step\nx\n")
+        write(path, 5)
+        assert read_metrics(path) == rows(5)
+
     def test_an_empty_file(self, path):
         path.write_text("")
         write(path, 1, after=0)
@@ -132,3 +139,52 @@ def test_a_half_written_row_does_not_spoil_the_next(path):
     path.write_text(path.read_text()[:-2])
     write(path, 30, after=20)
     assert [row.step for row in read_metrics(path)] == [10, 30]
+
+
+class TestTheCopyInACheckpoint:
+    @pytest.fixture
+    def saved(self, path, tmp_path):
+        write(path, 10, 20, 30)
+        return path.rename(tmp_path / "saved.csv")
+
+    @pytest.mark.parametrize("meanwhile", [None, "", "edited", "of another run"])
+    def test_it_counts_whatever_became_of_the_file(self, path, saved, meanwhile):
+        if meanwhile == "of another run":
+            write(path, 1, 2, 3)
+        elif meanwhile is not None:
+            path.write_text(meanwhile)
+        MetricsFile(path, after=20, saved=saved)
+        assert read_metrics(path) == rows(10, 20)
+
+    def test_without_one_the_file_counts(self, path, tmp_path):
+        write(path, 10, 20)
+        MetricsFile(path, after=10, saved=tmp_path / "nothing")
+        assert read_metrics(path) == rows(10)
+
+    @pytest.mark.parametrize("content", ["step,consumed_samples\nten,x\n", "a\nb\n", "\0\n\0\n"])
+    def test_one_that_cannot_be_read(self, path, saved, content):
+        saved.write_text(content)
+        with pytest.raises(UserError, match=r"saved\.csv: cannot be read"):
+            MetricsFile(path, after=20, saved=saved)
+        assert not path.exists()
+
+
+def test_the_place_is_checked_before_each_row(path):
+    calls = []
+    file = MetricsFile(path, check_place=lambda: calls.append(path.read_text().count("\n")))
+    for row in rows(10, 20):
+        file.append(row)
+    assert calls == [1, 2]
+
+
+@pytest.mark.parametrize("content", ["step,consumed_samples\n1,2,3\n", "a\nb\n", "step\nx\n"])
+def test_a_file_of_something_else(path, content):
+    path.write_text(content)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_metrics(path)
+
+
+def test_a_pipe_is_not_waited_for(path):
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="not a regular file"):
+        read_metrics(path)

@@ -1,16 +1,20 @@
-"""The launcher with real processes: a job that starts itself, succeeds, fails and is ended."""
+"""The launcher and the fork with real processes that succeed, fail and are ended."""
 
+import fcntl
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from megakit.runtime.signals import STOPPING, StopRequest, exit_status
 from tests.scripts import REPOSITORY, environment
 
 # Launcher and rank in one file, as the project's scripts are. Each rank writes what it got, then
@@ -39,12 +43,12 @@ def wait_for_all():
 
 def stop(number, frame):
     (folder / f"signal-{rank}").write_text(signal.Signals(number).name)
-    sys.exit(130 if number == signal.SIGINT else 143)
+    sys.exit({"SIGINT": 130, "SIGHUP": 129}.get(signal.Signals(number).name, 143))
 
-if task == "stubborn":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-elif task != "bare":
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+    if task == "stubborn":
+        signal.signal(number, signal.SIG_IGN)
+    elif task != "bare" and signal.getsignal(number) is not signal.SIG_IGN:
         signal.signal(number, stop)
 
 record = folder / f".rank-{rank}"
@@ -56,14 +60,15 @@ if task == "killed":
 if task.isdigit():
     wait_for_all()
     sys.exit(int(task))
-time.sleep(60)
+for _ in range(1200):  # one long sleep may begin just after a signal, and delays its handler
+    time.sleep(0.05)
 """
 
 
 class Job:
-    def __init__(self, folder, count, *tasks, grace=20.0):
+    def __init__(self, folder, count, *tasks, grace=20.0, before=None, code=""):
         script = folder / "job.py"
-        script.write_text(JOB)
+        script.write_text(code + JOB)
         self.folder, self.count = folder, count
         self.arguments = [str(script), str(folder), str(count), str(grace), *tasks]
         self.process = subprocess.Popen(
@@ -73,6 +78,7 @@ class Job:
             text=True,
             env=environment(PYTHONPATH=str(REPOSITORY)),
             start_new_session=True,
+            preexec_fn=before,
         )
 
     def ranks(self):
@@ -162,8 +168,7 @@ def test_a_killed_rank_is_a_failure_of_the_job(tmp_path):
         status, err = started.end()
         assert status == 1
         assert alive(ranks) == []
-    (line,) = err.splitlines()
-    assert "Rank 1" in line
+    assert err == f"Rank 1 (process {ranks[1]['pid']}) was killed by SIGKILL; ending the others.\n"
 
 
 def test_a_rank_that_does_not_listen_is_killed(tmp_path):
@@ -175,49 +180,85 @@ def test_a_rank_that_does_not_listen_is_killed(tmp_path):
     assert "Rank 0" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", STOPPING)
 def test_signals_are_handed_on(tmp_path, number):
+    """A signal to the launcher alone, as `kill` sends it, or a program that supervises it."""
     with job(tmp_path, 2, "sleep") as started:
         ranks = started.ranks()
         started.process.send_signal(number)
-        assert started.end() == (143, "")
+        assert started.end() == (exit_status(number), "")
         assert alive(ranks) == []
         assert started.signals() == {"signal-0": number.name, "signal-1": number.name}
 
 
-def test_ctrl_c_reaches_all(tmp_path):
-    """A terminal sends SIGINT to launcher and ranks alike."""
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_signal_to_all_processes(tmp_path, number):
+    """As a terminal sends SIGINT and SIGHUP to launcher and ranks alike."""
     with job(tmp_path, 2, "sleep") as started:
         ranks = started.ranks()
-        os.killpg(started.process.pid, signal.SIGINT)
-        assert started.end() == (130, "")
+        os.killpg(started.process.pid, number)
+        assert started.end() == (exit_status(number), "")
         assert alive(ranks) == []
 
 
-def test_sigint_to_the_launcher_alone_stops_the_job(tmp_path):
-    """As `kill -INT` sends it, or a program that supervises this one."""
-    with job(tmp_path, 2, "sleep") as started:
+def test_a_second_signal_ends_ranks_that_do_not_listen(tmp_path):
+    with job(tmp_path, 2, "stubborn") as started:
         ranks = started.ranks()
-        started.process.send_signal(signal.SIGINT)
-        wait_until(lambda: started.process.poll() is not None, seconds=3)
-        assert started.end() == (130, "")
+        started.process.send_signal(signal.SIGTERM)
+        time.sleep(StopRequest.SAME + 0.2)
+        assert len(alive(ranks)) == 2
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == (143, "")
         assert alive(ranks) == []
 
 
-@pytest.mark.parametrize(
-    ("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143)], ids=["TERM", "USR1"]
-)
-def test_a_signal_before_ranks_are_ready_for_it(tmp_path, number, expected):
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_what_is_ignored_at_the_start_stays_ignored(tmp_path, number):
+    def ignore():
+        signal.signal(number, signal.SIG_IGN)
+
+    with job(tmp_path, 2, "sleep", before=ignore) as started:
+        ranks = started.ranks()
+        os.killpg(started.process.pid, number)
+        started.process.send_signal(number)
+        time.sleep(0.3)
+        assert len(alive(ranks)) == 2
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == (143, "")
+        assert started.signals() == {"signal-0": "SIGTERM", "signal-1": "SIGTERM"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_while_ranks_are_started(tmp_path, rank):
+    """Every rank that has been started receives it, and no other rank is started."""
+    code = f"""
+import os, signal, subprocess
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        if options["env"]["RANK"] == "{rank}":
+            os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen = Popen
+"""
+    with job(tmp_path, 3, "bare", code=code) as started:
+        began = time.monotonic()
+        assert started.end() == (143, "")
+        assert time.monotonic() - began < 8
+        assert len(list(tmp_path.glob("rank-*"))) <= rank + 1
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_signal_before_ranks_are_ready_for_it(tmp_path, number):
     """While they still import, the signal itself ends them: stopped as asked, not failed."""
     with job(tmp_path, 2, "bare") as started:
         ranks = started.ranks()
         started.process.send_signal(number)
         status, _ = started.end()
-        assert status == expected
+        assert status == exit_status(number)
         assert alive(ranks) == []
 
 
-@pytest.mark.parametrize("status", [130, 143])
+@pytest.mark.parametrize("status", [129, 130, 143])
 def test_stopped_ranks_are_no_failure(tmp_path, status):
     """They say themselves that they stopped; the launcher adds nothing, and passes it on."""
     with job(tmp_path, 2, str(status)) as started:
@@ -239,3 +280,84 @@ def test_a_killed_launcher_leaves_no_rank(tmp_path):
         assert len(alive(ranks)) == 3
         started.process.kill()
         wait_until(lambda: alive(ranks) == [], seconds=5)
+
+
+FORK = """
+import os, signal, sys, time
+from megakit.training.launch import run_in_fork
+from megakit.training.script import begin_script
+
+begin_script()
+
+def work():
+    def stop(number, frame):
+        os.write(1, f"{signal.Signals(number).name}\\n".encode())
+        sys.exit(7)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stop)
+    os.write(1, f"{os.getpid()}\\n".encode())
+    for _ in range(600):
+        time.sleep(0.05)
+
+sys.exit(run_in_fork(work if len(sys.argv) < 2 else lambda: sys.exit(5)))
+"""
+
+
+@contextmanager
+def fork(*arguments, **options):
+    """A process that works in a fork of its own; yields it and, where the fork waits, its id."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORK, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(PYTHONPATH=str(REPOSITORY)),
+        start_new_session=True,
+        **options,
+    )
+    assert process.stdout is not None
+    try:
+        yield process, None if arguments else int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_fork_receives_signals(number):
+    with fork() as (process, _):
+        process.send_signal(number)
+        assert process.communicate(timeout=10)[0] == f"{number.name}\n"
+        assert process.returncode == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGCHLD, signal.SIGHUP])
+def test_a_fork_where_a_signal_is_ignored_at_the_start(number):
+    """Some service managers ignore SIGCHLD, and the kernel then keeps no exit status."""
+
+    def ignore():
+        signal.signal(number, signal.SIG_IGN)
+
+    with fork("end", preexec_fn=ignore) as (process, _):
+        assert process.wait(timeout=10) == 5
+    with fork(preexec_fn=ignore) as (process, child):
+        os.killpg(process.pid, number)
+        time.sleep(0.3)
+        assert is_alive(child)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=10)[0] == "SIGTERM\n"
+        assert process.returncode == 7
+
+
+def test_a_lost_terminal_reaches_the_fork():
+    """The kernel signals the first process of the session, and no other."""
+    leader, follower = pty.openpty()
+
+    def control():
+        fcntl.ioctl(follower, termios.TIOCSCTTY, 0)
+
+    with fork(preexec_fn=control, stdin=follower, pass_fds=[follower]) as (process, _):
+        os.close(follower)
+        os.close(leader)
+        assert process.communicate(timeout=10)[0] == "SIGHUP\n"
+        assert process.returncode == 7

@@ -1,26 +1,15 @@
 """Layouts: what torchrun and srun say, what fits, and a remedy that works for what does not."""
 
-import os
 import re
 from itertools import product
 
 import pytest
 
 from megakit.runtime.accelerator import Accelerator
-from megakit.training.layout import Cluster, Layout, plan_layout
+from megakit.training.cluster import Cluster
+from megakit.training.layout import Layout, plan_layout
 from megakit.training.options import CommonOptions, TrainingOptions
 from megakit.training.plan import too_many
-
-TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
-SRUN = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "train"}
-
-
-@pytest.fixture(autouse=True)
-def no_job(monkeypatch):
-    """No job around this test."""
-    for name in list(os.environ):
-        if name.startswith("SLURM_") or name in TORCHRUN:
-            monkeypatch.delenv(name)
 
 
 def plan(options=None, cluster=None, width=64, num_pipeline_stages=2, num_heads=0, **given):
@@ -33,42 +22,6 @@ def plan(options=None, cluster=None, width=64, num_pipeline_stages=2, num_heads=
         num_pipeline_stages=num_pipeline_stages,
         num_heads=num_heads,
     )
-
-
-class TestCluster:
-    def test_alone(self):
-        assert Cluster.from_environment() == Cluster(None, rank=0, devices=1, num_nodes=1)
-
-    def test_torchrun(self, monkeypatch):
-        for name, value in TORCHRUN.items():
-            monkeypatch.setenv(name, value)
-        assert Cluster.from_environment() == Cluster("torchrun", rank=5, devices=4, num_nodes=2)
-
-    def test_srun(self, monkeypatch):
-        for name, value in SRUN.items():
-            monkeypatch.setenv(name, value)
-        assert Cluster.from_environment() == Cluster("srun", rank=3, devices=2, num_nodes=2)
-
-    def test_torchrun_within_srun_counts(self, monkeypatch):
-        for name, value in (TORCHRUN | SRUN).items():
-            monkeypatch.setenv(name, value)
-        assert Cluster.from_environment().starter == "torchrun"
-
-    @pytest.mark.parametrize("name", ["bash", "interactive"])
-    def test_a_shell_in_a_slurm_allocation_is_no_job(self, monkeypatch, name):
-        for variable, value in (SRUN | {"SLURM_JOB_NAME": name}).items():
-            monkeypatch.setenv(variable, value)
-        assert Cluster.from_environment() == Cluster()
-
-    def test_a_batch_script_that_asked_for_no_number_of_tasks(self, monkeypatch):
-        monkeypatch.setenv("SLURM_PROCID", "0")
-        cluster = Cluster.from_environment()
-        assert (cluster.devices, cluster.num_nodes, cluster.num_processes) == (1, 1, 1)
-
-    def test_an_allocation_without_a_step_is_no_job(self, monkeypatch):
-        for name in SRUN.keys() - {"SLURM_PROCID"}:
-            monkeypatch.setenv(name, SRUN[name])
-        assert Cluster.from_environment() == Cluster()
 
 
 class TestLayout:
@@ -111,7 +64,7 @@ class TestWhatFits:
 
     @pytest.mark.parametrize("devices", range(1, 9))
     def test_every_product(self, devices):
-        """Refused exactly where the arithmetic does not work out."""
+        """RefusedError exactly where the arithmetic does not work out."""
         for tensor, pipeline, batch, micro in product(
             (1, 2, 3, 4, 8), (1, 2, 3), (1, 6, 16, 24), (None, 1, 2, 3, 4)
         ):

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import pytest
 
-from megakit.training.options import CommonOptions, TrainingOptions, flag, parse_options
+from megakit.training.options import CommonOptions, TrainingOptions, parse_options
+from megakit.training.ranges import Range, flag
 
 
 @dataclass(kw_only=True)
@@ -119,7 +120,8 @@ LEAST = {
 
 
 def test_every_whole_number_has_a_least_value():
-    numbers = {field.name for field in fields(TrainingOptions) if field.type in (int, int | None)}
+    hints = get_type_hints(TrainingOptions)
+    numbers = {name for name, hint in hints.items() if hint in (int, int | None)}
     assert numbers == LEAST.keys()
 
 
@@ -138,7 +140,90 @@ def test_whole_numbers(name, least):
 @pytest.mark.parametrize("lr", [0.0, -0.1, float("inf"), float("-inf"), float("nan")])
 def test_learning_rates_that_are_none(lr):
     (problem,) = TrainingOptions(lr=lr).problems()
-    assert problem.startswith(f"--lr {lr}: ")
+    assert problem.startswith(f"--lr {lr}: has to be ")
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_whole_numbers_beyond_all_sense(name):
+    """10**30 is what frameworks would fail of, in the middle of the work."""
+    given: Any = {name: 10**30}
+    (problem,) = TrainingOptions(**given).problems()
+    assert problem.startswith(f"{flag(name)} {10**30}: has to be at most ")
+
+
+@pytest.mark.parametrize("lr", [1e30, 101])
+def test_learning_rates_beyond_all_sense(lr):
+    (problem,) = TrainingOptions(lr=lr).problems()
+    assert problem == f"--lr {lr}: has to be at most 100."
+
+
+@dataclass(kw_only=True)
+class BentOptions(WarpOptions):
+    """Options of a script that gives some of them other defaults."""
+
+    timeout: int = 60
+    bend: Annotated[float, Range(least=-1, below=1)] = 0.0
+    course: Path | None = None
+    crew: str | None = None
+
+
+def test_a_range_outlives_another_default():
+    (problem,) = BentOptions(timeout=10**15).problems()
+    assert problem == f"--timeout {10**15}: has to be at most 604,800."
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["warp_factor", "bend", "lr"])
+def test_every_decimal_number_is_a_number(name, value):
+    given: Any = {name: value}
+    (problem,) = BentOptions(**given).problems()
+    assert problem == f"{flag(name)} {value}: has to be a finite number."
+
+
+def test_ranges():
+    assert [BentOptions(bend=bend).problems() for bend in (-1.0, 0.5)] == [[], []]
+    assert BentOptions(bend=1.0).problems() == ["--bend 1.0: has to be below 1."]
+    assert BentOptions(bend=-1.5).problems() == ["--bend -1.5: has to be at least -1."]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "rule"),
+    [
+        ("a\nb", "a\\nb", "contains a control character"),
+        ("a\0b", "a\\x00b", "contains a control character"),
+        ("a\udcffb", "a\\udcffb", "is not valid UTF-8"),
+        ("x" * 300, "x" * 100 + "..." + "x" * 60, "one part of it is longer than 255 bytes"),
+        ("\u00e9" * 128, "\u00e9" * 128, "one part of it is longer than 255 bytes"),
+    ],
+)
+@pytest.mark.parametrize("name", ["output_dir", "course", "crew"])
+def test_names_that_no_file_can_have(name, value, shown, rule):
+    given: Any = {name: value if name == "crew" else Path(value)}
+    (problem,) = BentOptions(**given).problems()
+    assert problem.startswith(f"{flag(name)} {shown}: {rule}")
+    assert len(problem.splitlines()) == 1
+
+
+def test_a_path_longer_than_the_system_allows():
+    (problem,) = BentOptions(course=Path(*["x" * 200] * 20)).problems()
+    assert "with its folders it is longer than 3696 bytes" in problem
+
+
+def test_usual_names_are_usable():
+    names = ["runs", "a b", "r\u00e9sum\u00e9", "/", "..", "\u6f22\u5b57", "a\u00a0b"]
+    assert [BentOptions(course=Path(name), crew=name).problems() for name in names] == [[]] * 7
+
+
+@pytest.mark.parametrize("argv", [["--course", ""], ["--course="], ["--crew", ""], ["--crew="]])
+def test_an_empty_value_is_refused(argv, capsys):
+    """As a path it would be the current folder."""
+    message = refused([*argv, "--warp-factor", "x", "--bent"], capsys, BentOptions)
+    option = argv[0].rstrip("=")
+    assert f"{option} '': the value is empty." in message
+    assert message.count(option) == 1
+    assert "--warp-factor x: has to be a number" in message
+    assert "--bent: there is no such option" in message
+    assert "is empty" in refused(argv, capsys, BentOptions)
 
 
 def test_all_problems_are_found_at_once():

@@ -1,32 +1,34 @@
 """Run directories: what identifies a run, where it starts and goes on, who may use it."""
 
 import os
-import signal
-import subprocess
-import sys
+import shutil
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 
-from megakit.checkpoints.layout import MANIFEST
-from megakit.checkpoints.manifest import verify
+from megakit.checkpoints.layout import MANIFEST, checkpoint_name
+from megakit.checkpoints.manifest import list_files, read_manifest, verify, write_manifest
+from megakit.checkpoints.select import remove
 from megakit.errors import UserError
+from megakit.training import runs
 from megakit.training.options import TrainingOptions
 from megakit.training.runs import (
     RUN_FILE,
+    SUMMARY,
     RunDirectory,
     Stage,
     check_writable,
     differences,
     find_resumption,
     find_start,
-    lock,
 )
 from tests.fabricate import make_checkpoint, make_run, prepare_run
-from tests.scripts import REPOSITORY
 
 FIRST = Stage(name="first", script="first.py", model="Encoder", width=8, num_pipeline_stages=2)
 SECOND = Stage(name="second", script="second.py", model="Classifier", before=FIRST)
+#: The checkpoint of a finished run's last step.
+LAST = checkpoint_name(TrainingOptions.max_steps)
 
 
 @dataclass(kw_only=True)
@@ -67,7 +69,7 @@ class TestRunDirectory:
     def test_nothing_there(self, tmp_path):
         directory = RunDirectory(tmp_path / "first")
         assert directory.identity() is None
-        assert not directory.is_done
+        assert directory.newest_step is None
         assert directory.best_checkpoint() is None
         assert directory.set_aside() is None
         assert not directory.path.exists()
@@ -78,6 +80,17 @@ class TestRunDirectory:
         directory.write_identity(identity)
         assert directory.identity() == identity
         assert [path.name for path in directory.path.iterdir()] == [RUN_FILE]
+
+    @pytest.mark.parametrize("in_file", ["{", '{"seed": 3}', None], ids=str)
+    def test_the_checkpoints_say_more_than_the_file(self, tmp_path, in_file):
+        directory = RunDirectory(tmp_path)
+        make_checkpoint(directory.checkpoints, 10, run={"seed": 1})
+        make_checkpoint(directory.checkpoints, 20, run={"seed": 2})
+        if in_file is not None:
+            (tmp_path / RUN_FILE).write_text(in_file)
+        assert directory.identity() == {"seed": 2}
+        directory.write_identity({"seed": 1})
+        assert directory.identity() == {"seed": 1}
 
     @pytest.mark.parametrize("content", ["", "{", "[]", "null", "\x00\x01", '"text"'])
     def test_damaged_identity(self, tmp_path, content):
@@ -91,17 +104,20 @@ class TestRunDirectory:
         (tmp_path / RUN_FILE).write_bytes(b"\xff\xfe{}")
         assert "--fresh" in problem_of(RunDirectory(tmp_path).identity)
 
-    def test_done_with_its_summary(self, tmp_path):
-        (tmp_path / "summary.json").write_text("{}")
-        assert RunDirectory(tmp_path).is_done
-
     def test_the_best_checkpoint_is_chosen_as_the_run_says(self, tmp_path):
+        for by, step in (("val_loss", 10), ("last", 20)):
+            directory = RunDirectory(tmp_path / by)
+            make_checkpoint(directory.checkpoints, 10, val_loss=0.1, run={"best_by": by})
+            make_checkpoint(directory.checkpoints, 20, val_loss=0.2, run={"best_by": by})
+            assert directory.best_checkpoint() == directory.checkpoints / checkpoint_name(step)
+
+    def test_no_best_checkpoint_among_those_of_two_runs(self, tmp_path):
         directory = RunDirectory(tmp_path)
-        best = make_checkpoint(directory.checkpoints, 10, val_loss=0.1)
-        last = make_checkpoint(directory.checkpoints, 20, val_loss=0.2)
-        assert directory.best_checkpoint() == best
-        directory.write_identity({"best_by": "last"})
-        assert directory.best_checkpoint() == last
+        for step, seed in ((10, 1), (20, 2)):
+            make_checkpoint(directory.checkpoints, step, val_loss=0.1, run={"seed": seed})
+        problem = problem_of(directory.best_checkpoint)
+        for part in (str(directory.checkpoints / "step=000010"), "another run", "--checkpoint"):
+            assert part in problem
 
     def test_each_run_set_aside_gets_a_name_of_its_own(self, tmp_path):
         directory = RunDirectory(tmp_path / "first")
@@ -116,7 +132,12 @@ class TestRunDirectory:
 class TestStart:
     def start(self, named, output_dir, lines=None):
         report = lines.append if lines is not None else print
-        return find_start(SECOND, named, output_dir, report)
+        found = find_start(SECOND, named, output_dir, report)
+        if found is None:
+            return None
+        checkpoint, manifest, file = found
+        file.close()
+        return checkpoint, manifest
 
     def test_a_first_stage_starts_from_nothing(self, tmp_path, lines):
         assert find_start(FIRST, None, tmp_path, lines.append) is None
@@ -127,7 +148,7 @@ class TestStart:
 
     def test_the_best_of_the_stage_before(self, options, lines):
         directory = make_run(FIRST, options, (10, 20))
-        best = directory.checkpoints / "step=000020"
+        best = directory.checkpoints / LAST
         assert self.start(None, options.output_dir, lines) == (best, verify(best))
         assert lines == []
 
@@ -164,14 +185,75 @@ class TestStart:
 
     @pytest.mark.parametrize("by_name", [True, False])
     def test_a_damaged_one_is_an_error_and_not_set_aside(self, options, by_name):
-        folder = make_run(FIRST, options, (10, 20)).checkpoints
-        best = folder / "step=000020"
+        folder = make_run(FIRST, options, (10,)).checkpoints
+        best = folder / LAST
         spoil(best)
         named = str(best) if by_name else None
         problem = problem_of(self.start, named, options.output_dir)
         assert str(best) in problem
         assert "damaged" in problem
-        assert sorted(path.name for path in folder.iterdir()) == ["step=000010", "step=000020"]
+        assert sorted(path.name for path in folder.iterdir()) == ["step=000010", LAST]
+
+    def test_a_renamed_one_is_an_error(self, options):
+        folder = make_run(FIRST, options, (10,), done=False).checkpoints
+        renamed = (folder / "step=000010").rename(folder / "step=000500")
+        for named in (str(renamed), None):
+            problem = problem_of(self.start, named, options.output_dir)
+            for part in (str(renamed), "step 10", "renamed"):
+                assert part in problem
+
+    def test_one_under_a_name_of_the_users_own(self, options, tmp_path):
+        folder = make_run(FIRST, options, (10,)).checkpoints
+        mine = (folder / "step=000010").rename(tmp_path / "mine")
+        assert self.start(str(mine), options.output_dir) == (mine, verify(mine))
+
+    def test_an_edited_validation_loss_does_not_choose_the_best(self, options):
+        folder = make_run(FIRST, options, (10,)).checkpoints
+        manifest = folder / "step=000010" / MANIFEST
+        manifest.write_text(manifest.read_text().replace('"val_loss": 0.1', '"val_loss": 1e-9'))
+        problem = problem_of(self.start, None, options.output_dir)
+        assert str(manifest) in problem
+        assert "edited" in problem
+
+    def test_one_that_its_run_is_about_to_remove_is_kept(self, options):
+        checkpoint = make_run(FIRST, options, (10,)).checkpoints / "step=000010"
+        found = find_start(SECOND, str(checkpoint), options.output_dir, print)
+        assert found is not None
+        *_, file = found
+        assert not remove(checkpoint)
+        assert verify(checkpoint)
+        file.close()
+        assert remove(checkpoint)
+        assert not checkpoint.exists()
+
+    @pytest.mark.parametrize("moment", ["best_checkpoint", "hold"])
+    def test_where_the_best_was_just_removed_another_is_chosen(self, options, monkeypatch, moment):
+        """Pretraining, still under way, saves a better one and removes the one that was chosen."""
+        folder = make_run(FIRST, options, (10,), done=False).checkpoints
+        identity = RunDirectory(folder.parent).identity()
+
+        def replace_best(*_):
+            if (folder / "step=000010").exists():
+                make_checkpoint(
+                    folder, 20, stage="first", model="Encoder", val_loss=0.01, run=identity
+                )
+                assert remove(folder / "step=000010")
+
+        place = {"best_checkpoint": "best_of", "hold": "hold"}[moment]
+        original = getattr(runs, place)
+
+        def replaced_meanwhile(*args):
+            if place == "hold":
+                replace_best()
+                return original(*args)
+            chosen = original(*args)
+            replace_best()
+            return chosen
+
+        monkeypatch.setattr(runs, place, replaced_meanwhile)
+        found = self.start(None, options.output_dir)
+        assert found is not None
+        assert found[0] == folder / "step=000020"
 
     @pytest.mark.parametrize(
         ("stage", "model"), [("second", "Classifier"), ("first", "Other"), ("other", "Encoder")]
@@ -202,6 +284,20 @@ class TestDifferences:
         assert str(tmp_path) in problem
         assert "--fresh" in problem
 
+    @pytest.mark.parametrize(
+        ("old", "asked", "part"),
+        [
+            ({}, {"dropout": None}, "--dropout was absent, now None"),
+            ({"dropout": None}, {}, "--dropout was None, now absent"),
+            ({"best_by": "val_loss"}, {"best_by": "last"}, "best by was val_loss, now last"),
+        ],
+    )
+    def test_what_makes_checkpoints_foreign_is_named_before(self, tmp_path, old, asked, part):
+        directory = RunDirectory(tmp_path)
+        directory.write_identity({"seed": 1, **old})
+        (problem,) = differences(directory, {"seed": 1, **asked}, None)
+        assert part in problem
+
     def test_another_start(self, tmp_path):
         directory = RunDirectory(tmp_path)
         directory.write_identity({"start": "abc"})
@@ -223,6 +319,57 @@ class TestWhatARunIs:
     def test_a_finished_one_is_done(self, options):
         make_run(FIRST, options, (10,))
         assert prepare_run(FIRST, options).is_done
+
+    def test_it_is_not_done_without_its_last_checkpoint(self, options):
+        """The checkpoints were removed, and a new start was killed after its first save."""
+        directory = make_run(FIRST, options, (10,))
+        shutil.rmtree(directory.checkpoints / LAST)
+        plan = prepare_run(FIRST, options)
+        assert plan.resume == str(directory.checkpoints / "step=000010")
+        assert not plan.is_done
+        assert not (directory.path / SUMMARY).exists()
+
+    def test_it_is_not_done_without_its_summary(self, options):
+        directory = make_run(FIRST, options, (10,))
+        (directory.path / SUMMARY).unlink()
+        assert not prepare_run(FIRST, options).is_done
+
+    @pytest.mark.parametrize("harm", ["damaged", "renamed", "another seed's", "untrusted"])
+    def test_it_is_not_done_with_a_last_checkpoint_that_is_not_its_own(self, options, harm):
+        directory = make_run(FIRST, options, (10,))
+        last = directory.checkpoints / LAST
+        if harm == "damaged":
+            spoil(last)
+        elif harm == "renamed":
+            shutil.rmtree(last)
+            shutil.copytree(directory.checkpoints / "step=000010", last)
+        else:
+            manifest = read_manifest(last)
+            if harm == "untrusted":
+                (last / "context" / "io.json").write_text('{"type": "pyref", "module": "os"}')
+            else:
+                manifest = replace(manifest, run=manifest.run | {"seed": 7})
+            write_manifest(last, replace(manifest, files=list_files(last)))
+        plan = prepare_run(FIRST, options)
+        assert plan.resume == str(directory.checkpoints / "step=000010")
+        assert not plan.is_done
+        (aside,) = directory.checkpoints.glob(f"*-{LAST}")
+        assert aside.name.startswith("foreign" if "seed" in harm else "damaged")
+        assert (aside / MANIFEST).is_file()
+
+    @pytest.mark.parametrize("in_file", [None, "{", "edited"], ids=str)
+    def test_the_manifests_say_whose_run_it_is(self, options, in_file):
+        """A run.json that is missing or was edited counts for nothing."""
+        directory = make_run(FIRST, replace(options, seed=7), (10,))
+        path = directory.path / RUN_FILE
+        if in_file == "edited":
+            path.write_text(path.read_text().replace('"seed": 7', '"seed": 42'))
+        elif in_file:
+            path.write_text(in_file)
+        else:
+            path.unlink()
+        assert "--seed was 7, now 42" in problem_of(prepare_run, FIRST, options)
+        assert prepare_run(FIRST, replace(options, seed=7)).is_done
 
     @pytest.mark.parametrize(
         "change",
@@ -277,7 +424,12 @@ class TestWhatARunIs:
         make_run(SECOND, second, (5,), done=False)
         assert prepare_run(SECOND, second).resume
         newer = make_checkpoint(
-            before.checkpoints, 20, stage="first", model="Encoder", val_loss=0.001
+            before.checkpoints,
+            2000,
+            stage="first",
+            model="Encoder",
+            val_loss=0.0001,
+            run=before.identity(),
         )
         problem = problem_of(prepare_run, SECOND, second)
         for part in (str(newer), "stage before", "--fresh"):
@@ -296,40 +448,47 @@ class TestWhatARunIs:
 
 
 class TestResumption:
+    RUN: ClassVar = {"seed": 1}
+
+    def find(self, directory, lines):
+        return find_resumption(directory, "pretrain", self.RUN, lines.append)
+
     def test_nothing_to_go_on_from(self, tmp_path, lines):
-        assert find_resumption(RunDirectory(tmp_path), lines.append) is None
+        assert self.find(RunDirectory(tmp_path), lines) is None
+
+    def test_the_last_one_and_not_the_best(self, tmp_path, lines):
+        directory = RunDirectory(tmp_path)
+        make_checkpoint(directory.checkpoints, 10, val_loss=0.1, run=self.RUN)
+        last = make_checkpoint(directory.checkpoints, 20, val_loss=0.2, run=self.RUN)
+        assert self.find(directory, lines) == (last, verify(last))
         assert lines == []
 
-    def test_the_last_one(self, tmp_path, lines):
+    def test_damaged_and_foreign_ones_are_set_aside_by_name(self, tmp_path, lines):
         directory = RunDirectory(tmp_path)
-        make_checkpoint(directory.checkpoints, 10, val_loss=0.1)
-        last = make_checkpoint(directory.checkpoints, 20, val_loss=0.2)
-        assert find_resumption(directory, lines.append) == (last, verify(last))
-        (line,) = lines
-        assert str(last) in line
-        assert "step 20" in line
-
-    def test_damaged_ones_are_set_aside_by_name(self, tmp_path, lines):
-        directory = RunDirectory(tmp_path)
-        whole, *spoilt = [make_checkpoint(directory.checkpoints, step) for step in (10, 20, 30)]
-        for checkpoint in spoilt:
-            spoil(checkpoint)
-        found = find_resumption(directory, lines.append)
+        steps = (10, 20, 30, 40, 50)
+        made = [make_checkpoint(directory.checkpoints, step, run=self.RUN) for step in steps]
+        spoil(made[1])
+        for checkpoint, change in ((made[2], {"stage": "finetune"}), (made[3], {"run": {}})):
+            write_manifest(checkpoint, replace(read_manifest(checkpoint), **change))
+        (made[4] / MANIFEST).unlink()
+        found = self.find(directory, lines)
         assert found is not None
-        assert found[0] == whole
+        assert found[0] == made[0]
         assert sorted(path.name for path in directory.checkpoints.iterdir()) == [
-            *("damaged-step=000020", "damaged-step=000030", "step=000010")
+            *("damaged-step=000020", "damaged-step=000050"),
+            *("foreign-step=000030", "foreign-step=000040", "step=000010"),
         ]
-        assert len(lines) == 3
-        assert "damaged-step=000030" in lines[0]
+        assert len(lines) == 4
+        for line, checkpoint in zip(lines, made[1:], strict=True):
+            assert str(checkpoint) in line
+            assert f"-{checkpoint.name}." in line
 
     def test_what_a_kill_left_behind_is_removed(self, tmp_path, lines):
         directory = RunDirectory(tmp_path)
-        whole = make_checkpoint(directory.checkpoints, 10)
+        whole = make_checkpoint(directory.checkpoints, 10, run=self.RUN)
         for name in (".step=000020", ".removing-step=000005"):
             (directory.checkpoints / name / "weights").mkdir(parents=True)
-        found = find_resumption(directory, lines.append)
-        assert found is not None
+        assert self.find(directory, lines) is not None
         assert list(directory.checkpoints.iterdir()) == [whole]
 
 
@@ -355,49 +514,3 @@ class TestWritable:
                 assert "cannot be written" in problem
         finally:
             tmp_path.chmod(0o700)
-
-
-class TestLock:
-    def test_one_at_a_time(self, tmp_path):
-        directory = RunDirectory(tmp_path / "runs" / "first")
-        with lock(directory):
-            problem = problem_of(lock, directory)
-            for part in (str(directory.path), f"process {os.getpid()}", "--output-dir"):
-                assert part in problem
-            lock(RunDirectory(tmp_path / "runs" / "second")).close()
-        lock(directory).close()
-
-    def test_it_leaves_the_directory_itself_alone(self, tmp_path):
-        directory = RunDirectory(tmp_path / "first")
-        lock(directory).close()
-        assert not directory.path.exists()
-
-    def test_it_stays_with_the_name_when_the_old_run_is_set_aside(self, tmp_path):
-        directory = RunDirectory(tmp_path / "first")
-        directory.write_identity({})
-        with lock(directory):
-            directory.set_aside()
-            assert "in use" in problem_of(lock, directory)
-
-    def test_the_end_of_a_process_frees_it_however_it_ends(self, tmp_path):
-        directory = RunDirectory(tmp_path / "first")
-        code = (
-            "import sys, time; from pathlib import Path\n"
-            "from megakit.training.runs import RunDirectory, lock\n"
-            "guard = lock(RunDirectory(Path(sys.argv[1]))); print('locked', flush=True)\n"
-            "time.sleep(60)"
-        )
-        other = subprocess.Popen(
-            [sys.executable, "-c", code, directory.path],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert other.stdout is not None
-            assert other.stdout.readline() == "locked\n"
-            assert f"process {other.pid} " in problem_of(lock, directory)
-        finally:
-            other.send_signal(signal.SIGKILL)
-            other.communicate()
-        lock(directory).close()

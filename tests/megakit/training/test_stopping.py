@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from megakit.errors import Stopped
+from megakit.runtime.signals import STOPPING
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
@@ -43,15 +44,15 @@ def stopper(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[int]]:
 
 def test_the_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     stop, _ = stopper(monkeypatch)
-    before = {number: signal.getsignal(number) for number in stop.SIGNALS}
+    before = {number: signal.getsignal(number) for number in STOPPING}
     stop.setup(trainer(), None, "fit")
     stop.on_train_start(trainer(), None)
-    assert all(signal.getsignal(number) == stop._receive for number in stop.SIGNALS)
+    assert all(signal.getsignal(number) == stop._receive for number in STOPPING)
     stop.teardown(trainer(), None, "fit")
-    assert {number: signal.getsignal(number) for number in stop.SIGNALS} == before
+    assert {number: signal.getsignal(number) for number in STOPPING} == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", STOPPING)
 def test_one_signal_ends_training_before_the_next_step(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -89,7 +90,37 @@ def test_the_same_signal_by_two_ways_is_one(
         stop._receive(signal.SIGTERM, None)
         clock.now += 0.1
     assert raised == []
-    assert stop.received == signal.SIGTERM
+    assert stop.request.received == signal.SIGTERM
+
+
+def test_a_lost_terminal_is_never_an_order_to_end_at_once(
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
+) -> None:
+    """The shell sends SIGHUP, and so does the kernel when the shell has ended."""
+    stop, raised = stopper(monkeypatch)
+    for _ in range(3):
+        stop._receive(signal.SIGHUP, None)
+        clock.now += 5
+    assert raised == []
+    assert stop.request.received == signal.SIGHUP
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_is_ignored_stays_ignored(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """`nohup` ignores SIGHUP; a script's shell ignores SIGINT in what it starts by `&`."""
+    stop, _ = stopper(monkeypatch)
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        stop.setup(trainer(), None, "fit")
+        stop.on_train_start(trainer(), None)
+        assert signal.getsignal(number) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == stop._receive
+        stop.teardown(trainer(), None, "fit")
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_signal_before_the_first_step_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from megakit.checkpoints import read_manifest
 from megakit.checkpoints.manifest import verify
+from megakit.errors import UserError
 from tests.scripts import read_csv, run_script
 
 
@@ -42,7 +43,17 @@ def test_a_finite_norm_is_remembered(strategy: Any, step: Any, norm: float | Non
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
 def test_a_norm_that_is_none_ends_training(step: Any, norm: float) -> None:
+    step(0.5)
     with pytest.raises(RuntimeError, match=rf"^Step 7: the gradient's norm is {norm}\. .*--lr"):
+        step(norm)
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_in_the_first_step_the_weights_are_the_reason(step: Any, norm: float) -> None:
+    """A checkpoint may hold finite weights that no gradient can be computed with."""
+    with pytest.raises(
+        UserError, match=rf"^Step 7: the gradient's norm is {norm} with the weights"
+    ):
         step(norm)
 
 
@@ -50,6 +61,7 @@ def test_a_norm_that_is_none_ends_training(step: Any, norm: float) -> None:
 def test_a_norm_may_be_a_tensor(step: Any, norm: float) -> None:
     import torch
 
+    step(torch.tensor(0.5))
     with pytest.raises(RuntimeError, match="Step 7"):
         step(torch.tensor(norm))
 
@@ -58,12 +70,12 @@ def test_training_that_goes_wrong_keeps_its_checkpoints(tmp_path: Path) -> None:
     done = run_script(
         *("model_pretrain.py", "--dataset", "digits", "--data-dir", tmp_path / "no-data"),
         *("--accelerator", "cpu", "--precision", "32", "--output-dir", tmp_path),
-        *("--lr", "1e30", "--max-steps", 5, "--save-interval", 1, "--val-interval", 5),
+        *("--lr", "100", "--max-steps", 5, "--save-interval", 1, "--val-interval", 5),
     )
     assert done.status == 1
     assert done.out == ""
     (line,) = [line for line in done.err.splitlines() if "gradient's norm" in line]
-    assert "Step 2: the gradient's norm is nan." in line
+    assert "Step 2: the gradient's norm is inf." in line
     assert "The checkpoints before it are untouched; try a lower --lr." in line
     run = tmp_path / "pretrain"
     (checkpoint,) = (run / "checkpoints").iterdir()

@@ -1,0 +1,59 @@
+"""What Python and the system must allow, checked before the frameworks are imported."""
+
+import os
+import resource
+import sys
+import warnings
+
+#: Open files that one process needs, and for each further process that it communicates with:
+#: 95 and at most 11 were measured.
+FILES, FILES_PER_PEER = 128, 16
+#: Address space that one process needs: 4.0 GiB were measured on a CPU.
+ADDRESS_SPACE = 9 << 29  # 4.5 GiB
+
+
+def adapt_interpreter() -> None:
+    """Keeps warnings from ending the program, and allows as many open files as the system does.
+
+    `PYTHONWARNINGS=error` turns every warning into an error, and NeMo and Megatron-Core warn of
+    each other's versions on import.
+    """
+    if any(action == "error" for action, *_ in warnings.filters):
+        warnings.simplefilter("default")
+        # Processes started from here get the options as well.
+        sys.warnoptions.clear()
+        os.environ.pop("PYTHONWARNINGS", None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def find_limits(num_peers: int) -> list[str]:
+    """Finds what the frameworks need and this process may not have.
+
+    Args:
+        num_peers: Processes that this one communicates with: ranks and data loader workers.
+
+    Returns:
+        One message for each.
+    """
+    problems = []
+    if sys.flags.optimize > 1:
+        problems.append(
+            "python -OO (PYTHONOPTIMIZE=2) removes docstrings, and NeMo needs some to be imported. "
+            "Use -O at most, or unset PYTHONOPTIMIZE."
+        )
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    needed = FILES + FILES_PER_PEER * num_peers
+    if files != resource.RLIM_INFINITY and files < needed:
+        problems.append(
+            f"ulimit -n {files}: a process of this job opens up to {needed:,} files. "
+            f"Raise the limit to at least {needed}."
+        )
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if space != resource.RLIM_INFINITY and space < ADDRESS_SPACE:
+        problems.append(
+            f"ulimit -v {space >> 10}: a process of this job maps 4 GiB of memory and more, most "
+            f"of it only reserved. Raise the limit to at least {ADDRESS_SPACE >> 10}, or unlimited."
+        )
+    return problems

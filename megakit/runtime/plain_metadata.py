@@ -1,0 +1,270 @@
+"""Reads `.metadata`, the pickle that says which tensors a checkpoint has and where they are."""
+
+import functools
+import itertools
+import math
+import stat
+from pathlib import Path
+from typing import Any
+
+from megakit.runtime.foreign_files import read_regular_file
+from megakit.runtime.plain_archive import data_types
+from megakit.runtime.plain_pickle import (
+    GETATTR,
+    Enumeration,
+    Function,
+    Record,
+    RefusedError,
+    Vocabulary,
+    load,
+)
+
+#: A checkpoint of 100,000 tensors has a `.metadata` of some 30 MB.
+MAX_BYTES = 64 << 20
+#: Pairs of parts of a tensor that are compared: a second's work.
+MAX_COMPARISONS = 1_000_000
+
+
+def read_plain_metadata(path: Path) -> Any:
+    """Returns Megatron's or torch's `Metadata` as it is in a file, checked against the other files.
+
+    Raises:
+        RefusedError: It does something else, or it does not fit the files beside it.
+        OSError: It cannot be read.
+        ValueError: It is damaged; other exceptions are possible as well.
+    """
+    from torch.distributed.checkpoint.metadata import StorageMeta
+
+    metadata = load(read_regular_file(path, MAX_BYTES), _vocabulary())
+    _check_tensors(metadata)
+    _check_places(metadata, path.parent)
+    _check_additions(metadata)
+    metadata.storage_meta = StorageMeta()  # says where the checkpoint was written; of no use here
+    return metadata
+
+
+@functools.cache
+def _vocabulary() -> Vocabulary:
+    from megatron.core.dist_checkpointing.strategies.torch import MCoreMetadata
+    from torch.distributed.checkpoint import metadata as torch_metadata
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    records = {
+        "BytesStorageMetadata": (),
+        "ChunkStorageMetadata": ("offsets", "sizes"),
+        "Metadata": _METADATA,
+        "MetadataIndex": ("fqn", "offset", "index"),
+        "StorageMeta": ("checkpoint_id", "save_id", "load_id", "modules"),
+        "TensorStorageMetadata": ("properties", "size", "chunks"),
+    }
+    here = "torch.distributed.checkpoint.metadata"
+    return {
+        **data_types(),
+        **GETATTR,
+        **{
+            (here, name): Record(getattr(torch_metadata, name), attributes)
+            for name, attributes in records.items()
+        },
+        (here, "TensorProperties"): Record(
+            torch_metadata.TensorProperties, _PROPERTIES, _properties
+        ),
+        (here, "_MEM_FORMAT_ENCODING"): Enumeration(torch_metadata._MEM_FORMAT_ENCODING),
+        ("torch.serialization", "_get_layout"): Function(_layout),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): Record(
+            _StorageInfo, ("relative_path", "offset", "length", "transform_descriptors")
+        ),
+        ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"): Record(
+            MCoreMetadata, (*_METADATA, "mcore_data")
+        ),
+        # Python 3.13 gives another module than the versions before and after.
+        ("pathlib", "PosixPath"): Function(_path),
+        ("pathlib._local", "PosixPath"): Function(_path),
+    }
+
+
+_METADATA = ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
+_PROPERTIES = ("dtype", "layout", "requires_grad", "memory_format", "pin_memory")
+
+
+def _properties(state: Any) -> dict[str, Any]:
+    """What `TensorProperties.__setstate__` makes of a state, for tensors as Megatron saves them."""
+    import torch
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+
+    if type(state) is not tuple or len(state) != len(_PROPERTIES):
+        raise RefusedError("it gives a tensor properties of another form")
+    dtype, layout, requires_grad, memory_format, pin_memory = state
+    if type(dtype) is not torch.dtype or layout is not torch.strided:
+        raise RefusedError(
+            "it gives a tensor another data type or layout than torch's strided ones"
+        )
+    if memory_format is not _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT:
+        raise RefusedError("it gives a tensor a memory format that is not contiguous")
+    if type(requires_grad) is not bool or type(pin_memory) is not bool:
+        raise RefusedError("it gives a tensor properties of other types")
+    values = (dtype, layout, requires_grad, torch.contiguous_format, pin_memory)
+    return dict(zip(_PROPERTIES, values, strict=True))
+
+
+def _layout(name: Any) -> Any:
+    import torch
+
+    if name != "torch.strided":
+        raise RefusedError("it gives a tensor another layout than torch.strided")
+    return torch.strided
+
+
+def _path(*parts: Any) -> Path:
+    if any(type(part) is not str for part in parts):
+        raise RefusedError("it makes a path of something that is no text")
+    return Path(*parts)
+
+
+def _check_tensors(metadata: Any) -> None:
+    """Raises RefusedError unless every tensor's size, type and parts fit each other."""
+    import torch
+    from megatron.core.dist_checkpointing.strategies.torch import MCoreMetadata
+    from torch.distributed.checkpoint.metadata import (
+        BytesStorageMetadata,
+        ChunkStorageMetadata,
+        Metadata,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    if type(metadata) not in (Metadata, MCoreMetadata):
+        raise RefusedError(f"it holds a {type(metadata).__name__} instead of metadata")
+    entries = metadata.state_dict_metadata
+    if type(entries) is not dict:
+        raise RefusedError("it does not list its tensors")
+    for name, entry in entries.items():
+        if type(name) is not str:
+            raise RefusedError(f"it names a tensor by a {type(name).__name__}")
+        if type(entry) is BytesStorageMetadata:
+            continue
+        if type(entry) is not TensorStorageMetadata or type(entry.size) is not torch.Size:
+            raise RefusedError(f"{name} has no size")
+        if type(entry.properties) is not TensorProperties or "dtype" not in vars(entry.properties):
+            raise RefusedError(f"{name} has no data type")
+        if type(entry.chunks) is not list:
+            raise RefusedError(f"{name} has no list of parts")
+        for chunk in entry.chunks:
+            if type(chunk) is not ChunkStorageMetadata or not _lies_within(chunk, entry.size):
+                raise RefusedError(f"{name} has a part outside of it")
+        if _overlap(entry.chunks):
+            raise RefusedError(f"{name} has parts that overlap")
+
+
+def _lies_within(chunk: Any, size: Any) -> bool:
+    import torch
+
+    offsets, sizes = chunk.offsets, chunk.sizes
+    return (
+        type(offsets) is type(sizes) is torch.Size
+        and len(offsets) == len(sizes) == len(size)
+        and all(
+            min(offset, length) >= 0 and offset + length <= whole
+            for offset, length, whole in zip(offsets, sizes, size, strict=True)
+        )
+    )
+
+
+def _overlap(chunks: list[Any]) -> bool:
+    """Whether two parts of a tensor share numbers, so that others could be in none of them."""
+    boxes = [
+        [(start, start + length) for start, length in zip(one.offsets, one.sizes, strict=True)]
+        for one in chunks
+        if 0 not in one.sizes
+    ]
+    axes = range(len(boxes[0]) if boxes else 0)
+    # The axis that most cuts are made along separates most parts.
+    axis = max(axes, key=lambda one: len({box[one][0] for box in boxes}), default=0)
+    boxes.sort(key=lambda box: box[axis : axis + 1])
+    comparisons = 0
+    for position, box in enumerate(boxes):
+        for other in boxes[position + 1 :]:
+            if box and other[axis][0] >= box[axis][1]:
+                break  # and so is every further one, for they are sorted by this axis
+            comparisons += 1
+            if comparisons > MAX_COMPARISONS:
+                raise RefusedError("it cuts a tensor into too many parts to be checked")
+            pairs = zip(box, other, strict=True)
+            if all(its[0] < end and start < its[1] for (start, end), its in pairs):
+                return True
+    return False
+
+
+def _check_places(metadata: Any, folder: Path) -> None:
+    """Raises RefusedError unless every part lies within a regular file of the folder."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    places = metadata.storage_data
+    if type(places) is not dict:
+        raise RefusedError("it does not say where its tensors are")
+    file_sizes: dict[str, int] = {}
+    slices: list[tuple[str, int, int]] = []
+    for index, place in places.items():
+        if type(index) is not MetadataIndex or type(place) is not _StorageInfo:
+            raise RefusedError("it gives the place of something that is no tensor")
+        name = (
+            str(place.relative_path)
+            if isinstance(place.relative_path, Path)
+            else (place.relative_path)
+        )
+        if type(name) is not str or name in ("", "..") or Path(name).name != name or "\0" in name:
+            raise RefusedError(f"it names {name!s:.200}, which is not a file beside it")
+        if name not in file_sizes:
+            status = (folder / name).lstat()
+            if not stat.S_ISREG(status.st_mode):
+                raise RefusedError(f"it names {name}, which is not a regular file")
+            file_sizes[name] = status.st_size
+        place.relative_path = name
+        numbers = (place.offset, place.length)
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise RefusedError(f"it gives a place in {name} that is no number of bytes")
+        if sum(numbers) > file_sizes[name]:
+            raise RefusedError(f"it gives a place beyond the end of {name}")
+        slices.append((name, place.offset, place.offset + place.length))
+        if place.transform_descriptors:
+            raise RefusedError(f"it wants {name} to be transformed, which no checkpoint needs")
+    slices.sort()
+    for (name, _, end), (next_name, start, _) in itertools.pairwise(slices):
+        if name == next_name and start < end:  # thousands of parts could read one large slice
+            raise RefusedError(f"it names bytes of {name} twice")
+    _check_lengths(metadata)
+
+
+def _check_lengths(metadata: Any) -> None:
+    """Raises RefusedError for a part of a tensor that cannot be in as few bytes as it has."""
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+
+    for name, entry in metadata.state_dict_metadata.items():
+        if type(entry) is not TensorStorageMetadata:
+            continue
+        for chunk in entry.chunks:
+            place = metadata.storage_data.get(MetadataIndex(name, chunk.offsets))
+            needed = math.prod(chunk.sizes) * entry.properties.dtype.itemsize
+            if place is None or needed > place.length:
+                raise RefusedError(f"{name} needs {needed:,} bytes, which are not there")
+
+
+def _check_additions(metadata: Any) -> None:
+    """Raises RefusedError unless what Megatron and torch's planners add is of the known form."""
+    if type(metadata.version) not in (str, type(None)):
+        raise RefusedError("its version is no text")
+    planned = metadata.planner_data
+    if planned is not None and (
+        type(planned) is not dict
+        or any(type(key) is not str or type(path) is not tuple for key, path in planned.items())
+        or any(type(step) not in (str, int) for path in planned.values() for step in path)
+    ):
+        raise RefusedError("its planner_data is no list of places in a dictionary")
+    added = getattr(metadata, "mcore_data", None)
+    if added is not None and (
+        type(added) is not dict
+        or any(type(key) is not str or type(one) is not dict for key, one in added.items())
+    ):
+        raise RefusedError("its mcore_data is no dictionary of tensors")
+    if added is None and hasattr(metadata, "mcore_data"):
+        metadata.mcore_data = {}

@@ -1,0 +1,363 @@
+"""Reads a pickle without Python's unpickler: nothing but plain values can come out of it.
+
+Python's unpickler calls whatever a pickle names and sets attributes of whatever it calls. A list of
+allowed names is not enough: with an allowed class alone, `BUILD` changes that class for the whole
+process. Here a name in a pickle never becomes a class or a function. It becomes an entry of a
+vocabulary, and the entry builds one kind of value from arguments that it has checked.
+"""
+
+import pickle
+import pickletools
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_OPERATIONS = 10_000_000
+#: Deepest nesting, and the most values that a result has when shared parts are counted each time.
+MAX_DEPTH = 64
+MAX_VALUES = 10_000_000
+#: Keys of one dictionary that may have the same hash: inserting n of them takes n * n steps.
+MAX_EQUAL_HASHES = 100
+#: Characters and numbers in the arguments of calls, for each byte of the pickle. A pickle names an
+#: argument once and can then call with it as often as it likes.
+ARGUMENTS_PER_BYTE = 4
+#: No size, offset or counter in a checkpoint is larger.
+MAX_INT = 1 << 63
+
+_LEAVES = (type(None), bool, int, float, str, bytes)
+
+
+class RefusedError(pickle.UnpicklingError, ValueError):
+    """A pickle that does something which no checkpoint needs."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A name that stands for one immutable value, such as `torch.float32`."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Function:
+    """A name that may be called. `build` gets the arguments, and checks them."""
+
+    build: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """An Enum class: a pickle may name its members, by value or through `getattr`."""
+
+    cls: Any
+
+    def build(self, *arguments: Any) -> Any:
+        """Returns the member of a value."""
+        (value,) = arguments
+        if type(value) not in (int, str):
+            raise RefusedError(f"it looks up {self.cls.__name__} by a {type(value).__name__}")
+        return self.cls(value)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A class of which a pickle may make instances with the given attributes, and no others.
+
+    Attributes:
+        cls: The class. Neither its `__new__` nor its `__init__` nor its `__setattr__` is called.
+        names: The attributes.
+        from_state: Turns a state that is no dictionary into the attributes, with checks.
+    """
+
+    cls: type
+    names: tuple[str, ...]
+    from_state: Callable[[Any], dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A name that only functions and persistent ids take as an argument, and check."""
+
+    value: Any
+
+
+Entry = Constant | Function | Enumeration | Record | Argument
+Vocabulary = Mapping[tuple[str, str], Entry]
+
+
+def member(enumeration: Any, name: Any) -> Any:
+    """`builtins.getattr` in a vocabulary: Python 3.11.2 pickles an Enum's member as such a call."""
+    if type(enumeration) is not Enumeration or type(name) is not str:
+        raise RefusedError("it calls getattr, which no checkpoint needs but for members of an Enum")
+    members = enumeration.cls.__members__
+    if name not in members:
+        raise RefusedError(f"it names {enumeration.cls.__name__}.{name}, which does not exist")
+    return members[name]
+
+
+#: The name under which a pickle finds `member`.
+GETATTR: dict[tuple[str, str], Entry] = {("builtins", "getattr"): Function(member)}
+
+
+def load(data: bytes, vocabulary: Vocabulary, storage: Callable[[Any], Any] | None = None) -> Any:
+    """Returns the value in a pickle.
+
+    Args:
+        data: The pickle.
+        vocabulary: What the pickle may name.
+        storage: Resolves persistent ids, with checks; without it the pickle may have none.
+
+    Raises:
+        RefusedError: The pickle does something that plain values do not need, or is too large.
+        ValueError: It is damaged; other exceptions are possible as well.
+    """
+    machine = _Machine(vocabulary, storage, ARGUMENTS_PER_BYTE * len(data))
+    end = 0
+    for count, (opcode, argument, position) in enumerate(pickletools.genops(data)):
+        if count >= MAX_OPERATIONS:
+            raise RefusedError(f"it has more than {MAX_OPERATIONS:,} operations")
+        step = _STEPS.get(opcode.name)
+        if step is None:
+            raise RefusedError(f"it uses pickle's {opcode.name}, which no checkpoint needs")
+        step(machine, argument)
+        end = (position or 0) + 1
+    if end != len(data):
+        raise RefusedError(f"{len(data) - end:,} bytes follow its end")
+    if len(machine.stack) != 1 or machine.marks:
+        raise RefusedError("it leaves several values")
+    (value,) = machine.stack
+    _check_result(value, machine)
+    return value
+
+
+class _Machine:
+    """The state of a pickle's program: stack, marks and memo, as in Python's unpickler."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, storage: Callable[[Any], Any] | None, arguments_left: int
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.storage = storage
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.arguments_left = arguments_left
+        #: How many keys of a dictionary, by its id, have the same hash.
+        self.hashes: Counter[tuple[int, int]] = Counter()
+        self.memo: dict[int, Any] = {}
+        #: Instances whose attributes are not set yet, by id; kept alive so that no id is reused.
+        self.fresh: dict[int, tuple[Any, Record]] = {}
+        self.records = {
+            entry.cls: entry for entry in vocabulary.values() if isinstance(entry, Record)
+        }
+        #: Types of the values that constants and functions of the vocabulary gave.
+        self.leaves: set[type] = set(_LEAVES)
+
+    def pop_mark(self) -> list[Any]:
+        """Returns what was pushed since the last mark."""
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def name(self, module: Any, name: Any) -> None:
+        """Pushes what a name stands for: a constant's value, or the entry itself."""
+        if type(module) is not str or type(name) is not str:
+            raise RefusedError("it names something by values that are no strings")
+        entry = self.vocabulary.get((module, name))
+        if entry is None:
+            full_name = f"{module}.{name}"[:200]
+            raise RefusedError(f"it names {full_name}, which no checkpoint needs")
+        if isinstance(entry, Constant):
+            self.leaves.add(type(entry.value))
+            self.stack.append(entry.value)
+        else:
+            self.stack.append(entry)
+
+    def set_items(self, items: list[Any]) -> None:
+        """Adds keys and values to the dictionary on top of the stack."""
+        target = self.stack[-1]
+        if type(target) not in (dict, OrderedDict) or len(items) % 2:
+            raise RefusedError(f"it sets items of a {type(target).__name__}")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            _check_key(key, self.records)
+            if type(key) is not str:  # whose hash is secret
+                place = id(target), hash(key)
+                self.hashes[place] += 1
+                if self.hashes[place] > MAX_EQUAL_HASHES:
+                    raise RefusedError("it has a dictionary with too many keys of the same hash")
+            target[key] = value
+
+    def append(self, items: list[Any]) -> None:
+        """Adds values to the list on top of the stack."""
+        target = self.stack[-1]
+        if type(target) is not list:
+            raise RefusedError(f"it appends to a {type(target).__name__}")
+        target.extend(items)
+
+    def call(self) -> None:
+        """Pickle's REDUCE."""
+        arguments, function = self.stack.pop(), self.stack.pop()
+        if type(function) not in (Function, Enumeration) or type(arguments) is not tuple:
+            raise RefusedError(f"it calls a {type(function).__name__}")
+        self.arguments_left -= sum(
+            len(one) for one in arguments if isinstance(one, str | bytes | tuple)
+        )
+        if self.arguments_left < 0:
+            raise RefusedError("it calls with the same large arguments again and again")
+        value = function.build(*arguments)
+        self.leaves.add(type(value))
+        self.stack.append(value)
+
+    def new(self) -> None:
+        """Pickle's NEWOBJ: an instance without attributes."""
+        arguments, record = self.stack.pop(), self.stack.pop()
+        if type(record) is not Record or type(arguments) is not tuple or arguments:
+            raise RefusedError(f"it makes an object of a {type(record).__name__}")
+        value: Any = object.__new__(record.cls)
+        self.fresh[id(value)] = (value, record)
+        self.stack.append(value)
+
+    def build(self) -> None:
+        """Pickle's BUILD: sets the attributes of an instance, once."""
+        state, target = self.stack.pop(), self.stack[-1]
+        made, record = self.fresh.pop(id(target), (None, None))
+        if record is None or made is not target:
+            raise RefusedError(f"it sets attributes of a {type(target).__name__}")
+        if record.from_state is not None:
+            state = record.from_state(state)
+            self.leaves.update(type(value) for value in state.values())
+        if type(state) is not dict or not state.keys() <= set(record.names):
+            raise RefusedError(f"it sets unknown attributes of {record.cls.__name__}")
+        target.__dict__.update(state)
+
+    def push_storage(self) -> None:
+        """Pickle's BINPERSID."""
+        if self.storage is None:
+            raise RefusedError("it has a persistent id, which no checkpoint needs")
+        self.stack.append(self.storage(self.stack.pop()))
+
+    def tuple_of(self, size: int) -> None:
+        """Replaces the topmost values by a tuple of them."""
+        if len(self.stack) < size:
+            raise RefusedError("it takes values that are not there")
+        items = self.stack[len(self.stack) - size :]
+        del self.stack[len(self.stack) - size :]
+        self.stack.append(tuple(items))
+
+
+def _check_key(key: Any, records: Mapping[type, Record]) -> None:
+    """Raises RefusedError unless hashing the key runs no code from the pickle."""
+    parts = list(vars(key).values()) if type(key) in records else [key]
+    for part in parts:
+        numbers = part if isinstance(part, tuple) else ()
+        if not isinstance(part, tuple) and type(part) not in _LEAVES:
+            raise RefusedError(f"a key of a dictionary is a {type(part).__name__}")
+        if any(type(number) is not int for number in numbers):
+            raise RefusedError("a key of a dictionary is a tuple of other things than numbers")
+
+
+def _integer(machine: _Machine, value: int) -> None:
+    if not -MAX_INT <= value < MAX_INT:
+        raise RefusedError("it holds an integer of more than 64 bits")
+    machine.stack.append(value)
+
+
+def _push(machine: _Machine, value: Any) -> None:
+    machine.stack.append(value)
+
+
+def _mark(machine: _Machine, _: Any) -> None:
+    machine.marks.append(machine.stack)
+    machine.stack = []
+
+
+def _memoize(machine: _Machine, number: int | None) -> None:
+    machine.memo[len(machine.memo) if number is None else number] = machine.stack[-1]
+
+
+def _pop_two(machine: _Machine) -> list[Any]:
+    value, key = machine.stack.pop(), machine.stack.pop()
+    return [key, value]
+
+
+def _stack_global(machine: _Machine, _: Any) -> None:
+    module, name = _pop_two(machine)
+    machine.name(module, name)
+
+
+_Step = Callable[[_Machine, Any], None]
+
+#: Opcodes that Python's pickler writes for plain values, protocols 2 to 5. Others are refused.
+_STEPS: dict[str, _Step] = {
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, argument: None),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), _integer),
+    **dict.fromkeys(("BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE"), _push),
+    **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES"), _push),
+    **dict.fromkeys(("MEMOIZE", "BINPUT", "LONG_BINPUT"), _memoize),
+    **dict.fromkeys(
+        ("BINGET", "LONG_BINGET"), lambda machine, number: _push(machine, machine.memo[number])
+    ),
+    "NONE": lambda machine, _: _push(machine, None),
+    "NEWTRUE": lambda machine, _: _push(machine, True),
+    "NEWFALSE": lambda machine, _: _push(machine, False),
+    "EMPTY_LIST": lambda machine, _: _push(machine, []),
+    "EMPTY_DICT": lambda machine, _: _push(machine, {}),
+    "EMPTY_TUPLE": lambda machine, _: _push(machine, ()),
+    "MARK": _mark,
+    "TUPLE": lambda machine, _: _push(machine, tuple(machine.pop_mark())),
+    "TUPLE1": lambda machine, _: machine.tuple_of(1),
+    "TUPLE2": lambda machine, _: machine.tuple_of(2),
+    "TUPLE3": lambda machine, _: machine.tuple_of(3),
+    "APPEND": lambda machine, _: machine.append([machine.stack.pop()]),
+    "APPENDS": lambda machine, _: machine.append(machine.pop_mark()),
+    "SETITEM": lambda machine, _: machine.set_items(_pop_two(machine)),
+    "SETITEMS": lambda machine, _: machine.set_items(machine.pop_mark()),
+    "GLOBAL": lambda machine, names: machine.name(*names.split(" ", 1)),
+    "STACK_GLOBAL": _stack_global,
+    "REDUCE": lambda machine, _: machine.call(),
+    "NEWOBJ": lambda machine, _: machine.new(),
+    "BUILD": lambda machine, _: machine.build(),
+    "BINPERSID": lambda machine, _: machine.push_storage(),
+}
+
+
+def _check_result(root: Any, machine: _Machine) -> None:
+    """Raises RefusedError for an entry of a vocabulary, a cycle, deep nesting, and much sharing.
+
+    Sharing makes a small pickle endless work for whoever walks through the value: with `[x, x]` in
+    place of x, ten times, one value becomes a thousand; sixty times, more than anybody can count.
+    """
+    # Depth and number of values of every container that was measured, by id; None: begun.
+    known: dict[int, tuple[int, int] | None] = {}
+    waiting: list[tuple[Any, bool]] = [(root, False)]
+    while waiting:
+        value, parts_are_known = waiting.pop()
+        if not parts_are_known and id(value) in known:
+            if known[id(value)] is None:
+                raise RefusedError("it holds a value that contains itself")
+            continue
+        parts = _parts(value, machine)
+        if parts is None:
+            if type(value) not in machine.leaves:
+                raise RefusedError(f"it leaves a {type(value).__name__}")
+        elif parts_are_known:
+            measured = [known.get(id(part)) or (0, 1) for part in parts]
+            depth = 1 + max((depth for depth, _ in measured), default=0)
+            values = 1 + sum(values for _, values in measured)
+            if depth > MAX_DEPTH or values > MAX_VALUES:
+                raise RefusedError(
+                    f"it is nested {depth} deep and holds {values:,} values: too many"
+                )
+            known[id(value)] = (depth, values)
+        else:
+            known[id(value)] = None
+            waiting.append((value, True))
+            waiting += [(part, False) for part in parts]
+
+
+def _parts(value: Any, machine: _Machine) -> list[Any] | None:
+    """What a container holds, or a record's attributes; None for any other value."""
+    if type(value) in (list, tuple):
+        return list(value)
+    if type(value) in (dict, OrderedDict):
+        return [*value.keys(), *value.values()]
+    return list(vars(value).values()) if type(value) in machine.records else None

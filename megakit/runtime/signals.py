@@ -1,0 +1,85 @@
+"""Signals that stop a run, their exit statuses, and the signal state of a new process."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+#: Signals that end a run after the current step with a checkpoint, and the exit status of each.
+EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGHUP: 129}
+STOPPING = tuple(EXIT_STATUS)
+
+
+def exit_status(number: int) -> int:
+    """Returns the exit status of a process that a signal stopped."""
+    return EXIT_STATUS[signal.Signals(number)]
+
+
+def reset_signals() -> None:
+    """Sets the signals that this program relies on, whatever state the parent process left.
+
+    A parent process may ignore SIGCHLD, which loses the exit statuses of child processes, or block
+    signals. SIGHUP (`nohup`) and SIGINT (a background job of a script) stay ignored where the
+    parent process ignores them. Until training installs handlers of its own, a signal ends the
+    process at once.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _end)
+    if signal.SIGHUP in heard_signals():
+        signal.signal(signal.SIGHUP, _end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOPPING, signal.SIGCHLD})
+
+
+def heard_signals() -> list[signal.Signals]:
+    """Returns the signals in `STOPPING` that this process does not ignore."""
+    return [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def handle_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
+    """Installs a handler for every signal in `STOPPING` that this process does not ignore.
+
+    Returns:
+        The previous handlers by signal.
+    """
+    return {number: signal.signal(number, handler) for number in heard_signals()}
+
+
+def ignore_signals() -> None:
+    """Ignores every signal in `STOPPING`: for a helper, whose parent process handles them."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class StopRequest:
+    """The first signal that asked this process to stop.
+
+    Attributes:
+        received: The first signal, or 0.
+    """
+
+    #: Signals within this number of seconds are one request: Ctrl-C, `timeout` and `scancel` signal
+    #: every process of a job, and the launcher forwards its own signal.
+    SAME = 0.5
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._received_at = 0.0
+
+    def is_repeated(self, number: int) -> bool:
+        """Records a signal; returns whether it is a second request, to end at once.
+
+        SIGHUP never is: for one lost terminal the shell and the kernel send several.
+        """
+        now = time.monotonic()
+        if not self.received:
+            self.received, self._received_at = number, now
+            return False
+        return number != signal.SIGHUP and now - self._received_at > self.SAME
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(exit_status(number))

@@ -1,0 +1,243 @@
+"""The job that this process belongs to, as torchrun or srun describe it in the environment."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megakit.errors import UserError
+
+#: torchrun gives each process all of these; our own launcher does the same.
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT")
+#: A process that runs alone may have these; every other value means a job.
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+#: Further variables of a job, which Lightning and torch read in a process alone too.
+LEFT_OVER = (
+    *("GROUP_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
+    *("SLURM_PROCID", "SLURM_LOCALID"),
+)
+#: Names that Slurm gives a shell to type in.
+SHELLS = ("bash", "interactive")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What torchrun or srun says of the job that this process belongs to.
+
+    Attributes:
+        starter: Who started it, or None if it was started alone.
+        rank: This process's number in the job.
+        devices: Processes per machine.
+        num_nodes: Machines.
+        left_over: Processes beyond equally many on each machine; has to be 0.
+        local_rank: This process's number on its machine.
+        node: The machine's number in the job.
+        address: Where rank 0 runs.
+        ports: Ports at which rank 0 can be met, in the order in which the ranks try them.
+        name: Distinguishes this job from another one on the same machines.
+    """
+
+    starter: str | None = None
+    rank: int = 0
+    devices: int = 1
+    num_nodes: int = 1
+    left_over: int = 0
+    local_rank: int = 0
+    node: int = 0
+    address: str = ""
+    ports: tuple[int, ...] = ()
+    name: str = "-"
+
+    @classmethod
+    def from_environment(cls) -> "Cluster":
+        """Reads what torchrun (or our own launcher, which sets the same variables) or srun set.
+
+        Raises:
+            UserError: With every variable that is missing or makes no sense.
+        """
+        variables = _Variables(os.environ)
+        given = [name for name in PLACE if name in os.environ]
+        # An interactive Slurm shell is a step of one task. Steps started in it have its name too.
+        is_shell = (
+            os.environ.get("SLURM_JOB_NAME") in SHELLS
+            and os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
+        )
+        is_alone = all(os.environ[name] == ALONE[name] for name in given)
+        has_meeting_point = any(name in os.environ for name in MEETING_POINT)
+        if {"RANK", "LOCAL_WORLD_SIZE"} <= {*given} and (has_meeting_point or not is_alone):
+            cluster = _from_torchrun(variables)
+        elif "SLURM_PROCID" in os.environ and not is_shell:
+            cluster = _from_srun(variables)
+        elif is_alone:
+            return cls()
+        else:
+            variables.refuse_missing(given)
+            cluster = cls()
+        if variables.problems:
+            raise UserError(variables.problems)
+        return cluster
+
+    @property
+    def num_processes(self) -> int:
+        """How many of them the job has."""
+        return self.devices * self.num_nodes + self.left_over
+
+    @property
+    def of_rank(self) -> str:
+        """For messages of a job that has several ranks: which of them this is; else nothing."""
+        return f" (rank {self.rank})" if self.num_processes > 1 else ""
+
+    def correct_environment(self) -> None:
+        """Removes variables that would mislead the frameworks."""
+        # Lightning knows Slurm, too, but refuses `srun --ntasks`, and requeues jobs by itself on
+        # signals that are ours; a job of this name it leaves alone.
+        if "SLURM_NTASKS" in os.environ:
+            os.environ["SLURM_JOB_NAME"] = "interactive"
+        if self.starter != "torchrun":
+            # Lightning takes this one for the machine's number.
+            os.environ.pop("NODE_RANK", None)
+        if self.num_processes == 1 and self.starter != "torchrun":
+            # Left over from another job: a single process would look for its rank 0 there.
+            for name in (*PLACE, *MEETING_POINT, *LEFT_OVER):
+                os.environ.pop(name, None)
+
+
+def _from_torchrun(variables: "_Variables") -> Cluster:
+    variables.refuse_missing([name for name in PLACE if name in variables.values])
+    world_size = variables.number("WORLD_SIZE", 1)
+    devices = variables.number("LOCAL_WORLD_SIZE", 1, world_size, "WORLD_SIZE")
+    for name in ("GROUP_RANK", "NODE_RANK"):
+        variables.number(name, 0)
+    num_nodes, left_over = divmod(world_size or 1, devices or 1)
+    return Cluster(
+        starter="torchrun",
+        rank=variables.number("RANK", 0, world_size and world_size - 1, "WORLD_SIZE") or 0,
+        devices=devices or 1,
+        num_nodes=num_nodes,
+        left_over=left_over,
+        local_rank=variables.number("LOCAL_RANK", 0, devices and devices - 1, "LOCAL_WORLD_SIZE")
+        or 0,
+        address=variables.address(),
+        ports=(variables.number("MASTER_PORT", 1, 65_535) or 1,),
+        name=variables.values.get("TORCHELASTIC_RUN_ID", "-"),
+    )
+
+
+def _from_srun(variables: "_Variables") -> Cluster:
+    # The step's own sizes, where it uses but a part of the allocation. A batch script has a
+    # SLURM_PROCID, too, and maybe no number of tasks.
+    tasks_name = variables.first("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    nodes_name = variables.first("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+    tasks = variables.number(tasks_name, 1, default=1)
+    nodes = variables.number(nodes_name, 1, tasks, tasks_name, default=1)
+    job = variables.number("SLURM_JOB_ID", 0, default=0) or 0
+    step = variables.number("SLURM_STEP_ID", 0, default=0) or 0
+    devices, left_over = divmod(tasks or 1, nodes or 1)
+    rank = variables.number("SLURM_PROCID", 0, tasks and tasks - 1, tasks_name) or 0
+    port = variables.number("MASTER_PORT", 1, 65_535)
+    return Cluster(
+        starter="srun",
+        rank=rank,
+        devices=devices,
+        num_nodes=nodes or 1,
+        left_over=left_over,
+        local_rank=variables.number("SLURM_LOCALID", 0, default=rank % max(1, devices)) or 0,
+        node=variables.number("SLURM_NODEID", 0, default=rank // max(1, devices)) or 0,
+        address=variables.address(
+            "SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST", default="127.0.0.1"
+        ),
+        ports=(port,) if port else _ports(job + 1000 * step),
+        name=f"{job}.{step}",
+    )
+
+
+def _ports(number: int) -> tuple[int, ...]:
+    """Some ports that depend on a job's number; another program may already use the first."""
+    return tuple(15_000 + (number + 1009 * turn) % 10_000 for turn in range(8))
+
+
+class _Variables:
+    """Reads environment variables, and collects what is wrong with them.
+
+    Args:
+        values: The environment.
+
+    Attributes:
+        problems: One message each.
+    """
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.values = values
+        self.problems: list[str] = []
+
+    def first(self, *names: str) -> str:
+        """Returns the first of some variables that has a value; the last if none has one."""
+        return next((name for name in names if self.values.get(name)), names[-1])
+
+    def number(
+        self,
+        name: str,
+        least: int,
+        most: int | None = None,
+        most_follows: str = "",
+        default: int | None = None,
+    ) -> int | None:
+        """Returns a whole number, the default if it is not set, or None if it makes no sense.
+
+        Args:
+            name: The variable.
+            least: Its smallest value.
+            most: Its largest value, if there is one.
+            most_follows: The variable that the largest value comes from.
+            default: Its value if it is not set.
+        """
+        text = self.values.get(name)
+        if text is None:
+            return default
+        is_number = text.isascii() and text.isdigit() and len(text) < 19
+        if is_number and least <= int(text) and (most is None or int(text) <= most):
+            return int(text)
+        rule = f"from {least:,} to {most:,}" if most is not None else f"of at least {least:,}"
+        reason = f", as {most_follows} is {self.values.get(most_follows)}" if most_follows else ""
+        self.problems.append(
+            f"{name}={_shown(text)}: has to be a whole number {rule}{reason}. torchrun and srun "
+            f"set it; outside of a job, unset {name}."
+        )
+        return None
+
+    def address(self, *node_lists: str, default: str = "") -> str:
+        """Returns MASTER_ADDR, or the first machine in the first of some lists that has a value."""
+        name = "MASTER_ADDR"
+        if name not in self.values and node_lists:
+            name = self.first(*node_lists)
+        text = self.values.get(name, default)
+        # node[03-05,09],other: the first of every range, and of those the first
+        host = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", text).split(",")[0]
+        try:
+            host.encode("idna")
+            is_host = bool(re.fullmatch(r"[\w.:%-]+", host))
+        except UnicodeError:
+            is_host = False
+        if not is_host and name in self.values:
+            self.problems.append(
+                f"{name}={_shown(text)}: has to name the machine of rank 0, or its address. "
+                f"torchrun and srun set it; outside of a job, unset {name}."
+            )
+        return host
+
+    def refuse_missing(self, given: list[str]) -> None:
+        """Collects one problem if torchrun's variables are there in part only."""
+        missing = [name for name in (*PLACE, *MEETING_POINT) if name not in self.values]
+        if missing:
+            there = " ".join(f"{name}={_shown(self.values[name])}" for name in given)
+            self.problems.append(
+                f"{there}: torchrun also sets {', '.join(missing)}, which a job needs. Start the "
+                f"script by torchrun or srun; for a process alone, unset {' '.join(given)}."
+            )
+
+
+def _shown(text: str) -> str:
+    """Returns a value in quotes, on one line and of bounded length, if it is not a plain word."""
+    short = text if len(text) <= 60 else text[:60] + "..."
+    return short if re.fullmatch(r"[\w.:-]+", short, re.ASCII) else ascii(short)

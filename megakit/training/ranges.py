@@ -1,0 +1,112 @@
+"""Which values an option may have, by its type: numbers have bounds, names have to be usable."""
+
+import math
+import os
+import unicodedata
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from megakit.runtime.foreign_files import brief
+
+#: The largest number of steps, samples or seeds: frameworks keep such numbers in 32 bits.
+MOST = 2**31 - 1
+#: Linux's limits on one part of a path and on all of it, less what is created below a folder.
+_PART_BYTES, _PATH_BYTES = 255, 4096 - 400
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that a numeric option may have: `lr: Annotated[float, Range(above=0)]`.
+
+    Attributes:
+        least: Smallest value, or None.
+        most: Largest value, or None.
+        above: All values are larger than this one, or None.
+        below: All values are smaller than this one, or None.
+    """
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def rule(self, value: float) -> str | None:
+        """Returns the rule that a value breaks, as in "has to be RULE"; None for a good value."""
+        if not math.isfinite(value):
+            return "a finite number"
+        if self.above is not None and not value > self.above:
+            return "a positive number" if self.above == 0 else f"above {self.above:,}"
+        if self.least is not None and not value >= self.least:
+            return f"at least {self.least:,}"
+        if self.most is not None and not value <= self.most:
+            return f"at most {self.most:,}"
+        if self.below is not None and not value < self.below:
+            return f"below {self.below:,}"
+        return None
+
+
+#: For numbers without a range of their own.
+_DEFAULT = {int: Range(-MOST, MOST), float: Range()}
+
+
+def flag(name: str) -> str:
+    """The option as users type it."""
+    return "--" + name.replace("_", "-")
+
+
+def find_problems(options: Any) -> list[str]:
+    """Checks every field of a dataclass of options by its type.
+
+    Args:
+        options: An instance. A field's bounds are a `Range` in its `Annotated` type.
+
+    Returns:
+        One message for each value that no run can use.
+    """
+    problems = []
+    for field in fields(options):
+        value = getattr(options, field.name)
+        name = flag(field.name)
+        rule = None
+        if isinstance(value, str | Path):
+            rule = why_unusable(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            broken = _range(type(options), field.name, type(value)).rule(value)
+            rule = broken and f"has to be {broken}"
+        if rule:
+            problems.append(f"{name} {brief(str(value))}: {rule}.")
+    return problems
+
+
+def _range(options: type, name: str, kind: type) -> Range:
+    """Returns a field's range, also where a subclass only gave the field another default."""
+    for owner in options.__mro__:
+        if name in vars(owner).get("__annotations__", {}):
+            hint = get_type_hints(owner, include_extras=True)[name]
+            for part in get_args(hint):
+                if isinstance(part, Range):
+                    return part
+    return _DEFAULT[kind]
+
+
+def names_are_usable(options: Any) -> bool:
+    """Tells whether the file system can be asked about every path and name among the options."""
+    values = [getattr(options, field.name) for field in fields(options)]
+    return not any(why_unusable(value) for value in values if isinstance(value, str | Path))
+
+
+def why_unusable(name: str | Path) -> str | None:
+    """Returns why no file can have a name that a user gave; None for a good name."""
+    text = str(name)
+    if not text:
+        return "is empty. Leave the option out for its default"
+    if any(unicodedata.category(character) == "Cs" for character in text):
+        return "is not valid UTF-8. Use another name"
+    if any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in text):
+        return "contains a control character. Use another name"
+    if any(len(os.fsencode(part)) > _PART_BYTES for part in text.split("/")):
+        return f"one part of it is longer than {_PART_BYTES} bytes. Use a shorter name"
+    if isinstance(name, Path) and len(os.fsencode(name.absolute())) > _PATH_BYTES:
+        return f"with its folders it is longer than {_PATH_BYTES} bytes. Use a shorter path"
+    return None

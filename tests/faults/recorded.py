@@ -1,0 +1,197 @@
+"""A training of six steps without a model, in a process of its own that can be killed anywhere.
+
+Everything that touches the disk is the project's own: plan, lock, checkpoint writer, metrics.csv.
+Only the model is replaced: its weights are a hash over all steps, so a run that goes on from the
+wrong place cannot come out right by chance.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from megakit.checkpoints import writer as writer_module
+from megakit.checkpoints.layout import METRICS
+from megakit.checkpoints.manifest import Manifest
+from megakit.checkpoints.writer import CheckpointWriter
+from megakit.errors import UserError
+from megakit.reporting.console import Console
+from megakit.reporting.files import write_json
+from megakit.reporting.metrics import Metrics, MetricsFile
+from megakit.training.cluster import Cluster
+from megakit.training.options import TrainingOptions
+from megakit.training.plan import Plan, prepare
+from megakit.training.run_lock import check_still_ours
+from megakit.training.runs import RunDirectory, Stage
+from tests.fabricate import CONTEXT
+
+STAGE = Stage(name="train", script="train.py", model="Hash")
+KILLED, STOPPED, REFUSED = 137, 143, 2
+#: What the interpreter reports before something changes on the disk.
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "fcntl.flock"}
+WEIGHTS = Path("weights", "weights.txt")
+
+
+@dataclass(kw_only=True)
+class Options(TrainingOptions):
+    max_steps: int = 6
+    val_interval: int = 3
+    save_interval: int = 2
+    accelerator: Any = "cpu"
+
+    def resolve_dataset(self, *_: Any) -> str:
+        return "plums"
+
+
+@dataclass(frozen=True)
+class Start:
+    """How one start ended, and what it said if it was refused or failed."""
+
+    status: int
+    message: str
+
+
+def start(options: Options, *, kill_at: int | None = None, stop_after: int | None = None) -> Start:
+    """Trains in a fork of this process, to the end or to the given fault.
+
+    Args:
+        options: The command line's.
+        kill_at: Ends the process before its n-th change on the disk.
+        stop_after: Stops as after a signal, with a checkpoint of this step.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _run_child(writing, options, kill_at, stop_after)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        message = file.read()
+    return Start(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), message)
+
+
+def _run_child(
+    writing: int, options: Options, kill_at: int | None, stop_after: int | None
+) -> NoReturn:
+    status, message = 1, ""
+    try:
+        if kill_at is not None:
+            _kill_at_change(kill_at)
+        status = _train(options, stop_after)
+    except UserError as error:
+        status, message = REFUSED, str(error)
+    except BaseException:
+        message = traceback.format_exc()
+    os.write(writing, message.encode())
+    os._exit(status)
+
+
+def _kill_at_change(count: int) -> None:
+    left = count
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        is_write = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if is_write or event in CHANGES:
+            left -= 1
+            if left == 0:
+                os._exit(KILLED)
+
+    sys.addaudithook(watch)
+
+
+def _train(options: Options, stop_after: int | None) -> int:
+    plan, guard = prepare(STAGE, options, Cluster(), Console(silent=True))
+    with guard:
+        if plan.is_done:
+            return 0
+        return _Training(options, plan).run(stop_after)
+
+
+class _Training:
+    def __init__(self, options: Options, plan: Plan) -> None:
+        self.options, self.plan = options, plan
+        self.directory = RunDirectory(options.output_dir / STAGE.name)
+        resume = Path(plan.resume) if plan.resume else None
+        self.state = json.dumps(plan.identity)
+        self.step = 0
+        if resume:
+            self.state = (resume / WEIGHTS).read_text()
+            self.step = int(self.state.split()[0])
+        path = self.directory.path / METRICS
+        saved = resume / METRICS if resume else None
+        self.metrics = MetricsFile(path, self.step, saved, self._check)
+        manifest = Manifest(STAGE.name, STAGE.model, "plums", 0, run=plan.identity)
+        self.writer = CheckpointWriter(
+            self.directory.checkpoints,
+            manifest,
+            options.save_interval,
+            copied=[path],
+            check_place=self._check,
+        )
+        self.trainer: Any = SimpleNamespace(
+            global_step=self.step,
+            max_steps=options.max_steps,
+            val_check_batch=options.val_interval,
+            enable_validation=True,
+            sanity_checking=False,
+            is_global_zero=True,
+            lightning_module=None,
+            callback_metrics={},
+            state=SimpleNamespace(fn="fit"),
+            strategy=SimpleNamespace(barrier=lambda name: None),
+            save_checkpoint=self._save,
+        )
+
+    def _check(self) -> None:
+        assert self.plan.lock is not None
+        check_still_ours(self.directory.path, self.plan.lock)
+
+    def _save(self, folder: Path) -> None:
+        (folder / WEIGHTS).parent.mkdir()
+        (folder / WEIGHTS).write_text(self.state)
+
+    def run(self, stop_after: int | None) -> int:
+        setattr(writer_module, "write_context", _write_context)  # noqa: B010
+        self.writer.setup(self.trainer, None, "fit")
+        while self.step < self.options.max_steps:
+            self._make_step()
+            if self.step == stop_after:
+                self.writer.save(self.trainer, regular=False)
+                return STOPPED
+        write_json(self.directory.summary, {"steps": self.step})
+        return 0
+
+    def _make_step(self) -> None:
+        self.step += 1
+        self.trainer.global_step = self.step
+        digest = hashlib.sha256(self.state.encode()).hexdigest()
+        self.state = f"{self.step} {digest}"
+        loss = int(digest[:6], 16) / 2**24
+        validates = self.step % self.options.val_interval == 0
+        row = Metrics(self.step, self.step, train_loss=loss, val_loss=loss if validates else None)
+        self.metrics.append(row)
+        self.writer.on_train_batch_end(self.trainer, None)
+        if validates:
+            self.trainer.callback_metrics["val_loss"] = loss
+            self.writer.on_validation_end(self.trainer, None)
+
+
+def _write_context(folder: Path, module: Any) -> None:
+    folder.mkdir()
+    (folder / "io.json").write_text(json.dumps(CONTEXT))
+
+
+def find_whole(folder: Path) -> dict[str, Path]:
+    """Every complete checkpoint below a folder, whatever its name, by weights and manifest."""
+    found = {}
+    for path in folder.rglob("manifest.json"):
+        with contextlib.suppress(OSError):
+            content = path.read_bytes() + (path.parent / WEIGHTS).read_bytes()
+            found[hashlib.sha256(content).hexdigest()] = path.parent
+    return found

@@ -1,0 +1,219 @@
+"""Whatever is done to a run between its starts: done is done, and nothing else comes out."""
+
+import json
+import shutil
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from megakit.checkpoints.layout import METRICS, checkpoint_name, list_checkpoints
+from megakit.checkpoints.manifest import read_manifest, verify
+from megakit.checkpoints.select import best_of, own_checkpoints
+from megakit.errors import UserError
+from megakit.training.runs import RUN_FILE, SUMMARY, RunDirectory
+from tests.faults.recorded import (
+    KILLED,
+    REFUSED,
+    STAGE,
+    STOPPED,
+    WEIGHTS,
+    Options,
+    find_whole,
+    start,
+)
+
+SEEDS = (1, 2)
+LAST = checkpoint_name(Options.max_steps)
+
+
+@cache
+def never_disturbed(seed: int) -> Path:
+    """The directory of a run that nothing happened to, with a checkpoint of every second step."""
+    folder = Path(tempfile.mkdtemp())
+    options = Options(output_dir=folder, seed=seed)
+    kept = folder / "kept"
+    for step in (2, 4):
+        assert start(options, stop_after=step).status == STOPPED
+        name = checkpoint_name(step)
+        shutil.copytree(folder / "train" / "checkpoints" / name, kept / name)
+    shutil.rmtree(folder / "train")
+    assert start(options).status == 0
+    shutil.copytree(folder / "train" / "checkpoints" / LAST, kept / LAST)
+    return folder
+
+
+def identity_of(seed: int) -> Any:
+    return json.loads((never_disturbed(seed) / STAGE.name / RUN_FILE).read_text())
+
+
+class Runs(RuleBasedStateMachine):
+    """Starts of one command, and what users, disks and attackers do in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.options = Options(output_dir=self.folder, seed=1)
+        self.directory = RunDirectory(self.folder / STAGE.name)
+        self.checkpoints = self.directory.checkpoints
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+    # --- Starts -----------------------------------------------------------------------------------
+
+    @rule(fresh=st.booleans())
+    def start(self, fresh: bool) -> None:
+        status = self._start(replace(self.options, fresh=fresh))
+        assert status in ((0,) if fresh else (0, REFUSED))
+        if status == 0:
+            self._check_done()
+
+    @rule(step=st.integers(1, 6))
+    def start_and_stop(self, step: int) -> None:
+        assert self._start(self.options, stop_after=step) in (0, STOPPED, REFUSED)
+
+    @rule(change=st.integers(1, 80), fresh=st.booleans())
+    def start_and_kill(self, change: int, fresh: bool) -> None:
+        status = self._start(replace(self.options, fresh=fresh), kill_at=change)
+        assert status in (0, KILLED, REFUSED)
+
+    @rule(seed=st.sampled_from(SEEDS))
+    def change_option(self, seed: int) -> None:
+        self.options = replace(self.options, seed=seed)
+
+    def _start(self, options: Options, **fault: Any) -> int:
+        before = self._snapshot()
+        has_to_go_on = options.fresh or self._lives_here() in (None, options.seed)
+        good = find_whole(self.folder)
+        ended = start(options, **fault)
+        assert ended.status in (0, KILLED, STOPPED, REFUSED), ended.message
+        if ended.status == REFUSED:
+            assert not has_to_go_on, ended.message
+            assert self._snapshot() == before
+        self._check_nothing_good_is_lost(good, find_whole(self.folder))
+        return ended.status
+
+    def _lives_here(self) -> int | str | None:
+        """The seed of the run that lives in the directory; None if none does."""
+        try:
+            identity = self.directory.identity()
+        except UserError:
+            return "nobody knows"
+        if identity is None:
+            return None
+        return next((seed for seed in SEEDS if identity == identity_of(seed)), "another run")
+
+    def _snapshot(self) -> dict[str, Any]:
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes() if path.is_file() else None
+            for path in self.folder.rglob("*")
+            if path.name != ".lock"
+        }
+
+    # --- What holds -------------------------------------------------------------------------------
+
+    def _check_done(self) -> None:
+        """The last step's checkpoint is there, whole, of this run, and as if nothing had been."""
+        seed, last = self.options.seed, self.checkpoints / LAST
+        undisturbed = never_disturbed(seed) / STAGE.name
+        assert verify(last).run["seed"] == seed
+        expected = (undisturbed / "checkpoints" / LAST / WEIGHTS).read_text()
+        assert (last / WEIGHTS).read_text() == expected
+        assert (last / METRICS).read_text() == (undisturbed / METRICS).read_text()
+        assert (self.directory.path / RUN_FILE).is_file()
+
+    def _check_nothing_good_is_lost(self, before: dict[str, Path], after: dict[str, Path]) -> None:
+        """A start removes only its own run's checkpoints that are neither the best nor the last."""
+        for digest in before.keys() - after.keys():
+            step = int((before[digest].name.rpartition("=")[2]).partition(".")[0])
+            own = own_checkpoints(self.checkpoints, STAGE.name, self.directory.identity() or {})
+            assert before[digest].parent == self.checkpoints or ".removing" in str(before[digest])
+            assert max(read_manifest(path).step for path in own) >= step, "the last was lost"
+            assert best_of(own, "val_loss") is not None
+
+    # --- What others do ---------------------------------------------------------------------------
+
+    def _choose(self, number: int) -> Path | None:
+        found = list_checkpoints(self.checkpoints)
+        return found[number % len(found)] if found else None
+
+    @rule(number=st.integers(0, 5))
+    def remove_checkpoint(self, number: int) -> None:
+        if (checkpoint := self._choose(number)) is not None:
+            shutil.rmtree(checkpoint)
+
+    @rule()
+    def remove_checkpoints(self) -> None:
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    @rule(number=st.integers(0, 5), step=st.integers(1, 8))
+    def rename_checkpoint(self, number: int, step: int) -> None:
+        checkpoint = self._choose(number)
+        to = self.checkpoints / checkpoint_name(step)
+        if checkpoint is not None and not to.exists():
+            checkpoint.rename(to)
+
+    @rule()
+    def swap_checkpoints(self) -> None:
+        found = list_checkpoints(self.checkpoints)
+        if len(found) > 1:
+            first, last = found[0], found[-1]
+            first.rename(self.checkpoints / "aside")
+            last.rename(first)
+            (self.checkpoints / "aside").rename(last)
+
+    @rule(seed=st.sampled_from(SEEDS), step=st.sampled_from((2, 4, 6)), name=st.integers(1, 8))
+    def copy_in(self, seed: int, step: int, name: int) -> None:
+        to = self.checkpoints / checkpoint_name(name)
+        if not to.exists():
+            shutil.copytree(never_disturbed(seed) / "kept" / checkpoint_name(step), to)
+
+    @rule(number=st.integers(0, 5), name=st.sampled_from(("manifest.json", str(WEIGHTS), METRICS)))
+    def damage(self, number: int, name: str) -> None:
+        checkpoint = self._choose(number)
+        if checkpoint is not None and (path := checkpoint / name).is_file():
+            content = path.read_bytes()
+            path.write_bytes(content[: len(content) // 2])
+
+    @rule(name=st.sampled_from((RUN_FILE, SUMMARY, METRICS)))
+    def remove_file(self, name: str) -> None:
+        (self.directory.path / name).unlink(missing_ok=True)
+
+    @rule(
+        name=st.sampled_from((RUN_FILE, SUMMARY, METRICS)),
+        content=st.sampled_from(("", "{", "{}", json.dumps({"steps": 6, "seed": 2}), "step\nx\n")),
+    )
+    def edit_file(self, name: str, content: str) -> None:
+        if self.directory.path.is_dir():
+            (self.directory.path / name).write_text(content)
+
+    @rule(seed=st.sampled_from(SEEDS), name=st.sampled_from((RUN_FILE, SUMMARY, METRICS)))
+    def copy_file_in(self, seed: int, name: str) -> None:
+        if self.directory.path.is_dir():
+            shutil.copy(never_disturbed(seed) / STAGE.name / name, self.directory.path / name)
+
+    @rule()
+    def remove_folder(self) -> None:
+        shutil.rmtree(self.directory.path, ignore_errors=True)
+
+
+@pytest.mark.parametrize("examples", [40, pytest.param(500, marks=pytest.mark.long)])
+def test_every_history(examples: int) -> None:
+    run_state_machine_as_test(
+        Runs,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=15,
+            deadline=None,
+            database=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

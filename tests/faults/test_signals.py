@@ -1,0 +1,181 @@
+"""Signals and lost consoles while the real scripts train: no finished step is lost."""
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from megakit.checkpoints.layout import list_checkpoints
+from megakit.checkpoints.manifest import verify
+from megakit.runtime.signals import exit_status
+from tests.faults.harness import Training
+from tests.scripts import REPOSITORY, environment
+
+ENDLESS = ("--max-steps", 1_000_000, "--save-interval", 1_000_000)
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def wait_for_steps(training: Training, process: Any) -> None:
+    """Returns once a training has written its first row of metrics."""
+    deadline = time.monotonic() + 120
+    metrics = training.path / "metrics.csv"
+    while not metrics.exists() or metrics.read_text().count("\n") < 2:
+        assert process.poll() is None, process.communicate(timeout=10)
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def saved_step(training: Training) -> int:
+    """The step of the only checkpoint; it is complete."""
+    assert training.left_behind() == []
+    (checkpoint,) = list_checkpoints(training.checkpoints)
+    return verify(checkpoint).step
+
+
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [
+        (signal.SIGTERM, ("--devices", 2, "--num-workers", 1)),
+        pytest.param(signal.SIGINT, ("--devices", 2, "--num-workers", 2), marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, ("--devices", 2, "--num-workers", 2), marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, ("--devices", 2), marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, ("--num-workers", 2), marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, ("--num-workers", 2), marks=pytest.mark.long),
+    ],
+)
+def test_a_signal_to_every_process(tmp_path: Any, number: int, options: tuple[object, ...]) -> None:
+    """Ranks and loader workers receive it as well as the launcher, as Ctrl-C does it."""
+    training = Training(tmp_path, options=options)
+    process = training.process(None, *ENDLESS)
+    wait_for_steps(training, process)
+    os.killpg(process.pid, number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == exit_status(number), err
+    assert f"Stopped after step {saved_step(training)};" in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+@pytest.mark.long
+def test_sighup_to_torchrun(tmp_path: Any) -> None:
+    """torchrun forwards it to its ranks, which save; torchrun itself then ends with 1."""
+    training = Training(tmp_path, options=())
+    process = training.process(None, *ENDLESS, starter=TORCHRUN)
+    wait_for_steps(training, process)
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=120)
+    assert f"Stopped after step {saved_step(training)};" in err
+
+
+@contextmanager
+def on_a_terminal(script: str, *arguments: object, mark: str) -> Any:
+    """A script as the first process on a terminal; yields the process and how to hang up."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, REPOSITORY / script, *map(str, arguments)],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env=environment(MEGAKIT_TEST_RUN=mark, TERM="xterm"),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(follower)
+    try:
+        yield process, lambda: os.close(leader)
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("script", "devices"),
+    [
+        ("model_pretrain.py", 1),
+        pytest.param("model_pretrain.py", 2, marks=pytest.mark.long),
+        pytest.param("tutorial.py", 1, marks=pytest.mark.long),
+    ],
+)
+def test_a_terminal_that_hangs_up(tmp_path: Any, script: str, devices: int) -> None:
+    """SIGHUP comes, and every write to the terminal fails from then on."""
+    training = Training(tmp_path)
+    arguments = ["--dataset", "digits", "--output-dir", tmp_path, "--accelerator", "cpu"]
+    if script != "tutorial.py":
+        arguments += [*ENDLESS, "--devices", devices]
+    with on_a_terminal(script, *arguments, mark=training.mark) as (process, hang_up):
+        wait_for_steps(training, process)
+        hang_up()
+        assert process.wait(timeout=120) == 129
+    log = (training.path / "log.txt").read_text()
+    assert f"Stopped after step {saved_step(training)};" in log
+
+
+@pytest.mark.parametrize(
+    "script", ["model_pretrain.py", pytest.param("tutorial.py", marks=pytest.mark.long)]
+)
+def test_a_reader_that_ends_early(tmp_path: Any, script: str) -> None:
+    """`./run pretrain 2>&1 | head -2`: the run goes on to its end, and says so in its log."""
+    steps = ("--max-steps", "40") if script != "tutorial.py" else ()
+    options = ("--dataset", "digits", "--accelerator", "cpu", "--output-dir", tmp_path, *steps)
+    process = subprocess.Popen(
+        [sys.executable, REPOSITORY / script, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(),
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=300) == 0
+    log = (tmp_path / "pretrain" / "log.txt").read_text()
+    assert "pretrain is done." in log
+    if script != "tutorial.py":
+        assert re.search(r"pretrain .* 40/40 .* left", log)
+        assert f"\n{tmp_path}/pretrain/checkpoints/step=000040\n" in log
+    assert "Exception ignored" not in log
+
+
+@pytest.mark.parametrize("closed", [(0, 1, 2), pytest.param((1,), marks=pytest.mark.long)])
+def test_streams_that_are_closed_at_the_start(tmp_path: Any, closed: tuple[int, ...]) -> None:
+    """`<&- >&- 2>&-`: no file of the run takes their place."""
+
+    def close() -> None:
+        for descriptor in closed:
+            os.close(descriptor)
+
+    command = [sys.executable, f"{REPOSITORY}/model_pretrain.py", "--dataset", "digits"]
+    done = subprocess.run(
+        [*command, "--accelerator", "cpu", "--max-steps", "10", "--output-dir", str(tmp_path)],
+        preexec_fn=close,
+        env=environment(),
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0
+    (checkpoint,) = list_checkpoints(tmp_path / "pretrain" / "checkpoints")
+    assert verify(checkpoint).step == 10
+
+
+@pytest.mark.long
+def test_the_tutorial_where_sigchld_is_ignored(tmp_path: Any) -> None:
+    """As some service managers start a process."""
+    command = [sys.executable, f"{REPOSITORY}/tutorial.py", "--dataset", "digits"]
+    done = subprocess.run(
+        [*command, "--accelerator", "cpu", "--output-dir", str(tmp_path)],
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        env=environment(),
+        capture_output=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,28 @@
+"""A data loader worker that is killed while a training goes on."""
+
+import subprocess
+import sys
+
+from tests.faults.harness import HOOK
+from tests.scripts import REPOSITORY, environment
+
+
+def test_the_job_ends_and_names_the_worker(tmp_path):
+    fault = "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch:2 SIGKILL 0"
+    done = subprocess.run(
+        [
+            *(sys.executable, REPOSITORY / "model_pretrain.py", "--dataset", "digits"),
+            *("--accelerator", "cpu", "--max-steps", "40", "--num-workers", "2"),
+            *("--output-dir", tmp_path),
+        ],
+        env=environment(FAULT=fault, PYTHONPATH=str(HOOK)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "model_pretrain.py: data loader worker (pid " in done.stderr
+    assert "was killed by SIGKILL: the machine may be short of memory." in done.stderr
+    assert "model_pretrain.py failed; the log is " in done.stderr
+    assert "Traceback" not in done.stderr

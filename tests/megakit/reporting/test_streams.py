@@ -1,0 +1,152 @@
+"""Standard streams that are closed, broken or lost, in real processes."""
+
+import os
+import pty
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import REPOSITORY
+
+PRELUDE = """
+import os, sys
+from pathlib import Path
+from megakit.reporting.console import Console
+from megakit.reporting.streams import secure_streams
+secure_streams()
+"""
+
+
+def run(code, *arguments, **options):
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *map(str, arguments)],
+        cwd=REPOSITORY,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+def closed_pipe():
+    """The writing end of a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+def lost_terminal():
+    leader, follower = pty.openpty()
+    os.close(leader)
+    return follower
+
+
+def closing(*descriptors):
+    def close():
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    return close
+
+
+SAY = """
+log = Path(sys.argv[1])
+console = Console()
+console.say("before the log")
+progress = console.progress("pretrain", 2)
+progress.update(1, {{}})
+{lead}
+console.say("after")
+print("print, out"); print("print, err", file=sys.stderr)
+console.is_terminal = True
+progress.update(2, {{"loss": 0.5}})
+progress.close()
+console.alarm("an error")
+console.result(Path("the/result"))
+"""
+DIVERTED = "console.fall_back_to(log); console.divert(log)"
+
+
+@pytest.mark.parametrize("lead", [DIVERTED, "console.fall_back_to(log)"], ids=["quiet", "verbose"])
+@pytest.mark.parametrize("gone", [closed_pipe, lost_terminal])
+def test_a_reader_that_is_gone_ends_nothing_and_the_log_has_it_all(tmp_path, gone, lead):
+    descriptor, log = gone(), tmp_path / "log.txt"
+    done = run(SAY.format(lead=lead), log, stdout=descriptor, stderr=descriptor)
+    os.close(descriptor)
+    assert done.returncode == 0
+    lines = log.read_text()
+    assert "before" not in lines
+    for line in ("after", "print, out", "print, err", "an error", "the/result", "2/2  loss 0.5000"):
+        assert line in lines
+
+
+def test_only_what_is_gone_goes_to_the_log(tmp_path):
+    descriptor, log = closed_pipe(), tmp_path / "log.txt"
+    done = run(SAY.format(lead=DIVERTED), log, stdout=descriptor)
+    os.close(descriptor)
+    assert done.returncode == 0
+    assert "an error" in done.stderr
+    assert "the/result" in log.read_text()
+    assert "an error" not in log.read_text()
+
+
+def test_a_log_that_cannot_be_written_ends_nothing(tmp_path):
+    descriptor = closed_pipe()
+    code = SAY.format(lead="console.fall_back_to(log)")
+    done = run(code, tmp_path / "no folder" / "log", stdout=descriptor, stderr=descriptor)
+    os.close(descriptor)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (1, 2), (0, 1, 2)])
+def test_closed_streams_are_not_the_next_file_that_is_opened(tmp_path, closed):
+    code = """
+    with open(sys.argv[1], "w") as file:
+        assert file.fileno() > 2
+        print("print, out"); print("print, err", file=sys.stderr)
+        sys.stdout.flush()
+        os.system("read line; echo child, out; echo child, err >&2")
+        file.write("weights")
+    """
+    options = {} if 0 in closed else {"stdin": subprocess.DEVNULL}
+    done = run(code, tmp_path / "file", preexec_fn=closing(*closed), **options)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "file").read_text() == "weights"
+    for descriptor, name, shown in ((1, "out", done.stdout), (2, "err", done.stderr)):
+        assert shown == ("" if descriptor in closed else f"print, {name}\nchild, {name}\n")
+
+
+@pytest.mark.parametrize("code", ["print('out')", "print('err', file=sys.stderr); print('out')"])
+@pytest.mark.parametrize("gone", [closed_pipe, lost_terminal])
+def test_the_exit_adds_nothing(gone, code):
+    """Python's own flush at the exit makes status 120, and says 'Exception ignored'."""
+    descriptor = gone()
+    done = run(code, stdout=descriptor)
+    os.close(descriptor)
+    assert done.returncode == 0
+    assert "Exception" not in done.stderr
+
+
+def test_a_result_that_meets_a_full_disk_is_an_error_and_a_message_is_not():
+    with Path("/dev/full").open("w") as full:
+        assert run("Console().say('hello')", stderr=full).returncode == 0
+        done = run("Console().result(Path('path'))", stdout=full)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+
+
+def test_a_descriptor_that_does_not_block_is_waited_for():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    code = "for k in range(200): print('x' * 1000, file=sys.stderr)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + code], cwd=REPOSITORY, stderr=writing
+    )
+    os.close(writing)
+    with os.fdopen(reading) as shown:
+        assert shown.read().splitlines() == ["x" * 1000] * 200
+    assert process.wait(timeout=10) == 0

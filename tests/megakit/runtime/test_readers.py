@@ -1,0 +1,134 @@
+"""docs/readers.md lists every place in the stack that could read a checkpoint's files."""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import REPOSITORY
+
+#: What a load passes through.
+SEARCHED = (
+    "megatron/core/dist_checkpointing",
+    "megatron/core/extensions",
+    "megatron/core/msc_utils.py",
+    "megatron/core/optimizer",
+    "megatron/core/transformer",
+    "nemo/lightning",
+    "nemo/collections/llm/modelopt",
+    "torch/distributed/checkpoint",
+    "lightning/fabric/plugins/io",
+    "lightning/fabric/utilities/cloud_io.py",
+    "lightning/pytorch/trainer/connectors/checkpoint_connector.py",
+    "lightning/pytorch/utilities/migration",
+)
+#: Last names of functions that open a file, read a serialized value, or import by a name.
+READS = {
+    *("open", "open_file", "fdopen", "create_stream", "safe_open", "mmap", "memmap", "fromfile"),
+    *("load", "loads", "load_file", "load_json", "load_yaml", "safe_load", "unsafe_load"),
+    *("full_load", "loadtxt", "read_csv", "read_text", "read_bytes", "from_file", "genfromtxt"),
+    *("Unpickler", "_Unpickler", "unpickle", "from_pretrained"),
+    *("import_module", "__import__", "locate", "get_class", "find_spec", "exec_module"),
+}
+#: Of these, a method of the same name is something else: `module.eval()`.
+READS_BY_PLAIN_NAME = {"eval", "exec", "compile"}
+
+SCOPES = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
+
+Place = tuple[str, str, str]
+
+
+def called(function: ast.expr) -> str:
+    """The dotted name of what is called, as far as it is written there."""
+    if isinstance(function, ast.Name):
+        return function.id
+    if isinstance(function, ast.Attribute):
+        return f"{called(function.value)}.{function.attr}"
+    return "..."
+
+
+def places_in(source: str, file: str) -> Iterator[Place]:
+    """File, function and call of each place in a source."""
+
+    def visit(node: ast.AST, inside: tuple[str, ...]) -> Iterator[Place]:
+        for child in ast.iter_child_nodes(node):
+            scope = (child.name,) if isinstance(child, SCOPES) else ()
+            if isinstance(child, ast.Call):
+                name = called(child.func)
+                if name.rpartition(".")[2] in READS or name in READS_BY_PLAIN_NAME:
+                    yield file, ".".join(inside) or "(module)", name
+            yield from visit(child, (*inside, *scope))
+
+    yield from visit(ast.parse(source), ())
+
+
+def installed_places() -> set[Place]:
+    """Every place in what is installed."""
+    found: set[Place] = set()
+    for searched in SEARCHED:
+        package = searched.partition("/")[0]
+        spec = importlib.util.find_spec(package)  # of a package at the top, imports nothing
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        root = Path(next(iter(spec.submodule_search_locations))).parent
+        path = root / searched
+        files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+        assert files, searched
+        for file in files:
+            found |= set(places_in(file.read_text(), str(file.relative_to(root))))
+    return found
+
+
+def listed_places() -> dict[Place, str]:
+    """The rows of the document's tables: place and guard."""
+    listed: dict[Place, str] = {}
+    for line in (REPOSITORY / "docs" / "readers.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("| `") or len(cells) != 3:
+            continue
+        file = cells[0].strip("`")
+        for entry in cells[1].split("<br>"):
+            function, calls = entry.split(":", 1)
+            for call in re.findall(r"`([^`]+)`", calls):
+                listed[file, function.strip().strip("`"), call] = cells[2]
+    return listed
+
+
+def test_every_place_is_listed_and_every_row_is_a_place() -> None:
+    installed, listed = installed_places(), listed_places()
+    assert sorted(installed - listed.keys()) == [], "places that docs/readers.md does not list"
+    assert sorted(listed.keys() - installed) == [], "rows of docs/readers.md without a place"
+    assert all(listed.values())
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        ("def f(p):\n    return torch.load(p)", ("f", "torch.load")),
+        ("class C:\n    def m(self):\n        open(self.p)", ("C.m", "open")),
+        ("import_module(name)", ("(module)", "import_module")),
+        ("def f():\n    def g():\n        get().loads(b)", ("f.g", "....loads")),
+        ("async def f():\n    [pickle.Unpickler(x) for x in y]", ("f", "pickle.Unpickler")),
+        ("class A(make(np.load(p))):\n    pass", ("A", "np.load")),
+        ("eval(text)", ("(module)", "eval")),
+    ],
+)
+def test_the_search_finds(source: str, place: tuple[str, str]) -> None:
+    assert list(places_in(source, "x.py")) == [("x.py", *place)]
+
+
+def test_the_search_passes_over_what_reads_nothing() -> None:
+    assert list(places_in("module.eval(); path.exists(); json.dumps(1)", "x.py")) == []
+
+
+def test_the_places_that_ran_code_are_found() -> None:
+    """Else the search could find nothing at all and the test above still pass."""
+    found = {(function, call) for _, function, call in installed_places()}
+    assert {
+        ("FileSystemReader.read_metadata", "pickle.load"),
+        ("DefaultLoadPlanner.load_bytes", "torch.load"),
+        ("TorchCommonLoadStrategy.load_sharded_objects.load_sharded_object", "torch.load"),
+    } <= found

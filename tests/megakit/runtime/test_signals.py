@@ -1,0 +1,95 @@
+"""The signal state that a script gives itself, whatever its parent process left."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from megakit.runtime.signals import EXIT_STATUS, STOPPING, exit_status
+from tests.scripts import REPOSITORY, environment
+
+SHOW = """
+import os, signal, sys, time
+from megakit.training.script import begin_script
+begin_script()
+def pause():
+    for _ in range(600):  # one long sleep may begin just after a signal, and delays its handler
+        time.sleep(0.05)
+print("begun", flush=True)
+"""
+
+
+def begin(code, before):
+    """Starts a script in the given signal state; returns it once it has begun."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SHOW + code],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=before,
+        restore_signals=False,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n", process.communicate(timeout=10)
+    return process
+
+
+def test_statuses():
+    assert {signal.Signals(number).name: exit_status(number) for number in STOPPING} == {
+        "SIGINT": 130,
+        "SIGTERM": 143,
+        "SIGUSR1": 143,
+        "SIGHUP": 129,
+    }
+    assert {number: 128 + number for number in STOPPING if number != signal.SIGUSR1} == {
+        number: status for number, status in EXIT_STATUS.items() if number != signal.SIGUSR1
+    }
+
+
+def ignore_all():
+    for number in (*STOPPING, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def block_all():
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+
+
+@pytest.mark.parametrize("before", [block_all, None])
+@pytest.mark.parametrize("number", [n for n in STOPPING if n != signal.SIGINT])
+def test_before_training_a_signal_ends_the_process_with_its_status(number, before):
+    process = begin("pause()", before)
+    process.send_signal(number)
+    process.communicate(timeout=10)
+    assert process.returncode == EXIT_STATUS[number]
+
+
+def test_a_blocked_sigint_is_heard():
+    process = begin("pause()", block_all)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert "KeyboardInterrupt" in err
+    assert process.returncode == -signal.SIGINT
+
+
+def test_what_a_parent_process_ignores_on_purpose_stays_ignored():
+    """SIGHUP by `nohup`, SIGINT by a shell's `&`; SIGTERM and SIGUSR1 mean a scheduler's stop."""
+    process = begin("pause()", ignore_all)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        process.send_signal(number)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 143
+
+
+def test_children_are_waited_for_where_the_parent_process_ignores_sigchld():
+    code = "import subprocess; print(subprocess.run(['sh', '-c', 'exit 7']).returncode)"
+    process = begin(code, ignore_all)
+    assert process.stdout.read() == "7\n"  # not `communicate`: a part may have been read ahead
+    assert process.communicate(timeout=10)[1] == ""
