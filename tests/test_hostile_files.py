@@ -281,7 +281,7 @@ class TestMirrors:
         def go_on(handler: Any, name: str, content: bytes) -> bool:
             packed = gzip.compress(made_up(TEST_LABELS))
             handler.send(packed + bytes(1 << 18), 1 << 30)
-            done.wait(10)
+            done.wait(120)
             return True
 
         mirror.answer = go_on
@@ -290,7 +290,7 @@ class TestMirrors:
             assert find_dataset(raw.parents[1], "mnist", None, print) == "mnist"
         finally:
             done.set()
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 60
         assert (raw / TEST_LABELS).read_bytes() == made_up(TEST_LABELS)
 
     @pytest.mark.parametrize("location", ["http://[", "http://a b/", "file:///etc/passwd", "\xe9:"])

@@ -342,7 +342,7 @@ class TestDownloading:
             else:
                 handler.send(content[:1000], len(content))
                 position = 1000
-                while position < 1600 and not done.wait(0.05):  # three seconds
+                while position < 1600 and not done.wait(0.5):  # half a minute
                     handler.wfile.write(content[position : position + 10])
                     position += 10
             return True
@@ -356,14 +356,14 @@ class TestDownloading:
         finally:
             seconds = time.monotonic() - start
             done.set()
-        assert 0.2 < seconds < 2
+        assert 0.2 < seconds < 20
         assert any(word in lines[-1] for word in ("timed out", "no answer in", "not done after"))
 
     def test_looking_up_the_host_may_not_hang_either(self, tmp_path, lines, monkeypatch):
         done = threading.Event()
 
         def look_up(*args, **options):
-            done.wait(10)
+            done.wait(60)
             raise socket.gaierror(-3, "Temporary failure in name resolution")
 
         monkeypatch.setattr(socket, "getaddrinfo", look_up)
@@ -372,7 +372,7 @@ class TestDownloading:
         assert find_dataset(tmp_path, "auto", report=lines.append) == "digits"
         seconds = time.monotonic() - start
         done.set()
-        assert seconds < 2
+        assert seconds < 20
         assert lines[0].count("no answer in 0.2 s") == len(mnist_files.MIRRORS)
 
 

@@ -178,7 +178,7 @@ def test_verbs_call_what_they_stand_for_at_once(project, arguments, called):
     write_program(venv / "bin/python", "IFS='|'; echo \"$*\"")
     began = time.perf_counter()
     done = start(project, *arguments, python=None)
-    assert time.perf_counter() - began < 1
+    assert time.perf_counter() - began < 5
     assert done.stdout.replace(str(project), "<root>") == called + "\n"
     assert (done.stderr, done.returncode) == ("", 0)
 
@@ -333,7 +333,7 @@ def test_set_up_once_then_runs_at_once_from_any_folder(project, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{elsewhere}|1.0|--data-dir|my data\n"
     assert done.stderr == ""
-    assert seconds < 1
+    assert seconds < 5
 
 
 def test_a_changed_lock_is_noticed_and_what_it_dropped_goes(project):
@@ -447,9 +447,9 @@ def test_a_set_up_that_is_ended_takes_its_installer_with_it(project, tmp_path, n
     build = Path(f"/proc/{mark.read_text()}")
     installer = Path(f"/proc/{build.joinpath('stat').read_text().split()[3]}")
     assert b"pip" in (installer / "cmdline").read_bytes()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     started.send_signal(number)
-    _, told = started.communicate(timeout=20)
+    _, told = started.communicate(timeout=60)
     assert started.returncode == status
     while any(map(runs, (installer, build))):
         assert time.monotonic() < deadline

@@ -274,10 +274,10 @@ def test_a_tensor_in_thousands_of_parts_is_checked_at_once(axis: int) -> None:
 
     import torch
 
-    parts = [part(number) for number in range(5000)]
+    parts = [part(number) for number in range(20_000)]
     began = time.process_time()
     assert not _overlap(parts)
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 10
     assert _overlap([*parts, part(2500)])
 
 

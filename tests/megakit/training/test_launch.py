@@ -88,7 +88,7 @@ class Job:
 
     def end(self):
         """Waits for the launcher; returns its exit status and what it printed on stderr."""
-        out, err = self.process.communicate(timeout=10)
+        out, err = self.process.communicate(timeout=60)
         assert out == ""
         return self.process.returncode, err
 
@@ -121,7 +121,7 @@ def is_alive(pid):
     return state not in "ZX"
 
 
-def wait_until(condition, seconds=20):
+def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -154,7 +154,7 @@ def test_one_rank_fails_and_the_others_end(tmp_path):
         began = time.monotonic()
         status, err = started.end()
         assert status == 3
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
         assert alive(ranks) == []
         assert started.signals() == {"signal-0": "SIGTERM", "signal-2": "SIGTERM"}
     (line,) = err.splitlines()
@@ -243,7 +243,7 @@ subprocess.Popen = Popen
     with job(tmp_path, 3, "bare", code=code) as started:
         began = time.monotonic()
         assert started.end() == (143, "")
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 30
         assert len(list(tmp_path.glob("rank-*"))) <= rank + 1
 
 
@@ -270,7 +270,7 @@ def test_a_stopped_rank_does_not_wait_for_ever_for_another(tmp_path):
         ranks = started.ranks()
         began = time.monotonic()
         assert started.end()[0] == 143
-        assert 0.5 < time.monotonic() - began < 5
+        assert 0.5 < time.monotonic() - began < 15
         assert alive(ranks) == []
 
 
@@ -320,14 +320,14 @@ def fork(*arguments, **options):
         yield process, None if arguments else int(process.stdout.readline())
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("number", STOPPING)
 def test_a_fork_receives_signals(number):
     with fork() as (process, _):
         process.send_signal(number)
-        assert process.communicate(timeout=10)[0] == f"{number.name}\n"
+        assert process.communicate(timeout=60)[0] == f"{number.name}\n"
         assert process.returncode == 7
 
 
@@ -339,13 +339,13 @@ def test_a_fork_where_a_signal_is_ignored_at_the_start(number):
         signal.signal(number, signal.SIG_IGN)
 
     with fork("end", preexec_fn=ignore) as (process, _):
-        assert process.wait(timeout=10) == 5
+        assert process.wait(timeout=60) == 5
     with fork(preexec_fn=ignore) as (process, child):
         os.killpg(process.pid, number)
         time.sleep(0.3)
         assert is_alive(child)
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=10)[0] == "SIGTERM\n"
+        assert process.communicate(timeout=60)[0] == "SIGTERM\n"
         assert process.returncode == 7
 
 
@@ -359,5 +359,5 @@ def test_a_lost_terminal_reaches_the_fork():
     with fork(preexec_fn=control, stdin=follower, pass_fds=[follower]) as (process, _):
         os.close(follower)
         os.close(leader)
-        assert process.communicate(timeout=10)[0] == "SIGHUP\n"
+        assert process.communicate(timeout=60)[0] == "SIGHUP\n"
         assert process.returncode == 7

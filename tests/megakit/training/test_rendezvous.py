@@ -111,7 +111,7 @@ def test_no_rank_0_in_time(says):
         began = time.monotonic()
         with pytest.raises(TimeoutError, match=r"No rank 0 at 127\.0\.0\.1, port \d+, within 2 s"):
             stack.enter_context(join_store(cluster, 2))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("address", ["no-such-machine.invalid", "0.0.0.1"])

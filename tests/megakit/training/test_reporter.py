@@ -16,15 +16,15 @@ def test_the_clock_measures_data_and_nothing_else() -> None:
     for action, seconds in (
         ("[_TrainingEpochLoop].train_dataloader_next", 0.02),
         ("[_TrainingEpochLoop].train_dataloader_next", 0.02),
-        ("[_EvaluationLoop].val_next", 0.05),
+        ("[_EvaluationLoop].val_next", 1.0),
         ("[LightningDataModule]Data.setup", 0.03),
-        ("[LightningDataModule]Data.state_dict", 0.05),
-        ("run_training_batch", 0.05),
+        ("[LightningDataModule]Data.state_dict", 1.0),
+        ("run_training_batch", 1.0),
     ):
         with clock.profile(action):
             time.sleep(seconds)
-    assert 0.04 <= clock.fetch_seconds < 0.08
-    assert 0.03 <= clock.setup_seconds < 0.07
+    assert 0.04 <= clock.fetch_seconds < 1
+    assert 0.03 <= clock.setup_seconds < 1
 
 
 def test_times_of_a_resumed_start_add_up_and_leave_out_the_starts_before() -> None:

@@ -28,6 +28,6 @@ def test_a_signal_before_training_begins_ends_with_143(tmp_path: Path, number: i
             assert script.poll() is None
             time.sleep(0.01)
         script.send_signal(number)
-        assert script.wait(timeout=20) == 143
+        assert script.wait(timeout=60) == 143
     finally:
         script.kill()
