@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, random_split
 
-import mnist_files
 from megakit.data import (
     BatchedMultiEpochDatasetWrapper,
     EpochIndex,
@@ -53,6 +52,7 @@ from megakit.training import (
     megatron_adam,
 )
 from megakit.training import MetricTracker as MetricTracker  # published code takes it from here
+from mnist import files as mnist_files
 
 # ----------------------------------------------------------------------------------------------
 # Losses

@@ -11,12 +11,12 @@ if sys.flags.safe_path:  # Python then leaves out the folder that the script lie
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from megakit.errors import UserError
-from megakit.training.options import CommonOptions
-from megakit.training.runs import Stage
-from megakit.training.script import Run, run_script
-from mnist_files import DataOptions
+from megakit.job.options import CommonOptions
+from megakit.job.script import Run, run_script
+from megakit.job.stage import Stage
+from mnist.files import DataOptions
+from mnist.own_pictures import Pictures, read_pictures
 from model_finetune import FINETUNE
-from own_pictures import Pictures, read_pictures
 
 PREDICT = Stage(
     name="predict",
@@ -105,7 +105,7 @@ def predict(run: Run) -> Path:
     module = BionemoLightningModule(config=ExampleFineTuneConfig(initial_ckpt_path=checkpoint))
 
     def write_report(path: Path, predictions: Any) -> None:
-        from digit_report import write_digit_report
+        from mnist.report import write_digit_report
 
         images = data.mnist_test.images
         write_digit_report(path, predictions, images, Path(checkpoint), data.dataset)

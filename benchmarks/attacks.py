@@ -49,11 +49,11 @@ from attack_runs import End
 from attack_watch import Sandbox
 from report import machine, write_section
 
-from megakit.checkpoints.layout import list_checkpoints
+from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import verify
 from megakit.errors import UserError
-from megakit.training.launch import run_in_fork
-from tutorial import TutorialOptions, import_stack
+from megakit.job.launch import run_in_fork
+from mnist.tutorial import TutorialOptions, import_stack
 
 AT_A_TIME = 2
 
@@ -149,7 +149,7 @@ def run_all(
 def prepare_for_forks() -> None:
     """Imports what the scripts need; matplotlib makes its folders, which no run may."""
     import_stack(TutorialOptions(dataset="digits", accelerator="cpu"))
-    for module in ("matplotlib.font_manager", "megakit.reporting.figures", "digit_report"):
+    for module in ("matplotlib.font_manager", "megakit.reporting.figures", "mnist.report"):
         importlib.import_module(module)
 
 

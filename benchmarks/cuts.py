@@ -173,8 +173,8 @@ def timed_steps(cut: str, out: Path, num_steps: int) -> None:
     sys.path.insert(0, str(REPOSITORY))
     before = {"is_available": torch.cuda.is_available}
     import model_pretrain
+    from megakit.job import script
     from megakit.runtime.accelerator import use_accelerator
-    from megakit.training import script
 
     def use_and_time(name: Any) -> None:
         use_accelerator(name)

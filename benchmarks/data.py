@@ -20,7 +20,6 @@ import torch
 from report import HEADER, Row, machine, write_section
 from torch.utils.data import DataLoader, Dataset, Subset
 
-import mnist_files
 from megakit.data import (
     IdentityMultiEpochDatasetWrapper,
     MultiEpochDatasetResampler,
@@ -32,6 +31,7 @@ from megakit.data import (
 from megakit.errors import UserError
 from megakit.runtime import use_accelerator
 from megakit.runtime.memory import keep_freed_memory
+from mnist import files as mnist_files
 
 NUM_RUNS = 7
 BATCH_SIZE = 128

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from report import REPOSITORY, machine, write_section
 
+from megakit.job.layout import Layout
 from megakit.testing import Ranks
-from megakit.training.layout import Layout
 
 DOCUMENT = REPOSITORY / "docs" / "parallelism.md"
 #: Samples per step where scaling is measured.

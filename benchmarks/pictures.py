@@ -17,12 +17,12 @@ from PIL import Image
 # `report` makes the modules of the repository's root importable.
 from report import REPOSITORY
 
-import digit_report
 from megakit.checkpoints import best_checkpoint
 from megakit.reporting.figure_style import class_color, figure_style, to_png
 from megakit.reporting.metrics import read_metrics
 from megakit.runtime.accelerator import use_accelerator
-from mnist_files import read_mnist
+from mnist import report as digit_report
+from mnist.files import read_mnist
 
 FOLDER = REPOSITORY / "docs" / "images"
 

@@ -36,7 +36,7 @@ RUNS = Path(os.environ.get("NOTEBOOK_RUNS") or tempfile.mkdtemp())  # gets check
 # on a CPU and elsewhere, stands in `megakit/runtime`, each with its reason.
 
 # %%
-from megakit.training.interactive import import_stack, open_run
+from megakit.job.interactive import import_stack, open_run
 
 import_stack(width=64)
 
@@ -52,7 +52,7 @@ from megakit.training import build_trainer, cosine_annealing, megatron_adam, tra
 plt.rcParams |= {"figure.dpi": 90, "axes.spines.top": False, "axes.spines.right": False}
 
 # %%
-from mnist_files import find_dataset
+from mnist.files import find_dataset
 
 DATASET = find_dataset(DATA_DIR, "auto", report=print)
 print(f"Trained and tested with: {DATASET}")

@@ -18,18 +18,17 @@ TEMPLATE = Path(__file__).resolve().parent
 ROOT = TEMPLATE.parent
 #: The tutorial's files that a project gets as they are.
 SHARED = (
-    *("run", "requirements.lock", "LICENSE", "tutorial.py"),
+    *("run", "requirements.lock", "LICENSE", "mnist"),
     *("model_components.py", "model_pretrain.py", "model_finetune.py", "model_predict.py"),
-    *("mnist_files.py", "own_pictures.py", "digit_report.py", "digit_report.html"),
     *("tests/scripts.py", "tests/single_process.py"),
 )
+IGNORED = shutil.ignore_patterns("__pycache__")
 
 
 def build_wheel(folder: Path, scratch: Path) -> Path:
     """Builds megakit's wheel into a folder; returns its path."""
     # From a copy: setuptools leaves a folder `build` behind.
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "megakit", scratch / "megakit", ignore=ignored)
+    shutil.copytree(ROOT / "megakit", scratch / "megakit", ignore=IGNORED)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, scratch)
     # With this environment's setuptools, which is the lock's: no network is needed.
@@ -56,7 +55,10 @@ def make(project: Path, path: Path, scratch: Path) -> None:
     answers = {"name": project_name(path), "megakit_version": version}
     run_copy(str(TEMPLATE), project, data=answers, defaults=True, quiet=True)
     for name in SHARED:
-        shutil.copy(ROOT / name, project / name)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, project / name, ignore=IGNORED)
+        else:
+            shutil.copy(ROOT / name, project / name)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     with (project / "requirements.lock").open("a") as lock:
         lock.write(f"megakit=={version} \\\n    --hash=sha256:{digest}\n")

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megakit.checkpoints.layout import checkpoint_name
+from megakit.checkpoints.folders import checkpoint_name
 from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
+from megakit.job.cluster import Cluster
+from megakit.job.plan import Plan, prepare
+from megakit.job.runs import RunDirectory
+from megakit.job.stage import Stage
 from megakit.reporting.console import Console
-from megakit.training.cluster import Cluster
-from megakit.training.plan import Plan, prepare
-from megakit.training.runs import RunDirectory, Stage
 
 #: The settings of a model whose config has no fields, as NeMo writes them.
 CONTEXT = {

@@ -1,6 +1,7 @@
 """The shape of the project: imports run one way, light modules stay light, names stay apart."""
 
 import ast
+import graphlib
 import re
 import statistics
 import subprocess
@@ -12,10 +13,10 @@ import pytest
 
 from tests.scripts import REPOSITORY, environment
 
-SCRIPTS = ("model_pretrain", "model_finetune", "model_predict", "tutorial")
-ABOVE = {*SCRIPTS, "model_components", "mnist_files", "own_pictures"}
+SCRIPTS = ("model_pretrain", "model_finetune", "model_predict")
+ABOVE = {*SCRIPTS, "model_components", "mnist"}
 SUBPACKAGES = {
-    *("checkpoints", "data", "models", "reporting", "runtime", "testing", "training"),
+    *("checkpoints", "data", "job", "models", "reporting", "runtime", "testing", "training"),
 }
 #: What each part of the library may use besides itself, `megakit` itself and `megakit.errors`.
 MAY_USE = {
@@ -24,6 +25,7 @@ MAY_USE = {
     "data": {"runtime"},
     "reporting": {"runtime"},
     "models": {"checkpoints", "runtime"},
+    "job": {"checkpoints", "reporting", "runtime"},
     "training": SUBPACKAGES - {"testing"},
     "testing": SUBPACKAGES,
 }
@@ -58,6 +60,16 @@ def parts_used(path):
     )
 
 
+def roots_used(path):
+    """The first part of each name that a file imports."""
+    return {name.split(".")[0] for name in imports(path)}
+
+
+def module_of(path):
+    """The dotted name of a file."""
+    return ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
+
+
 def identify(path):
     return str(path.relative_to(REPOSITORY))
 
@@ -69,9 +81,9 @@ class TestOneWay:
 
     def test_imports_are_found(self):
         """Else the tests below could not fail."""
-        assert "runtime" in parts_used(REPOSITORY / "megakit/training/script.py")
+        assert "runtime" in parts_used(REPOSITORY / "megakit/job/script.py")
         assert "data" in parts_used(REPOSITORY / "megakit/data/__init__.pyi")
-        assert "training" in parts_used(REPOSITORY / "model_pretrain.py")
+        assert {"job", "training"} <= parts_used(REPOSITORY / "model_pretrain.py")
 
     @pytest.mark.parametrize("path", LIBRARY, ids=identify)
     def test_within_the_library(self, path):
@@ -79,7 +91,19 @@ class TestOneWay:
         own = inside[0] if len(inside) > 1 else None
         allowed = MAY_USE[own] | {own} if own else set()
         assert parts_used(path) <= allowed
-        assert not {name.split(".")[0] for name in imports(path)} & (ABOVE | {"tests"})
+        assert not roots_used(path) & (ABOVE | {"tests"})
+
+    def test_no_circle_among_the_library_s_modules(self):
+        modules = {module_of(path): path for path in LIBRARY if path.suffix == ".py"}
+        graph: dict[str, set[str]] = {}
+        for name, path in modules.items():
+            parts = [full.split(".") for full in imports(path)]
+            longest = (
+                [".".join(full[:length]) for length in range(len(full), 0, -1)] for full in parts
+            )
+            used = {next((known for known in names if known in modules), "") for names in longest}
+            graph[name] = used - {name, ""}
+        assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(modules)
 
     def test_the_library_s_root_stays_at_the_bottom(self):
         for name in ("__init__.py", "errors.py"):
@@ -87,23 +111,25 @@ class TestOneWay:
                 module.startswith("megakit") for module in imports(REPOSITORY / "megakit" / name)
             )
 
-    def test_scripts_use_components_and_components_no_script(self):
-        for name in ABOVE:
-            found = set(imports(REPOSITORY / f"{name}.py"))
-            used = {module.split(".")[0] for module in found} & ABOVE
-            own: dict[str, set[str]] = {
-                "model_components": {"mnist_files"},
-                "mnist_files": set(),
-                "own_pictures": set(),
-            }
-            allowed = own.get(name, ABOVE)
-            assert used <= allowed, name
-            assert "testing" not in parts_used(REPOSITORY / f"{name}.py"), name
+    @pytest.mark.parametrize("path", [REPOSITORY / f"{name}.py" for name in SCRIPTS], ids=identify)
+    def test_scripts_do_not_use_what_is_for_tests(self, path):
+        assert "testing" not in parts_used(path)
 
-    @pytest.mark.parametrize("module", ["mnist_files", "own_pictures"])
-    def test_where_the_images_come_from_needs_nothing_but_safe_reading(self, module):
-        found = {name for name in imports(REPOSITORY / f"{module}.py") if "megakit" in name}
-        used = {name.rpartition(".")[0] for name in found}
+    def test_components_use_no_script(self):
+        assert not roots_used(REPOSITORY / "model_components.py") & {*SCRIPTS}
+
+    @pytest.mark.parametrize("path", sorted((REPOSITORY / "mnist").glob("*.py")), ids=identify)
+    def test_what_only_this_dataset_has_uses_no_model(self, path):
+        above = {"model_pretrain"} if path.name == "tutorial.py" else set()  # it runs the scripts
+        assert roots_used(path) & {*SCRIPTS, "model_components"} == above
+        assert "testing" not in parts_used(path)
+
+    @pytest.mark.parametrize("name", ["files", "own_pictures"])
+    def test_where_the_images_come_from_needs_nothing_but_safe_reading(self, name):
+        found = {
+            module for module in imports(REPOSITORY / f"mnist/{name}.py") if "megakit" in module
+        }
+        used = {full.rpartition(".")[0] for full in found}
         safe = {"megakit.runtime.foreign_files", "megakit.data.foreign_images"}
         assert used <= {"megakit.errors", *safe}
 
@@ -120,16 +146,16 @@ class TestLight:
         assert loaded_by(module) == set()
 
     def test_all_that_a_script_needs_for_its_help(self):
-        light = ("options", "layout", "launch", "runs", "plan", "script")
-        images = ("mnist_files", "own_pictures")
-        modules = [*(f"megakit.training.{name}" for name in light), *SCRIPTS, *images]
+        job = [f"megakit.job.{path.stem}" for path in (REPOSITORY / "megakit/job").glob("*.py")]
+        mnist = ("mnist.files", "mnist.own_pictures", "mnist.tutorial")
+        modules = [*job, *SCRIPTS, *mnist]
         assert loaded_by(*modules) == set()
 
     def test_frameworks_are_noticed(self):
         assert "fiddle" in loaded_by("fiddle")
 
     def test_importing_writes_and_prints_nothing(self, tmp_path):
-        code = "import megakit, megakit.training.script, model_predict, tutorial"
+        code = "import megakit, megakit.job.script, model_predict, mnist.tutorial"
         done = python(code, cwd=tmp_path, HOME=str(tmp_path))
         assert (done.stdout, done.stderr) == ("", "")
         assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,7 @@
 """What surrounds the scripts: a half set job, damaged variables, limits of Python and the system.
 
 Each is refused as bad input is, or does no harm. What single variables may be is in
-tests/megakit/training/test_cluster.py; these processes show that the scripts ask.
+tests/megakit/job/test_cluster.py; these processes show that the scripts ask.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from megakit.training.plan import PLAN_VARIABLE
+from megakit.job.plan import PLAN_VARIABLE
 from tests.refusals import Refusals
 from tests.scripts import REPOSITORY, environment, run_script
 
@@ -85,7 +85,7 @@ class TestPython:
         problem = refused.problem(PRETRAIN_PY, PYTHONOPTIMIZE="2")
         assert problem.startswith("python -OO (PYTHONOPTIMIZE=2) removes docstrings")
 
-    @pytest.mark.parametrize("script", [*SCRIPTS, "tutorial.py"])
+    @pytest.mark.parametrize("script", [*SCRIPTS, "mnist/tutorial.py"])
     def test_safe_path(self, script):
         result = run_script(script, "--help", PYTHONSAFEPATH="1")
         assert result.status == 0, result.err
@@ -171,7 +171,7 @@ class TestChecksThatFail:
         def fail(error):
             folder = tmp_path_factory.mktemp("hook")
             (folder / "sitecustomize.py").write_text(
-                "import mnist_files\n"
+                "from mnist import files as mnist_files\n"
                 "def find_dataset(*args):\n"
                 f"    raise {error}\n"
                 "mnist_files.find_dataset = find_dataset\n"

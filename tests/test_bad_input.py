@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megakit.checkpoints.layout import MANIFEST, checkpoint_name
-from megakit.training.run_lock import lock
-from megakit.training.runs import RUN_FILE
-from mnist_files import MNIST_SHA256
+from megakit.checkpoints.folders import MANIFEST, checkpoint_name
+from megakit.job.run_lock import lock
+from megakit.job.runs import RUN_FILE
+from mnist.files import MNIST_SHA256
 from model_finetune import FINETUNE, FinetuneOptions
 from model_pretrain import PRETRAIN, PretrainOptions
 from tests.fabricate import make_checkpoint, make_run

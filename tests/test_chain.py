@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mnist_files
-from megakit.checkpoints.layout import list_checkpoints
+from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import verify
-from megakit.training.run_lock import LOCK_FILE
+from megakit.job.run_lock import LOCK_FILE
+from mnist import files as mnist_files
 from tests.scripts import Result, accuracy, read_csv, read_json, run_script
 
 SUMMARY_FIELDS = {
@@ -33,7 +33,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
     folder = tmp_path_factory.mktemp("chain")
     runs, data = folder / "runs", folder / "no-data"
     result = run_script(
-        "tutorial.py", "--dataset", "digits", "--data-dir", data, "--output-dir", runs
+        "mnist/tutorial.py", "--dataset", "digits", "--data-dir", data, "--output-dir", runs
     )
     assert result.status == 0, result.err
     return Chain(runs, result)
@@ -177,7 +177,7 @@ def test_another_option_is_refused_by_name(chain: Chain):
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
 def test_mnist_reaches_the_goal_with_every_seed(tmp_path: Path, mnist_dir: Path, seed: int):
     result = run_script(
-        "tutorial.py", "--data-dir", mnist_dir, "--output-dir", tmp_path, "--seed", seed
+        "mnist/tutorial.py", "--data-dir", mnist_dir, "--output-dir", tmp_path, "--seed", seed
     )
     assert result.status == 0, result.err
     rows = read_csv(tmp_path / "predict" / "predictions.csv")

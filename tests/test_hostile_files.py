@@ -23,18 +23,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import mnist_files
 from megakit.errors import UserError
+from megakit.job.script import Run
 from megakit.reporting.console import Console
-from megakit.training.script import Run
-from mnist_files import MNIST_SHA256, find_dataset, read_digits, read_mnist
+from mnist import files as mnist_files
+from mnist.files import MNIST_SHA256, find_dataset, read_digits, read_mnist
+from mnist.own_pictures import read_pictures, to_training_form
 from model_finetune import FINETUNE, FinetuneOptions
 from model_predict import PREDICT, PredictOptions, predict
 from model_pretrain import PRETRAIN, PretrainOptions
-from own_pictures import read_pictures, to_training_form
 from tests.fabricate import make_run, prepare_run
+from tests.mnist.test_files import Mirror
 from tests.scripts import REPOSITORY, run_script
-from tests.test_mnist_files import Mirror
 
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = MNIST_SHA256
 MEGABYTE = 1 << 20
@@ -99,10 +99,10 @@ def refused_within(megabytes: int, call: str, path: Path) -> str:
 import sys
 from pathlib import Path
 import numpy, PIL.Image, PIL.ImageOps, PIL.PngImagePlugin, PIL.JpegImagePlugin, PIL.ImageChops
-import mnist_files, own_pictures
+from mnist import files as mnist_files, own_pictures
 from megakit.errors import UserError
 from megakit.reporting.console import Console
-from megakit.training.script import Run
+from megakit.job.script import Run
 
 def peak():  # of this program alone, unlike ru_maxrss
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -150,7 +150,7 @@ class TestMnist:
         code = """
 import sys, os, hashlib
 from pathlib import Path
-import mnist_files
+from mnist import files as mnist_files
 root = Path(sys.argv[1])
 for path in (root / "MNIST" / "raw").iterdir():
     mnist_files.MNIST_SHA256[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()

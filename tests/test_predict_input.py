@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import mnist_files
+from mnist import files as mnist_files
 from tests.scripts import accuracy, read_csv, read_json, run_script
 
 pytestmark = pytest.mark.long

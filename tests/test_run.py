@@ -153,7 +153,7 @@ def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "called"),
     [
-        (["tutorial", "--seed", "1"], "<root>/tutorial.py|--seed|1"),
+        (["tutorial", "--seed", "1"], "<root>/mnist/tutorial.py|--seed|1"),
         (["pretrain"], "<root>/model_pretrain.py"),
         (["finetune", "--lr", "1e-3"], "<root>/model_finetune.py|--lr|1e-3"),
         (["predict", "--help"], "<root>/model_predict.py|--help"),
@@ -211,7 +211,7 @@ def test_no_verb_imports_from_the_current_folder(project, tmp_path):
     shutil.copy(project / "requirements.lock", venv / ".setup-done")
     (packages,) = venv.glob("lib/python3*/site-packages")
     (packages / "torch.py").touch()
-    scripts = ["tutorial.py", "notebooks/renew.py", "benchmarks/run_all.py"]
+    scripts = ["mnist/tutorial.py", "notebooks/renew.py", "benchmarks/run_all.py"]
     scripts += [f"model_{stage}.py" for stage in ("pretrain", "finetune", "predict")]
     modules = ["tensorboard/main.py", "notebook/__main__.py", "pytest/__main__.py"]
     for file in (*(project / name for name in scripts), *(packages / name for name in modules)):

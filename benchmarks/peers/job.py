@@ -139,7 +139,7 @@ class Images:
         import torch
         from torch.utils.data import random_split
 
-        import mnist_files
+        from mnist import files as mnist_files
 
         self.job = job
         if job.dataset == "digits":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import model_pretrain
-from megakit.training.script import Run, run_script
+from megakit.job.script import Run, run_script
 from peers.job import Clock, Job
 
 
@@ -41,13 +41,13 @@ def timed(run: Run, job: Job, clock: Clock) -> Path:
 
     import model_components
     from megakit.reporting.metrics import read_metrics
-    from megakit.training import reporter
+    from megakit.training import progress
 
     if job.hidden_size != 64:
         set_width(model_components.PretrainConfig, job.hidden_size)
     if job.repeats > 1:
         repeat_samples(model_components.MNISTDataModule, job.repeats)
-    callback: Any = reporter.Reporter
+    callback: Any = progress.Reporter
     original = callback.on_train_batch_end
 
     def on_train_batch_end(self: Any, trainer: Trainer, *args: Any) -> None:
@@ -56,7 +56,7 @@ def timed(run: Run, job: Job, clock: Clock) -> Path:
 
     callback.on_train_batch_end = on_train_batch_end
     if job.every_loss:
-        reporter.LOG_INTERVAL = 1
+        progress.LOG_INTERVAL = 1
     checkpoint = model_pretrain.pretrain(run)
     rows = read_metrics(run.path / "metrics.csv")
     if job.every_loss:

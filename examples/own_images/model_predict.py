@@ -8,9 +8,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_trai
 
 from examples.own_images.image_files import FolderOptions
 from examples.own_images.model_train import TRAIN
-from megakit.training.options import CommonOptions
-from megakit.training.runs import Stage
-from megakit.training.script import Run, run_script
+from megakit.job.options import CommonOptions
+from megakit.job.script import Run, run_script
+from megakit.job.stage import Stage
 
 PREDICT = Stage(
     name="predict",

@@ -8,9 +8,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from examples.own_images.image_files import FolderOptions, list_classes
-from megakit.training.options import TrainingOptions
-from megakit.training.runs import Stage
-from megakit.training.script import Run, run_script
+from megakit.job.options import TrainingOptions
+from megakit.job.script import Run, run_script
+from megakit.job.stage import Stage
 
 TRAIN = Stage(
     name="train",

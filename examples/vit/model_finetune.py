@@ -9,11 +9,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pret
 
 from examples.vit.model_pretrain import PRETRAIN
 from megakit.checkpoints.select import BestBy
-from megakit.training.options import TrainingOptions
-from megakit.training.ranges import Range
-from megakit.training.runs import Stage
-from megakit.training.script import Run, run_script
-from mnist_files import DataOptions
+from megakit.job.options import TrainingOptions
+from megakit.job.ranges import Range
+from megakit.job.script import Run, run_script
+from megakit.job.stage import Stage
+from mnist.files import DataOptions
 
 FINETUNE = Stage(
     name="finetune",

@@ -7,10 +7,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pretrain.py
 
 from examples.vit.model_finetune import FINETUNE
-from megakit.training.options import CommonOptions
-from megakit.training.runs import Stage
-from megakit.training.script import Run, run_script
-from mnist_files import DataOptions
+from megakit.job.options import CommonOptions
+from megakit.job.script import Run, run_script
+from megakit.job.stage import Stage
+from mnist.files import DataOptions
 
 PREDICT = Stage(
     name="predict",

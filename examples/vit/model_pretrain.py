@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar
 # Started by its path, a script finds only what lies beside it; megakit and the rest are above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from megakit.training.options import TrainingOptions
-from megakit.training.ranges import Range
-from megakit.training.runs import Stage
-from megakit.training.script import Run, run_script
-from mnist_files import DataOptions
+from megakit.job.options import TrainingOptions
+from megakit.job.ranges import Range
+from megakit.job.script import Run, run_script
+from megakit.job.stage import Stage
+from mnist.files import DataOptions
 
 PRETRAIN = Stage(
     name="pretrain",

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from megakit.checkpoints.layout import CONTEXT
+from megakit.checkpoints.folders import CONTEXT
 from megakit.checkpoints.manifest import refuse_links
 from megakit.errors import UserError
 from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading

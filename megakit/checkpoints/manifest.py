@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from megakit.checkpoints.layout import MANIFEST, step_in_name
+from megakit.checkpoints.folders import MANIFEST, step_in_name
 from megakit.errors import UserError
 from megakit.runtime.foreign_files import JSON_BYTES, first, printable, read_regular_file, reading
 

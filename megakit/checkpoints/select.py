@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from megakit.checkpoints.context import read_model_settings
-from megakit.checkpoints.layout import MANIFEST, list_checkpoints
+from megakit.checkpoints.folders import MANIFEST, list_checkpoints
 from megakit.checkpoints.manifest import Manifest, OtherFormatError, read_manifest, verify
 from megakit.errors import UserError
 

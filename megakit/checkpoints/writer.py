@@ -19,7 +19,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 
 from megakit.checkpoints.context import write_context
-from megakit.checkpoints.layout import CONTEXT, checkpoint_name, step_of
+from megakit.checkpoints.folders import CONTEXT, checkpoint_name, step_of
 from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
 from megakit.checkpoints.select import BestBy, best_of, own_checkpoints, remove, set_aside
 

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
-from megakit.data.ahead import can_be_fetched_ahead, fetch_ahead
 from megakit.data.batches import fetch_batch, fetch_samples
+from megakit.data.prefetch import can_be_prefetched, prefetch
 from megakit.runtime.shared_memory import check_room, end_if_it_cannot_hand_over
 from megakit.runtime.signals import ignore_signals
 
@@ -73,8 +73,8 @@ class _Loader(DataLoader):
         whole_batches: Any = self.dataset
         batch_sampler: Any = self.batch_sampler
         fetch, batches = whole_batches.__getitems__, iter(batch_sampler)
-        if whole_batches.collate is None and can_be_fetched_ahead(whole_batches.dataset):
-            return fetch_ahead(fetch, batches)
+        if whole_batches.collate is None and can_be_prefetched(whole_batches.dataset):
+            return prefetch(fetch, batches)
         return map(fetch, batches)
 
 

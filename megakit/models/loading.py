@@ -16,7 +16,7 @@ from megatron.core.transformer import MegatronModule
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from megakit.checkpoints.layout import weights_folder
+from megakit.checkpoints.folders import weights_folder
 from megakit.errors import UserError
 from megakit.models.finite import check_finite
 from megakit.runtime.foreign_files import reading

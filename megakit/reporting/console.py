@@ -49,9 +49,9 @@ class Console:
     def say(self, line: str) -> None:
         """One line for the user."""
         if not self.silent:
-            self.alarm(line)
+            self.error(line)
 
-    def alarm(self, line: str) -> None:
+    def error(self, line: str) -> None:
         """One line that is shown even by a silent rank: an error."""
         self.end_line()
         print(line, file=self._err, flush=True)

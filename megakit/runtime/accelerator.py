@@ -72,7 +72,7 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
     Raises:
         ValueError: Another name than `cpu` or `gpu`.
     """
-    from megakit.runtime import absent, alone, cpu, safe_reading
+    from megakit.runtime import cpu, optional_packages, safe_reading, single_rank
 
     if name not in ("cpu", "gpu"):
         raise ValueError(f"accelerator {name!r}: expected 'cpu' or 'gpu'; see find_accelerator()")
@@ -80,10 +80,10 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
         warnings.simplefilter("ignore")
         if name == "cpu":
             cpu.apply()
-        absent.install_stand_ins()
+        optional_packages.install_stand_ins()
         if name == "cpu":
             cpu.apply_to_frameworks()
-        alone.skip_collectives_of_one()
+        single_rank.skip_collectives_of_one()
         safe_reading.read_safely()
 
 

@@ -5,7 +5,6 @@ from .losses import mean_over_data_parallel_ranks as mean_over_data_parallel_ran
 from .metric_tracker import MetricTracker as MetricTracker
 from .optimizer import cosine_annealing as cosine_annealing
 from .optimizer import megatron_adam as megatron_adam
-from .pictures import View as View
 from .stages import predict_stage as predict_stage
 from .stages import train_stage as train_stage
 from .strategy import ExactStrategy as ExactStrategy
@@ -13,3 +12,4 @@ from .trainer import build_strategy as build_strategy
 from .trainer import build_trainer as build_trainer
 from .trainer import predict as predict
 from .trainer import train as train
+from .views import View as View

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from megakit.checkpoints.layout import MANIFEST, WEIGHTS
+from megakit.checkpoints.folders import MANIFEST, WEIGHTS
 from megakit.checkpoints.manifest import read_manifest
 from megakit.models.finite import check_finite
 

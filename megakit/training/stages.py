@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from nemo import lightning as nl
 
-from megakit.checkpoints.layout import METRICS
+from megakit.checkpoints.folders import METRICS
+from megakit.job.script import Run
 from megakit.reporting import figures
 from megakit.reporting.figure_style import to_png
 from megakit.reporting.files import write_atomically, write_json
@@ -17,10 +18,9 @@ from megakit.reporting.metrics import read_metrics
 from megakit.reporting.predictions import Predictions, write_predictions
 from megakit.runtime.memory import resume_collector
 from megakit.runtime.versions import installed_versions
-from megakit.training.pictures import MakeView
-from megakit.training.reporter import DataClock, Reporter
-from megakit.training.script import Run
+from megakit.training.progress import DataClock, Reporter
 from megakit.training.trainer import build_trainer, predict, train
+from megakit.training.views import MakeView
 
 
 def train_stage(

@@ -12,19 +12,19 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallelConfig
 from nemo import lightning as nl
 
-from megakit.checkpoints.layout import METRICS
+from megakit.checkpoints.folders import METRICS
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
+from megakit.job.launch import end_with_torchrun
+from megakit.job.layout import Layout
+from megakit.job.script import Run
 from megakit.reporting.metrics import MetricsFile
 from megakit.reporting.tensorboard import TensorBoard
 from megakit.runtime.saving import write_within_this_process
 from megakit.training.callbacks import ExactSteps, StopOnSignal
-from megakit.training.launch import end_with_torchrun
-from megakit.training.layout import Layout
-from megakit.training.pictures import MakeView, Pictures
-from megakit.training.reporter import DataClock, Reporter
-from megakit.training.script import Run
+from megakit.training.progress import DataClock, Reporter
 from megakit.training.strategy import ExactStrategy
+from megakit.training.views import MakeView, Pictures
 
 
 def build_strategy(layout: Layout, use_distributed_optimizer: bool = False) -> ExactStrategy:

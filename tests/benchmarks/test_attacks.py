@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from megakit.checkpoints.layout import list_checkpoints
+from megakit.checkpoints.folders import list_checkpoints
 from megakit.runtime.accelerator import use_accelerator
 from tests.benchmarks.conftest import BENCHMARKS
 from tests.scripts import run_script

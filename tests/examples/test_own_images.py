@@ -148,9 +148,11 @@ def test_the_command_that_checks_the_dataset(folder: Path, tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_the_sample_is_learned(tmp_path: Path) -> None:
-    common = ("--data-dir", tmp_path / "images", "--output-dir", tmp_path, "--accelerator", "cpu")
-    # Where the processor lacks AVX-512, a convolution in bf16 takes ten times as long.
-    common += ("--precision", "32")
+    common = (
+        *("--data-dir", tmp_path / "images", "--output-dir", tmp_path, "--accelerator", "cpu"),
+        # Where the processor lacks AVX-512, a convolution in bf16 takes ten times as long.
+        *("--precision", "32"),
+    )
     for script, *options in (
         ("make_sample.py", tmp_path / "images"),
         ("model_train.py", *common),

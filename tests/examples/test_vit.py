@@ -28,7 +28,7 @@ def vit() -> Iterator[ModuleType]:
 
 @pytest.fixture(scope="module")
 def images(vit: ModuleType) -> Any:
-    import mnist_files
+    from mnist import files as mnist_files
     from model_components import MNISTCustom
 
     return MNISTCustom.from_arrays(*mnist_files.read_digits("validation"))

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints.layout import list_checkpoints
+from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import verify
 from megakit.checkpoints.select import best_checkpoint
 from tests.scripts import REPOSITORY, environment

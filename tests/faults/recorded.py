@@ -17,18 +17,19 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from megakit.checkpoints import writer as writer_module
-from megakit.checkpoints.layout import METRICS
+from megakit.checkpoints.folders import METRICS
 from megakit.checkpoints.manifest import Manifest
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
+from megakit.job.cluster import Cluster
+from megakit.job.options import TrainingOptions
+from megakit.job.plan import Plan, prepare
+from megakit.job.run_lock import check_still_ours
+from megakit.job.runs import RunDirectory
+from megakit.job.stage import Stage
 from megakit.reporting.console import Console
 from megakit.reporting.files import write_json
 from megakit.reporting.metrics import Metrics, MetricsFile
-from megakit.training.cluster import Cluster
-from megakit.training.options import TrainingOptions
-from megakit.training.plan import Plan, prepare
-from megakit.training.run_lock import check_still_ours
-from megakit.training.runs import RunDirectory, Stage
 from tests.fabricate import CONTEXT
 
 STAGE = Stage(name="train", script="train.py", model="Hash")

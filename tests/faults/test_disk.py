@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints.layout import list_checkpoints
+from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import verify
 from tests.faults.harness import BEFORE_STEP, Fault, Training, mounted
 

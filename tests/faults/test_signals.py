@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints.layout import list_checkpoints
+from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import verify
 from megakit.runtime.signals import exit_status
 from tests.faults.harness import Training
@@ -102,14 +102,14 @@ def on_a_terminal(script: str, *arguments: object, mark: str) -> Any:
     [
         ("model_pretrain.py", 1),
         pytest.param("model_pretrain.py", 2, marks=pytest.mark.long),
-        pytest.param("tutorial.py", 1, marks=pytest.mark.long),
+        pytest.param("mnist/tutorial.py", 1, marks=pytest.mark.long),
     ],
 )
 def test_a_terminal_that_hangs_up(tmp_path: Any, script: str, devices: int) -> None:
     """SIGHUP comes, and every write to the terminal fails from then on."""
     training = Training(tmp_path)
     arguments = ["--dataset", "digits", "--output-dir", tmp_path, "--accelerator", "cpu"]
-    if script != "tutorial.py":
+    if script != "mnist/tutorial.py":
         arguments += [*ENDLESS, "--devices", devices]
     with on_a_terminal(script, *arguments, mark=training.mark) as (process, hang_up):
         wait_for_steps(training, process)
@@ -120,11 +120,11 @@ def test_a_terminal_that_hangs_up(tmp_path: Any, script: str, devices: int) -> N
 
 
 @pytest.mark.parametrize(
-    "script", ["model_pretrain.py", pytest.param("tutorial.py", marks=pytest.mark.long)]
+    "script", ["model_pretrain.py", pytest.param("mnist/tutorial.py", marks=pytest.mark.long)]
 )
 def test_a_reader_that_ends_early(tmp_path: Any, script: str) -> None:
     """`./run pretrain 2>&1 | head -2`: the run goes on to its end, and says so in its log."""
-    steps = ("--max-steps", "40") if script != "tutorial.py" else ()
+    steps = ("--max-steps", "40") if script != "mnist/tutorial.py" else ()
     options = ("--dataset", "digits", "--accelerator", "cpu", "--output-dir", tmp_path, *steps)
     process = subprocess.Popen(
         [sys.executable, REPOSITORY / script, *options],
@@ -139,7 +139,7 @@ def test_a_reader_that_ends_early(tmp_path: Any, script: str) -> None:
     assert process.wait(timeout=300) == 0
     log = (tmp_path / "pretrain" / "log.txt").read_text()
     assert "pretrain is done." in log
-    if script != "tutorial.py":
+    if script != "mnist/tutorial.py":
         assert re.search(r"pretrain .* 40/40 .* left", log)
         assert f"\n{tmp_path}/pretrain/checkpoints/step=000040\n" in log
     assert "Exception ignored" not in log
@@ -169,7 +169,7 @@ def test_streams_that_are_closed_at_the_start(tmp_path: Any, closed: tuple[int, 
 @pytest.mark.long
 def test_the_tutorial_where_sigchld_is_ignored(tmp_path: Any) -> None:
     """As some service managers start a process."""
-    command = [sys.executable, f"{REPOSITORY}/tutorial.py", "--dataset", "digits"]
+    command = [sys.executable, f"{REPOSITORY}/mnist/tutorial.py", "--dataset", "digits"]
     done = subprocess.run(
         [*command, "--accelerator", "cpu", "--output-dir", str(tmp_path)],
         preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),

@@ -104,7 +104,7 @@ def test_it_works_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     code = (
-        "import sys, importlib.metadata, megakit, megakit.models, megakit.training.options\n"
+        "import sys, importlib.metadata, megakit, megakit.models, megakit.job.options\n"
         "assert megakit.__version__ == importlib.metadata.version('megakit')\n"
         "assert 'torch' not in sys.modules\n"
         "print(megakit.__file__, *megakit.models.__all__)"

@@ -11,13 +11,13 @@ from unittest import mock
 
 import numpy as np
 
+from megakit.job.layout import Layout
+from megakit.job.options import CommonOptions, TrainingOptions
+from megakit.job.plan import Plan
+from megakit.job.script import Run
+from megakit.job.stage import Stage
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import find_accelerator
-from megakit.training.layout import Layout
-from megakit.training.options import CommonOptions, TrainingOptions
-from megakit.training.plan import Plan
-from megakit.training.runs import Stage
-from megakit.training.script import Run
 
 GLOBAL_BATCH = 64
 #: Where the scripts of each model are.
@@ -90,7 +90,7 @@ def pretrain(
     from megatron.core import parallel_state
 
     from megakit.training import build_trainer, train
-    from megakit.training.reporter import Reporter
+    from megakit.training.progress import Reporter
 
     script = importlib.import_module(f"{MODELS[model]}model_pretrain")
     options = script.PretrainOptions(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megakit.training.layout import Layout
+from megakit.job.layout import Layout
 from tests.parallel import jobs
 from tests.scripts import read_csv
 

@@ -109,6 +109,6 @@ def test_whole_trainings_on_mnist_are_as_good(tmp_path, mnist_dir, name):
     for layout in ("one", name):
         runs = tmp_path / layout
         common = ("--data-dir", mnist_dir, "--output-dir", runs, *LAYOUTS[layout])
-        run("tutorial.py", *common, "--accelerator", "cpu")
+        run("mnist/tutorial.py", *common, "--accelerator", "cpu")
         accuracies.append(accuracy(runs / "predict" / "predictions.csv"))
     assert abs(accuracies[1] - accuracies[0]) <= 0.005, accuracies

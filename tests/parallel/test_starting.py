@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megakit.checkpoints.layout import list_checkpoints
+from megakit.checkpoints.folders import list_checkpoints
 from tests.faults.harness import BEFORE_STEP, HOOK, MARK, Fault, leftover_processes
 from tests.scripts import REPOSITORY, environment, read_csv, run_script
 

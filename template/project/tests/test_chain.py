@@ -38,6 +38,6 @@ def test_every_test_image_is_predicted_once_in_order(runs: Path) -> None:
 
 @pytest.mark.long
 def test_accuracy_at_the_defaults(tmp_path: Path) -> None:
-    done = run_script("tutorial.py", "--dataset", "digits", "--output-dir", tmp_path)
+    done = run_script("mnist/tutorial.py", "--dataset", "digits", "--output-dir", tmp_path)
     assert done.status == 0, done.err
     assert accuracy(tmp_path / "predict" / "predictions.csv") >= 0.9

@@ -8,7 +8,7 @@ import pytest
 import megakit
 from tests.scripts import run_script
 
-SCRIPTS = ("tutorial.py", "model_pretrain.py", "model_finetune.py", "model_predict.py")
+SCRIPTS = ("mnist/tutorial.py", "model_pretrain.py", "model_finetune.py", "model_predict.py")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

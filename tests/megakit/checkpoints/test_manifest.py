@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from megakit.checkpoints.layout import (
+from megakit.checkpoints.folders import (
     MANIFEST,
     checkpoint_name,
     list_checkpoints,

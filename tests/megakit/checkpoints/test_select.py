@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from megakit.checkpoints.layout import MANIFEST
+from megakit.checkpoints.folders import MANIFEST
 from megakit.checkpoints.manifest import read_manifest, verify, write_manifest
 from megakit.checkpoints.select import (
     best_checkpoint,

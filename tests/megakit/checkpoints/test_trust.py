@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints.layout import MANIFEST
+from megakit.checkpoints.folders import MANIFEST
 from megakit.checkpoints.manifest import (
     Manifest,
     list_files,

@@ -21,8 +21,8 @@ def start(
     from nemo import lightning as nl
 
     from megakit.data import WrappedDataLoader
+    from megakit.job.layout import Layout
     from megakit.training import megatron_adam
-    from megakit.training.layout import Layout
     from megakit.training.trainer import build_strategy
     from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-import mnist_files
 from megakit.models.export import main
+from mnist import files as mnist_files
 from tests.scripts import REPOSITORY, environment, read_csv, run_script
 
 

@@ -77,7 +77,7 @@ def test_a_silent_rank_says_nothing_but_errors():
         console.result(Path("hidden"))
         console.table({"hidden": "too"})
         console.progress("hidden", 10).update(10, {})
-        console.alarm("disk full")
+        console.error("disk full")
         """
     )
     assert (out, err) == ("", "disk full\n")
@@ -198,7 +198,7 @@ class TestProgressOnATerminal:
             for step in (50, 60):
                 progress.shown_at -= 1
                 progress.update(step, {})
-                console.alarm("disk full")
+                console.error("disk full")
             """
         )
         first, second, third, fourth, rest = shown.split("\r\n")

@@ -65,7 +65,7 @@ print("print, out"); print("print, err", file=sys.stderr)
 console.is_terminal = True
 progress.update(2, {{"loss": 0.5}})
 progress.close()
-console.alarm("an error")
+console.error("an error")
 console.result(Path("the/result"))
 """
 DIVERTED = "console.fall_back_to(log); console.divert(log)"

@@ -182,10 +182,10 @@ def process_groups_with_nccl():
 def a_fused_function_without_a_compiler():
     import torch
 
-    from megakit.runtime import absent
+    from megakit.runtime import optional_packages
 
     os.environ["CXX"] = "no-such-compiler"
-    absent.without_unified_memory()
+    optional_packages.without_unified_memory()
     from megatron.core.fusions.fused_bias_dropout import bias_dropout_add_fused_train as fused
 
     one = torch.ones(4, 8, requires_grad=True)
@@ -311,12 +311,12 @@ def a_transformer_block_trains():
 
 def run_cases(stack: str) -> None:
     """Prints, for each case of a stack, what came of it with all patches and without its own."""
-    from megakit.runtime import absent, cpu
+    from megakit.runtime import cpu, optional_packages
 
     patches = cpu.TORCH_PATCHES
     if stack == "nemo":
         cpu.apply()
-        absent.install_stand_ins()
+        optional_packages.install_stand_ins()
         patches = cpu.FRAMEWORK_PATCHES
     import torch  # noqa: F401  once, for all children
 

@@ -12,7 +12,7 @@ from tests.scripts import REPOSITORY, environment
 
 SHOW = """
 import os, signal, sys, time
-from megakit.training.script import begin_script
+from megakit.job.script import begin_script
 begin_script()
 def pause():
     for _ in range(600):  # one long sleep may begin just after a signal, and delays its handler

@@ -15,7 +15,7 @@ from tests.scripts import read_csv, run_script
 
 @pytest.fixture
 def strategy(megatron: None) -> Any:
-    from megakit.training.layout import Layout
+    from megakit.job.layout import Layout
     from megakit.training.trainer import build_strategy
 
     strategy = build_strategy(Layout(1, 1, 1, 1, 8, 8))

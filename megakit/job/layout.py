@@ -1,0 +1,152 @@
+"""How a job's processes share the work, checked before any of them starts."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from megakit.job.cluster import Cluster
+from megakit.job.options import CommonOptions
+from megakit.job.ranges import flag
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of a job.
+
+    Attributes:
+        devices: Processes per machine.
+        num_nodes: Machines.
+        tensor: Ranks that share each layer.
+        pipeline: Stages that the layers are dealt out to.
+        global_batch_size: Samples per step over all ranks.
+        micro_batch_size: Samples per rank and forward pass.
+    """
+
+    devices: int
+    num_nodes: int
+    tensor: int
+    pipeline: int
+    global_batch_size: int
+    micro_batch_size: int
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the job."""
+        return self.devices * self.num_nodes
+
+    @cached_property
+    def data(self) -> int:
+        """Data-parallel ranks: those that work on samples of their own."""
+        return max(1, self.world_size // (self.tensor * self.pipeline))
+
+    def __str__(self) -> str:
+        if self.world_size == 1:
+            return "1 process"
+        parts = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
+        return f"{self.world_size} processes: " + " x ".join(f"{k} {v}" for k, v in parts.items())
+
+
+def plan_layout(
+    options: CommonOptions,
+    cluster: Cluster,
+    *,
+    global_batch_size: int | None,
+    width: int,
+    num_pipeline_stages: int,
+    num_heads: int = 0,
+) -> tuple[Layout, list[str]]:
+    """Works out the layout that the options ask for, and what is impossible about it.
+
+    Args:
+        options: The command line's.
+        cluster: What torchrun or srun decided already.
+        global_batch_size: Samples per step, or None where any will do (prediction).
+        width: What tensor parallelism cuts.
+        num_pipeline_stages: Stages that the model can be cut into, or a divisor of them.
+        num_heads: Attention heads, of which each tensor-parallel rank gets as many; 0 for none.
+
+    Returns:
+        The layout, which makes sense only if there are no problems; and the problems, one message
+        each, with the arithmetic.
+    """
+    problems = []
+    for name in ("devices", "num_nodes"):
+        asked, given = getattr(options, name), getattr(cluster, name)
+        if cluster.starter and asked not in (None, given):
+            problems.append(
+                f"{flag(name)} {asked}: {cluster.starter} started this job with {given}. "
+                f"Leave {flag(name)} out, or make the two agree."
+            )
+    if cluster.left_over:
+        problems.append(
+            f"{cluster.starter} started {cluster.num_processes} processes on {cluster.num_nodes} "
+            "machines: each machine needs equally many. "
+            "Use --ntasks-per-node (srun), or the same --nproc-per-node everywhere (torchrun)."
+        )
+    devices = options.devices or cluster.devices
+    num_nodes = options.num_nodes or cluster.num_nodes
+    if num_nodes > 1 and not cluster.starter:
+        problems.append(
+            f"--num-nodes {num_nodes}: a job on several machines is started by torchrun or srun "
+            "on each of them."
+        )
+    tensor, pipeline = options.tensor_parallel, options.pipeline_parallel
+    world_size, model_parallel = devices * num_nodes, tensor * pipeline
+    can_be_cut = tensor >= 1 <= pipeline and not (
+        num_heads % tensor or width % tensor or num_pipeline_stages % pipeline
+    )
+    fits = not (min(world_size, model_parallel) >= 1 and world_size % model_parallel)
+    if not fits:
+        problems.append(
+            f"--tensor-parallel {tensor} x --pipeline-parallel {pipeline} = {model_parallel}: has "
+            f"to divide the number of processes, {devices} x {num_nodes} = {world_size}."
+            + (f" Use --devices {model_parallel}, for example." if can_be_cut else "")
+        )
+    if tensor >= 1 and num_heads % tensor:
+        problems.append(
+            f"--tensor-parallel {tensor}: has to divide the number of attention heads, "
+            f"{num_heads}. Try {_largest_divisor(num_heads, tensor)}."
+        )
+    elif tensor >= 1 and width % tensor:
+        problems.append(
+            f"--tensor-parallel {tensor}: has to divide the width of the layers it cuts, {width}. "
+            f"Try {_largest_divisor(width, tensor)}."
+        )
+    if pipeline >= 1 and num_pipeline_stages % pipeline:
+        numbers = range(1, num_pipeline_stages + 1)
+        possible = [str(k) for k in numbers if num_pipeline_stages % k == 0]
+        problems.append(
+            f"--pipeline-parallel {pipeline}: this model can be cut into "
+            f"{' or '.join(possible)} stages. "
+            f"Try {_largest_divisor(num_pipeline_stages, pipeline)}."
+        )
+    data = max(1, world_size // max(1, model_parallel))
+    micro, batch_problems = _micro_batch_size(options, global_batch_size, data)
+    if fits:  # else no such ranks
+        problems += batch_problems
+    layout = Layout(devices, num_nodes, tensor, pipeline, global_batch_size or micro * data, micro)
+    return layout, problems
+
+
+def _micro_batch_size(
+    options: CommonOptions, global_batch_size: int | None, data: int
+) -> tuple[int, list[str]]:
+    asked = options.micro_batch_size
+    if global_batch_size is None:
+        return asked or options.largest_micro_batch, []
+    if global_batch_size % data:
+        return 1, [
+            f"--global-batch-size {global_batch_size}: has to be a multiple of the number of "
+            f"data-parallel ranks, {data}. Try {-(-global_batch_size // data) * data}."
+        ]
+    share = global_batch_size // data
+    if asked is not None and asked >= 1 and share % asked:
+        return 1, [
+            f"--micro-batch-size {asked} x {data} data-parallel ranks = {asked * data}: has to "
+            f"divide --global-batch-size {global_batch_size}. Try {_largest_divisor(share, asked)}."
+        ]
+    return asked or _largest_divisor(share, options.largest_micro_batch), []
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    largest = max(1, min(number, limit, 2**24))  # bounded: the numbers may be out of their range
+    return next(size for size in range(largest, 0, -1) if number % size == 0)

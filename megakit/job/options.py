@@ -1,0 +1,227 @@
+"""Options of every script, and of the two that train. No torch here: --help is quick."""
+
+import difflib
+import inspect
+import io
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
+
+from megakit.checkpoints.select import BestBy
+from megakit.job.ranges import MOST, Range, find_problems, flag
+from megakit.job.stage import Stage
+from megakit.runtime.foreign_files import brief
+
+OptionsT = TypeVar("OptionsT", bound="CommonOptions")
+
+Count = Annotated[int, Range(least=1, most=MOST)]
+#: Samples: times the most steps there may be, they still fit into 64 bits.
+BatchSize = Annotated[int, Range(least=1, most=2**24)]
+MOST_SECONDS = 7 * 24 * 3600
+Seed = Annotated[int, Range(least=0, most=MOST)]
+LearningRate = Annotated[float, Range(above=0, most=100)]
+
+
+@dataclass(kw_only=True)
+class CommonOptions:
+    """Where and how a script runs."""
+
+    output_dir: Path = Path("runs")
+    """Folder where runs live."""
+
+    precision: Literal["bf16-mixed", "32"] = "bf16-mixed"
+    """Computes in bfloat16 with float32 weights behind it, or in float32 throughout."""
+
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """Where it runs; auto takes a GPU that works."""
+
+    devices: Annotated[int | None, Range(least=1, most=1024)] = None
+    """Processes on this machine, one per GPU; 1 unless torchrun or srun says otherwise."""
+
+    num_nodes: Annotated[int | None, Range(least=1, most=100_000)] = None
+    """Machines that take part; 1 unless torchrun or srun says otherwise."""
+
+    tensor_parallel: Annotated[int, Range(least=1, most=2**24)] = 1
+    """Ranks that share each layer."""
+
+    pipeline_parallel: Annotated[int, Range(least=1, most=2**24)] = 1
+    """Stages that the layers are dealt out to; the remaining ranks are data parallel."""
+
+    micro_batch_size: Annotated[int | None, Range(least=1, most=2**24)] = None
+    """Samples per rank and forward pass; by default as many as measured best."""
+
+    num_workers: Annotated[int, Range(least=0, most=256)] = 0
+    """Processes per rank that load data ahead."""
+
+    timeout: Annotated[int, Range(least=1, most=MOST_SECONDS)] = 600
+    """Seconds a rank may wait for another before the job fails."""
+
+    verbose: bool = False
+    """Show what the frameworks log, instead of only keeping it in log.txt."""
+
+    largest_micro_batch: ClassVar[int] = 1024
+
+    def resolve_dataset(
+        self, previous: Any, report: Callable[[str], None], may_download: bool = True
+    ) -> Any:
+        """Names the dataset to use after checking that it is usable; for a script to override.
+
+        Args:
+            previous: The dataset of the run or checkpoint that this one goes on from, if any.
+            report: Takes one line for the user.
+            may_download: Whether to fetch what is missing; else nothing is said of it.
+
+        Raises:
+            UserError: The data is missing or damaged.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.resolve_dataset")
+
+    def adapt(self, stage: Stage) -> Stage:
+        """The stage as these options want it, under another name say; for a script to override."""
+        return stage
+
+    def problems(self) -> list[str]:
+        """What is wrong with single options, one message each."""
+        return find_problems(self)
+
+
+@dataclass(kw_only=True)
+class TrainingOptions(CommonOptions):
+    """How long, how fast and how often."""
+
+    max_steps: Count = 1000
+    """Optimizer steps to train for."""
+
+    global_batch_size: BatchSize = 256
+    """Samples per optimizer step over all ranks, the same under every layout."""
+
+    lr: LearningRate = 1e-3
+    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
+
+    seed: Seed = 42
+    """Decides initial weights, the order of samples and random effects."""
+
+    val_interval: Count = 250
+    """Validate every N steps, and after the last."""
+
+    save_interval: Count = 250
+    """Save a checkpoint every N steps, and after the last."""
+
+    limit_val_batches: Annotated[int | None, Range(least=1, most=MOST)] = None
+    """Validate on the first N global batches; by default on all validation data."""
+
+    fresh: bool = False
+    """Start over; the old run is kept under another name."""
+
+    #: What makes two runs the same run; the rest may change from one start to the next.
+    identity: ClassVar[tuple[str, ...]] = (
+        *("seed", "precision", "global_batch_size", "lr", "max_steps", "limit_val_batches"),
+    )
+
+    def best_by(self) -> BestBy:
+        """How the best checkpoint is chosen."""
+        return "val_loss"
+
+
+def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = None) -> OptionsT:
+    """Reads the command line; exits with status 2, and a message, if it cannot.
+
+    Args:
+        options_class: Its fields are the options, their docstrings the help.
+        argv: Arguments, without the program's name.
+    """
+    import tyro
+
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    program = Path(sys.argv[0]).name
+
+    def parse(arguments: Sequence[str]) -> OptionsT:
+        with redirect_stderr(io.StringIO()):
+            return tyro.cli(
+                options_class,
+                prog=program,
+                args=arguments,
+                description=inspect.getdoc(options_class),
+                # --verbose alone, without a --no-verbose beside it
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+
+    problems = _empty(arguments)  # as a Path it would be the current folder
+    try:
+        options = parse(arguments)
+        if not problems:
+            return options
+    except SystemExit as stopped:
+        if not stopped.code:  # --help
+            raise
+        problems += _misunderstood(options_class, arguments, parse)
+    for problem in problems:
+        print(f"{program}: {problem}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _misunderstood(
+    options_class: type, arguments: Sequence[str], parse: Callable[[Sequence[str]], Any]
+) -> list[str]:
+    """What cannot be understood, option by option; tyro stops at the first, and at length."""
+    types = {flag(name): kind for name, kind in get_type_hints(options_class).items()}
+    problems = []
+    for group in _by_option(arguments):
+        name = group[0].partition("=")[0].replace("_", "-")
+        if name not in types:
+            close = difflib.get_close_matches(name, types, 1, cutoff=0.75)
+            remedy = f"Is it {close[0]}? See --help." if close else "See --help."
+            problems.append(f"{brief(' '.join(group))}: there is no such option. {remedy}")
+            continue
+        try:
+            parse(group)
+        except SystemExit:
+            if not _empty(group):  # else that is said already
+                what = brief(" ".join(group))
+                problems.append(f"{what}: has to be {_kind(types[name])}.")
+    return problems
+
+
+def _empty(arguments: Sequence[str]) -> list[str]:
+    """Which options are given an empty value, as an unset shell variable does."""
+    return [
+        f"{group[0].partition('=')[0]} '': the value is empty. Name one, or leave the option out."
+        for group in _by_option(arguments)
+        if group[1:] == [""] or group[0].endswith("=")
+    ]
+
+
+def _by_option(arguments: Sequence[str]) -> list[list[str]]:
+    """The command line in parts that begin with an option each."""
+    groups: list[list[str]] = []
+    for argument in arguments:
+        if argument.startswith("--") or not groups:
+            groups.append([argument])
+        else:
+            groups[-1].append(argument)
+    return groups
+
+
+def _kind(kind: Any) -> str:
+    """What a type takes, in words."""
+    kinds = [part for part in get_args(kind) or (kind,) if part is not type(None)]
+    if all(isinstance(part, str) for part in kinds):
+        return "one of " + ", ".join(kinds)
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "without a value",
+        Path: "one path",
+    }
+    return words.get(kinds[0], "one value")

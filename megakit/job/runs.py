@@ -1,0 +1,270 @@
+"""What a run is: its directory, what identifies it, where it goes on from."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from megakit.checkpoints.folders import list_checkpoints, step_of
+from megakit.checkpoints.manifest import Manifest, read_manifest, verify
+from megakit.checkpoints.select import (
+    BestBy,
+    best_of,
+    hold,
+    keep_own_checkpoints,
+    remove_leftovers,
+)
+from megakit.errors import UserError
+from megakit.job.ranges import flag
+from megakit.job.stage import Stage
+from megakit.reporting.files import write_json
+from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
+
+RUN_FILE = "run.json"
+#: What identifies a run besides its options.
+NO_OPTIONS = ("model", "best_by")
+#: Where one of two identities has no such name.
+_ABSENT = "absent"
+SUMMARY = "summary.json"
+#: How often the best checkpoint is chosen anew when its run removes the chosen one.
+CHOICES = 5
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The folder of one stage below the output directory, with what lies in it."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def summary(self) -> Path:
+        """The file that is written when training has ended."""
+        return self.path / SUMMARY
+
+    @property
+    def log(self) -> Path:
+        """The file for what frameworks log."""
+        return self.path / "log.txt"
+
+    @property
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, by its name; None if there is none."""
+        newest = list_checkpoints(self.checkpoints)[-1:]
+        return step_of(newest[0]) if newest else None
+
+    def identity(self) -> dict[str, Any] | None:
+        """Returns what identifies the run that lives here, or None if none does.
+
+        The checkpoints decide: run.json counts where there is no readable checkpoint, or where one
+        of them agrees with it.
+        """
+        in_checkpoints = []
+        for checkpoint in reversed(list_checkpoints(self.checkpoints)):
+            with contextlib.suppress(UserError):
+                in_checkpoints.append(read_manifest(checkpoint).run)
+        try:
+            in_file = self._identity_in_file()
+        except UserError:
+            if not in_checkpoints:
+                raise
+            return in_checkpoints[0]
+        if in_checkpoints and in_file not in in_checkpoints:
+            return in_checkpoints[0]
+        return in_file
+
+    def _identity_in_file(self) -> dict[str, Any] | None:
+        path = self.path / RUN_FILE
+        if not path.exists():
+            return None
+        with reading(path, "Use --fresh, or another --output-dir."):
+            content = json.loads(read_regular_file(path, JSON_BYTES))
+            if not isinstance(content, dict):
+                raise TypeError("not a JSON object")
+        return content
+
+    def write_identity(self, identity: dict[str, Any]) -> None:
+        """Makes the folder the given run's."""
+        with contextlib.suppress(UserError):
+            if self._identity_in_file() == identity:
+                return
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / RUN_FILE, identity)
+
+    def best_checkpoint(self) -> Path | None:
+        """Returns the checkpoint that the next stage uses.
+
+        Raises:
+            UserError: A checkpoint is damaged, or they are of several runs.
+        """
+        manifests = {path: read_manifest(path) for path in list_checkpoints(self.checkpoints)}
+        identity = self.identity()
+        for path, manifest in manifests.items():
+            if manifest.run != identity:
+                raise UserError(
+                    f"{path}: belongs to another run than {self.path}. Move it away, or name the "
+                    "checkpoint to use with --checkpoint."
+                )
+        by: BestBy = (identity or {}).get("best_by", "val_loss")
+        return best_of(manifests, by)
+
+    def set_aside(self) -> Path | None:
+        """Gives the run that lives here another name, if there is one; returns the name."""
+        if not self.path.exists():
+            return None
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        return aside
+
+
+def find_start(
+    stage: Stage, named: str | None, output_dir: Path, report: Callable[[str], None]
+) -> tuple[Path, Manifest, TextIO] | None:
+    """Finds the checkpoint that a stage starts from, and keeps it from being removed.
+
+    Args:
+        stage: Which stage starts.
+        named: The user's `--checkpoint`; `none` for a fresh start.
+        output_dir: Where the stage before has its run.
+        report: Takes one line for the user.
+
+    Returns:
+        The verified checkpoint, its manifest, and a file: while it is open, a run of the stage
+        before that is still going on does not remove the checkpoint. None where the stage starts
+        from nothing.
+
+    Raises:
+        UserError: There is none, or it is damaged, unfinished, or of another model.
+    """
+    before = stage.before
+    if before is None or named == "none":
+        return None
+    if named is not None:
+        checkpoint = Path(named)
+        manifest, file = _verify_and_hold(checkpoint)
+    else:
+        directory = RunDirectory(output_dir / before.name)
+        checkpoint, manifest, file = _hold_best(directory, before)
+        if directory.newest_step != manifest.run.get("max_steps"):
+            report(f"{directory.path} has not reached its end; its best checkpoint so far counts.")
+    if (manifest.stage, manifest.model) != (before.name, before.model):
+        file.close()
+        titles = {known.name: known.title for known in (stage, before)}
+        found = titles.get(manifest.stage, f"from stage {manifest.stage}")
+        raise UserError(
+            f"{checkpoint}: the model in it is {found} ({manifest.model}); {stage.script} starts "
+            f"from {before.title} ({before.model}), as {before.script} makes it. "
+            "Name another --checkpoint."
+        )
+    return checkpoint, manifest, file
+
+
+def _hold_best(directory: RunDirectory, before: Stage) -> tuple[Path, Manifest, TextIO]:
+    """Chooses again where the run that makes the checkpoints has just removed the chosen one."""
+    for choices_left in reversed(range(CHOICES)):
+        before_choosing = list_checkpoints(directory.checkpoints)
+        try:
+            checkpoint = directory.best_checkpoint()
+            if checkpoint is not None:
+                return checkpoint, *_verify_and_hold(checkpoint)
+        except UserError:
+            if not choices_left or all(path.exists() for path in before_choosing):
+                raise
+    raise UserError(
+        f"{directory.checkpoints}: no checkpoint to start from. "
+        f"Run {before.script} with the same --output-dir first, or name one with "
+        "--checkpoint."
+    )
+
+
+def _verify_and_hold(checkpoint: Path) -> tuple[Manifest, TextIO]:
+    read_manifest(checkpoint)  # says what is wrong with a folder that is no checkpoint
+    try:
+        file = hold(checkpoint)
+    except OSError as error:
+        raise UserError(f"{checkpoint}: {error}. Use another checkpoint.") from error
+    try:
+        return verify(checkpoint), file
+    except BaseException:
+        file.close()
+        raise
+
+
+def differences(
+    directory: RunDirectory, identity: dict[str, Any], start_before: str | None
+) -> list[str]:
+    """In which options the run that lives in a directory differs from the one asked for."""
+    old = directory.identity()
+    if old is None:
+        return []
+    problems = []
+    # An option that the other lacks differs from None too: checkpoints are compared as a whole.
+    changed = {
+        name
+        for name in identity.keys() | old.keys()
+        if old.get(name, _ABSENT) != identity.get(name, _ABSENT)
+    }
+    if len(changed) > 1:
+        changed.discard("best_by")  # follows from an option, which is named
+    for name in changed:
+        if name == "start":
+            problems.append(
+                f"it started from another checkpoint than {start_before or 'none'} "
+                f"(the stage before has a newer result, or --checkpoint changed)"
+            )
+        else:
+            label = name.replace("_", " ") if name in NO_OPTIONS else flag(name)
+            before, now = old.get(name, _ABSENT), identity.get(name, _ABSENT)
+            problems.append(f"{label} was {before!s:.200}, now {now}")
+    if not problems:
+        return []
+    return [
+        f"{directory.path} holds another run: {'; '.join(sorted(problems))}. Give the old values "
+        "to go on with it, --fresh to start over (the old run is kept under another name), or "
+        "another --output-dir."
+    ]
+
+
+def find_resumption(
+    directory: RunDirectory,
+    stage: str,
+    identity: dict[str, Any],
+    report: Callable[[str], None],
+) -> tuple[Path, Manifest] | None:
+    """Finds the checkpoint that a run goes on from, after cleaning up behind its last start.
+
+    Args:
+        directory: The run's; this process has its lock.
+        stage: The run's stage.
+        identity: What identifies the run.
+        report: Takes one line for the user.
+    """
+    if not directory.checkpoints.is_dir():
+        return None
+    remove_leftovers(directory.checkpoints)
+    kept = keep_own_checkpoints(directory.checkpoints, stage, identity, report)
+    return next(reversed(kept.items()), None)
+
+
+def check_writable(folder: Path) -> list[str]:
+    """Why nothing can be written below a folder that may not exist yet, if so."""
+    existing = folder.absolute()
+    try:
+        while not existing.exists():
+            existing = existing.parent
+    except OSError as error:
+        return [f"--output-dir {folder}: {error.strerror}. Name another folder."]
+    if not existing.is_dir():
+        return [f"--output-dir {folder}: {existing} is a file. Name a folder."]
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return [f"--output-dir {folder}: {existing} cannot be written to. Name another folder."]
+    return []

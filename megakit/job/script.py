@@ -1,0 +1,273 @@
+"""The frame around every script: check everything, agree among the ranks, work, report, exit.
+
+Nothing here imports torch before the options are known to be good.
+"""
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from signal import SIGINT
+from typing import Any, NoReturn, TypeVar
+
+from megakit.checkpoints.folders import step_of
+from megakit.checkpoints.manifest import Manifest
+from megakit.checkpoints.select import BestBy
+from megakit.errors import RunDirectoryLostError, Stopped, UserError
+from megakit.job.cluster import Cluster
+from megakit.job.launch import launch
+from megakit.job.layout import Layout
+from megakit.job.options import MOST_SECONDS, CommonOptions, parse_options
+from megakit.job.plan import PLAN_VARIABLE, Plan, failed_check, prepare
+from megakit.job.rendezvous import agree, is_first_to_fail, ranks_have_met
+from megakit.job.run_lock import check_still_ours
+from megakit.job.runs import RunDirectory
+from megakit.job.stage import Stage
+from megakit.reporting.console import Console
+from megakit.reporting.streams import secure_streams
+from megakit.runtime.accelerator import Accelerator, use_accelerator
+from megakit.runtime.foreign_files import printable
+from megakit.runtime.interpreter import adapt_interpreter
+from megakit.runtime.memory import keep_freed_memory, suspend_collector
+from megakit.runtime.shared_memory import why_worker_ended
+from megakit.runtime.signals import exit_status, reset_signals
+from megakit.runtime.threads import limit_threads
+from megakit.runtime.versions import installed_versions
+
+OptionsT = TypeVar("OptionsT", bound=CommonOptions)
+
+#: What gloo and NCCL say when a rank was killed. A rank that fails by itself reports its error.
+OTHER_RANK_IS_GONE = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
+    "remote process exited",
+)
+
+
+@dataclass
+class Run:
+    """One start of a script, as its work sees it.
+
+    Attributes:
+        stage: Which stage of the chain.
+        options: The command line's.
+        plan: What was worked out from them.
+        console: Where to speak to the user.
+        is_main: Whether this process writes files and speaks; one of the job does.
+        began: When the script began, by `time.perf_counter()`.
+        results: For summary.json; the work adds to it.
+    """
+
+    stage: Stage
+    options: Any
+    plan: Plan
+    console: Console
+    is_main: bool
+    began: float
+    results: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        """How the job's processes share the work."""
+        return self.plan.layout
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """Where the job runs."""
+        return self.plan.accelerator
+
+    @cached_property
+    def directory(self) -> RunDirectory:
+        """Where this run lives."""
+        return RunDirectory(self.options.output_dir / self.stage.name)
+
+    @property
+    def path(self) -> Path:
+        """The same as a path."""
+        return self.directory.path
+
+    def check_directory(self) -> None:
+        """Makes sure that the run directory is still the one that this job has locked.
+
+        Raises:
+            RunDirectoryLostError: It was removed or replaced.
+        """
+        if self.plan.lock is not None and self.is_main:
+            check_still_ours(self.path, self.plan.lock)
+
+    @property
+    def trains(self) -> bool:
+        """Whether this script trains, rather than predicts."""
+        return bool(self.plan.identity)
+
+    @property
+    def best_by(self) -> BestBy:
+        """How the best checkpoint is chosen."""
+        by: BestBy = self.plan.identity["best_by"]
+        return by
+
+    @property
+    def resumed_step(self) -> int:
+        """Steps done before this start."""
+        return step_of(Path(self.plan.resume)) if self.plan.resume else 0
+
+    def manifest(self) -> Manifest:
+        """What checkpoints of this run have in common."""
+        return Manifest(
+            stage=self.stage.name,
+            model=self.stage.model,
+            dataset=self.plan.dataset,
+            step=0,
+            run=self.plan.identity,
+            versions=installed_versions(),
+        )
+
+
+def begin_script() -> None:
+    """Prepares a new process's streams and signals. Every script calls this first."""
+    secure_streams()
+    reset_signals()
+
+
+def run_script(
+    stage: Stage, options_class: type[OptionsT], work: Callable[[Run], Path]
+) -> NoReturn:
+    """Runs a script from its command line to its exit status.
+
+    Args:
+        stage: What the script is within the chain.
+        options_class: Its options.
+        work: Does the work of one rank; returns the path to print on standard output.
+    """
+    began = time.perf_counter()
+    begin_script()
+    options = parse_options(options_class)
+    adapt_interpreter()
+    stage = options.adapt(stage)
+    limit_threads(stage.width)
+    console, cluster = Console(), Cluster()
+    try:
+        cluster = _cluster(options)
+        console.silent = cluster.rank != 0
+        status = _run(stage, options, cluster, console, work, began)
+    except UserError as error:
+        if ranks_have_met():  # each of them may find it; one says so
+            console.silent = not is_first_to_fail()
+        for problem in error.problems:
+            # A problem may quote a file: nothing in it reaches the terminal as a command.
+            lines = f"{stage.script}: {problem}".split("\n")
+            console.say("\n".join(map(printable, lines)))
+        status = 2
+    except KeyboardInterrupt:
+        console.say("Interrupted.")
+        status = exit_status(SIGINT)
+    except RunDirectoryLostError as error:
+        console.error(f"{stage.script}{cluster.of_rank}: {error}")
+        status = 1
+    except OSError as error:
+        if is_first_to_fail():
+            where = f"{stage.script}{cluster.of_rank}"
+            console.error(f"{where}: {error}.{_what_is_left(options, stage)}")
+        status = 1
+    except Exception as error:  # of the preparation; the work has a guard of its own
+        if options.verbose:
+            traceback.print_exc()
+        console.error(f"{stage.script}{cluster.of_rank}: {failed_check('the start', error)}")
+        status = 2
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Frameworks leave threads and helpers behind that take seconds to unwind.
+    os._exit(status)
+
+
+def _what_is_left(options: CommonOptions, stage: Stage) -> str:
+    with contextlib.suppress(OSError):
+        if RunDirectory(options.output_dir / stage.name).newest_step is not None:
+            return " The last complete checkpoint is untouched."
+    return ""
+
+
+def _cluster(options: CommonOptions) -> Cluster:
+    """Reads the job from the environment; what is wrong with the options is told with it."""
+    try:
+        cluster = Cluster.from_environment()
+    except UserError as error:
+        raise UserError([*error.problems, *options.problems()]) from error
+    cluster.correct_environment()
+    return cluster
+
+
+def _run(
+    stage: Stage,
+    options: CommonOptions,
+    cluster: Cluster,
+    console: Console,
+    work: Callable[[Run], Path],
+    began: float,
+) -> int:
+    if PLAN_VARIABLE in os.environ:
+        plan, guard = Plan.of_launcher(os.environ[PLAN_VARIABLE]), None
+    elif cluster.num_processes > 1:
+        # A value out of range is refused by the first rank, and all have to hear of it.
+        timeout = min(max(1, options.timeout), MOST_SECONDS)
+        plan, guard = agree(cluster, lambda: prepare(stage, options, cluster, console), timeout)
+    else:
+        plan, guard = prepare(stage, options, cluster, console)
+    directory = RunDirectory(options.output_dir / stage.name)
+    console.fall_back_to(directory.log)
+    if plan.is_done:
+        best = directory.best_checkpoint()
+        assert best is not None
+        console.say(f"{stage.name} is done already: {directory.path}. --fresh starts over.")
+        console.result(best)
+        return 0
+    if plan.layout.world_size > 1 and cluster.starter is None:
+        status = launch(plan.layout.devices, console, {PLAN_VARIABLE: plan.for_ranks()})
+        del guard
+        return status
+    run = Run(stage, options, plan, console, cluster.rank == 0, began)
+    return _work(run, work, f"{stage.script}{cluster.of_rank}")
+
+
+def _work(run: Run, work: Callable[[Run], Path], where: str) -> int:
+    log = run.directory.log
+    if not run.options.verbose:
+        run.console.divert(log)
+    suspend_collector()
+    keep_freed_memory()
+    try:
+        use_accelerator(run.accelerator.name)
+        path = work(run)
+    except Stopped as stopped:
+        run.console.say(f"Stopped after step {stopped.step}; the same command goes on from there.")
+        return exit_status(stopped.signal)
+    except (UserError, RunDirectoryLostError, KeyboardInterrupt):
+        raise
+    except OSError:
+        run.check_directory()  # a folder that is gone is the better reason
+        traceback.print_exc()  # into the log: the file may be missing through a programming error
+        raise
+    except Exception as error:
+        is_first = is_first_to_fail()
+        other_is_gone = any(words in str(error) for words in OTHER_RANK_IS_GONE)
+        worker_ended = why_worker_ended(error)
+        if worker_ended is not None:  # its traceback shows where this process happened to be
+            traceback.print_exc()
+            if is_first:
+                run.console.error(f"{where}: {worker_ended.rstrip('.')}.")
+        elif is_first and not other_is_gone:
+            run.console.error(traceback.format_exc())
+        else:
+            traceback.print_exc()  # into the log: it follows from what became of another rank
+        if is_first:
+            what = "ended, as another rank is gone without a word" if other_is_gone else "failed"
+            run.console.error(f"{where} {what}; the log is {log}.")
+        if other_is_gone:
+            time.sleep(1)  # whoever started the ranks shall see the other's end first, and name it
+        return 1
+    run.console.result(path)
+    return 0

@@ -1,0 +1,112 @@
+"""The whole tutorial: pretrain, fine-tune and predict, one script after the other."""
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import runpy
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+if __name__ == "__main__":  # the scripts and megakit lie one folder up
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megakit.job.launch import run_in_fork
+from megakit.job.options import CommonOptions, parse_options
+from megakit.job.script import begin_script
+from megakit.runtime.signals import exit_status
+from mnist.files import DataOptions
+from model_pretrain import PRETRAIN
+
+PROJECT = Path(__file__).resolve().parents[1]
+SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
+#: Options that only the two scripts that train have.
+TRAINING_ONLY = ("fresh", "seed")
+
+
+@dataclass(kw_only=True)
+class TutorialOptions(DataOptions, CommonOptions):
+    """Run the three scripts in sequence: pretrain, fine-tune, predict."""
+
+    seed: int = 42
+    """Decides initial weights, the order of samples and random effects."""
+
+    fresh: bool = False
+    """Start over; the old runs are kept under other names."""
+
+
+def arguments_for(script: str, options: TutorialOptions) -> list[str]:
+    """The options that differ from their defaults, as a script takes them."""
+    arguments = []
+    for option in dataclasses.fields(options):
+        value = getattr(options, option.name)
+        is_for_training = option.name in TRAINING_ONLY
+        if value == option.default or (is_for_training and script == "model_predict.py"):
+            continue
+        arguments.append("--" + option.name.replace("_", "-"))
+        if value is not True:
+            arguments.append(str(value))
+    return arguments
+
+
+def import_stack(options: TutorialOptions) -> None:
+    """Imports once what all three scripts need: a process forked from this one has it already.
+
+    Only for a single process on a CPU: a GPU in use cannot be handed on to a fork.
+    """
+    from megakit.reporting.console import quiet
+    from megakit.runtime.accelerator import is_certainly_cpu, use_accelerator
+    from megakit.runtime.memory import keep_freed_memory, suspend_collector
+    from megakit.runtime.threads import limit_threads
+
+    is_alone = options.devices in (None, 1) and "RANK" not in os.environ
+    if not is_alone or options.problems() or not is_certainly_cpu(options.accelerator):
+        return
+    limit_threads(PRETRAIN.width)
+    suspend_collector()
+    keep_freed_memory()
+    with contextlib.nullcontext() if options.verbose else quiet():
+        use_accelerator("cpu")
+        for module in ("megakit.training.stages", "model_components"):
+            importlib.import_module(module)
+
+
+def run(script: str, arguments: list[str]) -> int:
+    """Runs a script, as `python SCRIPT ARGUMENTS` would; returns its exit status."""
+    path = str(PROJECT / script)
+
+    def work() -> None:
+        sys.argv = [path, *arguments]
+        if script != SCRIPTS[-1]:
+            # Only the last one's line, the path of predictions.csv, goes to standard output.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        runpy.run_path(path, run_name="__main__")
+
+    return run_in_fork(work)
+
+
+def main() -> int:
+    """Runs the scripts until one fails; returns its exit status, or 0."""
+    began = time.perf_counter()
+    begin_script()
+    options = parse_options(TutorialOptions)
+    import_stack(options)
+    for number, script in enumerate(SCRIPTS, start=1):
+        arguments = arguments_for(script, options)
+        print(f"[{number}/3] {' '.join([script, *arguments])}", file=sys.stderr, flush=True)
+        if status := run(script, arguments):
+            return status
+    seconds = time.perf_counter() - began
+    print(f"The three scripts took {seconds:.1f} s in all.", file=sys.stderr, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(exit_status(signal.SIGINT))

@@ -1,0 +1,192 @@
+"""Layouts: what torchrun and srun say, what fits, and a remedy that works for what does not."""
+
+import re
+from itertools import product
+
+import pytest
+
+from megakit.job.cluster import Cluster
+from megakit.job.layout import Layout, plan_layout
+from megakit.job.options import CommonOptions, TrainingOptions
+from megakit.job.plan import too_many
+from megakit.runtime.accelerator import Accelerator
+
+
+def plan(options=None, cluster=None, width=64, num_pipeline_stages=2, num_heads=0, **given):
+    options = options or TrainingOptions(**given)
+    return plan_layout(
+        options,
+        cluster or Cluster(),
+        global_batch_size=getattr(options, "global_batch_size", None),
+        width=width,
+        num_pipeline_stages=num_pipeline_stages,
+        num_heads=num_heads,
+    )
+
+
+class TestLayout:
+    def test_sizes(self):
+        layout = Layout(4, 2, tensor=2, pipeline=2, global_batch_size=64, micro_batch_size=8)
+        assert (layout.world_size, layout.data) == (8, 2)
+        assert str(layout) == "8 processes: tensor 2 x pipeline 2 x data 2"
+
+    def test_one_process(self):
+        assert str(Layout(1, 1, 1, 1, 64, 8)) == "1 process"
+
+
+class TestWhatFits:
+    def test_defaults_are_one_process(self):
+        layout, problems = plan()
+        assert problems == []
+        assert layout == Layout(1, 1, 1, 1, global_batch_size=256, micro_batch_size=256)
+
+    def test_the_micro_batch_is_the_largest_divisor_that_measurement_favours(self):
+        class Options(TrainingOptions):
+            largest_micro_batch = 100
+
+        layout, problems = plan(Options(global_batch_size=360, devices=2))
+        assert problems == []
+        assert layout.micro_batch_size == 90
+
+    def test_prediction_takes_any_batch(self):
+        layout, problems = plan(CommonOptions(micro_batch_size=77, devices=3))
+        assert problems == []
+        assert (layout.micro_batch_size, layout.data) == (77, 3)
+        layout, _ = plan(CommonOptions())
+        assert layout.micro_batch_size == CommonOptions.largest_micro_batch
+
+    def test_what_the_starter_decided_counts(self):
+        cluster = Cluster("torchrun", rank=1, devices=2, num_nodes=2)
+        layout, problems = plan(cluster=cluster, tensor_parallel=2)
+        assert problems == []
+        assert (layout.world_size, layout.tensor, layout.data) == (4, 2, 2)
+        assert plan(cluster=cluster, devices=2, num_nodes=2)[1] == []
+
+    @pytest.mark.parametrize("devices", range(1, 9))
+    def test_every_product(self, devices):
+        """RefusedError exactly where the arithmetic does not work out."""
+        for tensor, pipeline, batch, micro in product(
+            (1, 2, 3, 4, 8), (1, 2, 3), (1, 6, 16, 24), (None, 1, 2, 3, 4)
+        ):
+            layout, problems = plan(
+                devices=devices,
+                tensor_parallel=tensor,
+                pipeline_parallel=pipeline,
+                global_batch_size=batch,
+                micro_batch_size=micro,
+            )
+            fits = devices % (tensor * pipeline) == 0 and 64 % tensor == 0 and pipeline <= 2
+            data = devices // (tensor * pipeline)
+            if fits:
+                fits = batch % (data * (micro or 1)) == 0
+            assert (problems == []) == fits, (devices, tensor, pipeline, batch, micro, problems)
+            if fits:
+                assert layout.tensor * layout.pipeline * layout.data == layout.world_size
+                assert batch % (layout.micro_batch_size * layout.data) == 0
+                assert micro in (None, layout.micro_batch_size)
+
+
+class TestWhatDoesNot:
+    def test_model_parallelism_divides_the_processes(self):
+        _, problems = plan(devices=6, tensor_parallel=2, pipeline_parallel=2, global_batch_size=240)
+        (problem,) = problems
+        for part in ("--tensor-parallel 2", "--pipeline-parallel 2", "= 4", "6 x 1 = 6"):
+            assert part in problem
+        assert remedied(problem, devices=6, tensor_parallel=2, pipeline_parallel=2) == []
+
+    def test_tensor_parallelism_divides_the_width(self):
+        (problem,) = plan(devices=3, tensor_parallel=3)[1]
+        assert "--tensor-parallel 3" in problem
+        assert "64" in problem
+
+    def test_stages(self):
+        (problem,) = plan(devices=4, pipeline_parallel=4)[1]
+        assert "--pipeline-parallel 4" in problem
+        assert "2 stages" in problem
+
+    def test_stages_hold_equally_many_layers(self):
+        (problem,) = plan(devices=3, pipeline_parallel=3, num_pipeline_stages=4)[1]
+        assert "--pipeline-parallel 3" in problem
+        assert problem.endswith("can be cut into 1 or 2 or 4 stages. Try 2.")
+        assert plan(devices=2, pipeline_parallel=2, num_pipeline_stages=4)[1] == []
+
+    def test_tensor_parallelism_deals_out_whole_heads(self):
+        (problem,) = plan(devices=8, tensor_parallel=8, num_heads=4)[1]
+        assert problem.startswith("--tensor-parallel 8: has to divide the number of attention head")
+        assert problem.endswith("heads, 4. Try 4.")
+        assert plan(devices=4, tensor_parallel=4, num_heads=4)[1] == []
+
+    def test_data_parallel_ranks_divide_the_global_batch(self):
+        (problem,) = plan(devices=4, global_batch_size=30)[1]
+        assert "--global-batch-size 30" in problem
+        assert "4" in problem.split(":", 1)[1]
+        assert remedied(problem, devices=4, global_batch_size=30) == []
+
+    def test_the_micro_batch_divides_a_rank_s_share(self):
+        (problem,) = plan(devices=2, global_batch_size=24, micro_batch_size=5)[1]
+        for part in ("--micro-batch-size 5", "2 data-parallel ranks", "= 10", "24"):
+            assert part in problem
+        assert remedied(problem, devices=2, global_batch_size=24, micro_batch_size=5) == []
+
+    def test_more_gpus_than_there_are(self):
+        layout, problems = plan(devices=4)
+        assert problems == []
+        (problem,) = too_many(layout, Accelerator("gpu", "a GPU", count=1))
+        for part in ("--devices 4", "has 1 GPU,", "--accelerator cpu"):
+            assert part in problem
+        assert too_many(layout, Accelerator("gpu", "a GPU", count=4)) == []
+        assert too_many(layout, Accelerator("cpu", "a CPU", count=1)) == []
+
+    def test_machines_with_unequal_numbers_of_processes(self):
+        cluster = Cluster("srun", rank=0, devices=2, num_nodes=2, left_over=1)
+        (problem,) = plan(cluster=cluster)[1]
+        for part in ("srun started 5 processes on 2 machines", "--ntasks-per-node"):
+            assert part in problem
+
+    def test_several_machines_need_a_starter(self):
+        (problem,) = plan(num_nodes=2)[1]
+        assert "--num-nodes 2" in problem
+        assert "torchrun" in problem
+
+    @pytest.mark.parametrize("starter", ["torchrun", "srun"])
+    def test_options_that_contradict_the_starter(self, starter):
+        cluster = Cluster(starter, rank=0, devices=2, num_nodes=2)
+        problems = plan(cluster=cluster, devices=4, num_nodes=1)[1]
+        named = [problem for problem in problems if starter in problem]
+        assert len(named) == 2
+        assert "--devices 4" in named[0]
+        assert "--num-nodes 1" in named[1]
+        assert all(re.search(r"with 2\b", problem) for problem in named)
+
+    def test_all_at_once(self):
+        problems = plan(devices=4, tensor_parallel=3, pipeline_parallel=3, num_nodes=2)[1]
+        text = "\n".join(problems)
+        for part in ("--num-nodes 2", "--tensor-parallel 3 x", "--tensor-parallel 3:", "stages"):
+            assert part in text
+
+    def test_no_arithmetic_with_ranks_that_cannot_be(self):
+        """7 processes of 2 each make no 3 data-parallel ranks that a batch has to suit."""
+        (problem,) = plan(devices=7, tensor_parallel=2)[1]
+        assert "--global-batch-size" not in problem
+
+    @pytest.mark.parametrize(
+        "name", ["devices", "num_nodes", "tensor_parallel", "pipeline_parallel", "micro_batch_size"]
+    )
+    @pytest.mark.parametrize("value", [0, -2])
+    def test_numbers_below_one_are_the_options_own_problem(self, name, value):
+        options = TrainingOptions(**{name: value})
+        layout, problems = plan(options)
+        assert len(options.problems()) == 1
+        assert problems == []
+        assert str(layout)
+
+
+def remedied(problem, **given):
+    """What is still wrong once the user has done what the message says."""
+    found = re.search(r"Use --devices (\d+)|--(\S+) \d+.*Try (\d+)\.", problem)
+    assert found, problem
+    if found[1]:
+        given["devices"] = int(found[1])
+    else:
+        given[found[2].replace("-", "_")] = int(found[3])
+    return plan(**given)[1]

@@ -1,0 +1,259 @@
+"""Options: defaults, the command line, help from docstrings, and what single options refuse."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, get_type_hints
+
+import pytest
+
+from megakit.job.options import CommonOptions, TrainingOptions, parse_options
+from megakit.job.ranges import Range, flag
+
+
+@dataclass(kw_only=True)
+class WarpOptions(TrainingOptions):
+    """Train a warp drive."""
+
+    warp_factor: float = 9.5
+    """How fast it flies."""
+
+    identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "warp_factor")
+
+
+def refused(argv, capsys, options_class=TrainingOptions):
+    """What the user reads on a command line that cannot be understood."""
+    with pytest.raises(SystemExit) as stopped:
+        parse_options(options_class, argv)
+    assert stopped.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    return " ".join(err.replace("│", " ").split())
+
+
+def test_no_options_give_the_defaults():
+    assert parse_options(TrainingOptions, []) == TrainingOptions()
+
+
+def test_defaults_as_documented():
+    options = TrainingOptions()
+    assert (options.output_dir, options.precision) == (Path("runs"), "bf16-mixed")
+    assert (options.accelerator, options.devices, options.num_nodes) == ("auto", None, None)
+    assert (options.tensor_parallel, options.pipeline_parallel) == (1, 1)
+    assert (options.num_workers, options.verbose, options.timeout) == (0, False, 600)
+    assert (options.seed, options.fresh, options.limit_val_batches) == (42, False, None)
+    assert options.problems() == []
+
+
+def test_values_from_the_command_line():
+    options = parse_options(
+        TrainingOptions,
+        [
+            *("--output-dir", "elsewhere", "--precision", "32", "--accelerator", "cpu"),
+            *("--devices", "4", "--tensor-parallel", "2", "--lr", "3e-2", "--verbose", "--fresh"),
+        ],
+    )
+    assert options == TrainingOptions(
+        output_dir=Path("elsewhere"),
+        precision="32",
+        accelerator="cpu",
+        devices=4,
+        tensor_parallel=2,
+        lr=0.03,
+        verbose=True,
+        fresh=True,
+    )
+
+
+def test_a_script_adds_options_of_its_own():
+    options = parse_options(WarpOptions, ["--warp-factor", "2"])
+    assert (options.warp_factor, options.max_steps) == (2.0, TrainingOptions().max_steps)
+    assert options.identity == (*TrainingOptions.identity, "warp_factor")
+
+
+def test_help_comes_from_the_docstrings(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse_options(WarpOptions, ["--help"])
+    assert stopped.value.code == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    text = " ".join(out.replace("│", " ").split())
+    for expected in ("Train a warp drive.", "--warp-factor", "How fast it flies.", "9.5"):
+        assert expected in text
+    for option in fields(WarpOptions):
+        assert flag(option.name) in text
+
+
+def test_a_switch_has_no_opposite(capsys):
+    assert "--no-verbose" in refused(["--no-verbose"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--warp", "9"], ["--warp"]),
+        (["engage"], ["engage"]),
+        (["--precision", "16"], ["--precision", "16", "bf16-mixed", "32"]),
+        (["--accelerator", "tpu"], ["--accelerator", "tpu", "auto", "cpu", "gpu"]),
+        (["--max-steps", "many"], ["--max-steps", "many"]),
+        (["--devices", "1.5"], ["--devices", "1.5"]),
+        (["--lr"], ["--lr"]),
+    ],
+)
+def test_a_command_line_that_cannot_be_understood(argv, named, capsys):
+    message = refused(argv, capsys)
+    for part in named:
+        assert part in message
+
+
+def test_all_misunderstood_values_are_named(capsys):
+    message = refused(["--precision", "16", "--accelerator", "tpu"], capsys)
+    assert "16" in message
+    assert "tpu" in message
+
+
+LEAST = {
+    **dict.fromkeys(("num_workers", "seed"), 0),
+    **dict.fromkeys(("devices", "num_nodes", "tensor_parallel", "pipeline_parallel"), 1),
+    **dict.fromkeys(("micro_batch_size", "timeout", "max_steps", "global_batch_size"), 1),
+    **dict.fromkeys(("val_interval", "save_interval", "limit_val_batches"), 1),
+}
+
+
+def test_every_whole_number_has_a_least_value():
+    hints = get_type_hints(TrainingOptions)
+    numbers = {name for name, hint in hints.items() if hint in (int, int | None)}
+    assert numbers == LEAST.keys()
+
+
+@pytest.mark.parametrize(("name", "least"), LEAST.items())
+def test_whole_numbers(name, least):
+    def problems(value):
+        given: Any = {name: value}
+        return TrainingOptions(**given).problems()
+
+    assert problems(least) == []
+    for value in (least - 1, -7):
+        (problem,) = problems(value)
+        assert problem == f"{flag(name)} {value}: has to be at least {least}."
+
+
+@pytest.mark.parametrize("lr", [0.0, -0.1, float("inf"), float("-inf"), float("nan")])
+def test_learning_rates_that_are_none(lr):
+    (problem,) = TrainingOptions(lr=lr).problems()
+    assert problem.startswith(f"--lr {lr}: has to be ")
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_whole_numbers_beyond_all_sense(name):
+    """10**30 is what frameworks would fail of, in the middle of the work."""
+    given: Any = {name: 10**30}
+    (problem,) = TrainingOptions(**given).problems()
+    assert problem.startswith(f"{flag(name)} {10**30}: has to be at most ")
+
+
+@pytest.mark.parametrize("lr", [1e30, 101])
+def test_learning_rates_beyond_all_sense(lr):
+    (problem,) = TrainingOptions(lr=lr).problems()
+    assert problem == f"--lr {lr}: has to be at most 100."
+
+
+@dataclass(kw_only=True)
+class BentOptions(WarpOptions):
+    """Options of a script that gives some of them other defaults."""
+
+    timeout: int = 60
+    bend: Annotated[float, Range(least=-1, below=1)] = 0.0
+    course: Path | None = None
+    crew: str | None = None
+
+
+def test_a_range_outlives_another_default():
+    (problem,) = BentOptions(timeout=10**15).problems()
+    assert problem == f"--timeout {10**15}: has to be at most 604,800."
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["warp_factor", "bend", "lr"])
+def test_every_decimal_number_is_a_number(name, value):
+    given: Any = {name: value}
+    (problem,) = BentOptions(**given).problems()
+    assert problem == f"{flag(name)} {value}: has to be a finite number."
+
+
+def test_ranges():
+    assert [BentOptions(bend=bend).problems() for bend in (-1.0, 0.5)] == [[], []]
+    assert BentOptions(bend=1.0).problems() == ["--bend 1.0: has to be below 1."]
+    assert BentOptions(bend=-1.5).problems() == ["--bend -1.5: has to be at least -1."]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "rule"),
+    [
+        ("a\nb", "a\\nb", "contains a control character"),
+        ("a\0b", "a\\x00b", "contains a control character"),
+        ("a\udcffb", "a\\udcffb", "is not valid UTF-8"),
+        ("x" * 300, "x" * 100 + "..." + "x" * 60, "one part of it is longer than 255 bytes"),
+        ("\u00e9" * 128, "\u00e9" * 128, "one part of it is longer than 255 bytes"),
+    ],
+)
+@pytest.mark.parametrize("name", ["output_dir", "course", "crew"])
+def test_names_that_no_file_can_have(name, value, shown, rule):
+    given: Any = {name: value if name == "crew" else Path(value)}
+    (problem,) = BentOptions(**given).problems()
+    assert problem.startswith(f"{flag(name)} {shown}: {rule}")
+    assert len(problem.splitlines()) == 1
+
+
+def test_a_path_longer_than_the_system_allows():
+    (problem,) = BentOptions(course=Path(*["x" * 200] * 20)).problems()
+    assert "with its folders it is longer than 3696 bytes" in problem
+
+
+def test_usual_names_are_usable():
+    names = ["runs", "a b", "r\u00e9sum\u00e9", "/", "..", "\u6f22\u5b57", "a\u00a0b"]
+    assert [BentOptions(course=Path(name), crew=name).problems() for name in names] == [[]] * 7
+
+
+@pytest.mark.parametrize("argv", [["--course", ""], ["--course="], ["--crew", ""], ["--crew="]])
+def test_an_empty_value_is_refused(argv, capsys):
+    """As a path it would be the current folder."""
+    message = refused([*argv, "--warp-factor", "x", "--bent"], capsys, BentOptions)
+    option = argv[0].rstrip("=")
+    assert f"{option} '': the value is empty." in message
+    assert message.count(option) == 1
+    assert "--warp-factor x: has to be a number" in message
+    assert "--bent: there is no such option" in message
+    assert "is empty" in refused(argv, capsys, BentOptions)
+
+
+def test_all_problems_are_found_at_once():
+    options = TrainingOptions(devices=0, timeout=0, num_workers=-1, max_steps=0, seed=-1, lr=0)
+    named = [problem.split()[0] for problem in options.problems()]
+    wanted = ["--devices", "--lr", "--max-steps", "--num-workers", "--seed", "--timeout"]
+    assert sorted(named) == wanted
+
+
+def test_what_identifies_a_run_are_options_of_it():
+    assert set(TrainingOptions.identity) <= {option.name for option in fields(TrainingOptions)}
+    may_change = {
+        *("devices", "num_nodes", "tensor_parallel", "pipeline_parallel", "micro_batch_size"),
+        *("num_workers", "val_interval", "save_interval", "accelerator", "verbose", "timeout"),
+        *("output_dir", "fresh"),
+    }
+    assert may_change.isdisjoint(TrainingOptions.identity)
+    assert may_change | set(TrainingOptions.identity) == {
+        option.name for option in fields(TrainingOptions)
+    }
+
+
+def test_a_script_says_where_its_data_is():
+    with pytest.raises(NotImplementedError, match=r"CommonOptions\.resolve_dataset"):
+        CommonOptions().resolve_dataset(None, print)
+
+
+def test_flag():
+    assert flag("tensor_parallel") == "--tensor-parallel"
+
+
+def test_nothing_of_a_dataset_in_the_library():
+    assert not {"data_dir", "dataset"} & {option.name for option in fields(TrainingOptions)}

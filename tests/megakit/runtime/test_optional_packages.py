@@ -1,0 +1,154 @@
+"""Stand-ins for what is not installed, and nothing in the place of what is.
+
+One process tells it all, since importing NeMo takes seconds: `use_accelerator("gpu")`, which needs
+no GPU, with packages beside it that come and go.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.scripts import REPOSITORY, environment
+
+OPTIONAL = ("modelopt", "nemo_run", "pandas")
+STAND_INS = {
+    "modelopt": "nemo.collections.llm.modelopt",
+    "pandas": "nemo.utils.loggers.clearml_logger",
+}
+
+PROGRAM = """
+import importlib, json, sys
+from importlib.util import find_spec
+from megakit.runtime import optional_packages, cpu, use_accelerator
+
+def present(yes):
+    (sys.path.insert if yes else lambda _, path: sys.path.remove(path))(0, sys.argv[1])
+    importlib.invalidate_caches()
+
+told = {"absent": [name for name in json.loads(sys.argv[2]) if find_spec(name) is None]}
+present(True)
+optional_packages.without_modelopt()
+optional_packages.without_pandas()
+told["where present"] = [name for name in sys.modules if name.startswith("nemo.")]
+present(False)
+
+optional_packages.without_unified_memory()
+from nemo.lightning import nemo_logger
+from nemo.lightning.callback_group import CallbackGroup
+from nemo.lightning.io.mixin import IOMixin
+
+own = IOMixin._io_dump_yaml
+present(True)
+optional_packages.without_nemo_run()
+told["yaml is nemo_run's"] = IOMixin._io_dump_yaml is own
+present(False)
+unavailable, nemo_logger.HAVE_RES = nemo_logger.lcp, True
+optional_packages.without_resiliency_extension()
+told["local checkpoints are its own"] = nemo_logger.lcp is unavailable
+nemo_logger.HAVE_RES = told["resiliency extension"] = False
+told["telemetry by default"] = len(CallbackGroup.get_instance()._callbacks)
+
+import torch
+names = ("current_device", "manual_seed", "Stream", "memory_allocated")
+functions = [*(getattr(torch.cuda, name) for name in names), torch.Tensor.to, torch.zeros]
+use_accelerator("gpu")
+after = [*(getattr(torch.cuda, name) for name in names), torch.Tensor.to, torch.zeros]
+from megatron.core.jit import jit_fuser
+told["torch is untouched"] = functions == after and cpu.apply.cache_info().misses == 0
+told["Megatron is untouched"] = jit_fuser is torch.compile
+
+told["telemetry"] = len(CallbackGroup.get_instance()._callbacks)
+told["yaml"] = IOMixin()._io_dump_yaml(None, attrs=["model"])
+told["is local"] = isinstance(object(), nemo_logger.lcp.LocalCheckpointCallback)
+told["llm"] = ["nemo.collections.llm" in sys.modules, find_spec("nemo.collections.llm").origin]
+told["stand-ins"] = [name for name, module in sys.modules.items()
+                     if (getattr(module, "__doc__", None) or "").startswith("Stand-in")]
+
+from nemo.collections.llm.modelopt.distill.utils import get_tensor_shapes_adjust_fn_for_distillation
+from nemo.collections.llm.modelopt.model_utils import save_modelopt_state
+told["modelopt"] = [get_tensor_shapes_adjust_fn_for_distillation(None), save_modelopt_state(1, 2)]
+from nemo.utils.exp_manager import ClearMLLogger, ExpManagerConfig
+from omegaconf import OmegaConf
+told["options of loggers"] = len(OmegaConf.structured(ExpManagerConfig)) > 10
+try:
+    ClearMLLogger({}, "", "", False)
+except ImportError as error:
+    told["clearml"] = str(error)
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    packages = tmp_path_factory.mktemp("packages")
+    for name in OPTIONAL:
+        (packages / f"{name}.py").write_text("")
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(packages), json.dumps(OPTIONAL)],
+        # Under torchrun NeMo's telemetry would begin.
+        env=environment(PYTHONPATH=str(REPOSITORY), CUDA_VISIBLE_DEVICES="", RANK="0"),
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert result.returncode == 0, result.stderr[-5000:]
+    answers: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return answers
+
+
+def skip_unless_absent(told: dict[str, Any], package: str) -> None:
+    if package not in told["absent"]:
+        pytest.skip(f"{package} is installed here")
+
+
+def test_what_is_present_is_used(told: dict[str, Any]) -> None:
+    assert told["where present"] == []
+    assert told["yaml is nemo_run's"]
+    assert told["local checkpoints are its own"]
+
+
+@pytest.mark.parametrize("package", STAND_INS)
+def test_what_is_absent_has_a_stand_in(told: dict[str, Any], package: str) -> None:
+    skip_unless_absent(told, package)
+    assert STAND_INS[package] in told["stand-ins"]
+
+
+def test_the_parts_around_a_stand_in_stay(told: dict[str, Any]) -> None:
+    """Only leaves are replaced: who has what `nemo.collections.llm` needs can import it."""
+    imported, origin = told["llm"]
+    assert not imported
+    assert origin.endswith("nemo/collections/llm/__init__.py")
+    assert "nemo.utils.loggers" not in told["stand-ins"]
+
+
+def test_modelopt_has_nothing_to_do(told: dict[str, Any]) -> None:
+    skip_unless_absent(told, "modelopt")
+    assert told["modelopt"] == [None, None]
+
+
+def test_nothing_is_written_as_yaml(told: dict[str, Any]) -> None:
+    skip_unless_absent(told, "nemo_run")
+    assert told["yaml"] == {}
+
+
+def test_auto_resume_gets_its_imports_and_clearml_says_what_it_needs(told: dict[str, Any]) -> None:
+    skip_unless_absent(told, "pandas")
+    assert told["options of loggers"]
+    assert "pandas" in told["clearml"]
+
+
+def test_no_callback_is_a_local_checkpoint(told: dict[str, Any]) -> None:
+    assert told["is local"] is False
+
+
+def test_telemetry_is_off(told: dict[str, Any]) -> None:
+    assert told["telemetry by default"] > 0
+    assert told["telemetry"] == 0
+
+
+def test_nothing_of_torch_is_patched_for_a_gpu(told: dict[str, Any]) -> None:
+    assert told["torch is untouched"]
+    assert told["Megatron is untouched"]

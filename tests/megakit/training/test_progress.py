@@ -1,0 +1,71 @@
+"""Where a training's time goes, and how many numbers it trains."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("megatron")
+
+
+def test_the_clock_measures_data_and_nothing_else() -> None:
+    from megakit.training.progress import DataClock
+
+    clock = DataClock()
+    for action, seconds in (
+        ("[_TrainingEpochLoop].train_dataloader_next", 0.02),
+        ("[_TrainingEpochLoop].train_dataloader_next", 0.02),
+        ("[_EvaluationLoop].val_next", 1.0),
+        ("[LightningDataModule]Data.setup", 0.03),
+        ("[LightningDataModule]Data.state_dict", 1.0),
+        ("run_training_batch", 1.0),
+    ):
+        with clock.profile(action):
+            time.sleep(seconds)
+    assert 0.04 <= clock.fetch_seconds < 1
+    assert 0.03 <= clock.setup_seconds < 1
+
+
+def test_times_of_a_resumed_start_add_up_and_leave_out_the_starts_before() -> None:
+    from megakit.training.progress import DataClock, Reporter
+
+    writer: Any = SimpleNamespace(seconds=2.0)
+    reporter = Reporter(None, "pretrain", writer, None, None)  # type: ignore[arg-type]
+    reporter.load_state_dict({"seconds": 100.0, "validation_seconds": 10.0})
+    reporter._before = {"all": 100.0, "validation": 10.0, "checkpoints": 2.0}
+    reporter.seconds, reporter.validation_seconds, writer.seconds = 109.0, 12.0, 3.0
+    clock = DataClock()
+    clock.setup_seconds, clock.fetch_seconds = 0.5, 0.25
+    times = reporter.times(15.0, clock)
+    assert times == {
+        "start_up": 5.5,
+        "data": 0.75,
+        "training": 5.75,
+        "validation": 2.0,
+        "checkpoints": 1.0,
+    }
+    assert sum(times.values()) == 15.0
+    assert reporter.stepping_seconds == 94.0
+
+
+def test_parameters_of_the_job() -> None:
+    import torch
+
+    from megakit.training.progress import parameters_of_the_job
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    assert parameters_of_the_job(model) == 3 * 4 + 4 + 4 * 2 + 2
+    model[0].requires_grad_(False)
+    assert parameters_of_the_job(model) == 4 * 2 + 2
+
+
+def test_times_of_a_start_that_finds_all_steps_done() -> None:
+    from megakit.training.progress import DataClock, Reporter
+
+    writer: Any = SimpleNamespace(seconds=2.0)
+    reporter = Reporter(None, "pretrain", writer, None, None)  # type: ignore[arg-type]
+    reporter.load_state_dict({"seconds": 100.0, "validation_seconds": 10.0})
+    times = reporter.times(7.0, DataClock())
+    assert times.pop("start_up") == 7.0
+    assert set(times.values()) == {0.0}
