@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 if sys.flags.safe_path:  # Python then leaves out the folder that the script lies in
     sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -43,8 +43,6 @@ class FinetuneOptions(DataOptions, TrainingOptions):
     num_labels: Annotated[int | None, Range(least=10)] = None
     """Train on N labelled images, balanced over the classes; by default on all. The last
     checkpoint then counts, since choosing by validation would use more labels."""
-
-    identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "num_labels")
 
     def best_by(self) -> BestBy:
         """How the best checkpoint is chosen."""

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 if sys.flags.safe_path:  # Python then leaves out the folder that the script lies in
     sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -36,8 +36,6 @@ class PretrainOptions(DataOptions, TrainingOptions):
 
     corruption: Annotated[float, Range(least=0, below=1)] = 0.2
     """Share of pixels dropped from each image, drawn anew each epoch, for the model to restore."""
-
-    identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "corruption")
 
 
 def pretrain(run: Run) -> Path:

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from megakit.errors import UserError
 from megakit.runtime.foreign_files import printable, read_regular_file, reading
@@ -42,6 +42,9 @@ class DataOptions:
     digits: 1,797 scans that come with scikit-learn, enlarged.
     auto: the dataset of the run or checkpoint it goes on from,
     else mnist if it is there or can be downloaded, else digits."""
+
+    #: What the images are counts, by the name that `resolve_dataset` gives.
+    harmless: ClassVar[tuple[str, ...]] = ("data_dir", "dataset")
 
     def resolve_dataset(
         self,

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from megakit.data.foreign_images import FILE_BYTES
 from megakit.errors import UserError
@@ -28,6 +28,9 @@ class FolderOptions:
 
     data_dir: Path = Path("sample-images")
     """Folder that holds train, val and test, each with a folder of images for every class."""
+
+    #: What the images are counts, by the name that `resolve_dataset` gives.
+    harmless: ClassVar[tuple[str, ...]] = ("data_dir",)
 
     def resolve_dataset(
         self, previous: Any, report: Callable[[str], None], may_download: bool = True

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 # Started by its path, a script finds only what lies beside it; megakit and the rest are above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -40,8 +40,6 @@ class PretrainOptions(DataOptions, TrainingOptions):
 
     masked_share: Annotated[float, Range(least=0.1, most=0.9)] = 0.5
     """Share of each image's patches to hide, drawn anew each epoch, for the model to restore."""
-
-    identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "masked_share")
 
 
 def pretrain(run: Run) -> Path:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,6 +21,9 @@ LONGEST_NAME = 200
 SMALLEST_SHARE_ON_DISK = 1 / 64
 #: The key of the manifest's own digest in `manifest.json`.
 OWN_DIGEST = "sha256"
+#: Entries of `run` that say with which code a run was computed. It may go on with other code.
+CODE = "code"
+CHANGES = "changes"
 
 
 class OtherFormatError(UserError):
@@ -56,6 +60,15 @@ class Manifest:
     def digest(self) -> str:
         """Tells checkpoints apart; the sha256 of this manifest, and so of all the files."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two identities are of one run; a run may go on with changed code."""
+    first, second = dict(one), dict(other)
+    for name in (CODE, CHANGES):
+        first.pop(name, None)
+        second.pop(name, None)
+    return first == second
 
 
 def list_files(checkpoint: Path) -> dict[str, dict[str, Any]]:

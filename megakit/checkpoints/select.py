@@ -12,7 +12,7 @@ from typing import Any, Literal, TextIO
 
 from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.folders import MANIFEST, list_checkpoints
-from megakit.checkpoints.manifest import Manifest, OtherFormatError, read_manifest, verify
+from megakit.checkpoints.manifest import Manifest, OtherFormatError, read_manifest, same_run, verify
 from megakit.errors import UserError
 
 BestBy = Literal["val_loss", "last"]
@@ -60,7 +60,7 @@ def own_checkpoints(folder: Path, stage: str, run: Mapping[str, Any]) -> dict[Pa
     for checkpoint in list_checkpoints(folder):
         with contextlib.suppress(UserError):
             manifest = read_manifest(checkpoint)
-            if (manifest.stage, manifest.run) == (stage, run):
+            if manifest.stage == stage and same_run(manifest.run, run):
                 own[checkpoint] = manifest
     return own
 
@@ -98,7 +98,7 @@ def keep_own_checkpoints(
             aside = set_aside(checkpoint, "damaged")
             report(f"{error} It is now {aside.name}.")
             continue
-        if (manifest.stage, manifest.run) == (stage, run):
+        if manifest.stage == stage and same_run(manifest.run, run):
             kept[checkpoint] = manifest
         else:
             aside = set_aside(checkpoint, "foreign")

@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import (
     Annotated,
@@ -70,6 +70,11 @@ class CommonOptions:
     verbose: bool = False
     """Show what the frameworks log, instead of only keeping it in log.txt."""
 
+    #: Options that do not change a result. A class lists its own; those of its bases are added.
+    harmless: ClassVar[tuple[str, ...]] = (
+        *("output_dir", "accelerator", "devices", "num_nodes", "tensor_parallel"),
+        *("pipeline_parallel", "micro_batch_size", "num_workers", "timeout", "verbose"),
+    )
     largest_micro_batch: ClassVar[int] = 1024
 
     def resolve_dataset(
@@ -124,10 +129,21 @@ class TrainingOptions(CommonOptions):
     fresh: bool = False
     """Start over; the old run is kept under another name."""
 
-    #: What makes two runs the same run; the rest may change from one start to the next.
-    identity: ClassVar[tuple[str, ...]] = (
-        *("seed", "precision", "global_batch_size", "lr", "max_steps", "limit_val_batches"),
+    keep_changes: bool = False
+    """Go on with a run although the code that decides its result was changed."""
+
+    harmless: ClassVar[tuple[str, ...]] = (
+        *("val_interval", "save_interval", "fresh", "keep_changes", "checkpoint"),
     )
+
+    def identity(self) -> dict[str, Any]:
+        """The options that the result depends on: all but those that are listed as harmless."""
+        harmless = {name for base in type(self).__mro__ for name in vars(base).get("harmless", ())}
+        return {
+            option.name: getattr(self, option.name)
+            for option in fields(self)
+            if option.name not in harmless
+        }
 
     def best_by(self) -> BestBy:
         """How the best checkpoint is chosen."""

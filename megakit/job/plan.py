@@ -9,17 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megakit.checkpoints.manifest import Manifest
+from megakit.checkpoints.manifest import CHANGES, CODE, Manifest
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
+from megakit.job.identity import changed_names, differences, identify, listed, script_of
 from megakit.job.layout import Layout, plan_layout
 from megakit.job.options import CommonOptions, TrainingOptions
+from megakit.job.program import code_of
 from megakit.job.ranges import names_are_usable
 from megakit.job.run_lock import RunLock, close_in_children, lock
 from megakit.job.runs import (
     RunDirectory,
     check_writable,
-    differences,
     find_resumption,
     find_start,
 )
@@ -169,21 +170,16 @@ def _prepare(
     )
     identity: dict[str, Any] = {}
     if training:
-        identity = {name: getattr(training, name) for name in training.identity}
-        identity |= {
-            "model": stage.model,
-            "dataset": dataset,
-            "start": start[1].digest if start else None,
-            "best_by": training.best_by(),
-        }
-        identity = json.loads(json.dumps(identity))  # as manifests have it
-        if old is not None and not problems:
-            problems += differences(directory, identity, str(start[0]) if start else None)
+        identity = identify(stage, training, dataset, start[1].digest if start else None)
+        if not problems and not is_anew:
+            problems += _other_run(directory, training, identity, start and str(start[0]))
     if problems:
         raise UserError(problems)
 
     if accelerator.remark:
         console.say(accelerator.remark)
+    if start:
+        _remark_on_old_code(stage, options, start, console)
     if accelerator.name == "cpu" and layout.devices > accelerator.count:
         console.say(
             f"{layout.devices} processes share the {accelerator.count} CPU cores of this machine: "
@@ -212,6 +208,22 @@ def _prepare(
         return plan, guard.pop_all()
 
 
+def _remark_on_old_code(
+    stage: Stage, options: CommonOptions, start: tuple[Path, Manifest, Any], console: Console
+) -> None:
+    """Tells if the code of the stage before was changed since it made the checkpoint."""
+    assert stage.before is not None
+    script = script_of(options).with_name(stage.before.script)
+    if not script.is_file():  # of another project
+        return
+    changed = changed_names(start[1].run, {CODE: code_of(script)})
+    if changed:
+        console.say(
+            f"{script.name} has changed since it made {start[0]}: {listed(changed)}. "
+            f"To start from the new code's result, run it again with --fresh."
+        )
+
+
 def _lock(directory: RunDirectory, options: TrainingOptions | None, console: Console) -> RunLock:
     """Locks the run directory; with `--fresh` a new one, after the old one got another name."""
     if options and options.fresh and directory.path.exists():
@@ -235,16 +247,42 @@ def _find_own(
         The checkpoint with its manifest, if there is one, and whether the run is done.
     """
     # Another start may have used the directory between the first comparison and the lock.
-    if problems := differences(directory, identity, start):
+    if problems := _other_run(directory, options, identity, start):
         raise UserError(problems)
-    directory.write_identity(identity)
     found = find_resumption(directory, stage.name, identity, console.say)
+    if found:
+        _note_changes(identity, found[1], console)
+    directory.write_identity(identity)
     done = is_done(directory, options, found)
     if not done:
         directory.summary.unlink(missing_ok=True)
         if found:
             console.say(f"Going on from {found[0]}, step {found[1].step}.")
     return found, done
+
+
+def _other_run(
+    directory: RunDirectory, options: TrainingOptions, identity: dict[str, Any], start: str | None
+) -> list[str]:
+    """Why the run that lives in a directory is not the one that was asked for, if so."""
+    if problems := differences(directory, identity, start):
+        return problems
+    changed = changed_names(directory.newest_run, identity)
+    if not changed or options.keep_changes:
+        return []
+    return [
+        f"{directory.path}: the code was changed since its last checkpoint: {listed(changed)}. "
+        "--fresh starts over with the new code (the old run is kept under another name); "
+        "--keep-changes goes on with it, so that the result comes from both."
+    ]
+
+
+def _note_changes(identity: dict[str, Any], found: Manifest, console: Console) -> None:
+    """Has a run's identity tell at which steps its code was changed."""
+    identity[CHANGES] = [*found.run.get(CHANGES, [])]
+    if changed := changed_names(found.run, identity):
+        identity[CHANGES].append({"step": found.step, "names": changed})
+        console.say(f"Going on with changed code: {listed(changed)}.")
 
 
 def is_done(

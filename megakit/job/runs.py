@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from megakit.checkpoints.folders import list_checkpoints, step_of
-from megakit.checkpoints.manifest import Manifest, read_manifest, verify
+from megakit.checkpoints.manifest import Manifest, read_manifest, same_run, verify
 from megakit.checkpoints.select import (
     BestBy,
     best_of,
@@ -18,16 +18,11 @@ from megakit.checkpoints.select import (
     remove_leftovers,
 )
 from megakit.errors import UserError
-from megakit.job.ranges import flag
 from megakit.job.stage import Stage
 from megakit.reporting.files import write_json
 from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
 
 RUN_FILE = "run.json"
-#: What identifies a run besides its options.
-NO_OPTIONS = ("model", "best_by")
-#: Where one of two identities has no such name.
-_ABSENT = "absent"
 SUMMARY = "summary.json"
 #: How often the best checkpoint is chosen anew when its run removes the chosen one.
 CHOICES = 5
@@ -76,9 +71,17 @@ class RunDirectory:
             if not in_checkpoints:
                 raise
             return in_checkpoints[0]
-        if in_checkpoints and in_file not in in_checkpoints:
+        if in_checkpoints and not any(same_run(in_file or {}, run) for run in in_checkpoints):
             return in_checkpoints[0]
         return in_file
+
+    @property
+    def newest_run(self) -> dict[str, Any]:
+        """What identifies the run of the newest checkpoint that can be read; else empty."""
+        for checkpoint in reversed(list_checkpoints(self.checkpoints)):
+            with contextlib.suppress(UserError):
+                return read_manifest(checkpoint).run
+        return {}
 
     def _identity_in_file(self) -> dict[str, Any] | None:
         path = self.path / RUN_FILE
@@ -107,7 +110,7 @@ class RunDirectory:
         manifests = {path: read_manifest(path) for path in list_checkpoints(self.checkpoints)}
         identity = self.identity()
         for path, manifest in manifests.items():
-            if manifest.run != identity:
+            if not same_run(manifest.run, identity or {}):
                 raise UserError(
                     f"{path}: belongs to another run than {self.path}. Move it away, or name the "
                     "checkpoint to use with --checkpoint."
@@ -197,41 +200,6 @@ def _verify_and_hold(checkpoint: Path) -> tuple[Manifest, TextIO]:
     except BaseException:
         file.close()
         raise
-
-
-def differences(
-    directory: RunDirectory, identity: dict[str, Any], start_before: str | None
-) -> list[str]:
-    """In which options the run that lives in a directory differs from the one asked for."""
-    old = directory.identity()
-    if old is None:
-        return []
-    problems = []
-    # An option that the other lacks differs from None too: checkpoints are compared as a whole.
-    changed = {
-        name
-        for name in identity.keys() | old.keys()
-        if old.get(name, _ABSENT) != identity.get(name, _ABSENT)
-    }
-    if len(changed) > 1:
-        changed.discard("best_by")  # follows from an option, which is named
-    for name in changed:
-        if name == "start":
-            problems.append(
-                f"it started from another checkpoint than {start_before or 'none'} "
-                f"(the stage before has a newer result, or --checkpoint changed)"
-            )
-        else:
-            label = name.replace("_", " ") if name in NO_OPTIONS else flag(name)
-            before, now = old.get(name, _ABSENT), identity.get(name, _ABSENT)
-            problems.append(f"{label} was {before!s:.200}, now {now}")
-    if not problems:
-        return []
-    return [
-        f"{directory.path} holds another run: {'; '.join(sorted(problems))}. Give the old values "
-        "to go on with it, --fresh to start over (the old run is kept under another name), or "
-        "another --output-dir."
-    ]
 
 
 def find_resumption(

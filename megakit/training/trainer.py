@@ -13,6 +13,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from nemo import lightning as nl
 
 from megakit.checkpoints.folders import METRICS
+from megakit.checkpoints.manifest import CHANGES, CODE
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
 from megakit.job.launch import end_with_torchrun
@@ -127,10 +128,10 @@ def build_trainer(
 
 def _hyperparameters(run: Run) -> dict[str, Any]:
     """What a run was asked for, as far as a person would compare runs by it."""
-    layout = run.layout
+    layout, left_out = run.layout, ("start", CODE, CHANGES)
     return {
         "stage": run.stage.name,
-        **{name: value for name, value in run.plan.identity.items() if name != "start"},
+        **{name: value for name, value in run.plan.identity.items() if name not in left_out},
         "micro_batch_size": layout.micro_batch_size,
         "tensor_parallel": layout.tensor,
         "pipeline_parallel": layout.pipeline,

@@ -46,7 +46,8 @@ def strings(path: Path) -> Iterator[str]:
 @cache
 def messages() -> str:
     """All that this project may say."""
-    files = [*(REPOSITORY / "megakit").rglob("*.py"), *REPOSITORY.glob("*.py")]
+    roots = (REPOSITORY / "megakit", REPOSITORY / "mnist")
+    files = [*(path for root in roots for path in root.rglob("*.py")), *REPOSITORY.glob("*.py")]
     shell = re.sub(r'" \\\n\s*"', " ", (REPOSITORY / "run").read_text())
     return "\n".join([*(text for path in files for text in strings(path)), shell])
 

@@ -66,7 +66,7 @@ def make_run(stage: Stage, options: CommonOptions, layout: Layout, start: str | 
     """What a script's work is given, as `prepare` would have planned it."""
     identity: dict[str, Any] = {}
     if isinstance(options, TrainingOptions):
-        identity = {name: getattr(options, name) for name in options.identity}
+        identity = options.identity()
         identity |= {"model": stage.model, "dataset": "digits", "best_by": options.best_by()}
     accelerator = find_accelerator("cpu")
     plan = Plan("digits", start, None, accelerator, layout, identity, is_done=False)

@@ -12,13 +12,13 @@ from megakit.checkpoints.manifest import list_files, read_manifest, verify, writ
 from megakit.checkpoints.select import remove
 from megakit.errors import UserError
 from megakit.job import runs
+from megakit.job.identity import differences
 from megakit.job.options import TrainingOptions
 from megakit.job.runs import (
     RUN_FILE,
     SUMMARY,
     RunDirectory,
     check_writable,
-    differences,
     find_resumption,
     find_start,
 )
