@@ -85,15 +85,6 @@ def linear(trainer: Any, before: dict[str, Any]) -> Undo:
     return [(_Linear, "_forward_impl", product)]
 
 
-def bias(trainer: Any, before: dict[str, Any]) -> Undo:
-    """the bias of a row-parallel layer added after the product"""
-    from megatron.core.tensor_parallel import RowParallelLinear
-
-    from megakit.models.layers import _RowParallel
-
-    return [(_RowParallel, "forward", RowParallelLinear.forward)]
-
-
 def adam(trainer: Any, before: dict[str, Any]) -> Undo:
     """torch's Adam weight by weight, and a look for CUDA before it"""
     import torch
@@ -118,14 +109,8 @@ def adam(trainer: Any, before: dict[str, Any]) -> Undo:
     ]
 
 
-def nan_check(trainer: Any, before: dict[str, Any]) -> Undo:
-    """Megatron looks for NaN in the gradients, besides the norm"""
-    return [(trainer.strategy.model[0].module.ddp_config, "check_for_nan_in_grad", True)]
-
-
 STEP_CUTS: dict[str, Callable[[Any, dict[str, Any]], Undo]] = {
-    function.__name__: function
-    for function in (logging, collectives, linear, bias, adam, schedule, nan_check)
+    function.__name__: function for function in (logging, collectives, linear, adam, schedule)
 }
 START_CUTS = {
     "torchmetrics": "scipy.signal and torchvision, for torchmetrics",

@@ -250,11 +250,11 @@ def _find_own(
     if problems := _other_run(directory, options, identity, start):
         raise UserError(problems)
     found = find_resumption(directory, stage.name, identity, console.say)
-    if found:
-        _note_changes(identity, found[1], console)
-    directory.write_identity(identity)
     done = is_done(directory, options, found)
     if not done:
+        if found:
+            _note_changes(identity, found[1], console)
+        directory.write_identity(identity)
         directory.summary.unlink(missing_ok=True)
         if found:
             console.say(f"Going on from {found[0]}, step {found[1].step}.")

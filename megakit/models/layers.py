@@ -56,22 +56,7 @@ class _ColumnParallel(_Linear, ColumnParallelLinear):
 
 
 class _RowParallel(_Linear, RowParallelLinear):
-    def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The sum of all ranks' products, and the bias; a rank on its own adds it on the way."""
-        if self.tp_group.size() == 1 and not self.skip_bias_add:
-            output = self._forward_impl(
-                input=input_,
-                weight=self.weight,
-                bias=self.bias,
-                gradient_accumulation_fusion=self.gradient_accumulation_fusion,
-                allreduce_dgrad=False,
-                sequence_parallel=False,
-                tp_group=None,
-                grad_output_buffer=None,
-            )
-            return output, None
-        summed: tuple[torch.Tensor, torch.Tensor | None] = super().forward(input_)
-        return summed
+    pass
 
 
 def column_parallel_linear(

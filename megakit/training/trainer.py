@@ -41,8 +41,6 @@ def build_strategy(layout: Layout, use_distributed_optimizer: bool = False) -> E
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         ddp=DistributedDataParallelConfig(
-            # ExactStrategy looks at the gradient's norm, which is there anyway.
-            check_for_nan_in_grad=False,
             use_distributed_optimizer=use_distributed_optimizer,
         ),
         # Saves are short, and a writer in the background would not be exact.
