@@ -4,9 +4,8 @@
 
 Pretraining in micro batches of 128, bf16-mixed. Every 40 steps the change is undone or made again;
 what is compared are neighbours, by the processor's time, so that a machine whose speed swings tells
-the same. Fetching ahead in a thread cannot be undone halfway: it is compared in processes by turns,
-by the clock on the wall. So is the start: imports with and without each change. `--write` puts both
-tables into RESULTS.md.
+the same. The start is compared in processes by turns: imports with and without each change.
+`--write` puts both tables into RESULTS.md.
 """
 
 import argparse
@@ -117,38 +116,6 @@ START_CUTS = {
     "jit_fuser": "Megatron's fused functions by torch.compile",
     "collector": "Python's garbage collector during imports",
 }
-
-
-def data_row(data_dir: Path, starts: int, num_steps: int = 1000) -> Row:
-    """What it takes off a step that a thread fetches batches ahead, several at once."""
-    options: list[object] = ["--data-dir", data_dir, "--steps", num_steps]
-    gains, times = [], []
-    for _ in range(starts):
-        ahead, plain = (
-            1000 / json.loads(run("--peer", *how, *options).splitlines()[0])["steps_per_second"]
-            for how in ([], ["--one-at-a-time"])
-        )
-        gains.append(plain - ahead)
-        times.append(plain)
-    share = statistics.median(gains) / statistics.median(times)
-    return Row(
-        "batches fetched one at a time, by the step",
-        gains,
-        "ms",
-        f"{share:.0%} of a step without it",
-    )
-
-
-def timed_peer(arguments: list[str]) -> None:
-    """One training as `benchmarks/steps.py` times it, its batches fetched ahead or not."""
-    import peer
-
-    from megakit.data import loader
-
-    if "--one-at-a-time" in arguments:
-        vars(loader)["can_be_fetched_ahead"] = lambda dataset: False
-    sys.argv[1:] = ["ours", *(part for part in arguments if part != "--one-at-a-time")]
-    peer.main()
 
 
 def timed_steps(cut: str, out: Path, num_steps: int) -> None:
@@ -279,8 +246,6 @@ def main() -> None:
         timed_steps(cut, Path(out), int(num_steps))
     if sys.argv[1:2] == ["--start-of"]:
         timed_start(sys.argv[2])
-    if sys.argv[1:2] == ["--peer"]:
-        timed_peer(sys.argv[2:])  # does not return
     parser = argparse.ArgumentParser(description="What each change to the stack is worth.")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--steps", type=int, default=4000, help="steps for each change")
@@ -288,7 +253,6 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
     options = parser.parse_args()
     rows = [step_row(cut, options.data_dir, options.steps) for cut in STEP_CUTS]
-    rows.append(data_row(options.data_dir, options.starts))
     rows.sort(key=lambda row: -row.median)
     title = "## What each change to the stack is worth"
     parts = [

@@ -1,7 +1,9 @@
 """From indices to batches, in as few operations as the dataset allows."""
 
+import atexit
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -11,7 +13,6 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
 from megakit.data.batches import fetch_batch, fetch_samples
-from megakit.data.prefetch import can_be_prefetched, prefetch
 from megakit.runtime.shared_memory import check_room, end_if_it_cannot_hand_over
 from megakit.runtime.signals import ignore_signals
 
@@ -64,22 +65,36 @@ class _WholeBatches(Dataset[Any]):
         return self.collate(fetch_samples(self.dataset, indices))
 
 
+#: Those that were made: each is to be registered once.
+_ITERATORS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
 class _Loader(DataLoader):
     """Skips torch's iterator, which takes as long as a batch, where there are no workers."""
 
     def __iter__(self) -> Any:
         if self.num_workers or self.pin_memory:
-            return super().__iter__()
+            iterator = super().__iter__()
+            if iterator not in _ITERATORS:  # persistent workers keep theirs
+                _ITERATORS.add(iterator)
+                atexit.register(_end_workers, weakref.ref(iterator))
+            return iterator
         whole_batches: Any = self.dataset
         batch_sampler: Any = self.batch_sampler
-        fetch, batches = whole_batches.__getitems__, iter(batch_sampler)
-        if whole_batches.collate is None and can_be_prefetched(whole_batches.dataset):
-            return prefetch(fetch, batches)
-        return map(fetch, batches)
+        return map(whole_batches.__getitems__, batch_sampler)
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _end_workers(reference: weakref.ref[Any]) -> None:
+    """Ends the workers of an iterator that is left at the exit of the program.
+
+    Python would send them SIGTERM, which they ignore, and wait for them for ever.
+    """
+    if (iterator := reference()) is not None:
+        iterator._shutdown_workers()  # as torch does where an iterator is dropped
 
 
 def _begin_worker(begin: Callable[[int], Any] | None, worker: int) -> None:

@@ -1,5 +1,7 @@
 """From a sampler's indices to batches: one way or the other, with workers or without."""
 
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from megakit.data.loader import make_loader
 from megakit.testing import assert_elements_equal
+from tests.scripts import REPOSITORY, environment
 
 PADDING = -1
 
@@ -184,3 +187,42 @@ def test_workers_are_set_up_as_the_template_says():
     assert [batch["greeting"] for batch in batches] == [["worker 0"], ["worker 0"]]
     assert (batches.prefetch_factor, batches.persistent_workers) == (5, True)
     assert [batch["greeting"] for batch in loader(Greetings(), whole_batches())] == [[None]] * 2
+
+
+LEFT_OPEN = """
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+from megakit.data.loader import make_loader
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return index
+
+class Batches(list):
+    num_samples = end = 40
+
+batches = Batches(np.arange(40).reshape(10, 4))
+loader = make_loader(DataLoader(Numbers(), num_workers=2, persistent_workers=True), batches)
+kept = iter(loader)  # as a notebook's variables, or the traceback of an error, keep it
+assert next(kept).tolist() == [0, 1, 2, 3]
+assert iter(loader) is kept
+raise KeyError("a user's error")
+"""
+
+
+def test_a_program_ends_whose_iterator_is_left_open():
+    """Workers ignore the signal by which Python ends them, and Python waits for them."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN],
+        cwd=REPOSITORY,
+        env=environment(PYTHONPATH=str(REPOSITORY)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == 'KeyError: "a user\'s error"'
