@@ -20,6 +20,7 @@ OURS = (
     *("and cannot be downloaded (", "as they are or as .gz, and they cannot be downloaded"),
     *("changed since this command began", "cannot be read (", "differs when read again"),
     *("no checkpoint to start from", "holds another run"),
+    *("the code was changed since its last checkpoint", "has changed since it made"),
     *("is in use by", "no complete checkpoint, for it has no"),
     *("was altered after it was written (its sha256 differs)", "not to be trusted"),
     *("renamed or replaced", "belongs to another run", "while this run was writing to it"),
