@@ -345,7 +345,7 @@ def test_the_classifier_returns_latents_when_asked(components: ModuleType) -> No
 def test_prediction_asks_for_latents_where_there_are_some(
     components: ModuleType, has_latent: bool
 ) -> None:
-    class WithoutLatents(components.ExampleFineTuneModel):  # type: ignore[misc,name-defined]
+    class WithoutLatents(components.ExampleFineTuneModel):  # type: ignore[name-defined]
         def forward(self, x: torch.Tensor) -> Any:
             return super().forward(x)
 

@@ -51,7 +51,7 @@ class Graph:
         return dict(zip(self.outputs, _as_tuple(self.module(x)), strict=True))
 
     def description(self) -> dict[str, Any]:
-        """Returns all but the weights and the module, as JSON can hold it."""
+        """Returns the graph without its module and its weights, as JSON can hold it."""
         return {
             **{"input": self.input, "shape": list(self.shape)},
             **{"operations": self.operations, "outputs": self.outputs},
@@ -66,8 +66,8 @@ def trace(
     Args:
         model: In evaluation mode, on the CPU, in float32.
         shape: Of the input with its batch dimension, such as (1, 1, 28, 28).
-        names: Of the outputs. A model that returns one tensor needs one name; of the names that a
-            model has no output for, none is used.
+        names: Of the outputs, in the order in which the model returns them. Names beyond the
+            model's outputs are not used.
         **options: Further arguments of the model's `forward`; they are constants in the graph.
 
     Raises:
@@ -108,7 +108,7 @@ class _Call(nn.Module):
         return self.model(x, **self.options)
 
 
-#: torch's modules that are one call of a function: the tracer records the function.
+#: torch's modules whose `forward` calls one function: the tracer records that function.
 _ONE_CALL = (
     *(nn.Sequential, nn.Identity, nn.Linear, nn.Flatten, nn.Dropout, nn.LayerNorm),
     *(nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softmax),
@@ -116,20 +116,20 @@ _ONE_CALL = (
 
 
 class _Tracer(fx.Tracer):
-    """Traces into all modules but those of torch that are more than one call."""
+    """Traces into all modules except torch's that call more than one function."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) not in _ONE_CALL and super().is_leaf_module(m, module_qualified_name)
 
 
-#: Asks for properties of a tensor that do not depend on its numbers: constants in the graph.
+#: Methods and attributes that do not depend on a tensor's numbers: constants in the graph.
 _QUERIES = {"size", "dim", "numel", "ndimension"}
 _PROPERTIES = {"shape", "ndim", "dtype", "device", "is_cuda"}
 _ELEMENTWISE = {
     **{name: name for name in ("tanh", "sigmoid", "neg", "add", "sub", "mul", "div")},
     "truediv": "div",
 }
-#: Return the numbers of their input in the same order, at least with some arguments.
+#: Functions that return the numbers of their input in the same order, for some arguments at least.
 _RESHAPES = {
     *("flatten", "reshape", "view", "unsqueeze", "squeeze", "permute", "transpose"),
     *("contiguous", "clone", "detach", "float", "to", "dropout"),
@@ -169,7 +169,7 @@ class _Recorder(fx.Interpreter):
             raise UntraceableError(f"the operation {_call_of(n)} does not return a float32 tensor.")
         try:
             record(self, n, result, *n.args, **n.kwargs)
-        except TypeError as error:  # the handler has no such parameter
+        except TypeError as error:  # the function has no such parameter
             raise UntraceableError(
                 f"the operation {_call_of(n)} is not supported with these arguments."
             ) from error
@@ -194,6 +194,8 @@ class _Recorder(fx.Interpreter):
     def record_reshape(self, node: fx.Node, result: Tensor, x: Any) -> None:
         """Records a change of shape; without one the node is another name of its input."""
         before = self.env[x]
+        if x not in self._values:
+            return  # a constant in the dtype of the input, say, stays a constant
         if not torch.equal(before.flatten(), result.flatten()):
             raise UntraceableError(
                 f"the operation {_call_of(node)} is not supported, since it changes the numbers "
@@ -230,14 +232,15 @@ class _Recorder(fx.Interpreter):
             name = str(item.target if item.op == "get_attr" else item.name).removeprefix("model.")
             self.weights[name] = value.detach().float().numpy()
             return name
-        if value is None or isinstance(value, int | float):
+        if value is None or (isinstance(value, int | float) and math.isfinite(value)):
             return value
         kind = type(value).__name__.removeprefix("immutable_")
         raise UntraceableError(f"the operation {_name_of(node)} of a {kind} is not supported.")
 
 
-# How each operation is recorded: a function of the recorder, the node, the node's result, and the
-# arguments that the operation was called with. An argument that a function lacks is not supported.
+# Each function below records one operation. Its parameters are the recorder, the node, the node's
+# result, and the operation's own parameters as torch names them. A parameter that is missing here is
+# not supported.
 
 
 def _elementwise(op: str) -> Callable[..., None]:
@@ -268,6 +271,8 @@ def _gelu(
 def _linear(
     recorder: _Recorder, node: fx.Node, result: Tensor, input: Any, weight: Any, bias: Any = None
 ) -> None:
+    if recorder.env[weight].ndim != 2 or (bias is not None and recorder.env[bias].ndim != 1):
+        raise TypeError("torch broadcasts here")
     recorder.record(node, result, "linear", [input, weight, bias])
 
 
@@ -311,6 +316,8 @@ def _name_of(node: fx.Node) -> str:
     """The name of the operation that a node calls."""
     if node.op == "call_module":
         return type(node.graph.owning_module.get_submodule(str(node.target))).__name__
+    if node.target is getattr:
+        return str(node.args[1])
     return str(getattr(node.target, "__name__", node.target))
 
 

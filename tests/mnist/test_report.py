@@ -127,7 +127,8 @@ def headings(page: str) -> list[str]:
 class TestWriting:
     def test_reconstructions_are_those_of_the_model(self, trained: Trained) -> None:
         restored = digit_report.reconstruct(trained.pretrained, trained.images)
-        assert (restored.shape, restored.dtype) == ((300, 28, 28), np.uint8)
+        assert restored.shape == (300, 28, 28)
+        assert restored.dtype == np.uint8
         expected = (trained.restored.clip(0, 1) * 255).round()
         assert np.abs(restored - expected).max() <= 1
 

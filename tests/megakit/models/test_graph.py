@@ -24,7 +24,7 @@ class Layers(nn.Module):
         with torch.random.fork_rng():
             torch.manual_seed(1)
             self.linear, self.bare = nn.Linear(6, 5), nn.Linear(6, 5, bias=False)
-            self.norm, self.dropout = nn.LayerNorm((2, 3)), nn.Dropout(0.5)
+            self.norm, self.dropout = nn.LayerNorm([2, 3]), nn.Dropout(0.5)
             self.weights = nn.Parameter(torch.randn(2, 1))
             self.register_buffer("offset", torch.randn(3))
             self.convolution, self.attention = nn.Conv1d(2, 4, 1), nn.MultiheadAttention(6, 1)
@@ -70,6 +70,7 @@ def interpret(graph: Graph, inputs: Tensor) -> dict[str, Tensor]:
         (lambda m, x: (x - m.offset) / 0.3 + m.weights, ["sub", "div", "add"]),
         (lambda m, x: 1 - x * torch.arange(3.0), ["mul", "sub"]),
         (lambda m, x: 2 / (x.unsqueeze(1) + m.weights[:, :, None]), ["reshape", "add", "div"]),
+        (lambda m, x: x * m.offset.to(x), ["mul"]),
         (lambda m, x: m.dropout(x).contiguous().to(torch.float32) + 1, ["add"]),
     ],
 )
@@ -100,7 +101,8 @@ def test_options_of_the_forward() -> None:
         def forward(self, x: Tensor, twice: bool = False) -> Tensor:
             return x * 2 if twice else x.tanh()
 
-    for options, operation in (({"twice": True}, "mul"), ({}, "tanh")):
+    cases: list[tuple[dict[str, Any], str]] = [({"twice": True}, "mul"), ({}, "tanh")]
+    for options, operation in cases:
         graph = trace(Model(), (1, 2), **options)
         assert [each["op"] for each in graph.operations] == [operation]
 
@@ -119,6 +121,7 @@ def test_only_the_weights_that_are_used() -> None:
         (lambda m, x: functional.conv1d(x, m.convolution.weight), "operation conv1d is not supp"),
         (lambda m, x: m.attention(x, x, x), r"MultiheadAttention \(attention\) is not supported"),
         (lambda m, x: x.sum(), "operation sum is not supported"),
+        (lambda m, x: x.mT, "operation mT is not supported"),
         (lambda m, x: x[:, 0], "operation getitem is not supported"),
         (lambda m, x: x * x.max().item(), "operation max is not supported"),
         (lambda m, x: x if x.sum() > 0 else -x, "Layers cannot be traced: .*control flow"),
@@ -127,6 +130,8 @@ def test_only_the_weights_that_are_used() -> None:
         (lambda m, x: functional.dropout(x, 0.5, True), r"dropout\(x, .*is not supported.*numbers"),
         (lambda m, x: x.softmax(1), "operation softmax over dimension 1 is not supported"),
         (lambda m, x: torch.add(x, x, alpha=2), r"add\(x, x, alpha=2\) is not supported"),
+        (lambda m, x: functional.linear(x, m.offset), r"linear\(x, .*is not supported with these"),
+        (lambda m, x: x + float("inf"), "operation add of a float is not supported"),
         (lambda m, x: x.to(torch.bfloat16), "does not return a float32 tensor"),
         (lambda m, x: {"x_hat": x}, "operation output of a dict is not supported"),
         (lambda m, x: (x, x), "Layers returns 2 tensors, but only output can be used"),
