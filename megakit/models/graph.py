@@ -239,8 +239,8 @@ class _Recorder(fx.Interpreter):
 
 
 # Each function below records one operation. Its parameters are the recorder, the node, the node's
-# result, and the operation's own parameters as torch names them. A parameter that is missing here is
-# not supported.
+# result, and the operation's own parameters as torch names them. A parameter that is missing here
+# is not supported.
 
 
 def _elementwise(op: str) -> Callable[..., None]:
