@@ -18,7 +18,6 @@ import torch
 from megatron.core import ModelParallelConfig, parallel_state
 from megatron.core.transformer import MegatronModule
 from megatron.core.transformer.enums import ModelType
-from megatron.core.utils import unwrap_model
 from nemo.lightning import io
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 from nemo.lightning.pytorch.optim import MegatronOptimizerModule
@@ -42,6 +41,7 @@ from megakit.models import (
     MegatronBioNeMoTrainableModelConfig,
     MegatronLossType,
     column_parallel_linear,
+    returns_latent,
     row_parallel_linear,
     seeded,
 )
@@ -352,7 +352,6 @@ class ExampleModelTrunk(MegatronModule):
         else:
             assert self.input_tensor is not None, "the pipeline's schedule sets it"
             z = self.input_tensor.squeeze(0)
-        self.z = z.detach()  # for prediction, which shows where images lie
         return z
 
     def to_next_stage(self, z: Tensor) -> Tensor:
@@ -395,13 +394,13 @@ class ExampleFineTuneModel(ExampleModelTrunk):
             with seeded(config.seed, "digit_classifier"):
                 self.digit_classifier = nn.Linear(config.latent_size, 10)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, 10) of images (B, 1, 28, 28)."""
+    def forward(self, x: Tensor, return_latent: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Returns logits (B, 10) of images (B, 1, 28, 28); for prediction also the latent z."""
         z: Tensor = super().forward(x)
         if not self.post_process:
             return self.to_next_stage(z)
         logits: Tensor = self.digit_classifier(z)
-        return logits
+        return (logits, z) if return_latent else logits
 
 
 # What TensorBoard shows of a batch of the validation set: for each model, what it has.
@@ -514,9 +513,9 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
         if not hasattr(self, "module"):
             self.module = self.config.configure_model()
 
-    def forward(self, batch: MnistItem, batch_idx: int | None = None) -> Any:
+    def forward(self, batch: MnistItem, batch_idx: int | None = None, **options: Any) -> Any:
         """The model's output on a micro batch; Megatron's schedule calls this."""
-        return self.module(batch.get("corrupted", batch["data"]))
+        return self.module(batch.get("corrupted", batch["data"]), **options)
 
     def training_step(self, batch: MnistItem, batch_idx: int | None = None) -> Any:
         return self(batch, batch_idx)
@@ -527,12 +526,14 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
 
     def predict_step(self, batch: MnistItem, batch_idx: int | None = None) -> Any:
         """The model's output with what is needed to know whose it is, or a stage's output."""
-        output = self(batch, batch_idx)
+        has_latent = returns_latent(self.config.model_cls)
+        output = self(batch, return_latent=True) if has_latent else self(batch)
         if not parallel_state.is_pipeline_last_stage():
             return output
-        outputs = {"output": output, **{key: batch[key] for key in ("idx", "label", "loss_mask")}}
-        model = unwrap_model(self.module)  # NeMo has put it into Megatron's wrappers
-        return {**outputs, "latent": model.z} if hasattr(model, "z") else outputs
+        outputs = {key: batch[key] for key in ("idx", "label", "loss_mask")}
+        if has_latent:
+            output, outputs["latent"] = output
+        return {"output": output, **outputs}
 
     def training_loss_reduction(self) -> MegatronLossReduction:
         return self.loss_reduction_class()()

@@ -42,13 +42,14 @@ def loss_curves(runs: Path) -> Figure:
 
 
 def reconstructions(runs: Path, data_dir: Path) -> Figure:
-    """The first test image of each digit, and what the autoencoder restores."""
+    """The first test image of each digit, and the autoencoder's reconstructions."""
+    import model_components  # noqa: F401  (checkpoints name their model's config)
+
     images, labels = read_mnist(data_dir, train=False)
     originals = images[np.unique(labels, return_index=True)[1]]
     checkpoint = best_checkpoint(runs / "pretrain" / "checkpoints")
     assert checkpoint is not None, f"no checkpoint of pretraining in {runs}"
-    weights = digit_report.read_weights(checkpoint)
-    restored = digit_report.decode(weights, digit_report.encode(weights, originals))
+    restored = digit_report.reconstruct(checkpoint, originals)
     figure = Figure(figsize=(8, 1.7), layout="constrained")
     for axes, picture in zip(figure.subplots(2, 10).flat, [*originals, *restored], strict=True):
         axes.imshow(picture, cmap="gray_r")

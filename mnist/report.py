@@ -1,17 +1,19 @@
-"""report.html of the tutorial: what both trainings learned, and paper to draw a digit on.
+"""report.html of the tutorial: what both trainings learned, and a canvas to draw a digit on.
 
-The page computes with the trained weights what `ExampleFineTuneModel` does, and brings a drawing to
-the form of the training images as `own_pictures.py` does; its script is in `report.html`.
+The page computes with the operations that `megakit.models.graph` traces from the classifier's own
+class, and brings a drawing to the form of the training images as `own_pictures.py` does; its script
+is in `report.html`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from megakit.checkpoints.folders import list_checkpoints, weights_folder
+from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import read_manifest, verify
 from megakit.errors import UserError
 from megakit.reporting.metrics import read_metrics
@@ -19,17 +21,19 @@ from megakit.reporting.metrics import read_metrics
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
 
+    from megakit.models.graph import Graph
     from megakit.reporting.predictions import Predictions
     from megakit.reporting.report import Section
 
-    Weights = dict[str, NDArray[np.float32]]
+T = TypeVar("T")
 
 FOLDER = "checkpoints"
 DRAWING = Path(__file__).with_suffix(".html")
-MODEL = tuple(
-    f"{n}.{p}" for n in ("linear1", "linear2", "digit_classifier") for p in ("weight", "bias")
-)
+#: Two classes count as tied if their probabilities differ by less. Prediction in bfloat16 changes a
+#: probability by at most 0.02 on MNIST's 10,000 test images; a tie has ten times that margin.
+TIE = 0.2
 
 
 def write_digit_report(
@@ -39,7 +43,7 @@ def write_digit_report(
     checkpoint: Path,
     dataset: str,
 ) -> None:
-    """Writes the page; what cannot be shown is left out, and the page says so.
+    """Writes the page; what cannot be shown is left out, and a note on the page says why.
 
     Args:
         path: Of the page, `.html`.
@@ -48,21 +52,22 @@ def write_digit_report(
         checkpoint: The classifier that predicted, where its training left it: its curves and its
             pretraining are found from there.
         dataset: What it was trained on.
-
-    Raises:
-        UserError: The checkpoint cannot be read.
     """
     from megakit.reporting.report import write_report
 
     notes: list[str] = []
     checkpoint = checkpoint.absolute()
     images, labels = images[predictions.idx], predictions.label
-    weights = read_weights(checkpoint)
+    graph = _or_note(lambda: trace_classifier(checkpoint, images, predictions), "the canvas", notes)
     pretrained = find_pretraining(checkpoint, notes)
-    sections = [_drawing(weights, images, labels)]
+    sections = _latents(predictions) if graph is None else [_drawing(graph, images, predictions)]
     sections += _curves({"Pretraining": pretrained, "Fine-tuning": checkpoint}, notes)
     if pretrained is not None:
-        sections.append(_reconstructions(read_weights(pretrained), images, labels))
+        originals = images[_one_of_each(labels)]
+        restored = _or_note(
+            lambda: reconstruct(pretrained, originals), "the reconstructions", notes
+        )
+        sections += [] if restored is None else [_reconstructions(originals, restored)]
     sections += _mistakes(images, predictions)
     scores = predictions.scores()
     facts = {
@@ -71,23 +76,84 @@ def write_digit_report(
         f"test images ({dataset})": f"{scores['num_samples']:,}",
         "checkpoint": "/".join(checkpoint.parts[-3::2]),
     }
-    title = f"Handwritten digits in {len(weights['linear2.bias'])} numbers"
+    title = "Handwritten digits"
+    if predictions.latent is not None:
+        title += f" in {predictions.latent.shape[1]} numbers"
     write_report(path, title, facts, sections, notes)
 
 
-def read_weights(checkpoint: Path) -> Weights:
-    """A checkpoint's weights by name, whole, whatever layout they were saved under.
+def trace_classifier(
+    checkpoint: Path, images: NDArray[np.uint8], predictions: Predictions
+) -> Graph:
+    """Traces a classifier, and compares the traced module's classes with the predictions.
+
+    Args:
+        checkpoint: The classifier.
+        images: The images that were predicted, in the order of the predictions.
+        predictions: What the classifier predicted.
+
+    Returns:
+        A graph with the output `logits` and, if the model returns latents, `latent`.
 
     Raises:
-        UserError: The checkpoint is damaged or not to be trusted.
+        UserError: The classifier cannot be loaded without Megatron, cannot be traced, or gives
+            other classes than the predictions.
     """
-    from megakit.models.loading import PREFIX, read_tensors
-    from megakit.runtime.safe_reading import read_safely
+    from megakit.models import load_for_inference, returns_latent
+    from megakit.models.graph import trace
 
-    verify(checkpoint)
-    read_safely()
-    whole = read_tensors(str(weights_folder(checkpoint)))
-    return {name.removeprefix(PREFIX): tensor.float().numpy() for name, tensor in whole.items()}
+    model = load_for_inference(checkpoint)
+    options = {"return_latent": True} if returns_latent(model) else {}
+    graph = trace(model, (1, 1, *images.shape[1:]), ("logits", "latent"), **options)
+    classes = graph.run(_as_input(images))["logits"].argmax(dim=1).numpy()
+    differing = find_differences(classes, predictions)
+    if len(differing):
+        row = differing[0]
+        raise UserError(
+            f"the traced model predicts other digits than predictions.csv holds for "
+            f"{len(differing):,} of {len(classes):,} images. The first is idx "
+            f"{predictions.idx[row]}: {classes[row]}, not {predictions.prediction[row]}."
+        )
+    return graph
+
+
+def find_differences(classes: NDArray[np.int64], predictions: Predictions) -> NDArray[np.int64]:
+    """Returns the rows whose class (N,) is not the predicted one, without those that are tied."""
+    import numpy as np
+
+    probabilities = predictions.probabilities
+    of_classes = probabilities[np.arange(len(classes)), classes]
+    return np.flatnonzero(probabilities.max(axis=1) - of_classes >= TIE)
+
+
+def reconstruct(checkpoint: Path, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns the reconstructions (N, 28, 28) that a pretrained autoencoder makes of images.
+
+    Raises:
+        UserError: The autoencoder cannot be loaded.
+    """
+    from megakit.models import load_for_inference
+
+    x_hat = load_for_inference(checkpoint)(_as_input(images))["x_hat"].clip(0, 1)
+    restored: NDArray[np.uint8] = (x_hat * 255).round().byte().reshape(images.shape).numpy()
+    return restored
+
+
+def _as_input(images: NDArray[np.uint8]) -> Tensor:
+    """Images (N, 28, 28) as models get them, float32 (N, 1, 28, 28) in [0, 1]."""
+    import torch
+
+    return torch.from_numpy(images[:, None].astype("float32") / 255)
+
+
+def _or_note(make: Callable[[], T], part: str, notes: list[str]) -> T | None:
+    """Returns what a function makes; if the function fails, None, and adds a note that says why."""
+    try:
+        return make()
+    except Exception as error:  # the model is the reader's own code: anything can be raised
+        reason = error if isinstance(error, UserError) else f"of {type(error).__name__}: {error}"
+        notes.append(f"Left out: {part}, because {reason}")
+        return None
 
 
 def find_pretraining(checkpoint: Path, notes: list[str]) -> Path | None:
@@ -113,58 +179,45 @@ def find_pretraining(checkpoint: Path, notes: list[str]) -> Path | None:
     return None
 
 
-def encode(weights: Weights, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The latents z (N, 3) of images (N, 28, 28)."""
-    x = images.reshape(len(images), -1).astype("float32") / 255
-    return _linear(weights, "linear2", _linear(weights, "linear1", x).clip(min=0))
-
-
-def decode(weights: Weights, z: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """The images (N, 28, 28) that the autoencoder makes of latents (N, 3)."""
-    x = _linear(weights, "linear4", _linear(weights, "linear3", z).clip(min=0))
-    return (x.clip(0, 1) * 255).round().astype("uint8").reshape(-1, 28, 28)
-
-
-def classify(weights: Weights, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The logits (N, 10) of images (N, 28, 28)."""
-    return _linear(weights, "digit_classifier", encode(weights, images))
-
-
-def _linear(weights: Weights, name: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
-    y: NDArray[np.float32] = x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-    return y
-
-
-def _drawing(weights: Weights, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Section:
-    from megakit.reporting import report_parts as parts
+def _drawing(graph: Graph, images: NDArray[np.uint8], predictions: Predictions) -> Section:
     from megakit.reporting.figure_style import class_color
-    from megakit.reporting.report import Section, embed_arrays, embed_json, picture
+    from megakit.reporting.report import Section, embed_graph, embed_json, picture
 
-    latents = parts.points_in_space(
-        encode(weights, images),
-        labels,
-        "Test images as points in three dimensions, in the colours of their digits",
-        name="latents",
-    )
     samples = [
-        f"<button type=button>{picture(images[row], f'Test image of a {labels[row]}')}</button>"
-        for row in _one_of_each(labels)
+        f"<button type=button>{picture(images[row], f'Test image of a {label}')}</button>"
+        for row in _one_of_each(predictions.label)
+        for label in [predictions.label[row]]
     ]
+    latents = _latents(predictions)
     pieces = {
         "samples": "".join(samples),
-        "latents": latents,
-        "model": embed_json(embed_arrays({name: weights[name] for name in MODEL}), "model"),
+        "latents": latents[0].body if latents else "",
+        "model": embed_graph(graph.description(), graph.weights, "model"),
         "colors": embed_json([class_color(digit) for digit in range(10)], "colors"),
     }
     body = re.sub(r"\{\{(\w+)\}\}", lambda place: pieces[place[1]], DRAWING.read_text("utf-8"))
-    return Section(
-        "Draw a digit",
-        "The classifier squeezes each image into so few numbers that they are a point in space, "
-        "and decides by where that lies. The points are test images in the colours of their "
-        "digits; drag to turn them. Your drawing is classified here, on this page, by the trained "
-        "weights.",
-        body,
+    text = "This page classifies your drawing with the trained weights, in your browser."
+    return Section("Draw a digit", " ".join([text, *(part.text for part in latents)]), body)
+
+
+def _latents(predictions: Predictions) -> list[Section]:
+    """The latent space as a section of its own, if the model returns latents."""
+    from megakit.reporting import report_parts as parts
+    from megakit.reporting.report import Section
+
+    if predictions.latent is None:
+        return []
+    chart = parts.points_in_space(
+        predictions.latent,
+        predictions.label,
+        "Test images as points in three dimensions, in the colours of their digits",
+        name="latents",
     )
+    text = (
+        "The trunk maps each image to a point; the head classifies by the point's position. The "
+        "points are test images in the colours of their digits. Drag to turn them."
+    )
+    return [Section("Latent space", text, chart)]
 
 
 def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> list[Section]:
@@ -184,17 +237,13 @@ def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> list[Secti
     return [Section("Training", text, parts.side_by_side(found))] if found else []
 
 
-def _reconstructions(
-    weights: Weights, images: NDArray[np.uint8], labels: NDArray[np.int64]
-) -> Section:
+def _reconstructions(originals: NDArray[np.uint8], restored: NDArray[np.uint8]) -> Section:
     from megakit.reporting import report_parts as parts
     from megakit.reporting.report import Section
 
-    originals = images[_one_of_each(labels)]
-    restored = decode(weights, encode(weights, originals))
     return Section(
         "Reconstructions",
-        "Test images, and what the pretrained autoencoder restores from so few numbers.",
+        "Test images, and the pretrained autoencoder's reconstructions of them.",
         parts.pairs(originals, restored, ("original", "restored")),
     )
 

@@ -331,6 +331,68 @@ def test_fine_tune_model(components: ModuleType) -> None:
     assert model(torch.rand(4, 1, 28, 28)).shape == (4, 10)
 
 
+def test_the_classifier_returns_latents_when_asked(components: ModuleType) -> None:
+    model = components.ExampleFineTuneConfig(latent_size=5).configure_model()
+    images = torch.rand(4, 1, 28, 28)
+    logits, z = model(images, return_latent=True)
+    assert torch.equal(logits, model(images))
+    assert torch.equal(z, components.ExampleModelTrunk.forward(model, images))
+    torch.testing.assert_close(logits, model.digit_classifier(z))
+    assert not hasattr(model, "z")
+
+
+@pytest.mark.parametrize("has_latent", [True, False])
+def test_prediction_asks_for_latents_where_there_are_some(
+    components: ModuleType, has_latent: bool
+) -> None:
+    class WithoutLatents(components.ExampleFineTuneModel):  # type: ignore[name-defined]
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x)
+
+    config = components.ExampleFineTuneConfig()
+    if not has_latent:
+        config.model_cls = WithoutLatents
+    module = components.BionemoLightningModule(config=config)
+    module.configure_model()
+    batch = {
+        **{"data": torch.rand(4, 1, 28, 28), "label": torch.arange(4)},
+        **{"idx": torch.arange(4), "loss_mask": torch.ones(4)},
+    }
+    found = module.predict_step(batch)
+    expected = {"output", "idx", "label", "loss_mask", *(["latent"] if has_latent else [])}
+    assert found.keys() == expected
+    assert torch.equal(found["output"], module.module(batch["data"]))
+    if has_latent:
+        assert found["latent"].shape == (4, 3)
+    assert torch.equal(module.training_step(batch), found["output"])
+
+
+def test_stages_before_the_last_return_what_the_next_one_needs(
+    components: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether latents are asked for or not: only the last stage returns them."""
+    from megatron.core import parallel_state
+
+    whole = components.ExampleFineTuneConfig(seed=1).configure_model()
+    images = torch.rand(4, 1, 28, 28)
+    logits, z = whole(images, return_latent=True)
+    stages = []
+    for is_first in (True, False):
+        for name, answer in (("first", is_first), ("last", not is_first)):
+            monkeypatch.setattr(
+                parallel_state, f"is_pipeline_{name}_stage", lambda *_, a=answer, **__: a
+            )
+        stages.append(components.ExampleFineTuneModel(components.ExampleFineTuneConfig(seed=1)))
+    first, last = stages
+    for options in ({}, {"return_latent": True}):
+        assert torch.equal(first(images, **options), z[None])
+    last.set_input_tensor([first(images)])
+    assert torch.equal(last(images), logits)
+    found = last(images, return_latent=True)
+    assert torch.equal(found[0], logits)
+    assert torch.equal(found[1], z)
+
+
 def test_configs_name_their_models_and_losses(components: ModuleType) -> None:
     for config, model, loss in (
         ("PretrainConfig", "PretrainModel", "MSELossReduction"),

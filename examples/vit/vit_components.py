@@ -212,15 +212,14 @@ class VitClassifier(VitTrunk):
             with seeded(config.seed, "head"):
                 self.head = nn.Linear(config.hidden_size, config.num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, 10) of images (B, 1, 28, 28)."""
+    def forward(self, x: Tensor, return_latent: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Returns logits (B, 10) of images (B, 1, 28, 28); for prediction also the latent z."""
         tokens: Tensor = super().forward(x)
         if not self.post_process:
             return tokens
         z = tokens.mean(dim=0)
-        self.z = z.detach()  # for prediction, which shows where images lie
         logits: Tensor = self.head(z)
-        return logits
+        return (logits, z) if return_latent else logits
 
 
 def to_patches(images: Tensor, size: int) -> Tensor:

@@ -2,6 +2,7 @@ from .config import OVERRIDE_BIONEMO_CONFIG_DEFAULTS as OVERRIDE_BIONEMO_CONFIG_
 from .config import MegatronBioNeMoTrainableModelConfig as MegatronBioNeMoTrainableModelConfig
 from .config import MegatronLossType as MegatronLossType
 from .inference import load_for_inference as load_for_inference
+from .inference import returns_latent as returns_latent
 from .layers import column_parallel_linear as column_parallel_linear
 from .layers import row_parallel_linear as row_parallel_linear
 from .layers import seeded as seeded

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,17 @@ def load_for_inference(
         load_model_weights(model, checkpoint, alone=True)
     replace_parallel_layers(model)
     return model.eval().requires_grad_(False).to(device, torch.float32)
+
+
+def returns_latent(model: Any) -> bool:
+    """Tells whether a model's `forward` has a parameter `return_latent`.
+
+    With `return_latent=True` such a model returns (output, latent) instead of its output alone.
+
+    Args:
+        model: The model or its class.
+    """
+    return "return_latent" in inspect.signature(model.forward).parameters
 
 
 def _config(checkpoint: Path, config: Any) -> Any:

@@ -23,6 +23,7 @@ from megakit.reporting.figure_style import BAD, GOOD
 from megakit.reporting.files import write_atomically
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.html"
+INTERPRETER = TEMPLATE.with_name("graph.js")
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,22 @@ def embed_json(value: Any, name: str = "") -> str:
     return (
         f'<script type="application/json"{identity}>{text.replace("<", chr(92) + "u003c")}</script>'
     )
+
+
+def embed_graph(
+    description: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]], name: str
+) -> str:
+    """Embeds a traced model and the script that runs it.
+
+    A script further down the page passes the element's text to `readGraph`.
+
+    Args:
+        description: `description()` of a `megakit.models.graph.Graph`.
+        weights: The graph's weights.
+        name: Identifies the element.
+    """
+    model = embed_json({"graph": description, "weights": embed_arrays(weights)}, name)
+    return f"{model}\n<script>\n{INTERPRETER.read_text('utf-8')}</script>"
 
 
 def embed_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:

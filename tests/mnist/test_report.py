@@ -1,4 +1,4 @@
-"""The tutorial's report: found among runs, written, and used in a real browser.
+"""The tutorial's report: found among runs, written, run by node, and used in a real browser.
 
 The classifier is trained for a moment in plain PyTorch, and saved as a run would save it.
 """
@@ -9,7 +9,8 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from megakit.reporting.predictions import Predictions
 from mnist import files as mnist_files
 from mnist import report as digit_report
 from mnist.own_pictures import read_pictures, to_training_form
+from tests.javascript import run_javascript
 from tests.single_process import single_process
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -30,12 +32,9 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 def save(folder: Path, model: Any, stage: str, start: str | None) -> Path:
     """A checkpoint of a model in a run's folder, with a metrics.csv beside."""
-    from megatron.core import dist_checkpointing
+    from tests.megakit.models.networks import save_checkpoint
 
-    checkpoint = folder / "checkpoints" / "step=000010"
-    (checkpoint / "weights").mkdir(parents=True)
-    state = model.sharded_state_dict(prefix="module.")
-    dist_checkpointing.save(state, str(checkpoint / "weights"))
+    checkpoint = save_checkpoint(folder / "checkpoints" / "step=000010", model)
     name = type(model).__name__
     files = list_files(checkpoint)
     write_manifest(
@@ -52,42 +51,64 @@ class Trained:
     classifier: Path
     images: NDArray[np.uint8]
     predictions: Predictions
-    restored: NDArray[np.uint8]
+    restored: NDArray[np.float32]
+    model: Any
+
+    def classify(self, images: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Probabilities (N, 10) and latents (N, 3), computed by the trained model in torch."""
+        predictions = predict(self.model, images)
+        assert predictions.latent is not None
+        return predictions.probabilities, predictions.latent
+
+
+def predict(model: Any, images: NDArray[np.uint8], labels: Any = None) -> Predictions:
+    """What a model of this module predicts."""
+    import torch
+
+    from megakit.models import returns_latent
+
+    with torch.no_grad():
+        x = torch.from_numpy(images).unsqueeze(1).float() / 255
+        found = model(x, return_latent=True) if returns_latent(model) else (model(x),)
+    labels = np.zeros(len(images), np.int64) if labels is None else labels.astype(np.int64)
+    return Predictions.from_logits(np.arange(len(images)), labels, *map(np.array, found))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def megatron() -> Iterator[None]:
+    with single_process():
+        yield
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """An autoencoder, and a classifier of digits that was fitted for a second."""
-    with single_process():
-        import torch
+    import torch
 
-        from megakit.checkpoints.manifest import read_manifest
-        from model_components import ExampleFineTuneConfig, PretrainConfig
+    from megakit.checkpoints.manifest import read_manifest
+    from model_components import ExampleFineTuneConfig, PretrainConfig
 
-        runs = tmp_path_factory.mktemp("report") / "runs"
-        autoencoder = PretrainConfig(seed=1).configure_model()
-        pretrained = save(runs / "pretrain.1", autoencoder, "pretrain", None)
-        model = ExampleFineTuneConfig(seed=1).configure_model()
-        images, labels = map(torch.from_numpy, mnist_files.read_digits("train"))
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-        for step in range(150):
-            batch = torch.arange(64 * step, 64 * (step + 1)) % len(images)
-            optimizer.zero_grad()
-            logits = model(images[batch].unsqueeze(1).float() / 255)
-            torch.nn.functional.cross_entropy(logits, labels[batch].long()).backward()
-            optimizer.step()
-        start = read_manifest(pretrained).digest
-        classifier = save(runs / "finetune", model, "finetune", start)
+    runs = tmp_path_factory.mktemp("report") / "runs"
+    autoencoder = PretrainConfig(seed=1).configure_model()
+    pretrained = save(runs / "pretrain.1", autoencoder, "pretrain", None)
+    model = ExampleFineTuneConfig(seed=1).configure_model()
+    images, labels = map(torch.from_numpy, mnist_files.read_digits("train"))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for step in range(150):
+        batch = torch.arange(64 * step, 64 * (step + 1)) % len(images)
+        optimizer.zero_grad()
+        logits = model(images[batch].unsqueeze(1).float() / 255)
+        torch.nn.functional.cross_entropy(logits, labels[batch].long()).backward()
+        optimizer.step()
+    start = read_manifest(pretrained).digest
+    classifier = save(runs / "finetune", model, "finetune", start)
 
-        test_images, test_labels = mnist_files.read_digits("test")
-        x = torch.from_numpy(test_images).unsqueeze(1).float() / 255
-        with torch.no_grad():
-            logits = model(x).numpy()
-            restored = autoencoder(x)["x_hat"].reshape(-1, 28, 28).numpy()
-        predictions = Predictions.from_logits(
-            np.arange(len(x)), test_labels.astype(np.int64), logits
-        )
-    return Trained(runs, pretrained, classifier, test_images, predictions, restored)
+    test_images, test_labels = mnist_files.read_digits("test")
+    x = torch.from_numpy(test_images).unsqueeze(1).float() / 255
+    with torch.no_grad():
+        restored = autoencoder(x)["x_hat"].reshape(-1, 28, 28).numpy()
+    predictions = predict(model, test_images, test_labels)
+    return Trained(runs, pretrained, classifier, test_images, predictions, restored, model)
 
 
 @pytest.fixture(scope="module")
@@ -104,15 +125,10 @@ def headings(page: str) -> list[str]:
 
 
 class TestWriting:
-    def test_weights_are_those_of_the_model(self, trained: Trained) -> None:
-        assert len(set(trained.predictions.prediction.tolist())) == 10  # else little is tested
-        weights = digit_report.read_weights(trained.classifier)
-        logits = digit_report.classify(weights, trained.images)
-        assert (logits.argmax(axis=1) == trained.predictions.prediction).all()
-
     def test_reconstructions_are_those_of_the_model(self, trained: Trained) -> None:
-        weights = digit_report.read_weights(trained.pretrained)
-        restored = digit_report.decode(weights, digit_report.encode(weights, trained.images))
+        restored = digit_report.reconstruct(trained.pretrained, trained.images)
+        assert restored.shape == (300, 28, 28)
+        assert restored.dtype == np.uint8
         expected = (trained.restored.clip(0, 1) * 255).round()
         assert np.abs(restored - expected).max() <= 1
 
@@ -150,6 +166,146 @@ class TestWriting:
         file.write_bytes(file.read_bytes()[:-1])
         assert digit_report.find_pretraining(classifier, notes) is None
         assert "not in" in notes[-1]
+
+
+def assert_same(models: Any, predictions: Predictions, count: int) -> None:
+    """What the page's `classify` returned is what the model computes in torch."""
+    assert len(models) == count
+    probabilities = [model["probabilities"] for model in models]
+    assert np.allclose(probabilities, predictions.probabilities[:count], atol=1e-4)
+    if predictions.latent is None:
+        assert not any("latent" in model for model in models)
+    else:
+        latents = [model["latent"] for model in models]
+        assert np.allclose(latents, predictions.latent[:count], atol=1e-4)
+
+
+#: Enough of a browser for the page's scripts to load: every element can do anything, to no effect.
+SHIM = """
+const anything = new Proxy(function () {}, { get: () => anything, apply: () => anything });
+const document = {
+  getElementById: (name) => (name === "model" ? { textContent: given.model } : anything),
+  addEventListener() {},
+};
+"""
+
+
+def classify_with_node(page: str, images: NDArray[np.uint8]) -> Any:
+    """Runs `classify` of a page on images."""
+    _, _, rest = page.partition('<script type="application/json" id="model">')
+    model, _, rest = rest.partition("</script>")
+    scripts = re.findall(r"<script>\n(.*?)</script>", rest, re.DOTALL)[:2]
+    assert "function readGraph" in scripts[0]
+    assert "function classify" in scripts[1]
+    return run_javascript(
+        f"{SHIM} {''.join(scripts)} result = given.images.map(classify);",
+        {"model": model, "images": images.reshape(len(images), -1).tolist()},
+    )
+
+
+def page_of(model: Any, folder: Path, **changes: Any) -> tuple[str, Predictions]:
+    """The page of a classifier that is saved in a folder, and what the classifier predicts."""
+    images, labels = mnist_files.read_digits("test")
+    predictions = replace(predict(model, images, labels), **changes)
+    checkpoint = save(folder / "finetune", model, "finetune", None)
+    path = folder / "report.html"
+    digit_report.write_digit_report(path, predictions, images, checkpoint, "digits")
+    return path.read_text("utf-8"), predictions
+
+
+def notes(page: str) -> list[str]:
+    return [html.unescape(note) for note in re.findall(r"<p class=note>(.*?)</p>", page)]
+
+
+class TestTheModelOfThePage:
+    """It is traced from the model's class: whatever that computes, the page does."""
+
+    def test_of_the_tutorial(self, page: str, trained: Trained) -> None:
+        assert len(set(trained.predictions.prediction.tolist())) == 10  # else little is tested
+        found = classify_with_node(page, trained.images[:60])
+        assert_same(found, trained.predictions, 60)
+
+    @pytest.mark.parametrize("variant", ["plain", "layer", "Tanh", "GELU", "Sigmoid"])
+    def test_of_readers(self, variant: str, tmp_path: Path) -> None:
+        from tests.mnist.variants import VariantConfig
+
+        model = VariantConfig(seed=1, variant=variant).configure_model()
+        plain = VariantConfig(seed=1, variant="plain").configure_model()
+        page, predictions = page_of(model, tmp_path)
+        assert headings(page)[0] == "Draw a digit"
+        images, _ = mnist_files.read_digits("test")
+        assert_same(classify_with_node(page, images[:20]), predictions, 20)
+        differs = np.abs(predictions.probabilities - predict(plain, images).probabilities).max()
+        assert (differs > 0.001) == (variant != "plain")
+
+    def test_without_latents(self, tmp_path: Path) -> None:
+        from tests.mnist.variants import WithoutLatentsConfig
+
+        model = WithoutLatentsConfig(seed=1).configure_model()
+        page, predictions = page_of(model, tmp_path)
+        assert headings(page)[0] == "Draw a digit"
+        assert 'id="latents"' not in page
+        assert "<title>Handwritten digits</title>" in page
+        images, _ = mnist_files.read_digits("test")
+        assert_same(classify_with_node(page, images[:20]), predictions, 20)
+
+    @pytest.mark.parametrize(
+        ("variant", "note"),
+        [
+            ("convolution", "the operation Conv1d (convolution) is not supported."),
+            ("branch", "Variant cannot be traced: symbolically traced variables"),
+        ],
+    )
+    def test_an_unknown_operation_is_named(self, variant: str, note: str, tmp_path: Path) -> None:
+        from tests.mnist.variants import VariantConfig
+
+        model = VariantConfig(seed=1, variant=variant).configure_model()
+        page, _ = page_of(model, tmp_path)
+        assert headings(page)[:2] == ["Latent space", "Training"]
+        assert "readGraph" not in page
+        assert 'id="latents"' in page
+        assert notes(page)[0].startswith(f"Left out: the canvas, because {note}")
+        page, _ = page_of(model, tmp_path / "without", latent=None)
+        assert headings(page)[0] == "Training"
+
+    def test_a_layer_without_a_plain_form(
+        self, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from megakit.models import plain
+
+        monkeypatch.setattr(plain, "REPLACED", {})
+        monkeypatch.setattr(plain, "FOREIGN", ("megakit",))
+        page, _ = page_of(trained.model, tmp_path)
+        assert "Draw a digit" not in page
+        assert "no plain form is known of linear1" in notes(page)[0]
+
+    def test_a_model_that_differs_from_its_predictions(
+        self, trained: Trained, tmp_path: Path
+    ) -> None:
+        probabilities = trained.predictions.probabilities[:, ::-1]
+        page, _ = page_of(trained.model, tmp_path, probabilities=probabilities)
+        assert "Draw a digit" not in page
+        found = re.match(
+            r"Left out: the canvas, because the traced model predicts other digits than "
+            r"predictions.csv holds for (\d+) of 300 images. "
+            r"The first is idx (\d+): (\d), not (\d)\.",
+            notes(page)[0],
+        )
+        assert found, notes(page)
+        count, row, traced, predicted = map(int, found.groups())
+        assert count > 250
+        assert (traced, predicted) == (trained.predictions.prediction[row], 9 - traced)
+
+    def test_one_image_that_differs_is_enough_and_a_tie_is_not(self) -> None:
+        probabilities = np.array([[0.9, 0.1], [0.55, 0.45], [0.45, 0.55], [0.7, 0.3]])
+        predictions = Predictions(np.arange(4), np.zeros(4, np.int64), probabilities)
+
+        def differences(*classes: int) -> list[int]:
+            return digit_report.find_differences(np.array(classes), predictions).tolist()
+
+        assert differences(0, 0, 1, 0) == differences(0, 1, 0, 0) == []
+        assert differences(0, 1, 0, 1) == [3]
+        assert differences(1, 1, 0, 1) == [0, 3]
 
 
 def strange_pictures() -> list[NDArray[np.uint8]]:
@@ -289,33 +445,27 @@ class TestInABrowser:
         assert found["forms"] == expected
 
     def test_the_model_is_the_trained_one(self, found: Any, trained: Trained) -> None:
-        weights = digit_report.read_weights(trained.classifier)
-        z = [model["z"] for model in found["models"]]
-        assert np.allclose(z, digit_report.encode(weights, trained.images[:60]), atol=1e-4)
-        probabilities = [model["probabilities"] for model in found["models"]]
-        assert np.allclose(probabilities, trained.predictions.probabilities[:60], atol=1e-4)
+        assert_same(found["models"], trained.predictions, 60)
 
     def test_stored_digits_on_the_paper(self, found: Any, trained: Trained) -> None:
-        weights = digit_report.read_weights(trained.classifier)
         enlarged = [255 - image.repeat(10, 0).repeat(10, 1) for image in trained.images[:60]]
         for picture, state in zip(enlarged, found["enlarged"], strict=True):
-            assert_shows(state, to_training_form(picture), weights)
+            assert_shows(state, to_training_form(picture), trained)
 
     def test_strokes_of_the_pen(self, found: Any, trained: Trained, tmp_path: Path) -> None:
         """What is on the paper, saved as a picture, is classified by `--input` likewise."""
-        weights = digit_report.read_weights(trained.classifier)
         inks = set()
         for state in found["drawn"]:
             path = tmp_path / "drawing.png"
             path.write_bytes(base64.b64decode(state["png"].partition(",")[2]))
             (image,) = read_pictures(path).images
-            assert_shows(state, image, weights)
+            assert_shows(state, image, trained)
             inks.add(image.tobytes())
         assert len(inks) == len(DRAWINGS)
 
     def test_an_image_of_the_test_set(self, found: Any, trained: Trained) -> None:
         first = trained.images[trained.predictions.label == 3][0]
-        assert_shows(found["sample"], first, digit_report.read_weights(trained.classifier))
+        assert_shows(found["sample"], first, trained)
 
     def test_empty_paper(self, found: Any) -> None:
         assert found["empty"] == found["cleared"]
@@ -331,12 +481,11 @@ class TestInABrowser:
         assert set(found["violationsAfter"]) == stopped
 
 
-def assert_shows(state: Any, image: NDArray[np.uint8], weights: Any) -> None:
+def assert_shows(state: Any, image: NDArray[np.uint8], trained: Trained) -> None:
     """The page shows this image, its class, its probabilities and its place."""
     assert state["seen"] == image.ravel().tolist()
-    logits = digit_report.classify(weights, image[None])
-    assert state["answer"] == f"This is a {logits[0].argmax()}."
+    probabilities, latent = trained.classify(image[None])
+    assert state["answer"] == f"This is a {probabilities[0].argmax()}."
     shown = [float(text.rstrip("%")) / 100 for text in state["bars"]]
-    made = Predictions.from_logits(np.arange(1), np.zeros(1, np.int64), logits)
-    assert np.allclose(shown, made.probabilities[0], atol=6e-4)
-    assert np.allclose(state["place"], digit_report.encode(weights, image[None])[0], atol=1e-4)
+    assert np.allclose(shown, probabilities[0], atol=6e-4)
+    assert np.allclose(state["place"], latent[0], atol=1e-4)

@@ -34,13 +34,13 @@ def start(
     read: dict[str, list[Any]] = {"train": [], "validation": [], "consumed": []}
 
     class Module(BionemoLightningModule):
-        def forward(self, batch: Any, batch_idx: int | None = None) -> Any:
+        def forward(self, batch: Any, batch_idx: int | None = None, **options: Any) -> Any:
             idx = batch["idx"].tolist()
             if self.training:
                 read["train"].append(idx)
             else:
                 read["validation"].append(idx)
-            return super().forward(batch, batch_idx)
+            return super().forward(batch, batch_idx, **options)
 
         def on_validation_end(self) -> None:
             read["consumed"].append(self.trainer.datamodule.consumed_samples)

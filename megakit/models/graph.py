@@ -1,0 +1,331 @@
+"""A model as a list of operations, for programs that have no torch, such as a report's page.
+
+The operations are traced from the module itself, so the mathematics of a model are written once.
+`megakit/reporting/templates/graph.js` runs the list in a browser.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx, nn
+
+from megakit.errors import UserError
+
+
+class UntraceableError(UserError):
+    """A model does something that the list of operations cannot express."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A traced model.
+
+    A value is a string that starts with `%`, a weight is its name in the model, a scalar is a
+    number. Values have the shapes of the batch that the model was traced for.
+
+    Attributes:
+        module: The traced model in torch; it takes batches of any size.
+        input: The value that holds the model's input.
+        shape: Of the input, with its batch dimension.
+        operations: In order, as JSON can hold them: `op` (its name), `inputs` (values, weights,
+            scalars, None for an absent bias), `output` (a value), `shape` (of the output), and the
+            settings of `layer_norm`: `size` and `eps`.
+        outputs: The value of each output, by the output's name.
+        weights: float32 arrays by name; only those that the operations use.
+    """
+
+    module: fx.GraphModule
+    input: str
+    shape: tuple[int, ...]
+    operations: list[dict[str, Any]]
+    outputs: dict[str, str]
+    weights: dict[str, NDArray[np.float32]]
+
+    def run(self, x: Tensor) -> dict[str, Tensor]:
+        """Runs the traced module in torch; returns its outputs by name."""
+        return dict(zip(self.outputs, _as_tuple(self.module(x)), strict=True))
+
+    def description(self) -> dict[str, Any]:
+        """Returns the graph without its module and its weights, as JSON can hold it."""
+        return {
+            **{"input": self.input, "shape": list(self.shape)},
+            **{"operations": self.operations, "outputs": self.outputs},
+        }
+
+
+def trace(
+    model: nn.Module, shape: Sequence[int], names: Sequence[str] = ("output",), **options: Any
+) -> Graph:
+    """Traces a plain torch module, such as `load_for_inference` returns, into operations.
+
+    Args:
+        model: In evaluation mode, on the CPU, in float32.
+        shape: Of the input with its batch dimension, such as (1, 1, 28, 28).
+        names: Of the outputs, in the order in which the model returns them. Names beyond the
+            model's outputs are not used.
+        **options: Further arguments of the model's `forward`; they are constants in the graph.
+
+    Raises:
+        UntraceableError: The model cannot be traced, or uses an operation that is not supported;
+            the message names it.
+    """
+    call = _Call(model, options)
+    # Random numbers: zeros would be equal in any order. The global generator is not used.
+    example = torch.rand(*shape, generator=torch.Generator().manual_seed(0))
+    try:
+        module = fx.GraphModule(call, _Tracer().trace(call))
+        recorder = _Recorder(module)
+        with torch.no_grad():
+            recorder.run(example)
+    except UntraceableError:
+        raise
+    except Exception as error:  # the model's own code can raise anything, above all when traced
+        raise UntraceableError(f"{type(model).__name__} cannot be traced: {error}") from error
+    outputs = dict(zip(names, recorder.outputs, strict=False))
+    if len(outputs) < len(recorder.outputs):
+        raise UntraceableError(
+            f"{type(model).__name__} returns {len(recorder.outputs)} tensors, "
+            f"but only {', '.join(names)} can be used."
+        )
+    return Graph(
+        module, recorder.input, tuple(shape), recorder.operations, outputs, recorder.weights
+    )
+
+
+class _Call(nn.Module):
+    """Calls a model with fixed options, so that the graph has no inputs but the tensor."""
+
+    def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self.options = model, options
+
+    def forward(self, x: Tensor) -> Any:
+        return self.model(x, **self.options)
+
+
+#: torch's modules whose `forward` calls one function: the tracer records that function.
+_ONE_CALL = (
+    *(nn.Sequential, nn.Identity, nn.Linear, nn.Flatten, nn.Dropout, nn.LayerNorm),
+    *(nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softmax),
+)
+
+
+class _Tracer(fx.Tracer):
+    """Traces into all modules except torch's that call more than one function."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return type(m) not in _ONE_CALL and super().is_leaf_module(m, module_qualified_name)
+
+
+#: Methods and attributes that do not depend on a tensor's numbers: constants in the graph.
+_QUERIES = {"size", "dim", "numel", "ndimension"}
+_PROPERTIES = {"shape", "ndim", "dtype", "device", "is_cuda"}
+_ELEMENTWISE = {
+    **{name: name for name in ("tanh", "sigmoid", "neg", "add", "sub", "mul", "div")},
+    "truediv": "div",
+}
+#: Functions that return the numbers of their input in the same order, for some arguments at least.
+_RESHAPES = {
+    *("flatten", "reshape", "view", "unsqueeze", "squeeze", "permute", "transpose"),
+    *("contiguous", "clone", "detach", "float", "to", "dropout"),
+}
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a traced module once, and records the operations on values that depend on the input."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False  # in messages
+        self.input = "%0"
+        self.operations: list[dict[str, Any]] = []
+        self.weights: dict[str, NDArray[np.float32]] = {}
+        self.outputs: list[str] = []
+        self._values: dict[fx.Node, str] = {}  # of the nodes that depend on the input
+        self._new: set[fx.Node] = set()  # nodes that share memory with no other node
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Runs a node and records its operation."""
+        if n.op in {"placeholder", "get_attr"} or not self._depends_on_input(n):
+            result = super().run_node(n)
+            if n.op == "placeholder":
+                self._values[n] = self.input
+            return result
+        if n.op == "output":
+            self.outputs = [self._reference(n, item) for item in _as_tuple(n.args[0])]
+            return super().run_node(n)
+        name = _name_of(n)
+        record = _HANDLERS.get(name)
+        if n.op == "call_module" or record is None:
+            owner = f" ({n.target})".replace("model.", "", 1) if n.op == "call_module" else ""
+            raise UntraceableError(f"the operation {name}{owner} is not supported.")
+        result = super().run_node(n)
+        if not isinstance(result, Tensor) or result.dtype != torch.float32:
+            raise UntraceableError(f"the operation {_call_of(n)} does not return a float32 tensor.")
+        try:
+            record(self, n, result, *n.args, **n.kwargs)
+        except TypeError as error:  # the function has no such parameter
+            raise UntraceableError(
+                f"the operation {_call_of(n)} is not supported with these arguments."
+            ) from error
+        return result
+
+    def record(
+        self, node: fx.Node, result: Tensor, op: str, inputs: Sequence[Any], **settings: Any
+    ) -> None:
+        """Appends an operation."""
+        references = [self._reference(node, item) for item in inputs]
+        output = f"%{len(self.operations) + 1}"
+        self.operations.append(
+            {
+                **{"op": op, "inputs": references, "output": output},
+                **{"shape": list(result.shape), **settings},
+            }
+        )
+        self._values[node] = output
+        if op != "reshape":
+            self._new.add(node)
+
+    def record_reshape(self, node: fx.Node, result: Tensor, x: Any) -> None:
+        """Records a change of shape; without one the node is another name of its input."""
+        before = self.env[x]
+        if x not in self._values:
+            return  # a constant in the dtype of the input, say, stays a constant
+        if not torch.equal(before.flatten(), result.flatten()):
+            raise UntraceableError(
+                f"the operation {_call_of(node)} is not supported, since it changes the numbers "
+                "of its input or their order."
+            )
+        if before.shape == result.shape:
+            self._values[node] = self._values[x]
+        else:
+            self.record(node, result, "reshape", [x])
+
+    def check_in_place(self, node: fx.Node, x: Any) -> None:
+        """Allows an operation in place only where nothing else reads what it overwrites."""
+        if x not in self._new or len(x.users) > 1:
+            raise UntraceableError(
+                f"the operation {_call_of(node)} is not supported, since it overwrites its input "
+                "and other operations may read it."
+            )
+
+    def _depends_on_input(self, node: fx.Node) -> bool:
+        """Whether a node's result depends on the numbers of the input, not on its shape alone."""
+        is_query = node.op == "call_method" and node.target in _QUERIES
+        is_property = node.target is getattr and node.args[1] in _PROPERTIES
+        inputs = node.all_input_nodes
+        return not (is_query or is_property) and any(item in self._values for item in inputs)
+
+    def _reference(self, node: fx.Node, item: Any) -> Any:
+        """How an operation names one of its inputs."""
+        value = item
+        if isinstance(item, fx.Node):
+            if item in self._values:
+                return self._values[item]
+            value = self.env[item]
+        if isinstance(value, Tensor):
+            name = str(item.target if item.op == "get_attr" else item.name).removeprefix("model.")
+            self.weights[name] = value.detach().float().numpy()
+            return name
+        if value is None or (isinstance(value, int | float) and math.isfinite(value)):
+            return value
+        kind = type(value).__name__.removeprefix("immutable_")
+        raise UntraceableError(f"the operation {_name_of(node)} of a {kind} is not supported.")
+
+
+# Each function below records one operation. Its parameters are the recorder, the node, the node's
+# result, and the operation's own parameters as torch names them. A parameter that is missing here
+# is not supported.
+
+
+def _elementwise(op: str) -> Callable[..., None]:
+    def record(recorder: _Recorder, node: fx.Node, result: Tensor, *inputs: Any) -> None:
+        recorder.record(node, result, op, inputs)
+
+    return record
+
+
+def _activation(op: str) -> Callable[..., None]:
+    def record(
+        recorder: _Recorder, node: fx.Node, result: Tensor, input: Any, inplace: bool = False
+    ) -> None:
+        if inplace:
+            recorder.check_in_place(node, input)
+        recorder.record(node, result, op, [input])
+
+    return record
+
+
+def _gelu(
+    recorder: _Recorder, node: fx.Node, result: Tensor, input: Any, approximate: str = "none"
+) -> None:
+    op = "gelu_tanh" if approximate == "tanh" else "gelu"
+    recorder.record(node, result, op, [input])
+
+
+def _linear(
+    recorder: _Recorder, node: fx.Node, result: Tensor, input: Any, weight: Any, bias: Any = None
+) -> None:
+    if recorder.env[weight].ndim != 2 or (bias is not None and recorder.env[bias].ndim != 1):
+        raise TypeError("torch broadcasts here")
+    recorder.record(node, result, "linear", [input, weight, bias])
+
+
+def _layer_norm(
+    recorder: _Recorder,
+    node: fx.Node,
+    result: Tensor,
+    input: Any,
+    normalized_shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+) -> None:
+    size = math.prod(normalized_shape)
+    recorder.record(node, result, "layer_norm", [input, weight, bias], size=size, eps=eps)
+
+
+def _softmax(
+    recorder: _Recorder, node: fx.Node, result: Tensor, input: Any, dim: int, **_: Any
+) -> None:
+    if dim % result.ndim != result.ndim - 1:
+        raise UntraceableError(f"the operation softmax over dimension {dim} is not supported.")
+    recorder.record(node, result, "softmax", [input])
+
+
+def _reshape(
+    recorder: _Recorder, node: fx.Node, result: Tensor, input: Any, *_: Any, **__: Any
+) -> None:
+    recorder.record_reshape(node, result, input)
+
+
+_HANDLERS: dict[str, Callable[..., None]] = {
+    **{name: _elementwise(op) for name, op in _ELEMENTWISE.items()},
+    **{name: _activation(name) for name in ("relu", "silu")},
+    **dict.fromkeys(_RESHAPES, _reshape),
+    **{"gelu": _gelu, "linear": _linear, "layer_norm": _layer_norm, "softmax": _softmax},
+}
+
+
+def _name_of(node: fx.Node) -> str:
+    """The name of the operation that a node calls."""
+    if node.op == "call_module":
+        return type(node.graph.owning_module.get_submodule(str(node.target))).__name__
+    if node.target is getattr:
+        return str(node.args[1])
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _call_of(node: fx.Node) -> str:
+    """The call that a node makes, for a message."""
+    named = [f"{name}={value}" for name, value in node.kwargs.items()]
+    return f"{_name_of(node)}({', '.join([*map(str, node.args), *named])})"
+
+
+def _as_tuple(output: Any) -> tuple[Any, ...]:
+    return tuple(output) if isinstance(output, tuple | list) else (output,)

@@ -1,0 +1,32 @@
+"""JavaScript run by node, for tests of a report's scripts without a browser."""
+
+import json
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+NODE = shutil.which("node")
+
+
+def run_javascript(code: str, given: Any) -> Any:
+    """Runs a script and returns the value that it sets `result` to.
+
+    Args:
+        code: The script. It finds `given` under that name.
+        given: Data that JSON can hold.
+    """
+    if NODE is None:
+        pytest.skip("no node on this machine")
+    script = f"""
+        let result;
+        const given = {json.dumps(given)};
+        {code}
+        process.stdout.write(JSON.stringify(result));
+    """
+    done = subprocess.run(
+        [NODE, "-"], input=script, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
