@@ -83,7 +83,7 @@ def test_pictures_get_what_the_same_images_get(
         expected = [float(row[name]) for row in plain]
         assert np.allclose([float(row[name]) for row in own], expected, atol=1e-5)
     assert {path.name for path in (runs / "predict-input").iterdir()} == {
-        *("predictions.csv", "summary.json", "log.txt")
+        *("predictions.csv", "summary.json", "log.txt", ".lock")
     }
     summary = read_json(runs / "predict-input" / "summary.json")
     assert summary["num_samples"] == 300

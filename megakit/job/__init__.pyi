@@ -1,0 +1,9 @@
+from .interactive import open_run as open_run
+from .layout import Layout as Layout
+from .options import CommonOptions as CommonOptions
+from .options import TrainingOptions as TrainingOptions
+from .ranges import Range as Range
+from .runs import RunDirectory as RunDirectory
+from .script import Run as Run
+from .script import run_script as run_script
+from .stage import Stage as Stage
