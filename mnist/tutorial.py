@@ -16,6 +16,7 @@ if __name__ == "__main__":  # the scripts and megakit lie one folder up
 
 from megakit.job.launch import run_in_fork
 from megakit.job.options import CommonOptions, parse_options
+from megakit.job.ranges import flag
 from megakit.job.script import begin_script
 from megakit.runtime.signals import exit_status
 from mnist.files import DataOptions
@@ -46,7 +47,7 @@ def arguments_for(script: str, options: TutorialOptions) -> list[str]:
         is_for_training = option.name in TRAINING_ONLY
         if value == option.default or (is_for_training and script == "model_predict.py"):
             continue
-        arguments.append("--" + option.name.replace("_", "-"))
+        arguments.append(flag(option.name))
         if value is not True:
             arguments.append(str(value))
     return arguments
@@ -57,7 +58,7 @@ def import_stack(options: TutorialOptions) -> None:
 
     Only for a single process on a CPU: a GPU in use cannot be handed on to a fork.
     """
-    from megakit.reporting.console import quiet
+    from megakit.reporting.streams import diverted
     from megakit.runtime.accelerator import is_certainly_cpu, use_accelerator
     from megakit.runtime.memory import keep_freed_memory, suspend_collector
     from megakit.runtime.threads import limit_threads
@@ -68,7 +69,7 @@ def import_stack(options: TutorialOptions) -> None:
     limit_threads(PRETRAIN.width)
     suspend_collector()
     keep_freed_memory()
-    with contextlib.nullcontext() if options.verbose else quiet():
+    with contextlib.nullcontext() if options.verbose else diverted():
         use_accelerator("cpu")
         for module in ("megakit.training.stages", "model_components"):
             importlib.import_module(module)

@@ -2,12 +2,9 @@
 
 import contextlib
 import importlib
-import os
-import sys
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
@@ -16,6 +13,7 @@ from megakit.job.plan import prepare
 from megakit.job.script import Run
 from megakit.job.stage import Stage
 from megakit.reporting.console import Console
+from megakit.reporting.streams import diverted
 from megakit.runtime.accelerator import find_accelerator, use_accelerator
 from megakit.runtime.teardown import destroy_parallel_state
 from megakit.runtime.threads import limit_threads
@@ -68,33 +66,3 @@ def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
             use_accelerator(plan.accelerator.name)
             destroy_parallel_state()
             yield run
-
-
-@contextlib.contextmanager
-def diverted(log: Path | str = os.devnull) -> Iterator[None]:
-    """Appends what is printed meanwhile to a file, from C++ too, and then lets it through again.
-
-    A notebook's `sys.stdout` is no file, and a logger keeps the stream that it finds when it is
-    made. So Python's names lead to the real ones for that time, and those into the file.
-
-    Args:
-        log: The file; by default what is printed is dropped.
-    """
-    real_out, real_err = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
-    streams = (sys.stdout, sys.stderr, real_out, real_err)
-    for stream in streams:
-        stream.flush()
-    kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        for descriptor in kept:
-            os.dup2(file, descriptor)
-        with contextlib.redirect_stdout(real_out), contextlib.redirect_stderr(real_err):
-            yield
-    finally:
-        for stream in streams:
-            stream.flush()
-        for descriptor, copy in kept.items():
-            os.dup2(copy, descriptor)
-            os.close(copy)
-        os.close(file)

@@ -1,11 +1,10 @@
 """What a person sees while a script runs: on standard error, and one line on standard output."""
 
-import contextlib
 import io
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -97,26 +96,6 @@ class Console:
     def __deepcopy__(self, memo: object) -> "Console":
         """NeMo copies a trainer's callbacks in order to record them; a console is the only one."""
         return self
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Drops what is written to standard output and error meanwhile, from C++ too."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        for descriptor in kept:
-            os.dup2(nowhere, descriptor)
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for descriptor, copy in kept.items():
-            os.dup2(copy, descriptor)
-            os.close(copy)
-        os.close(nowhere)
 
 
 class Progress:

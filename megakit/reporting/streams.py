@@ -1,10 +1,12 @@
 """Standard streams that outlive their reader: a closed pipe or a lost terminal ends no run."""
 
+import contextlib
 import errno
 import io
 import os
 import select
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -101,3 +103,33 @@ def lasting_file(stream: TextIO | None) -> LastingFile | None:
     """Returns the `LastingFile` below a text stream, or None."""
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
     return raw if isinstance(raw, LastingFile) else None
+
+
+@contextlib.contextmanager
+def diverted(log: Path | str = os.devnull) -> Iterator[None]:
+    """Appends what is printed meanwhile to a file, from C++ too, and then lets it through again.
+
+    A notebook's `sys.stdout` is no file, and a logger keeps the stream that it finds when it is
+    made. So Python's names lead to the real ones for that time, and those into the file.
+
+    Args:
+        log: The file; by default what is printed is dropped.
+    """
+    real_out, real_err = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
+    streams = (sys.stdout, sys.stderr, real_out, real_err)
+    for stream in streams:
+        stream.flush()
+    kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        for descriptor in kept:
+            os.dup2(file, descriptor)
+        with contextlib.redirect_stdout(real_out), contextlib.redirect_stderr(real_err):
+            yield
+    finally:
+        for stream in streams:
+            stream.flush()
+        for descriptor, copy in kept.items():
+            os.dup2(copy, descriptor)
+            os.close(copy)
+        os.close(file)

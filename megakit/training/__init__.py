@@ -1,4 +1,4 @@
-"""Options, strategy, trainer, losses, callbacks, resumption, launching processes."""
+"""Strategy, trainer, losses, callbacks, optimizer, resumption: what runs a step."""
 
 import lazy_loader as lazy
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from megakit.errors import UserError
-from megakit.job.interactive import diverted, open_run
+from megakit.job.interactive import open_run
+from megakit.reporting.streams import diverted
 from model_pretrain import PRETRAIN, PretrainOptions
 from tests.scripts import REPOSITORY, environment, read_csv
 
