@@ -275,12 +275,6 @@ def test_validation_and_test_images_are_never_corrupted(components: ModuleType) 
     assert "corrupted" not in data.mnist_test[0]
 
 
-def test_max_val_batches_limits_the_images(components: ModuleType) -> None:
-    data = digits(components, max_val_batches=2, batch_size=8, global_batch_size=16)
-    assert len(data.mnist_val) == 32
-    assert len(digits(components, max_val_batches=100, batch_size=8).mnist_val) == 200
-
-
 def test_loaders_say_what_they_are_for(components: ModuleType) -> None:
     """`train` resumes where training stopped; the others begin at their first image."""
     data = digits(components)

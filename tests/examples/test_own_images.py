@@ -53,7 +53,7 @@ def test_the_dataset_keeps_the_rules(components: ModuleType, folder: Path) -> No
     assert_dataset_compatible_with_megatron(FolderImages(folder, "train"))
     data = components.FolderDataModule(folder, 2, 4)
     data.setup("fit")
-    assert_dataset_compatible_with_megatron(data.train)
+    assert_dataset_compatible_with_megatron(data.train_set)
 
 
 def test_items(folder: Path) -> None:
