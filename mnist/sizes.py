@@ -8,17 +8,17 @@ from typing import Annotated, Any, ClassVar
 
 from megakit.job.ranges import Range
 
-Size = Annotated[int, Range(least=1, most=2**16)]
+SIZE = Range(least=1, most=2**16)
 
 
 @dataclass(kw_only=True)
 class SizeOptions:
     """Sizes of a new model."""
 
-    hidden_size: Size = 64
+    hidden_size: Annotated[int, SIZE] = 64
     """Width of the layers linear1 and linear3, which tensor parallelism divides."""
 
-    latent_size: Size = 3
+    latent_size: Annotated[int, SIZE] = 3
     """Numbers in the latent vector z, from which the decoder restores an image."""
 
 
@@ -26,11 +26,11 @@ class SizeOptions:
 class CheckpointSizeOptions:
     """Sizes for a stage that starts from a checkpoint, or from fresh weights on request."""
 
-    hidden_size: Size | None = None
+    hidden_size: Annotated[int | None, SIZE] = None
     """With --checkpoint none: width of the layer linear1, by default as in pretraining.
     Otherwise the checkpoint decides."""
 
-    latent_size: Size | None = None
+    latent_size: Annotated[int | None, SIZE] = None
     """With --checkpoint none: numbers in the latent vector z, by default as in pretraining.
     Otherwise the checkpoint decides."""
 

@@ -23,7 +23,7 @@ from megakit.job.runs import (
     find_resumption,
     find_start,
 )
-from megakit.job.sizes import check_sizes
+from megakit.job.sizes import Sizes, check_sizes
 from megakit.job.stage import Stage
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import Accelerator, find_accelerator
@@ -133,7 +133,7 @@ def _prepare(
         return None
 
     of_start: list[str] = []  # reported after the problems of the layout
-    start, width = None, None
+    start, sizes = None, Sizes()
     if usable:
         named = getattr(options, "checkpoint", None)
         start = attempt(
@@ -143,12 +143,13 @@ def _prepare(
         )
     if usable and not of_start:
         path = start[0] if start else None
-        width = attempt("the model's sizes", lambda: check_sizes(stage, options, path), of_start)
+        found = attempt("the model's sizes", lambda: check_sizes(stage, options, path), of_start)
+        sizes = found or sizes
     layout, impossible = plan_layout(
         options,
         cluster,
         global_batch_size=training.global_batch_size if training else None,
-        width=width or 0,  # 0 where it is not known: any number divides it
+        width=sizes.width,  # 0 where it is not known: any number divides it
         num_pipeline_stages=stage.num_pipeline_stages,
         num_heads=stage.num_heads,
     )
@@ -182,6 +183,7 @@ def _prepare(
     identity: dict[str, Any] = {}
     if training:
         identity = {name: getattr(training, name) for name in training.identity}
+        identity |= sizes.by_option  # given or not: what counts is the model that it makes
         identity |= {
             "model": stage.model,
             "dataset": dataset,

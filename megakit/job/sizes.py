@@ -1,6 +1,7 @@
 """The sizes of a stage's model: those of the checkpoint that it starts from, else the options'."""
 
 import contextlib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +14,45 @@ from megakit.job.stage import Stage
 from megakit.runtime.foreign_files import brief
 
 
-def check_sizes(stage: Stage, options: CommonOptions, start: Path | None) -> int:
-    """Checks the options against the checkpoint's model; returns what tensor parallelism cuts.
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the model that a stage trains or uses.
+
+    Attributes:
+        width: What tensor parallelism cuts; 0 if neither the checkpoint nor an option gives it.
+        by_option: The sizes that options can set, by name.
+    """
+
+    width: int = 0
+    by_option: dict[str, Any] = field(default_factory=dict)
+
+
+def check_sizes(stage: Stage, options: CommonOptions, start: Path | None) -> Sizes:
+    """Checks the options against the checkpoint's model, and returns the sizes that count.
 
     Args:
         stage: What the script is within the chain.
         options: The command line's.
         start: The checkpoint that the stage starts from; None for fresh weights.
 
-    Returns:
-        The width; 0 if neither the checkpoint nor an option gives it.
-
     Raises:
         UserError: An option asks for another size than the checkpoint's, or the checkpoint's
             settings are damaged.
     """
-    given = {name: getattr(options, name) for name in options.model_sizes}
-    asked = {name: value for name, value in given.items() if value is not None}
-    is_needed = asked or isinstance(stage.width, str)
+    names = options.model_sizes
+    is_needed = names or isinstance(stage.width, str)
     settings = read_model_settings(start) if start and is_needed else {}
+    asked = {name: getattr(options, name) for name in names}
     problems = [
         f"{flag(name)} {value}: the model of {start} has {settings[name]}, and its weights fit no "
         f"other size. Leave {flag(name)} out, or start from fresh weights with --checkpoint none."
         for name, value in asked.items()
-        if settings.get(name, value) != value
+        if value is not None and settings.get(name, value) != value
     ]
     if problems:
         raise UserError(problems)
-    return _width(stage, options, settings, start)
+    by_option = {name: settings.get(name, options.size(name)) for name in names}
+    return Sizes(_width(stage, options, settings, start), by_option)
 
 
 def expected_width(stage: Stage, options: CommonOptions) -> int:

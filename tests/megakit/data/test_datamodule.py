@@ -195,6 +195,54 @@ def test_limits_are_numbers_of_global_batches(monkeypatch: pytest.MonkeyPatch) -
         limited(4, monkeypatch, val=0.5)
 
 
+def with_datasets(**options: Any) -> Any:
+    """A data module whose class does no more than name its datasets."""
+    from megakit.data import IdentityMultiEpochDatasetWrapper, MegatronDataModule
+
+    class Data(MegatronDataModule):
+        def setup(self, stage: str) -> None:
+            self.train_set = self.resample(IdentityMultiEpochDatasetWrapper(NUMBERS))
+            self.val_set, self.test_set = NUMBERS[:10], NUMBERS[:20]
+
+    return Data(4, 8, **options)
+
+
+def test_loaders_follow_from_the_datasets() -> None:
+    module = at_step(with_datasets(num_workers=1), 3)
+    module.trainer.max_steps = 30
+    module.setup("fit")
+    assert len(module.train_set) == 30 * 8  # as long as the training
+    of_mode = {"train": "train_set", "val": "val_set", "test": "test_set", "predict": "test_set"}
+    for method, name in of_mode.items():
+        made = getattr(module, f"{method}_dataloader")()
+        assert made.mode == MODES[method]
+        assert made.dataset is getattr(module, name)
+        assert made.num_workers == 1
+    assert module.data_sampler.init_consumed_samples == 24
+    assert module.data_sampler.global_batch_size == 8
+
+
+def test_one_pass_without_a_trainer_in_the_seed_s_order() -> None:
+    orders = []
+    for seed in (1, 2):
+        module = with_datasets(seed=seed)
+        module.setup("fit")
+        orders.append([module.train_set[index] for index in range(100)])
+        assert sorted(orders[-1]) == NUMBERS
+    assert orders[0] != orders[1]
+
+
+def test_without_a_dataset_there_is_no_loader() -> None:
+    from megakit.data import MegatronDataModule
+
+    module = MegatronDataModule(4)
+    module.test_set = NUMBERS
+    assert module.val_dataloader() == []
+    assert module.predict_dataloader().dataset is NUMBERS
+    assert module.data_sampler.global_batch_size == 4
+    assert not hasattr(MegatronDataModule(), "data_sampler")  # the subclass's to assign
+
+
 # --- MNIST's --------------------------------------------------------------------------------------
 
 
