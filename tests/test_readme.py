@@ -137,7 +137,8 @@ def test_every_option_exists() -> None:
         path.read_text()
         for path in (
             *REPOSITORY.glob("*.py"),
-            REPOSITORY / "megakit" / "training" / "options.py",
+            REPOSITORY / "megakit" / "job" / "options.py",
+            *(REPOSITORY / "mnist").glob("*.py"),
             REPOSITORY / "run",
         )
     )

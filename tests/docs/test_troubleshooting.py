@@ -26,6 +26,7 @@ OURS = (
     *("its weights do not fit", "cannot save", "processes, but rank", "did not connect within"),
     *("rank 0 cannot listen at it", "rank 0 does not reach itself there", "bytes of shared memory"),
     *("could not hand over a batch, and", "a process of this job opens up to"),
+    *("its weights fit no other size", "not a positive whole number"),
     *("No rank 0 at", "the loopback interface lo is down", "was killed by"),
     "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
 )
@@ -46,7 +47,10 @@ def strings(path: Path) -> Iterator[str]:
 @cache
 def messages() -> str:
     """All that this project may say."""
-    files = [*(REPOSITORY / "megakit").rglob("*.py"), *REPOSITORY.glob("*.py")]
+    files = [
+        *(path for folder in ("megakit", "mnist") for path in (REPOSITORY / folder).rglob("*.py")),
+        *REPOSITORY.glob("*.py"),
+    ]
     shell = re.sub(r'" \\\n\s*"', " ", (REPOSITORY / "run").read_text())
     return "\n".join([*(text for path in files for text in strings(path)), shell])
 
