@@ -45,7 +45,8 @@ from megakit.training import (
     megatron_adam,
 )
 from megakit.training import MetricTracker as MetricTracker  # published code takes it from here
-from mnist.dataset import MnistBatch, MNISTCustom
+from mnist.dataset import MnistBatch as MnistBatch
+from mnist.dataset import MNISTCustom as MNISTCustom
 from mnist.dataset import MnistItem as MnistItem
 from mnist.files import DatasetName, read_splits
 from mnist.sizes import SizeOptions

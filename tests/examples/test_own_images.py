@@ -155,8 +155,8 @@ def val_loss_of(folder: Path, *options: object) -> float:
     common = ("--data-dir", folder, "--output-dir", folder.parent / "runs", "--fresh")
     short = ("--max-steps", 1, "--global-batch-size", 4, "--micro-batch-size", 2)
     result = run_script(
-        *("examples/own_images/model_train.py", *common, *short, *options),
-        *("--accelerator", "cpu", "--precision", "32"),
+        "examples/own_images/model_train.py",
+        *(*common, *short, *options, "--accelerator", "cpu", "--precision", "32"),
     )
     assert result.status == 0, result.err
     return float(read_csv(folder.parent / "runs" / "train" / "metrics.csv")[-1]["val_loss"])
