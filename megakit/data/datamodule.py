@@ -94,23 +94,28 @@ class MegatronDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """Returns a loader of `train_set`."""
-        return self._loaders(self.train_set)
+        return self._loader("train_set")
 
     def val_dataloader(self) -> Any:
         """Returns a loader of `val_set`."""
-        return self._loaders(self.val_set)
+        return self._loader("val_set")
 
     def test_dataloader(self) -> Any:
         """Returns a loader of `test_set`."""
-        return self._loaders(self.test_set)
+        return self._loader("test_set")
 
     def predict_dataloader(self) -> Any:
         """Returns a loader of `test_set`."""
-        return self._loaders(self.test_set)
+        return self._loader("test_set")
 
-    def _loaders(self, dataset: Any) -> Any:
-        # No loader, as Lightning understands it: this stage has nothing to do.
-        return [] if dataset is None else DataLoader(dataset, num_workers=self.num_workers)
+    def _loader(self, name: str) -> DataLoader:
+        dataset = getattr(self, name)
+        if dataset is None:
+            raise ValueError(
+                f"{type(self).__name__}.{name} is None. Assign a dataset to it in setup(), or "
+                "override the method that returns the loader."
+            )
+        return DataLoader(dataset, num_workers=self.num_workers)
 
     def update_init_global_step(self) -> None:
         """Notes the step that was reached, and the samples consumed by then.
@@ -152,13 +157,16 @@ class MegatronDataModule(pl.LightningDataModule):
     def reconfigure_limit_batches(self) -> None:
         """Makes `limit_val_batches=5` mean 5 global batches; NeMo's strategy calls this.
 
-        Lightning counts micro batches, and would end an evaluation in the middle of a step, which
+        Without a `val_set` the limit becomes 0, so that Lightning validates nothing. Lightning counts micro batches, and would end an evaluation in the middle of a step, which
         hangs where several pipeline stages wait for one another.
 
         Raises:
             ValueError: If a limit is a share of the batches, which may end within a step.
         """
         trainer, factor = self.trainer, self.data_sampler.num_microbatches
+        follows = type(self).val_dataloader is MegatronDataModule.val_dataloader
+        if trainer is not None and follows and self.val_set is None:
+            trainer.limit_val_batches = 0  # tells Lightning that nothing is validated
         if factor == 1 or trainer is None or getattr(trainer, "limits_in_micro_batches", False):
             return
         trainer.limits_in_micro_batches = True  # once for each trainer

@@ -237,10 +237,46 @@ def test_without_a_dataset_there_is_no_loader() -> None:
 
     module = MegatronDataModule(4)
     module.test_set = NUMBERS
-    assert module.val_dataloader() == []
     assert module.predict_dataloader().dataset is NUMBERS
+    with pytest.raises(ValueError, match=r"MegatronDataModule\.train_set is None\. Assign"):
+        module.train_dataloader()
     assert module.data_sampler.global_batch_size == 4
     assert not hasattr(MegatronDataModule(), "data_sampler")  # the subclass's to assign
+
+
+def test_training_without_validation(tmp_path: Path) -> None:
+    """As modules for NeMo or BioNeMo train that have a training loader alone."""
+    program = """
+import sys
+from megakit.job.script import run_script
+from model_pretrain import PRETRAIN, PretrainOptions, pretrain
+
+def work(run):
+    import model_components
+
+    class Data(model_components.MNISTDataModule):
+        def setup(self, stage):
+            super().setup(stage)
+            self.val_set = None
+
+    model_components.MNISTDataModule = Data
+    return pretrain(run)
+
+run_script(PRETRAIN, PretrainOptions, work)
+"""
+    options = ("--dataset", "digits", "--accelerator", "cpu", "--output-dir", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *options, "--max-steps", "4", "--val-interval", "2"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = (tmp_path / "pretrain" / "metrics.csv").read_text().splitlines()
+    assert rows[-1].startswith("4,1024,")
+    assert {row.split(",")[3] for row in rows[1:]} == {""}  # no val_loss
+    assert (tmp_path / "pretrain" / "checkpoints" / "step=000004").is_dir()
 
 
 # --- MNIST's --------------------------------------------------------------------------------------
