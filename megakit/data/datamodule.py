@@ -157,8 +157,9 @@ class MegatronDataModule(pl.LightningDataModule):
     def reconfigure_limit_batches(self) -> None:
         """Makes `limit_val_batches=5` mean 5 global batches; NeMo's strategy calls this.
 
-        Without a `val_set` the limit becomes 0, so that Lightning validates nothing. Lightning counts micro batches, and would end an evaluation in the middle of a step, which
-        hangs where several pipeline stages wait for one another.
+        Lightning counts micro batches, and would end an evaluation in the middle of a step, which
+        hangs where several pipeline stages wait for one another. Without a `val_set` the limit
+        becomes 0, so that Lightning validates nothing.
 
         Raises:
             ValueError: If a limit is a share of the batches, which may end within a step.
