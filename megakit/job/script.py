@@ -149,9 +149,9 @@ def run_script(
     options = parse_options(options_class)
     adapt_interpreter()
     stage = options.adapt(stage)
-    limit_threads(expected_width(stage, options))
     console, cluster = Console(), Cluster()
     try:
+        limit_threads(expected_width(stage, options))
         cluster = _cluster(options)
         console.silent = cluster.rank != 0
         status = _run(stage, options, cluster, console, work, began)
