@@ -30,7 +30,7 @@ from megakit.models import (
     seeded,
     transformer_layer_spec,
 )
-from mnist.dataset import MnistBatch, MnistItem
+from mnist.dataset import MnistItem
 from model_components import (
     ClassifierLossReduction,
     MNISTDataModule,
@@ -41,12 +41,6 @@ from model_components import (
 # ----------------------------------------------------------------------------------------------
 # Losses
 # ----------------------------------------------------------------------------------------------
-
-
-class MaskedBatch(MnistBatch):
-    """A batch of which the model sees `corrupted`, with patches hidden."""
-
-    shown: Tensor  # bool (B, 1, 28, 28), False for the pixels to restore
 
 
 class MaskedLossReduction(MSELossReduction):
@@ -77,7 +71,7 @@ class MaskPatches(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
     seed: int = 42
 
     def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
-        """Adds `shown` and `corrupted` to a batch."""
+        """Adds `shown`, bool (B, 1, 28, 28), False for pixels to restore, and `corrupted`."""
         rows, columns = (size // self.patch_size for size in batch["data"].shape[-2:])
         numbers = uniform(self.seed, index.epoch, index.idx, (rows * columns,))
         # Exactly so many in each image: those with the smallest numbers.
