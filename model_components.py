@@ -8,12 +8,11 @@ are those of NVIDIA BioNeMo's MNIST tutorial; nothing of BioNeMo is needed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from megatron.core import ModelParallelConfig, parallel_state
 from megatron.core.transformer import MegatronModule
@@ -21,22 +20,17 @@ from megatron.core.transformer.enums import ModelType
 from nemo.lightning import io
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 from nemo.lightning.pytorch.optim import MegatronOptimizerModule
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset, random_split
 
 from megakit.data import (
     BatchedMultiEpochDatasetWrapper,
     EpochIndex,
-    ExactDataSampler,
     IdentityMultiEpochDatasetWrapper,
     MegatronDataModule,
-    MultiEpochDatasetResampler,
     balanced_subset,
     bernoulli,
 )
 from megakit.models import (
-    OVERRIDE_BIONEMO_CONFIG_DEFAULTS,
     IOMixinWithGettersSetters,
     MegatronBioNeMoTrainableModelConfig,
     MegatronLossType,
@@ -47,12 +41,15 @@ from megakit.models import (
 )
 from megakit.training import (
     LightningPassthroughPredictionMixin,
-    View,
     mean_over_data_parallel_ranks,
     megatron_adam,
 )
 from megakit.training import MetricTracker as MetricTracker  # published code takes it from here
-from mnist import files as mnist_files
+from mnist.dataset import MnistBatch as MnistBatch
+from mnist.dataset import MNISTCustom as MNISTCustom
+from mnist.dataset import MnistItem as MnistItem
+from mnist.files import DatasetName, read_splits
+from mnist.sizes import SizeOptions
 
 # ----------------------------------------------------------------------------------------------
 # Losses
@@ -73,7 +70,7 @@ class _MeanLossReduction(MegatronLossReduction):
     """Averages losses: what the two below have in common."""
 
     def report(
-        self, criterion: Callable[..., Tensor], output: Tensor, target: Tensor, batch: "MnistItem"
+        self, criterion: Callable[..., Tensor], output: Tensor, target: Tensor, batch: MnistBatch
     ) -> tuple[Tensor, SameSizeLossDict]:
         """A micro batch's mean, to backpropagate and for the log.
 
@@ -99,7 +96,7 @@ class MSELossReduction(_MeanLossReduction):
     """Mean squared error between images and their reconstructions."""
 
     def forward(
-        self, batch: "MnistItem", forward_out: "ExampleModelOutput"
+        self, batch: MnistBatch, forward_out: "ExampleModelOutput"
     ) -> tuple[Tensor, SameSizeLossDict]:
         """The loss of one micro batch."""
         x, x_hat = batch["data"].flatten(1).float(), forward_out["x_hat"]
@@ -109,7 +106,7 @@ class MSELossReduction(_MeanLossReduction):
 class ClassifierLossReduction(_MeanLossReduction):
     """Cross entropy between labels and logits."""
 
-    def forward(self, batch: "MnistItem", forward_out: Tensor) -> tuple[Tensor, SameSizeLossDict]:
+    def forward(self, batch: MnistBatch, forward_out: Tensor) -> tuple[Tensor, SameSizeLossDict]:
         """The loss of one micro batch."""
         return self.report(nn.functional.cross_entropy, forward_out, batch["label"], batch)
 
@@ -118,69 +115,11 @@ class ClassifierLossReduction(_MeanLossReduction):
 # Data
 #
 # Megatron asks every model-parallel rank for sample i and takes for granted that all get the same:
-# a dataset is a function of the index. It also reads samples strictly in sequence, so that a
-# resumed run can skip what was consumed. Shuffling, epochs and random effects are therefore made
-# by wrappers that compute them from the index.
+# a dataset is a function of the index. The dataset here is `MNISTCustom` in `mnist/dataset.py`.
+# Megatron also reads samples strictly in sequence, so that a resumed run can skip what was
+# consumed. Shuffling, epochs and random effects are therefore made by wrappers that compute them
+# from the index.
 # ----------------------------------------------------------------------------------------------
-
-
-class MnistItem(TypedDict):
-    """A batch of B images; in a single item, B is left out and label and idx are ints."""
-
-    data: Tensor  # float32 (B, 1, 28, 28) in [0, 1]
-    label: Tensor  # int64 (B,)
-    idx: Tensor  # int64 (B,), position in the file
-    corrupted: NotRequired[Tensor]  # like data; what the model sees instead
-    loss_mask: NotRequired[Tensor]  # float32 (B,), only in evaluation
-
-
-class MNISTCustom(Dataset[MnistItem]):
-    """MNIST as dictionaries rather than tuples.
-
-    Args:
-        root: Folder that holds `MNIST/raw`.
-        train: The 60,000 training images, or the 10,000 test images.
-        transform: Applied to each PIL image instead of the conversion to float32 in [0, 1].
-        download: Whether to fetch the files if they are not there.
-    """
-
-    def __init__(
-        self,
-        root: str | Path,
-        train: bool = True,
-        transform: Callable[[Any], Tensor] | None = None,
-        download: bool = False,
-    ) -> None:
-        if download:
-            mnist_files.find_dataset(Path(root), "mnist")
-        self.images, self.labels = mnist_files.read_mnist(Path(root), train)
-        self.transform = transform
-
-    @classmethod
-    def from_arrays(cls, images: NDArray[np.uint8], labels: NDArray[Any]) -> "MNISTCustom":
-        """The same of images (N, 28, 28) and labels (N,) from elsewhere."""
-        dataset = cls.__new__(cls)
-        dataset.images, dataset.labels, dataset.transform = images, labels, None
-        return dataset
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Any:
-        batch = self.get_batch(np.array([range(len(self))[index]]))
-        return {"data": batch["data"][0], "label": int(batch["label"]), "idx": int(batch["idx"])}
-
-    def get_batch(self, indices: NDArray[np.int64]) -> MnistItem:
-        """A whole batch at once: many times faster than collecting single items."""
-        images = self.images.take(indices, axis=0)
-        if self.transform is None:
-            data = torch.from_numpy(images).unsqueeze(1).float().div_(255)
-        else:
-            from PIL import Image
-
-            data = torch.stack([self.transform(Image.fromarray(image)) for image in images])
-        labels = torch.from_numpy(self.labels[indices]).long()
-        return {"data": data, "label": labels, "idx": torch.from_numpy(indices)}
 
 
 @dataclass
@@ -209,14 +148,9 @@ class MNISTDataModule(MegatronDataModule):
         batch_size: Micro batch size: samples per rank and forward pass.
         output_log: Whether NeMo's sampler logs its own figures.
         dataset: `mnist`, or the `digits` that ship with scikit-learn.
-        global_batch_size: Samples per step over all ranks; by default one micro batch.
-        seed: Of the order of samples and of the corruption.
         corruption: Share of pixels dropped from training images.
         num_labels: Train on so few images, balanced over the classes; by default on all.
-        max_val_batches: Validate on the first so many global batches; by default on all images.
-        num_workers: Processes that fetch batches ahead.
-        pictures: Predict these, uint8 (N, 28, 28), instead of the test images; nothing else is
-            opened then.
+        options: Those of `MegatronDataModule`: `global_batch_size`, `seed`, `num_workers`.
     """
 
     def __init__(
@@ -225,76 +159,34 @@ class MNISTDataModule(MegatronDataModule):
         batch_size: int = 32,
         output_log: bool = False,
         *,
-        dataset: Literal["mnist", "digits"] = "mnist",
-        global_batch_size: int | None = None,
-        seed: int = 42,
+        dataset: DatasetName = "mnist",
         corruption: float = 0.0,
         num_labels: int | None = None,
-        max_val_batches: int | None = None,
-        num_workers: int = 0,
-        pictures: NDArray[np.uint8] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(batch_size, output_log=output_log, **options)
         self.data_dir, self.dataset = Path(data_dir), dataset
-        self.seed, self.corruption = seed, corruption
-        self.num_labels, self.max_val_batches = num_labels, max_val_batches
-        self.num_workers, self.pictures = num_workers, pictures
-        # NeMo's strategy looks for this attribute: it learns the batch sizes from it, and lets it
-        # replace each loader's sampler. Pipeline stages ask for a sequence length; images have 1.
-        self.data_sampler = ExactDataSampler(
-            seq_len=1,
-            micro_batch_size=batch_size,
-            global_batch_size=global_batch_size or batch_size,
-            output_log=output_log,
-        )
+        self.corruption, self.num_labels = corruption, num_labels
 
     def setup(self, stage: str) -> None:
-        """Opens the files; every rank does. Lightning calls this with fit, validate, ..."""
-        if self.pictures is not None:
-            unknown = np.full(len(self.pictures), -1)  # as label
-            self.mnist_test = MNISTCustom.from_arrays(self.pictures, unknown)
-            return
-        train, self.mnist_val, self.mnist_test = self._splits()
+        """Reads the images, on every rank. Lightning calls this with fit, validate, ..."""
+        train, self.val_set, self.test_set = read_splits(
+            self.data_dir, self.dataset, MNISTCustom.from_arrays
+        )
         if self.num_labels is not None:
             train = balanced_subset(train, self.num_labels, self.seed)
-        if self.max_val_batches is not None:
-            first = range(self.max_val_batches * self.data_sampler.global_batch_size)
-            self.mnist_val = Subset(self.mnist_val, first[: len(self.mnist_val)])
-        # As long as the whole training, so that it is one epoch to Lightning; each pass over the
-        # images inside has an order of its own.
-        steps = self.trainer.max_steps if self.trainer is not None else -1
-        num_samples = steps * self.data_sampler.global_batch_size if steps > 0 else len(train)
-        self.mnist_train = MultiEpochDatasetResampler(
-            self.with_random_effects(train), None, num_samples, seed=self.seed
-        )
+        self.train_set = self.resample(self.with_random_effects(train))
 
     def with_random_effects(self, train: Any) -> Any:
-        """The training images as each epoch sees them."""
+        """Returns the training images as each epoch sees them, indexed by epoch and position."""
         if self.corruption:
             return DropPixels(train, self.corruption, self.seed)
-        return IdentityMultiEpochDatasetWrapper(train)  # deterministic: nothing to do
+        return IdentityMultiEpochDatasetWrapper(train)  # the same images in every epoch
 
-    def _splits(self) -> tuple[Any, ...]:
-        if self.dataset == "digits":
-            parts: tuple[mnist_files.Split, ...] = ("train", "validation", "test")
-            return tuple(MNISTCustom.from_arrays(*mnist_files.read_digits(part)) for part in parts)
-        # One split for all seeds: what was trained on in one stage must not validate the next.
-        generator = torch.Generator().manual_seed(42)
-        parts_of_train = random_split(MNISTCustom(self.data_dir), [55000, 5000], generator)
-        return *parts_of_train, MNISTCustom(self.data_dir, train=False)
-
-    # Training resumes where a checkpoint was made, the others start at 0: the base class does that.
-
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.mnist_train, num_workers=self.num_workers)
-
-    def val_dataloader(self) -> DataLoader:
-        return DataLoader(self.mnist_val, num_workers=self.num_workers)
-
-    def test_dataloader(self) -> DataLoader:
-        return DataLoader(self.mnist_test, num_workers=self.num_workers)
-
-    predict_dataloader = test_dataloader
+    # The published tutorial's names.
+    mnist_train = property(lambda self: self.train_set)
+    mnist_val = property(lambda self: self.val_set)
+    mnist_test = property(lambda self: self.test_set)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -321,11 +213,7 @@ class ExampleModelOutput(TypedDict):
 
 
 class ExampleModelTrunk(MegatronModule):
-    """The encoder, 784-64-3, that both models share.
-
-    Args:
-        config: Sizes, precision and layout.
-    """
+    """The encoder, 784-64-3 at the default sizes, that both models share."""
 
     def __init__(self, config: ModelParallelConfig) -> None:
         super().__init__(config)
@@ -403,30 +291,15 @@ class ExampleFineTuneModel(ExampleModelTrunk):
         return (logits, z) if return_latent else logits
 
 
-# What TensorBoard shows of a batch of the validation set: for each model, what it has.
-
-
-def view_of_autoencoder(batch: MnistItem, output: ExampleModelOutput) -> View:
-    """Images beside their reconstructions, and where they lie in the latent space."""
-    images = batch["data"]
-    x_hat = output["x_hat"].view_as(images)
-    return View(images, batch["label"], reconstructions=x_hat, latent=output["z"])
-
-
-def view_of_classifier(batch: MnistItem, logits: Tensor) -> View:
-    """Images and what they were taken for."""
-    return View(batch["data"], batch["label"], logits=logits)
-
-
 # ----------------------------------------------------------------------------------------------
 # Configs
 #
 # A model cannot be built before the ranks know which part of it is theirs. So NeMo is given a
 # config, and calls `configure_model` once parallelism is set up. The config also says which loss
 # belongs to the model, and which checkpoint its first weights come from. NeMo writes it into the
-# context of every checkpoint, so that the next stage builds a trunk of the same size;
-# `override_parent_fields` are those that it decides for itself. NeMo's strategy asks for a
-# TransformerConfig even where there is no transformer: hence layers and heads below.
+# context of every checkpoint, so that the next stage builds a trunk of the same size. Fields of
+# your own that the next stage shall not take from the checkpoint belong in
+# `override_parent_fields`.
 # ----------------------------------------------------------------------------------------------
 
 ExampleModelT = TypeVar("ExampleModelT", bound=ExampleModelTrunk)
@@ -434,35 +307,17 @@ ExampleModelT = TypeVar("ExampleModelT", bound=ExampleModelTrunk)
 
 @dataclass
 class ExampleGenericConfig(
-    Generic[ExampleModelT, MegatronLossType],
-    MegatronBioNeMoTrainableModelConfig[ExampleModelT, MegatronLossType],
+    MegatronBioNeMoTrainableModelConfig[ExampleModelT, MegatronLossType], IOMixinWithGettersSetters
 ):
-    """Sizes of the model, its class and its loss."""
+    """The sizes that both models have. A subclass names the classes of its model and loss."""
 
     loss_cls: type[MegatronLossType] = MSELossReduction
-    hidden_size: int = 64  # width of linear1 and linear3: what tensor parallelism cuts
-    latent_size: int = 3  # width of z
-    # Megatron divides by these two, which only a transformer has.
-    num_layers: int = 1
-    num_attention_heads: int = 1
-    override_parent_fields: list[str] = field(
-        default_factory=lambda: [*OVERRIDE_BIONEMO_CONFIG_DEFAULTS, "loss_cls"]
-    )
-
-    def __post_init__(self) -> None:
-        # The strategy calls this again once it has written its layout into the config. Megatron
-        # wants as many attention heads as tensor-parallel ranks, even where there is no attention.
-        self.num_attention_heads = self.num_query_groups = self.tensor_model_parallel_size
-        super().__post_init__()
-
-    def get_loss_reduction_class(self) -> type[MegatronLossType]:
-        return self.loss_cls
+    hidden_size: int = SizeOptions.hidden_size  # of linear1 and linear3; tensor parallelism cuts it
+    latent_size: int = SizeOptions.latent_size  # of z
 
 
 @dataclass
-class PretrainConfig(
-    ExampleGenericConfig["PretrainModel", "MSELossReduction"], IOMixinWithGettersSetters
-):
+class PretrainConfig(ExampleGenericConfig[PretrainModel, MSELossReduction]):
     """The autoencoder with its reconstruction loss."""
 
     model_cls: type[PretrainModel] = PretrainModel
@@ -470,10 +325,7 @@ class PretrainConfig(
 
 
 @dataclass
-class ExampleFineTuneConfig(
-    ExampleGenericConfig["ExampleFineTuneModel", "ClassifierLossReduction"],
-    IOMixinWithGettersSetters,
-):
+class ExampleFineTuneConfig(ExampleGenericConfig[ExampleFineTuneModel, ClassifierLossReduction]):
     """The classifier with its cross entropy."""
 
     model_cls: type[ExampleFineTuneModel] = ExampleFineTuneModel
@@ -513,18 +365,18 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
         if not hasattr(self, "module"):
             self.module = self.config.configure_model()
 
-    def forward(self, batch: MnistItem, batch_idx: int | None = None, **options: Any) -> Any:
+    def forward(self, batch: MnistBatch, batch_idx: int | None = None, **options: Any) -> Any:
         """The model's output on a micro batch; Megatron's schedule calls this."""
         return self.module(batch.get("corrupted", batch["data"]), **options)
 
-    def training_step(self, batch: MnistItem, batch_idx: int | None = None) -> Any:
+    def training_step(self, batch: MnistBatch, batch_idx: int | None = None) -> Any:
         return self(batch, batch_idx)
 
     # NeMo calls these two on stages that are not the last, and on the last in evaluation.
     forward_step = training_step
     validation_step = training_step
 
-    def predict_step(self, batch: MnistItem, batch_idx: int | None = None) -> Any:
+    def predict_step(self, batch: MnistBatch, batch_idx: int | None = None) -> Any:
         """The model's output with what is needed to know whose it is, or a stage's output."""
         has_latent = returns_latent(self.config.model_cls)
         output = self(batch, return_latent=True) if has_latent else self(batch)
@@ -538,11 +390,7 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
     def training_loss_reduction(self) -> MegatronLossReduction:
         return self.loss_reduction_class()()
 
-    def validation_loss_reduction(self) -> MegatronLossReduction:
-        return self.loss_reduction_class()()
-
-    def test_loss_reduction(self) -> MegatronLossReduction:
-        return self.loss_reduction_class()()
+    validation_loss_reduction = test_loss_reduction = training_loss_reduction
 
     def loss_reduction_class(self) -> type[MegatronLossReduction]:
         """The loss that the config names."""

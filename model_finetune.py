@@ -14,6 +14,7 @@ from megakit.job.ranges import Range
 from megakit.job.script import Run, run_script
 from megakit.job.stage import Stage
 from mnist.files import DataOptions
+from mnist.sizes import CheckpointSizeOptions
 from model_pretrain import PRETRAIN
 
 FINETUNE = Stage(
@@ -22,13 +23,13 @@ FINETUNE = Stage(
     model="ExampleFineTuneModel",
     title="a classifier",
     before=PRETRAIN,
-    width=64,
+    width="hidden_size",
     num_pipeline_stages=2,
 )
 
 
 @dataclass(kw_only=True)
-class FinetuneOptions(DataOptions, TrainingOptions):
+class FinetuneOptions(DataOptions, CheckpointSizeOptions, TrainingOptions):
     """Fine-tune the pretrained trunk into a classifier of digits."""
 
     checkpoint: str | None = None
@@ -52,12 +53,8 @@ class FinetuneOptions(DataOptions, TrainingOptions):
 def finetune(run: Run) -> Path:
     """Trains the classifier; returns its best checkpoint."""
     from megakit.training import cosine_annealing, megatron_adam, train_stage
-    from model_components import (
-        BionemoLightningModule,
-        ExampleFineTuneConfig,
-        MNISTDataModule,
-        view_of_classifier,
-    )
+    from mnist.views import view_of_classifier
+    from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
 
     options = run.options
     data = MNISTDataModule(
@@ -67,12 +64,14 @@ def finetune(run: Run) -> Path:
         global_batch_size=run.layout.global_batch_size,
         seed=options.seed,
         num_labels=options.num_labels,
-        max_val_batches=options.limit_val_batches,
         num_workers=options.num_workers,
     )
     module = BionemoLightningModule(
         config=ExampleFineTuneConfig(
             seed=options.seed,
+            # Of a fresh trunk; a checkpoint brings its own sizes.
+            hidden_size=options.size("hidden_size"),
+            latent_size=options.size("latent_size"),
             initial_ckpt_path=run.plan.start,
             # The pretrained model has no head; this one's starts from its own first weights.
             initial_ckpt_skip_keys_with_these_prefixes={"digit_classifier"},

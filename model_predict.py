@@ -24,7 +24,7 @@ PREDICT = Stage(
     model="ExampleFineTuneModel",
     title="a classifier",
     before=FINETUNE,
-    width=64,
+    width="hidden_size",
     num_pipeline_stages=2,
 )
 
@@ -89,17 +89,23 @@ def predict(run: Run) -> Path:
             f"--input {run.options.input}: changed since this command began. Start it again."
         )
 
+    from megakit.data import MegatronDataModule
     from megakit.training import predict_stage
+    from mnist.dataset import MNISTCustom
     from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
 
-    data = MNISTDataModule(
-        run.options.data_dir,
-        run.layout.micro_batch_size,
-        dataset=run.plan.dataset,
-        global_batch_size=run.layout.global_batch_size,
-        num_workers=run.options.num_workers,
-        pictures=pictures.images if pictures else None,
-    )
+    micro_batch_size = run.layout.micro_batch_size
+    sizes = {
+        "global_batch_size": run.layout.global_batch_size,
+        "num_workers": run.options.num_workers,
+    }
+    data: MegatronDataModule
+    if pictures:
+        data = MegatronDataModule(micro_batch_size, **sizes)
+        data.test_set = MNISTCustom.from_arrays(pictures.images, pictures.labels)
+    else:
+        dataset = run.plan.dataset
+        data = MNISTDataModule(run.options.data_dir, micro_batch_size, dataset=dataset, **sizes)
     # No prefix is skipped: model and checkpoint have to hold the same weights.
     checkpoint = run.plan.start or ""
     module = BionemoLightningModule(config=ExampleFineTuneConfig(initial_ckpt_path=checkpoint))
@@ -107,8 +113,8 @@ def predict(run: Run) -> Path:
     def write_report(path: Path, predictions: Any) -> None:
         from mnist.report import write_digit_report
 
-        images = data.mnist_test.images
-        write_digit_report(path, predictions, images, Path(checkpoint), data.dataset)
+        images = data.test_set.images
+        write_digit_report(path, predictions, images, Path(checkpoint), run.plan.dataset)
 
     sources = pictures.sources if pictures else None
     return predict_stage(run, module, data, sources, write_report)

@@ -13,19 +13,20 @@ from megakit.job.ranges import Range
 from megakit.job.script import Run, run_script
 from megakit.job.stage import Stage
 from mnist.files import DataOptions
+from mnist.sizes import SizeOptions
 
 PRETRAIN = Stage(
     name="pretrain",
     script="model_pretrain.py",
     model="PretrainModel",
     title="an autoencoder",
-    width=64,  # tensor parallelism cuts the 64 numbers between two layers
+    width="hidden_size",  # tensor parallelism cuts what lies between two layers
     num_pipeline_stages=2,  # pipeline parallelism puts the encoder before the decoder
 )
 
 
 @dataclass(kw_only=True)
-class PretrainOptions(DataOptions, TrainingOptions):
+class PretrainOptions(DataOptions, SizeOptions, TrainingOptions):
     """Pretrain an autoencoder that squeezes digits into three numbers and restores them."""
 
     max_steps: int = 1000
@@ -42,12 +43,8 @@ def pretrain(run: Run) -> Path:
     """Trains the autoencoder; returns its best checkpoint."""
     # Imported here, and not above: helper processes import this file again, and --help is quick.
     from megakit.training import cosine_annealing, megatron_adam, train_stage
-    from model_components import (
-        BionemoLightningModule,
-        MNISTDataModule,
-        PretrainConfig,
-        view_of_autoencoder,
-    )
+    from mnist.views import view_of_autoencoder
+    from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig
 
     options = run.options
     data = MNISTDataModule(
@@ -57,11 +54,12 @@ def pretrain(run: Run) -> Path:
         global_batch_size=run.layout.global_batch_size,
         seed=options.seed,
         corruption=options.corruption,
-        max_val_batches=options.limit_val_batches,
         num_workers=options.num_workers,
     )
     module = BionemoLightningModule(
-        config=PretrainConfig(seed=options.seed),
+        config=PretrainConfig(
+            seed=options.seed, hidden_size=options.hidden_size, latent_size=options.latent_size
+        ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )
     return train_stage(run, module, data, view_of_autoencoder, next_verb="finetune")

@@ -237,7 +237,7 @@ def loader_rows(data_dir: Path, dataset: Any) -> list[Row]:
         )
         module.setup("fit")
         # What ExactDataSampler makes of module.train_dataloader(), over as many samples of digits.
-        module.mnist_train = MultiEpochDatasetResampler(module.mnist_train.dataset, None, 55_000)
+        module.train_set = MultiEpochDatasetResampler(module.mnist_train.dataset, None, 55_000)
         sampler = GlobalBatchSampler(55_000, BATCH_SIZE, BATCH_SIZE)
         return make_loader(module.train_dataloader(), sampler)
 

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from megakit.errors import UserError
 from megakit.runtime.foreign_files import printable, read_regular_file, reading
@@ -114,6 +114,39 @@ def find_dataset(
             f"as .gz, and they cannot be downloaded ({reason}). Copy them there, name another "
             "root with --data-dir, or choose --dataset digits."
         ) from None
+
+
+def read_splits(
+    data_dir: Path,
+    dataset: DatasetName,
+    make: Callable[[NDArray[np.uint8], NDArray[np.uint8]], Any],
+) -> tuple[Any, Any, Any]:
+    """Reads the images for training, validation and test, each part as a dataset.
+
+    The split of MNIST's 60,000 training images is that of NVIDIA BioNeMo's tutorial, and never
+    changes: an image that one stage trains on must not validate the next stage.
+
+    Args:
+        data_dir: Root that holds `MNIST/raw`; digits are read from scikit-learn.
+        dataset: Which images.
+        make: Makes a dataset from images (N, 28, 28) and labels (N,).
+
+    Returns:
+        The three datasets; of MNIST, the first two are `torch.utils.data.Subset`s of one dataset.
+
+    Raises:
+        UserError: A file is missing, cannot be read, or is not the published one.
+    """
+    if dataset == "digits":
+        train, validation, test = (make(*read_digits(part)) for part in get_args(Split))
+        return train, validation, test
+    import torch
+    from torch.utils.data import random_split
+
+    generator = torch.Generator().manual_seed(42)
+    both = make(*read_mnist(data_dir, train=True))
+    train, validation = random_split(both, [55000, 5000], generator)
+    return train, validation, make(*read_mnist(data_dir, train=False))
 
 
 # --- MNIST ----------------------------------------------------------------------------------------

@@ -142,6 +142,13 @@ class Pictures:
     sources: list[str]
     remarks: list[str]
 
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The label -1 for each picture: the class is unknown."""
+        import numpy as np
+
+        return np.full(len(self.images), -1)
+
 
 def read_pictures(path: Path) -> Pictures:
     """Reads a PNG or JPEG file, all files of a folder, or a `.npy` array of shape (N, 28, 28).

@@ -20,7 +20,7 @@ from megakit.job.ranges import flag
 from megakit.job.script import begin_script
 from megakit.runtime.signals import exit_status
 from mnist.files import DataOptions
-from model_pretrain import PRETRAIN
+from mnist.sizes import SizeOptions
 
 PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
@@ -66,7 +66,7 @@ def import_stack(options: TutorialOptions) -> None:
     is_alone = options.devices in (None, 1) and "RANK" not in os.environ
     if not is_alone or options.problems() or not is_certainly_cpu(options.accelerator):
         return
-    limit_threads(PRETRAIN.width)
+    limit_threads(SizeOptions.hidden_size)
     suspend_collector()
     keep_freed_memory()
     with contextlib.nullcontext() if options.verbose else diverted():

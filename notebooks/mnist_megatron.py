@@ -37,8 +37,9 @@ RUNS = Path(os.environ.get("NOTEBOOK_RUNS") or tempfile.mkdtemp())  # gets check
 
 # %%
 from megakit.job.interactive import import_stack, open_run
+from mnist.sizes import SizeOptions
 
-import_stack(width=64)
+import_stack(width=SizeOptions.hidden_size)
 
 import lightning.pytorch as pl
 import matplotlib.pyplot as plt

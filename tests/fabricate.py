@@ -31,6 +31,7 @@ def make_checkpoint(
     model: str = "PretrainModel",
     val_loss: float | None = None,
     run: dict[str, Any] | None = None,
+    context: dict[str, Any] = CONTEXT,
 ) -> Path:
     """A checkpoint as the writer leaves it, with a few bytes where the weights would be."""
     checkpoint = folder / checkpoint_name(step)
@@ -38,7 +39,7 @@ def make_checkpoint(
     (checkpoint / "context").mkdir()
     (checkpoint / "weights" / "__0_0.distcp").write_bytes(b"weights of step %d" % step)
     (checkpoint / "weights" / "metadata.json").write_text("{}")
-    (checkpoint / "context" / "io.json").write_text(json.dumps(CONTEXT))
+    (checkpoint / "context" / "io.json").write_text(json.dumps(context))
     manifest = Manifest(
         stage=stage,
         model=model,

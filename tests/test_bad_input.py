@@ -42,9 +42,10 @@ TRAINING = {
     *("--max-steps", "--global-batch-size", "--lr", "--seed", "--val-interval"),
     *("--save-interval", "--limit-val-batches", "--fresh"),
 }
+SIZES = {"--hidden-size", "--latent-size"}
 OPTIONS = {
-    PRETRAIN_PY: EVERYWHERE | TRAINING | {"--corruption"},
-    FINETUNE_PY: EVERYWHERE | TRAINING | {"--checkpoint", "--num-labels"},
+    PRETRAIN_PY: EVERYWHERE | TRAINING | SIZES | {"--corruption"},
+    FINETUNE_PY: EVERYWHERE | TRAINING | SIZES | {"--checkpoint", "--num-labels"},
     PREDICT_PY: EVERYWHERE | {"--checkpoint", "--input"},
 }
 

@@ -153,6 +153,34 @@ def test_batches_are_collated_items(components: ModuleType, mnist_dir: Path) -> 
     assert batch["label"].dtype == batch["idx"].dtype == torch.int64
 
 
+def test_items_and_batches_have_their_types(components: ModuleType) -> None:
+    from typing import get_type_hints
+
+    from mnist.dataset import MnistBatch
+
+    val = digits(components, corruption=0.3).mnist_val
+    corrupted = digits(components, corruption=0.3).mnist_train
+    item_types = get_type_hints(components.MnistItem)
+    assert item_types == {"data": torch.Tensor, "label": int, "idx": int}
+    assert {name: type(value) for name, value in val[3].items()} == item_types
+    assert MnistBatch.__required_keys__ == item_types.keys()
+    batch = corrupted.get_batch(np.arange(4))
+    assert batch.keys() - MnistBatch.__required_keys__ == {"corrupted"}
+    assert batch.keys() < get_type_hints(MnistBatch).keys()
+    assert {type(value) for value in batch.values()} == {torch.Tensor}
+
+
+def test_negative_indices_count_from_the_end(components: ModuleType) -> None:
+    val = digits(components).mnist_val
+    last, batch = val[-1], val.get_batch(np.array([-1, 0]))
+    assert last["idx"] == 199
+    assert batch["idx"].tolist() == [199, 0]
+    assert torch.equal(batch["data"][0], val[199]["data"])
+    for index in (200, -201):
+        with pytest.raises(IndexError):
+            val[index]
+
+
 def test_a_transform_of_the_users_own(components: ModuleType, mnist_dir: Path) -> None:
     from PIL.Image import Image
 
@@ -273,12 +301,6 @@ def test_validation_and_test_images_are_never_corrupted(components: ModuleType) 
     assert "corrupted" in data.mnist_train[0]
     assert "corrupted" not in data.mnist_val[0]
     assert "corrupted" not in data.mnist_test[0]
-
-
-def test_max_val_batches_limits_the_images(components: ModuleType) -> None:
-    data = digits(components, max_val_batches=2, batch_size=8, global_batch_size=16)
-    assert len(data.mnist_val) == 32
-    assert len(digits(components, max_val_batches=100, batch_size=8).mnist_val) == 200
 
 
 def test_loaders_say_what_they_are_for(components: ModuleType) -> None:

@@ -138,6 +138,7 @@ def test_every_option_exists() -> None:
         for path in (
             *REPOSITORY.glob("*.py"),
             REPOSITORY / "megakit" / "job" / "options.py",
+            *(REPOSITORY / "mnist").glob("*.py"),
             REPOSITORY / "run",
         )
     )

@@ -26,6 +26,7 @@ def train(job: Job, clock: Clock) -> None:
         "lr": job.lr,
         "corruption": job.corruption,
         "seed": job.seed,
+        "hidden-size": job.hidden_size,
         # Validation and saves come after the last step's end, which is when the clock stops.
         "val-interval": job.steps,
         "save-interval": job.steps,
@@ -43,10 +44,8 @@ def timed(run: Run, job: Job, clock: Clock) -> Path:
     from megakit.reporting.metrics import read_metrics
     from megakit.training import progress
 
-    if job.hidden_size != 64:
-        set_width(model_components.PretrainConfig, job.hidden_size)
     if job.repeats > 1:
-        repeat_samples(model_components.MNISTDataModule, job.repeats)
+        repeat_samples(model_components, job.repeats)
     callback: Any = progress.Reporter
     original = callback.on_train_batch_end
 
@@ -69,17 +68,6 @@ def timed(run: Run, job: Job, clock: Clock) -> Path:
     return checkpoint
 
 
-def set_width(config: Any, hidden_size: int) -> None:
-    """Makes the autoencoder wider or narrower: the script has no option for that."""
-    original = config.__post_init__
-
-    def post_init(self: Any) -> None:
-        self.hidden_size = hidden_size
-        original(self)
-
-    config.__post_init__ = post_init
-
-
 class Repeated:
     """A dataset that gives another's samples over and over."""
 
@@ -98,12 +86,12 @@ class Repeated:
         return fetch_batch(self.dataset, indices % len(self.dataset))
 
 
-def repeat_samples(data_module: Any, repeats: int) -> None:
+def repeat_samples(components: Any, repeats: int) -> None:
     """Makes the training part longer than it is."""
-    original = data_module._splits
+    original = components.read_splits
 
-    def splits(self: Any) -> tuple[Any, ...]:
-        train, *others = original(self)
+    def read_splits(*where: Any) -> tuple[Any, ...]:
+        train, *others = original(*where)
         return Repeated(train, repeats), *others
 
-    data_module._splits = splits
+    components.read_splits = read_splits

@@ -43,13 +43,12 @@ class FolderImages(Dataset[Any]):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Any:
-        index = range(len(self))[index]  # raises IndexError where there is none
         path = self.paths[index]
         with reading(path, REMEDY):
             image = read_image(path, FORMATS).convert("RGB").resize((self.size, self.size))
         pixels = np.asarray(image, np.float32)
         data = torch.from_numpy(pixels / 255).movedim(2, 0).contiguous()
-        return {"data": data, "label": self.labels[path.parent.name], "idx": index}
+        return {"data": data, "label": self.labels[path.parent.name], "idx": index % len(self)}
 
 
 def training_images() -> FolderImages:

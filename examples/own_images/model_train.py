@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from examples.own_images.image_files import FolderOptions, list_classes
+from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
 from megakit.job.options import TrainingOptions
 from megakit.job.script import Run, run_script
 from megakit.job.stage import Stage
@@ -17,9 +18,9 @@ TRAIN = Stage(
     script="model_train.py",
     model="VitClassifier",
     title="a classifier",
-    width=64,
-    num_heads=4,
-    num_pipeline_stages=4,
+    width=HIDDEN_SIZE,
+    num_heads=NUM_HEADS,
+    num_pipeline_stages=NUM_LAYERS,
 )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pretrain.py
 
 from examples.vit.model_pretrain import PRETRAIN
+from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
 from megakit.checkpoints.select import BestBy
 from megakit.job.options import TrainingOptions
 from megakit.job.ranges import Range
@@ -21,9 +22,9 @@ FINETUNE = Stage(
     model="VitClassifier",
     title="a classifier",
     before=PRETRAIN,
-    width=64,
-    num_heads=4,
-    num_pipeline_stages=4,
+    width=HIDDEN_SIZE,
+    num_heads=NUM_HEADS,
+    num_pipeline_stages=NUM_LAYERS,
 )
 
 
@@ -70,7 +71,6 @@ def finetune(run: Run) -> Path:
         seed=options.seed,
         shift=options.shift,
         num_labels=options.num_labels,
-        max_val_batches=options.limit_val_batches,
         num_workers=options.num_workers,
     )
     module = BionemoLightningModule(

@@ -7,6 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pretrain.py
 
 from examples.vit.model_finetune import FINETUNE
+from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
 from megakit.job.options import CommonOptions
 from megakit.job.script import Run, run_script
 from megakit.job.stage import Stage
@@ -18,9 +19,9 @@ PREDICT = Stage(
     model="VitClassifier",
     title="a classifier",
     before=FINETUNE,
-    width=64,
-    num_heads=4,
-    num_pipeline_stages=4,
+    width=HIDDEN_SIZE,
+    num_heads=NUM_HEADS,
+    num_pipeline_stages=NUM_LAYERS,
 )
 
 

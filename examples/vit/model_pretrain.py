@@ -8,6 +8,7 @@ from typing import Annotated
 # Started by its path, a script finds only what lies beside it; megakit and the rest are above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
 from megakit.job.options import TrainingOptions
 from megakit.job.ranges import Range
 from megakit.job.script import Run, run_script
@@ -19,9 +20,9 @@ PRETRAIN = Stage(
     script="model_pretrain.py",
     model="VitPretrainModel",
     title="a vision transformer that restores patches",
-    width=64,
-    num_heads=4,  # tensor parallelism deals out the heads of each layer, and its width
-    num_pipeline_stages=4,  # pipeline parallelism deals out the layers
+    width=HIDDEN_SIZE,
+    num_heads=NUM_HEADS,
+    num_pipeline_stages=NUM_LAYERS,
 )
 
 
@@ -56,7 +57,6 @@ def pretrain(run: Run) -> Path:
         global_batch_size=run.layout.global_batch_size,
         seed=options.seed,
         masked_share=options.masked_share,
-        max_val_batches=options.limit_val_batches,
         num_workers=options.num_workers,
     )
     module = BionemoLightningModule(

@@ -5,8 +5,8 @@ the classifier's loss, the Lightning module. Pretraining hides patches of an ima
 restore them; its trunk then becomes a digit classifier.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from megatron.core.transformer.enums import ModelType
 from megatron.core.transformer.transformer_block import TransformerBlock
 from torch import Tensor, nn
 
+from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
 from megakit.data import (
     BatchedMultiEpochDatasetWrapper,
     EpochIndex,
@@ -23,17 +24,16 @@ from megakit.data import (
     uniform,
 )
 from megakit.models import (
-    OVERRIDE_BIONEMO_CONFIG_DEFAULTS,
     IOMixinWithGettersSetters,
     MegatronBioNeMoTrainableModelConfig,
     MegatronLossType,
     seeded,
     transformer_layer_spec,
 )
+from mnist.dataset import MnistItem
 from model_components import (
     ClassifierLossReduction,
     MNISTDataModule,
-    MnistItem,
     MSELossReduction,
     SameSizeLossDict,
 )
@@ -41,12 +41,6 @@ from model_components import (
 # ----------------------------------------------------------------------------------------------
 # Losses
 # ----------------------------------------------------------------------------------------------
-
-
-class MaskedItem(MnistItem):
-    """A batch of which the model sees `corrupted`, with patches hidden."""
-
-    shown: Tensor  # bool (B, 1, 28, 28), False for the pixels to restore
 
 
 class MaskedLossReduction(MSELossReduction):
@@ -69,7 +63,7 @@ class MaskedLossReduction(MSELossReduction):
 
 
 @dataclass
-class MaskPatches(BatchedMultiEpochDatasetWrapper[MnistItem, MaskedItem]):
+class MaskPatches(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
     """Hides a share of each image's patches, others in each epoch, for the model to restore."""
 
     share: float = 0.5
@@ -77,7 +71,7 @@ class MaskPatches(BatchedMultiEpochDatasetWrapper[MnistItem, MaskedItem]):
     seed: int = 42
 
     def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
-        """Adds `shown` and `corrupted` to a batch."""
+        """Adds `shown`, bool (B, 1, 28, 28), False for pixels to restore, and `corrupted`."""
         rows, columns = (size // self.patch_size for size in batch["data"].shape[-2:])
         numbers = uniform(self.seed, index.epoch, index.idx, (rows * columns,))
         # Exactly so many in each image: those with the smallest numbers.
@@ -125,8 +119,8 @@ class VitDataModule(MNISTDataModule):
         super().setup(stage)
         if self.masked_share:
             # In their own order and always as in epoch 0: the same patches at every validation.
-            hidden = MaskPatches(self.mnist_val, self.masked_share, seed=self.seed)
-            self.mnist_val = MultiEpochDatasetResampler(hidden, shuffle=False)
+            hidden = MaskPatches(self.val_set, self.masked_share, seed=self.seed)
+            self.val_set = MultiEpochDatasetResampler(hidden, shuffle=False)
 
     def with_random_effects(self, train: Any) -> Any:
         """The training images as each epoch sees them."""
@@ -244,26 +238,21 @@ VitModelT = TypeVar("VitModelT", bound=VitTrunk)
 
 @dataclass
 class VitConfig(
-    Generic[VitModelT, MegatronLossType],
-    MegatronBioNeMoTrainableModelConfig[VitModelT, MegatronLossType],
+    MegatronBioNeMoTrainableModelConfig[VitModelT, MegatronLossType], IOMixinWithGettersSetters
 ):
-    """Sizes of the model, its class and its loss; Megatron's own fields mean what they say."""
+    """Sizes of the model; a subclass names the classes of its model and its loss."""
 
-    loss_cls: type[MegatronLossType] = MaskedLossReduction
     image_size: int = 28
     channels: int = 1
     patch_size: int = 7
     num_classes: int = 10
-    num_layers: int = 4
-    hidden_size: int = 64
-    num_attention_heads: int = 4
+    num_layers: int = NUM_LAYERS
+    hidden_size: int = HIDDEN_SIZE
+    num_attention_heads: int = NUM_HEADS
     # Random numbers of a dropout would differ between layouts.
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     init_method_std: float = 0.1  # about 1 / sqrt(hidden_size); Megatron's 0.02 is for wide models
-    override_parent_fields: list[str] = field(
-        default_factory=lambda: [*OVERRIDE_BIONEMO_CONFIG_DEFAULTS, "loss_cls"]
-    )
 
     @property
     def num_patches(self) -> int:
@@ -275,15 +264,9 @@ class VitConfig(
         """What a token is made of."""
         return self.channels * self.patch_size**2
 
-    def get_loss_reduction_class(self) -> type[MegatronLossType]:
-        """The loss that belongs to the model."""
-        return self.loss_cls
-
 
 @dataclass
-class VitPretrainConfig(
-    VitConfig["VitPretrainModel", "MaskedLossReduction"], IOMixinWithGettersSetters
-):
+class VitPretrainConfig(VitConfig[VitPretrainModel, MaskedLossReduction]):
     """The model that restores hidden patches."""
 
     model_cls: type[VitPretrainModel] = VitPretrainModel
@@ -291,9 +274,7 @@ class VitPretrainConfig(
 
 
 @dataclass
-class VitClassifierConfig(
-    VitConfig["VitClassifier", "ClassifierLossReduction"], IOMixinWithGettersSetters
-):
+class VitClassifierConfig(VitConfig[VitClassifier, ClassifierLossReduction]):
     """The classifier with its cross entropy."""
 
     model_cls: type[VitClassifier] = VitClassifier

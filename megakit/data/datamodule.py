@@ -10,6 +10,9 @@ from nemo.lightning.data import WrappedDataLoader as WrappedDataLoader
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 from torch.utils.data import DataLoader
 
+from megakit.data.epochs import MultiEpochDataset, MultiEpochDatasetResampler
+from megakit.data.sampler import ExactDataSampler
+
 _MODES = {
     "train_dataloader": "train",
     "val_dataloader": "validation",
@@ -19,30 +22,100 @@ _MODES = {
 
 
 class MegatronDataModule(pl.LightningDataModule):
-    """Remembers in each checkpoint how many samples were consumed, and resumes after them.
+    """Gives each rank its samples, and continues after the last consumed one when a run resumes.
 
-    A subclass sets `self.data_sampler`, which NeMo's strategy looks for, and returns loaders, one
-    or several, from Lightning's methods. Training resumes; the other loaders start at 0, whether
-    they are `WrappedDataLoader`s with a mode or any `DataLoader`: a loader without a mode, or with
-    that one's default, gets the mode of the method that returns it.
+    A subclass assigns its datasets in `setup`: `train_set`, usually from `resample`, `val_set` and
+    `test_set`. The loaders follow from them. A subclass may also override the loader methods of
+    Lightning and return one loader or several. The training loader resumes; all others start at
+    sample 0, whether they are `WrappedDataLoader`s or plain `DataLoader`s: a loader without a mode,
+    or with the default mode, gets the mode of the method that returns it.
+
+    Args:
+        micro_batch_size: Samples per rank and forward pass. Without it, the subclass assigns
+            `data_sampler` itself.
+        global_batch_size: Samples per step over all ranks; by default one micro batch.
+        seed: Of the order of the training samples.
+        num_workers: Processes per rank that fetch batches ahead.
+        output_log: Whether NeMo's sampler logs its own figures.
 
     Attributes:
-        data_sampler: Tells NeMo the batch sizes and orders the samples.
+        data_sampler: NeMo's strategy reads the batch sizes from it, and lets it choose each rank's
+            samples.
         init_global_step: The step that `data_sampler.init_consumed_samples` belongs to.
+        train_set: Training samples, in the order of training.
+        val_set: Validation samples, each read once per validation; None for no validation.
+        test_set: Samples for test and prediction, each read once.
     """
 
     data_sampler: MegatronDataSampler
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        micro_batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        *,
+        seed: int = 42,
+        num_workers: int = 0,
+        output_log: bool = False,
+    ) -> None:
         super().__init__()
         self.init_global_step = 0
+        self.seed, self.num_workers = seed, num_workers
+        self.train_set: Any = None
+        self.val_set: Any = None
+        self.test_set: Any = None
+        if micro_batch_size is not None:
+            self.data_sampler = ExactDataSampler(
+                seq_len=1,  # pipeline stages ask for it; only token models use it
+                micro_batch_size=micro_batch_size,
+                global_batch_size=global_batch_size or micro_batch_size,
+                output_log=output_log,
+            )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, mode in _MODES.items():
             method = getattr(cls, name)
-            if method is not getattr(pl.LightningDataModule, name):
+            if method is not getattr(MegatronDataModule, name):
                 setattr(cls, name, _in_mode(method, mode))
+
+    def resample(self, dataset: MultiEpochDataset[Any]) -> MultiEpochDatasetResampler[Any]:
+        """Returns the training samples of all epochs, each epoch in another order.
+
+        The result is as long as the training, so Lightning sees one epoch, and `max_steps` decides
+        its end. Without a trainer, or without `max_steps`, the result is one pass over the dataset.
+
+        Args:
+            dataset: Indexed by `EpochIndex`: a dataset in one of `megakit.data`'s wrappers.
+        """
+        steps = self.trainer.max_steps if self.trainer is not None else -1
+        num_samples = steps * self.data_sampler.global_batch_size if steps > 0 else len(dataset)
+        return MultiEpochDatasetResampler(dataset, None, num_samples, seed=self.seed)
+
+    def train_dataloader(self) -> Any:
+        """Returns a loader of `train_set`."""
+        return self._loader("train_set")
+
+    def val_dataloader(self) -> Any:
+        """Returns a loader of `val_set`."""
+        return self._loader("val_set")
+
+    def test_dataloader(self) -> Any:
+        """Returns a loader of `test_set`."""
+        return self._loader("test_set")
+
+    def predict_dataloader(self) -> Any:
+        """Returns a loader of `test_set`."""
+        return self._loader("test_set")
+
+    def _loader(self, name: str) -> DataLoader:
+        dataset = getattr(self, name)
+        if dataset is None:
+            raise ValueError(
+                f"{type(self).__name__}.{name} is None. Assign a dataset to it in setup(), or "
+                "override the method that returns the loader."
+            )
+        return DataLoader(dataset, num_workers=self.num_workers)
 
     def update_init_global_step(self) -> None:
         """Notes the step that was reached, and the samples consumed by then.
@@ -85,12 +158,16 @@ class MegatronDataModule(pl.LightningDataModule):
         """Makes `limit_val_batches=5` mean 5 global batches; NeMo's strategy calls this.
 
         Lightning counts micro batches, and would end an evaluation in the middle of a step, which
-        hangs where several pipeline stages wait for one another.
+        hangs where several pipeline stages wait for one another. Without a `val_set` the limit
+        becomes 0, so that Lightning validates nothing.
 
         Raises:
             ValueError: If a limit is a share of the batches, which may end within a step.
         """
         trainer, factor = self.trainer, self.data_sampler.num_microbatches
+        follows = type(self).val_dataloader is MegatronDataModule.val_dataloader
+        if trainer is not None and follows and self.val_set is None:
+            trainer.limit_val_batches = 0  # tells Lightning that nothing is validated
         if factor == 1 or trainer is None or getattr(trainer, "limits_in_micro_batches", False):
             return
         trainer.limits_in_micro_batches = True  # once for each trainer
@@ -124,6 +201,10 @@ def _in_mode(method: Callable[..., Any], mode: str) -> Callable[..., Any]:
         return loaders
 
     return make
+
+
+for _name, _mode in _MODES.items():  # subclasses get the same from `__init_subclass__`
+    setattr(MegatronDataModule, _name, _in_mode(getattr(MegatronDataModule, _name), _mode))
 
 
 def _each(loaders: Any) -> Iterator[Any]:

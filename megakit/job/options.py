@@ -76,6 +76,12 @@ class CommonOptions:
         *("pipeline_parallel", "micro_batch_size", "num_workers", "timeout", "verbose"),
     )
     largest_micro_batch: ClassVar[int] = 1024
+    #: Options that set a field of the model's config, where no checkpoint does; see `size`.
+    model_sizes: ClassVar[tuple[str, ...]] = ()
+
+    def size(self, name: str) -> Any:
+        """Returns the value that a new model's config field has, or None if no option says."""
+        return getattr(self, name, None)
 
     def resolve_dataset(
         self, previous: Any, report: Callable[[str], None], may_download: bool = True

@@ -24,6 +24,7 @@ from megakit.job.runs import (
     find_resumption,
     find_start,
 )
+from megakit.job.sizes import Sizes, check_sizes
 from megakit.job.stage import Stage
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import Accelerator, find_accelerator
@@ -118,20 +119,10 @@ def _prepare(
 ) -> tuple[Plan, Any]:
     training = options if isinstance(options, TrainingOptions) else None
     problems = options.problems()
-    layout, impossible = plan_layout(
-        options,
-        cluster,
-        global_batch_size=training.global_batch_size if training else None,
-        width=stage.width,
-        num_pipeline_stages=stage.num_pipeline_stages,
-        num_heads=stage.num_heads,
-    )
-    problems += [*impossible, *find_limits(min(1024, layout.devices + options.num_workers))]
-    if not names_are_usable(options):  # the file system cannot even be asked about them
-        raise UserError(problems)
-    directory = RunDirectory(options.output_dir / stage.name)
+    # Else the file system cannot even be asked about them.
+    usable = names_are_usable(options)
 
-    def attempt(what: str, check: Callable[[], Any]) -> Any:
+    def attempt(what: str, check: Callable[[], Any], problems: list[str] = problems) -> Any:
         try:
             return check()
         except UserError as error:
@@ -141,6 +132,32 @@ def _prepare(
                 traceback.print_exc()
             problems.append(failed_check(what, error))
         return None
+
+    of_start: list[str] = []  # reported after the problems of the layout
+    start, sizes = None, Sizes()
+    if usable:
+        named = getattr(options, "checkpoint", None)
+        start = attempt(
+            "the checkpoint to start from",
+            lambda: find_start(stage, named, options.output_dir, console.say),
+            of_start,
+        )
+    if usable and not of_start:
+        path = start[0] if start else None
+        found = attempt("the model's sizes", lambda: check_sizes(stage, options, path), of_start)
+        sizes = found or sizes
+    layout, impossible = plan_layout(
+        options,
+        cluster,
+        global_batch_size=training.global_batch_size if training else None,
+        width=sizes.width,  # 0 where it is not known: any number divides it
+        num_pipeline_stages=stage.num_pipeline_stages,
+        num_heads=stage.num_heads,
+    )
+    problems += [*impossible, *find_limits(min(1024, layout.devices + options.num_workers))]
+    if not usable:
+        raise UserError(problems)
+    directory = RunDirectory(options.output_dir / stage.name)
 
     unwritable = attempt(
         "--output-dir",
@@ -157,11 +174,7 @@ def _prepare(
         problems += too_many(layout, accelerator)
     is_anew = training is not None and training.fresh
     old = attempt(f"{directory.path}", directory.identity) if is_writable and not is_anew else None
-    named = getattr(options, "checkpoint", None)
-    start = attempt(
-        "the checkpoint to start from",
-        lambda: find_start(stage, named, options.output_dir, console.say),
-    )
+    problems += of_start
     previous = (old or {}).get("dataset") or (start[1].dataset if start else None)
     # Nothing is downloaded for a command that is refused anyway.
     refused = bool(problems)
@@ -171,6 +184,7 @@ def _prepare(
     identity: dict[str, Any] = {}
     if training:
         identity = identify(stage, training, dataset, start[1].digest if start else None)
+        identity |= sizes.by_option  # given or not: what counts is the model that it makes
         if not problems and not is_anew:
             problems += _other_run(directory, training, identity, start and str(start[0]))
     if problems:

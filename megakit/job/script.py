@@ -27,6 +27,7 @@ from megakit.job.plan import PLAN_VARIABLE, Plan, failed_check, prepare
 from megakit.job.rendezvous import agree, is_first_to_fail, ranks_have_met
 from megakit.job.run_lock import check_still_ours
 from megakit.job.runs import RunDirectory
+from megakit.job.sizes import expected_width
 from megakit.job.stage import Stage
 from megakit.reporting.console import Console
 from megakit.reporting.streams import secure_streams
@@ -148,9 +149,9 @@ def run_script(
     options = parse_options(options_class)
     adapt_interpreter()
     stage = options.adapt(stage)
-    limit_threads(stage.width)
     console, cluster = Console(), Cluster()
     try:
+        limit_threads(expected_width(stage, options))
         cluster = _cluster(options)
         console.silent = cluster.rank != 0
         status = _run(stage, options, cluster, console, work, began)

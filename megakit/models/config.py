@@ -22,6 +22,7 @@ MegatronLossType = TypeVar("MegatronLossType", bound=MegatronLossReduction)
 OVERRIDE_BIONEMO_CONFIG_DEFAULTS: list[str] = [
     # what is built, and from which checkpoint
     "model_cls",
+    "loss_cls",
     "initial_ckpt_path",
     "initial_ckpt_skip_keys_with_these_prefixes",
     "override_parent_fields",
@@ -64,6 +65,10 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
 
     Attributes:
         model_cls: The class of the model; called with this config.
+        loss_cls: The class of the model's loss.
+        num_layers: Layers of a transformer. Megatron divides by it, also for other models.
+        num_attention_heads: Attention heads; 0 for a model without attention, for which this class
+            then satisfies Megatron's checks.
         initial_ckpt_path: A checkpoint to take settings and weights from.
         initial_ckpt_skip_keys_with_these_prefixes: Names of weights, by their beginnings, that are
             not taken from that checkpoint, as a new head's. Any other difference is an error.
@@ -73,6 +78,9 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
     """
 
     model_cls: type[ModelT] | None = None
+    loss_cls: type[MegatronLossType] | None = None
+    num_layers: int = 1
+    num_attention_heads: int = 0
     initial_ckpt_path: str | None = None
     initial_ckpt_skip_keys_with_these_prefixes: set[str] = field(default_factory=set)
     override_parent_fields: list[str] = field(
@@ -84,6 +92,11 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
 
     def __post_init__(self) -> None:
         # The strategy calls this again once it has written its layout into the config.
+        self._has_attention = getattr(self, "_has_attention", self.num_attention_heads != 0)
+        if not self._has_attention:
+            # Megatron demands a multiple of the number of tensor-parallel ranks, also for a model
+            # without attention.
+            self.num_attention_heads = self.num_query_groups = self.tensor_model_parallel_size
         if self.pipeline_model_parallel_size > 1:
             # Stages then tell each other the shape of what they send, instead of working it out
             # for tokens; Megatron allows that only with this (else unused) dispatcher.
@@ -117,8 +130,17 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
             return self.model_cls(self)
 
     def get_loss_reduction_class(self) -> type[MegatronLossType]:
-        """The loss that belongs to this model; a subclass says which."""
-        raise NotImplementedError(f"{type(self).__name__}.get_loss_reduction_class")
+        """Returns the class of the model's loss.
+
+        Raises:
+            NotImplementedError: The config names no `loss_cls`.
+        """
+        if self.loss_cls is None:
+            raise NotImplementedError(
+                f"{type(self).__name__}.get_loss_reduction_class: set loss_cls, the class of the "
+                "model's loss."
+            )
+        return self.loss_cls
 
     def load_settings_from_checkpoint(self, initial_ckpt_path: str | Path) -> None:
         """Takes over the settings a checkpoint was saved with, but for `override_parent_fields`.

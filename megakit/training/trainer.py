@@ -109,7 +109,8 @@ def build_trainer(
         val_check_interval=options.val_interval,
         # Steps, not epochs, count: the training set is as long as the training.
         check_val_every_n_epoch=None,
-        limit_val_batches=1.0,
+        # A whole number counts global batches: see `MegatronDataModule.reconfigure_limit_batches`.
+        limit_val_batches=options.limit_val_batches or 1.0,
         # Values go to TensorBoard by `Reporter`.
         log_every_n_steps=options.max_steps + 1,
         logger=logger,

@@ -25,6 +25,8 @@ def follow(text: str, folder: Path) -> Path:
     for kind, code in BLOCK.findall(text):
         if kind == "bash":
             folder = shell(code, folder)
+        elif kind == "diff":
+            change_lines(code, folder)
         else:
             edit(code, folder)
     return folder
@@ -65,6 +67,26 @@ def edit(code: str, folder: Path) -> None:
     elif found[3]:
         body = path.read_text() + "\n\n" + body
     path.write_text(body)
+
+
+def change_lines(code: str, folder: Path) -> None:
+    """Replaces lines of files; the first line names the files."""
+    head, _, body = code.partition("\n")
+    found = re.match(r"# (\S+(?:, \S+)*)$", head)
+    assert found, f"changes without their file: {head}"
+    for name in found[1].split(", "):
+        path = folder / name
+        assert not path.resolve().is_relative_to(REPOSITORY)
+        source = path.read_text()
+        for place in body.split("@@\n"):
+            lines = place.splitlines(keepends=True)
+            assert {line[0] for line in lines} <= set("+- "), place
+            before, after = (
+                "".join(line[1:] for line in lines if line[0] in s) for s in ("- ", "+ ")
+            )
+            assert source.count(before) == 1, f"not once in {name}:\n{before}"
+            source = source.replace(before, after)
+        path.write_text(source)
 
 
 def instead(source: str, name: str, code: str) -> str:
@@ -113,11 +135,12 @@ import json
 import numpy as np
 import torch
 import model_components as mine
+from my_images import MyImages
 from megakit.models import load_for_inference
 from megakit.testing import distributed_model_parallel_state
 
 with distributed_model_parallel_state(accelerator="cpu"):
-    batch = mine.MyImages(mine.Path("data"), "train").get_batch(np.arange(6))
+    batch = MyImages(mine.Path("data"), "train").get_batch(np.arange(6))
     config = mine.InkConfig()
     _, count, _ = config.loss_cls().forward(batch, config.configure_model()(batch["data"]))
     assert count == (batch["data"] > 0).sum()
@@ -169,3 +192,20 @@ def test_table_of_fields() -> None:
     names = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert len(names) >= 12
     assert names <= set(TransformerConfig.__dataclass_fields__)
+
+
+def test_files_are_changed_in_an_editor() -> None:
+    """A command that edits would hide from the reader what is changed."""
+    for kind, code in BLOCK.findall(TEXT):
+        assert kind in ("python", "diff", "bash")
+        if kind == "bash":
+            assert not re.search(r"\b(sed|awk|perl|ed|patch)\b", code), code
+    assert TEXT.count("```diff") >= 8
+
+
+def test_lines_that_are_not_there_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("one\ntwo\nthree\n")
+    change_lines("# a.py\n one\n-two\n+2\n@@\n-three\n", tmp_path)
+    assert (tmp_path / "a.py").read_text() == "one\n2\n"
+    with pytest.raises(AssertionError, match=r"not once in a\.py"):
+        change_lines("# a.py\n-two\n", tmp_path)

@@ -27,6 +27,7 @@ OURS = (
     *("its weights do not fit", "cannot save", "processes, but rank", "did not connect within"),
     *("rank 0 cannot listen at it", "rank 0 does not reach itself there", "bytes of shared memory"),
     *("could not hand over a batch, and", "a process of this job opens up to"),
+    *("its weights fit no other size", "not a positive whole number"),
     *("No rank 0 at", "the loopback interface lo is down", "was killed by"),
     *("predicts other digits than predictions.csv holds", "cannot be traced:"),
     "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",

@@ -53,7 +53,8 @@ def test_the_dataset_keeps_the_rules(components: ModuleType, folder: Path) -> No
     assert_dataset_compatible_with_megatron(FolderImages(folder, "train"))
     data = components.FolderDataModule(folder, 2, 4)
     data.setup("fit")
-    assert_dataset_compatible_with_megatron(data.train)
+    assert_dataset_compatible_with_megatron(data.train_set)
+    assert len(data.train_set) == 6
 
 
 def test_items(folder: Path) -> None:
@@ -61,6 +62,9 @@ def test_items(folder: Path) -> None:
     items = [images[index] for index in range(len(images))]
     assert [item["label"] for item in items] == [0, 0, 0, 1, 1, 1]
     assert [item["idx"] for item in items] == list(range(6))
+    assert images[-1]["idx"] == 5
+    with pytest.raises(IndexError):
+        images[6]
     assert {item["data"].shape for item in items} == {(3, 32, 32)}
     assert all(0 <= item["data"].min() < item["data"].max() <= 1 for item in items)
     with Image.open(folder / "train" / "dog" / "RGB.png") as image:
@@ -144,6 +148,30 @@ def test_the_command_that_checks_the_dataset(folder: Path, tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     assert "keeps the rules (6 samples)" in done.stdout
+
+
+def val_loss_of(folder: Path, *options: object) -> float:
+    """The validation loss after a step of training on some images."""
+    common = ("--data-dir", folder, "--output-dir", folder.parent / "runs", "--fresh")
+    short = ("--max-steps", 1, "--global-batch-size", 4, "--micro-batch-size", 2)
+    result = run_script(
+        "examples/own_images/model_train.py",
+        *(*common, *short, *options, "--accelerator", "cpu", "--precision", "32"),
+    )
+    assert result.status == 0, result.err
+    return float(read_csv(folder.parent / "runs" / "train" / "metrics.csv")[-1]["val_loss"])
+
+
+def test_validation_can_be_limited(folder: Path) -> None:
+    """To the first global batch: as if there were no other images."""
+    data = folder / "images"
+    data.mkdir()
+    for split in ("train", "val", "test"):
+        (folder / split).rename(data / split)
+    limited = val_loss_of(data, "--limit-val-batches", 1)
+    for path in sorted((data / "val").glob("*/*"))[4:]:
+        path.unlink()
+    assert val_loss_of(data) == limited
 
 
 @pytest.mark.long

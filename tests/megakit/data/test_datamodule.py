@@ -195,6 +195,90 @@ def test_limits_are_numbers_of_global_batches(monkeypatch: pytest.MonkeyPatch) -
         limited(4, monkeypatch, val=0.5)
 
 
+def with_datasets(**options: Any) -> Any:
+    """A data module whose class does no more than name its datasets."""
+    from megakit.data import IdentityMultiEpochDatasetWrapper, MegatronDataModule
+
+    class Data(MegatronDataModule):
+        def setup(self, stage: str) -> None:
+            self.train_set = self.resample(IdentityMultiEpochDatasetWrapper(NUMBERS))
+            self.val_set, self.test_set = NUMBERS[:10], NUMBERS[:20]
+
+    return Data(4, 8, **options)
+
+
+def test_loaders_follow_from_the_datasets() -> None:
+    module = at_step(with_datasets(num_workers=1), 3)
+    module.trainer.max_steps = 30
+    module.setup("fit")
+    assert len(module.train_set) == 30 * 8  # as long as the training
+    of_mode = {"train": "train_set", "val": "val_set", "test": "test_set", "predict": "test_set"}
+    for method, name in of_mode.items():
+        made = getattr(module, f"{method}_dataloader")()
+        assert made.mode == MODES[method]
+        assert made.dataset is getattr(module, name)
+        assert made.num_workers == 1
+    assert module.data_sampler.init_consumed_samples == 24
+    assert module.data_sampler.global_batch_size == 8
+
+
+def test_one_pass_without_a_trainer_in_the_seed_s_order() -> None:
+    orders = []
+    for seed in (1, 2):
+        module = with_datasets(seed=seed)
+        module.setup("fit")
+        orders.append([module.train_set[index] for index in range(100)])
+        assert sorted(orders[-1]) == NUMBERS
+    assert orders[0] != orders[1]
+
+
+def test_without_a_dataset_there_is_no_loader() -> None:
+    from megakit.data import MegatronDataModule
+
+    module = MegatronDataModule(4)
+    module.test_set = NUMBERS
+    assert module.predict_dataloader().dataset is NUMBERS
+    with pytest.raises(ValueError, match=r"MegatronDataModule\.train_set is None\. Assign"):
+        module.train_dataloader()
+    assert module.data_sampler.global_batch_size == 4
+    assert not hasattr(MegatronDataModule(), "data_sampler")  # the subclass's to assign
+
+
+def test_training_without_validation(tmp_path: Path) -> None:
+    """As modules for NeMo or BioNeMo train that have a training loader alone."""
+    program = """
+import sys
+from megakit.job.script import run_script
+from model_pretrain import PRETRAIN, PretrainOptions, pretrain
+
+def work(run):
+    import model_components
+
+    class Data(model_components.MNISTDataModule):
+        def setup(self, stage):
+            super().setup(stage)
+            self.val_set = None
+
+    model_components.MNISTDataModule = Data
+    return pretrain(run)
+
+run_script(PRETRAIN, PretrainOptions, work)
+"""
+    options = ("--dataset", "digits", "--accelerator", "cpu", "--output-dir", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *options, "--max-steps", "4", "--val-interval", "2"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = (tmp_path / "pretrain" / "metrics.csv").read_text().splitlines()
+    assert rows[-1].startswith("4,1024,")
+    assert {row.split(",")[3] for row in rows[1:]} == {""}  # no val_loss
+    assert (tmp_path / "pretrain" / "checkpoints" / "step=000004").is_dir()
+
+
 # --- MNIST's --------------------------------------------------------------------------------------
 
 
@@ -303,9 +387,8 @@ def test_the_files_are_mapped_once_and_split_as_published(mnist_dir: Path) -> No
     assert modules[0].mnist_train[0]["idx"] != modules[1].mnist_train[0]["idx"]
 
 
-def test_fewer_labels_and_a_shorter_validation() -> None:
-    module: Any = digits(num_labels=20, max_val_batches=2)
-    assert len(module.mnist_val) == 64
+def test_fewer_labels() -> None:
+    module: Any = digits(num_labels=20)
     labels = [module.mnist_train[index]["label"] for index in range(20)]
     assert sorted(labels) == sorted([*range(10)] * 2)
 

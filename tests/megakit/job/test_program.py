@@ -214,7 +214,7 @@ SCRIPTS = sorted(
 )
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_every_python_gives_the_same(version: str) -> None:
     """A run that one Python began may go on under another."""
     python = find_python(version)
@@ -239,6 +239,9 @@ def find_python(version: str) -> Path | None:
     folders += sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin"))
     for folder in folders:
         python = folder / f"python{version}"
-        if python.is_file() and not subprocess.run([python, "-c", ""], check=False).returncode:
+        if (
+            python.is_file()
+            and not subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode
+        ):
             return python
     return None

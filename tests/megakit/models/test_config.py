@@ -56,6 +56,29 @@ def test_stages_of_a_pipeline_tell_each_other_shapes() -> None:
     assert mine.variable_seq_lengths
 
 
+def test_a_model_without_attention_satisfies_megatron_s_checks() -> None:
+    mine = config(num_attention_heads=0)
+    for tensor_parallel in (2, 4):
+        mine.tensor_model_parallel_size = tensor_parallel
+        mine.__post_init__()  # as the strategy does
+        assert mine.num_attention_heads == mine.num_query_groups == tensor_parallel
+    with_attention = config(num_attention_heads=3)
+    with_attention.tensor_model_parallel_size = 2
+    with pytest.raises(ValueError, match="num_attention_heads"):
+        with_attention.__post_init__()
+
+
+def test_the_loss_is_the_config_s_and_never_the_checkpoint_s(checkpoint: Path) -> None:
+    class Loss:
+        pass
+
+    mine = config(loss_cls=Loss)
+    assert mine.get_loss_reduction_class() is Loss
+    assert "loss_cls" in mine.override_parent_fields
+    mine.load_settings_from_checkpoint(checkpoint)
+    assert mine.loss_cls is Loss
+
+
 def test_which_settings_are_kept_is_the_configs_choice(checkpoint: Path) -> None:
     mine = config(override_parent_fields=["hidden_size"])
     mine.load_settings_from_checkpoint(checkpoint)

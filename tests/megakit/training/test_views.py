@@ -118,9 +118,10 @@ def test_a_classifier_s_mistakes_are_shown_if_there_are_any() -> None:
 def test_views_of_both_models(tmp_path: Path) -> None:
     import torch
 
-    from model_components import MnistItem, view_of_autoencoder, view_of_classifier
+    from mnist.dataset import MnistBatch
+    from mnist.views import view_of_autoencoder, view_of_classifier
 
-    batch: MnistItem = {
+    batch: MnistBatch = {
         "data": torch.rand(2, 1, 28, 28),
         "label": torch.tensor([3, 4]),
         "idx": torch.tensor([0, 1]),
