@@ -10,6 +10,7 @@ import numpy as np
 from nemo import lightning as nl
 
 from megakit.checkpoints.folders import METRICS
+from megakit.checkpoints.manifest import CHANGES
 from megakit.job.script import Run
 from megakit.reporting import figures
 from megakit.reporting.figure_style import to_png
@@ -192,6 +193,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "val_loss": None,
         "checkpoint": None,
         "last_checkpoint": None,
+        "changes": run.plan.identity.get(CHANGES),
         "num_samples": None,
         "accuracy": None,
         "cross_entropy": None,

@@ -113,6 +113,12 @@ class Training:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def common(self) -> tuple[object, ...]:
+        """The options of every start."""
+        data = ("--dataset", "digits", "--data-dir", self.folder / "no-data")
+        return (*data, "--output-dir", self.folder, *STEPS, *self.options)
+
     def process(
         self,
         fault: Fault | None = None,
@@ -125,8 +131,7 @@ class Training:
         if fault is not None and fault.place is not None:
             moment = f"{fault.place}:{fault.count}"
             changes |= {"FAULT": f"{moment} {fault.name} {fault.rank}", "PYTHONPATH": str(HOOK)}
-        common = ("--dataset", "digits", "--data-dir", self.folder / "no-data")
-        arguments = (*common, "--output-dir", self.folder, *STEPS, *self.options, *options)
+        arguments = (*self.common, *options)
         return subprocess.Popen(
             [sys.executable, *starter, REPOSITORY / self.script, *map(str, arguments)],
             stdout=subprocess.PIPE,

@@ -1,0 +1,220 @@
+"""Changes of the reader's own files while a run is stopped half-way, or done: docs/adapting.md."""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.harness import BEFORE_STEP, Fault, Training
+from tests.scripts import REPOSITORY, environment, read_json
+
+PAGE = (REPOSITORY / "docs" / "adapting.md").read_text()
+TABLE = re.findall(r"^\| ([^|]+) \| `(\S+)` \| ([^|]+) \|$", PAGE, re.MULTILINE)
+
+LOSS = "nn.functional.mse_loss", "nn.functional.l1_loss"
+SETUP = "        self.train_set = self.resample(", "        train.images = 255 - train.images\n"
+LAYER = (
+    "            self.linear2 = row_parallel_linear(",
+    "            self.more = nn.Linear(config.hidden_size, config.hidden_size)\n",
+)
+#: What is replaced by what, for each row of the table.
+EDITS: dict[str, list[tuple[str, str]]] = {
+    "the loss, from squared to absolute differences": [LOSS],
+    "the dataset: inverted images": [(SETUP[0], SETUP[1] + SETUP[0])],
+    "the split: the first 200 images left out": [
+        ('    if dataset == "digits":\n', '    first = 200\n    if dataset == "digits":\n')
+    ],
+    "the corruption: pixels of other epochs": [
+        ("index.epoch, index.idx", "index.epoch + 1, index.idx")
+    ],
+    "a layer more in the trunk": [
+        (LAYER[0], LAYER[1] + LAYER[0]),
+        ("self.linear2(self.relu(z))", "self.linear2(self.more(self.relu(z)))"),
+    ],
+    "the default of a width": [
+        ("hidden_size: Annotated[int, SIZE] = 64", "hidden_size: Annotated[int, SIZE] = 32")
+    ],
+    "the default of an option": [("below=1)] = 0.2", "below=1)] = 0.5")],
+    "a new option": [
+        (
+            "    corruption: Annotated",
+            '    beta: float = 0.9\n    """Of mine."""\n\n    corruption: Annotated',
+        )
+    ],
+    "the optimizer": [
+        ("optimizer=megatron_adam(options.lr,", "optimizer=megatron_adam(options.lr / 2,")
+    ],
+    "the schedule": [
+        ("cosine_annealing(options.max_steps)", "cosine_annealing(options.max_steps, 0.2)")
+    ],
+    "comments, docstrings, formatting, the order of definitions": [
+        ('"""Mean squared error between images and their reconstructions."""', '"""Squared."""'),
+        ("class ExampleModelTrunk(", "# The trunk.\n\n\nclass ExampleModelTrunk("),
+        (
+            "self.linear2(self.relu(z))",
+            "self.linear2(\n                self.relu(z),\n            )",
+        ),
+        ('TypeVar("ExampleModelT"', "TypeVar('ExampleModelT'"),
+    ],
+}
+NOTHING = "comments, docstrings, formatting, the order of definitions"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A start of the reader's script."""
+
+    status: int
+    err: str
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output directory of a pretraining that was killed before its 25th step of 40."""
+    training = Training(tmp_path_factory.mktemp("stopped"))
+    assert training.start(Fault(BEFORE_STEP, 25)).status == -9
+    return training.folder
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output directory of one that reached its end."""
+    training = Training(tmp_path_factory.mktemp("done"))
+    assert training.start().status == 0
+    return training.folder
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the files that are the reader's to change."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(REPOSITORY / "mnist", folder / "mnist", ignore=ignored)
+    for path in REPOSITORY.glob("model_*.py"):
+        shutil.copy(path, folder)
+    return folder
+
+
+def change(project: Path, file: str, edits: list[tuple[str, str]]) -> None:
+    source = (project / file).read_text()
+    for old, new in edits:
+        assert source.count(old) >= 1, old
+        source = source.replace(old, new, 1)
+    (project / file).write_text(source)
+
+
+def start(project: Path, output_dir: Path, *options: object) -> Ended:
+    training = Training(output_dir)
+    arguments = (*training.common, *options)
+    ended = subprocess.run(
+        [sys.executable, project / "model_pretrain.py", *map(str, arguments)],
+        env=environment(PYTHONPATH=str(REPOSITORY)),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return Ended(ended.returncode, ended.stderr)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_every_row_has_its_change() -> None:
+    assert [row[0] for row in TABLE if row[0] in EDITS] == [*EDITS]
+
+
+@pytest.mark.parametrize("state", ["stopped", "done"])
+@pytest.mark.parametrize(
+    "row", [row for row in TABLE if row[0] in EDITS and row[0] != NOTHING], ids=lambda row: row[0]
+)
+def test_a_change_is_named(
+    row: tuple[str, str, str], state: str, project: Path, request: pytest.FixtureRequest
+) -> None:
+    what, file, named = row
+    output_dir: Path = request.getfixturevalue(state)
+    before = contents(output_dir)
+    change(project, file, EDITS[what])
+    ended = start(project, output_dir)
+    assert ended.status == 2, ended.err
+    assert len(ended.err.splitlines()) == 1
+    names = named.replace("`", "")
+    if names.startswith("--"):
+        assert names in ended.err
+    else:
+        assert f"the code was changed since its last checkpoint: {names}. " in ended.err
+        assert "--keep-changes" in ended.err
+    assert "--fresh" in ended.err
+    assert contents(output_dir) == before
+
+
+def test_what_computes_the_same_changes_nothing(
+    project: Path, stopped: Path, done: Path, tmp_path: Path
+) -> None:
+    change(project, "model_components.py", EDITS[NOTHING])
+    ended = start(project, done)
+    assert (ended.status, "is done already" in ended.err) == (0, True)
+    shutil.copytree(stopped, tmp_path / "runs")
+    ended = start(project, tmp_path / "runs")
+    assert (ended.status, "Going on from" in ended.err) == (0, True), ended.err
+    rows = [(tmp_path / "runs", "metrics.csv"), (done, "metrics.csv")]
+    here, there = ((folder / "pretrain" / name).read_bytes() for folder, name in rows)
+    assert here == there
+
+
+def test_keeping_a_change(project: Path, stopped: Path, tmp_path: Path) -> None:
+    """The run goes on; what was changed, and after which step, stands in what it leaves."""
+    shutil.copytree(stopped, tmp_path / "runs")
+    change(project, "model_components.py", [LOSS])
+    ended = start(project, tmp_path / "runs", "--keep-changes")
+    assert ended.status == 0, ended.err
+    assert "Going on with changed code: MSELossReduction.forward." in ended.err
+    changes = [{"step": 20, "names": ["MSELossReduction.forward"]}]
+    run = tmp_path / "runs" / "pretrain"
+    assert read_json(run / "run.json")["changes"] == changes
+    assert read_json(run / "summary.json")["changes"] == changes
+    ended = start(project, tmp_path / "runs")  # the changed code is the run's now
+    assert (ended.status, "is done already" in ended.err) == (0, True)
+
+
+def test_without_a_checkpoint_nothing_is_mixed(
+    project: Path, stopped: Path, tmp_path: Path
+) -> None:
+    """Whoever mends an error of the first steps gives the same command again."""
+    shutil.copytree(stopped, tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "pretrain" / "checkpoints")
+    change(project, "model_components.py", [LOSS])
+    ended = start(project, tmp_path / "runs")
+    assert ended.status == 0, ended.err
+    assert read_json(tmp_path / "runs" / "pretrain" / "summary.json")["changes"] == []
+
+
+def test_the_next_stage_says_that_its_start_is_of_old_code(
+    project: Path, done: Path, tmp_path: Path
+) -> None:
+    change(project, "model_components.py", [LOSS])
+    shutil.copytree(done, tmp_path / "runs")
+    ended = subprocess.run(
+        [
+            *(sys.executable, project / "model_finetune.py", "--dataset", "digits"),
+            *("--output-dir", tmp_path / "runs", "--max-steps", "2"),
+        ],
+        env=environment(PYTHONPATH=str(REPOSITORY)),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "model_pretrain.py has changed since it made" in ended.stderr
+    assert ": MSELossReduction.forward. " in ended.stderr
