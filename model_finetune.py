@@ -50,7 +50,7 @@ class FinetuneOptions(DataOptions, CheckpointSizeOptions, TrainingOptions):
         return "val_loss" if self.num_labels is None else "last"
 
 
-def finetune(run: Run) -> Path:
+def finetune(run: Run[FinetuneOptions]) -> Path:
     """Trains the classifier; returns its best checkpoint."""
     from megakit.training import cosine_annealing, megatron_adam, train_stage
     from mnist.views import view_of_classifier

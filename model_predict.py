@@ -81,7 +81,7 @@ class PredictOptions(DataOptions, CommonOptions):
         return self.pictures.name
 
 
-def predict(run: Run) -> Path:
+def predict(run: Run[PredictOptions]) -> Path:
     """Predicts; returns the path of predictions.csv."""
     pictures: Pictures | None = run.options.pictures
     if pictures and pictures.name != run.plan.dataset:
@@ -95,7 +95,7 @@ def predict(run: Run) -> Path:
     from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
 
     micro_batch_size = run.layout.micro_batch_size
-    sizes = {
+    sizes: dict[str, Any] = {
         "global_batch_size": run.layout.global_batch_size,
         "num_workers": run.options.num_workers,
     }

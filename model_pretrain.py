@@ -39,7 +39,7 @@ class PretrainOptions(DataOptions, SizeOptions, TrainingOptions):
     """Share of pixels dropped from each image, drawn anew each epoch, for the model to restore."""
 
 
-def pretrain(run: Run) -> Path:
+def pretrain(run: Run[PretrainOptions]) -> Path:
     """Trains the autoencoder; returns its best checkpoint."""
     # Imported here, and not above: helper processes import this file again, and --help is quick.
     from megakit.training import cosine_annealing, megatron_adam, train_stage

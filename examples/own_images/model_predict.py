@@ -36,7 +36,7 @@ class PredictOptions(FolderOptions, CommonOptions):
     """Checkpoint of a classifier; by default training's best."""
 
 
-def predict(run: Run) -> Path:
+def predict(run: Run[PredictOptions]) -> Path:
     """Predicts; returns the path of predictions.csv."""
     from examples.own_images.image_components import FolderDataModule
     from examples.vit.vit_components import VitClassifierConfig

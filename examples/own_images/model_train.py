@@ -41,7 +41,7 @@ class TrainOptions(FolderOptions, TrainingOptions):
     """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
 
 
-def train(run: Run) -> Path:
+def train(run: Run[TrainOptions]) -> Path:
     """Trains the classifier; returns its best checkpoint."""
     from examples.own_images.image_components import FolderDataModule
     from examples.own_images.image_dataset import CHANNELS, SIZE

@@ -56,7 +56,7 @@ class FinetuneOptions(DataOptions, TrainingOptions):
         return "val_loss" if self.num_labels is None else "last"
 
 
-def finetune(run: Run) -> Path:
+def finetune(run: Run[FinetuneOptions]) -> Path:
     """Trains the classifier; returns its best checkpoint."""
     from examples.vit.vit_components import VitClassifierConfig, VitDataModule
     from megakit.training import cosine_annealing, megatron_adam, train_stage

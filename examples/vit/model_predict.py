@@ -36,7 +36,7 @@ class PredictOptions(DataOptions, CommonOptions):
     """Checkpoint of a classifier; by default fine-tuning's best."""
 
 
-def predict(run: Run) -> Path:
+def predict(run: Run[PredictOptions]) -> Path:
     """Predicts; returns the path of predictions.csv."""
     from examples.vit.vit_components import VitClassifierConfig, VitDataModule
     from megakit.training import predict_stage

@@ -43,7 +43,7 @@ class PretrainOptions(DataOptions, TrainingOptions):
     """Share of each image's patches to hide, drawn anew each epoch, for the model to restore."""
 
 
-def pretrain(run: Run) -> Path:
+def pretrain(run: Run[PretrainOptions]) -> Path:
     """Trains the model; returns its best checkpoint."""
     from examples.vit.vit_components import VitDataModule, VitPretrainConfig
     from megakit.training import cosine_annealing, megatron_adam, train_stage

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from signal import SIGINT
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from megakit.checkpoints.folders import step_of
 from megakit.checkpoints.manifest import Manifest
@@ -41,6 +41,7 @@ from megakit.runtime.threads import limit_threads
 from megakit.runtime.versions import installed_versions
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
+OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, covariant=True)
 
 #: What gloo and NCCL say when a rank was killed. A rank that fails by itself reports its error.
 OTHER_RANK_IS_GONE = (
@@ -50,7 +51,7 @@ OTHER_RANK_IS_GONE = (
 
 
 @dataclass
-class Run:
+class Run(Generic[OptionsT_co]):
     """One start of a script, as its work sees it.
 
     Attributes:
@@ -64,7 +65,7 @@ class Run:
     """
 
     stage: Stage
-    options: Any
+    options: OptionsT_co
     plan: Plan
     console: Console
     is_main: bool
@@ -135,7 +136,7 @@ def begin_script() -> None:
 
 
 def run_script(
-    stage: Stage, options_class: type[OptionsT], work: Callable[[Run], Path]
+    stage: Stage, options_class: type[OptionsT], work: Callable[[Run[OptionsT]], Path]
 ) -> NoReturn:
     """Runs a script from its command line to its exit status.
 
@@ -204,10 +205,10 @@ def _cluster(options: CommonOptions) -> Cluster:
 
 def _run(
     stage: Stage,
-    options: CommonOptions,
+    options: OptionsT,
     cluster: Cluster,
     console: Console,
-    work: Callable[[Run], Path],
+    work: Callable[[Run[OptionsT]], Path],
     began: float,
 ) -> int:
     if PLAN_VARIABLE in os.environ:
@@ -234,7 +235,7 @@ def _run(
     return _work(run, work, f"{stage.script}{cluster.of_rank}")
 
 
-def _work(run: Run, work: Callable[[Run], Path], where: str) -> int:
+def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str) -> int:
     log = run.directory.log
     if not run.options.verbose:
         run.console.divert(log)
