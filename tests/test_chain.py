@@ -16,7 +16,7 @@ from tests.scripts import Result, accuracy, read_csv, read_json, run_script
 SUMMARY_FIELDS = {
     *("stage", "dataset", "accelerator", "device", "precision", "parallel", "seed", "steps"),
     *("seconds", "steps_per_second", "samples_per_second", "times", "train_loss", "val_loss"),
-    *("checkpoint", "last_checkpoint", "versions"),
+    *("checkpoint", "last_checkpoint", "changes", "versions"),
     *("num_samples", "accuracy", "cross_entropy", "per_class_accuracy"),
 }
 
