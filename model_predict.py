@@ -75,7 +75,7 @@ class PredictOptions(DataOptions, CommonOptions):
                 "The classifier was trained on digits, coarse scans that fill their frame: it "
                 "misreads most other pictures. Train on mnist to have yours read."
             )
-        for remark in remarks if may_download else ():
+        for remark in remarks:
             report(remark)
         # Each rank reads them anew, and all ranks have to predict the same.
         return self.pictures.name

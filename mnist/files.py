@@ -77,7 +77,7 @@ def find_dataset(
         dataset: As in `DataOptions`.
         previous: For `auto`: the dataset of the run or checkpoint that this one goes on from.
         report: Gets each line that the user should see.
-        may_download: Whether to fetch what is missing; if not, nothing is said of it either.
+        may_download: Whether to fetch what is missing.
 
     Returns:
         The dataset to use, all of its files in place and known by their sha256.

@@ -176,11 +176,10 @@ def _prepare(
     old = attempt(f"{directory.path}", directory.identity) if is_writable and not is_anew else None
     problems += of_start
     previous = (old or {}).get("dataset") or (start[1].dataset if start else None)
-    # Nothing is downloaded for a command that is refused anyway.
+    # Nothing is downloaded for a command that is refused anyway, and nothing else is said.
     refused = bool(problems)
-    dataset = attempt(
-        "the data", lambda: options.resolve_dataset(previous, console.say, not refused)
-    )
+    say = (lambda line: None) if refused else console.say
+    dataset = attempt("the data", lambda: options.resolve_dataset(previous, say, not refused))
     identity: dict[str, Any] = {}
     if training:
         identity = identify(stage, training, dataset, start[1].digest if start else None)
