@@ -91,8 +91,8 @@ class CommonOptions:
         Args:
             previous: The dataset of the run or checkpoint that this one goes on from, if any.
             report: Takes one line for the user.
-            may_download: Whether to fetch what is missing. It is False for a command that is refused
-                for another reason; what is told to `report` is dropped then.
+            may_download: Whether to fetch what is missing. It is False for a command that is
+                refused for another reason; what is told to `report` is dropped then.
 
         Raises:
             UserError: The data is missing or damaged.

@@ -1,7 +1,7 @@
 """What a script computes, read from its source: a digest for each function, class and constant.
 
 The source is parsed and not imported, so that a start stays quick. What counts is what the
-arguments of the script's `run_script(...)` reach by name, through the modules of the project.
+arguments of the script's `run_script(...)` reach by name, through the modules of its project.
 Comments, docstrings, formatting and the order of definitions do not count, and all Python versions
 give the same digests.
 """
@@ -10,7 +10,6 @@ import ast
 import hashlib
 import json
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
@@ -58,7 +57,7 @@ def code_of(script: Path) -> dict[str, str]:
     Args:
         script: A file with a call `run_script(stage, OptionsClass, work)`.
     """
-    program = _Program([str(script.parent), *sys.path])
+    program = _Program(_root_of(script), [str(script.parent), *sys.path])
     main = program.read(script, script.stem)
     for call in main.runs:
         arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -72,8 +71,8 @@ def code_of(script: Path) -> dict[str, str]:
 class _Program:
     """Collects what is reached by name."""
 
-    def __init__(self, path: list[str]) -> None:
-        self.path = path
+    def __init__(self, root: Path, path: list[str]) -> None:
+        self.root, self.path = root, path
         self.parts: dict[str, list[str]] = {}
         self.modules: dict[str, Module | None] = {}
         self.reached: set[tuple[str, str]] = set()
@@ -161,7 +160,7 @@ class _Program:
     def _find(self, name: str) -> Module | None:
         if name not in self.modules:
             self.modules[name] = None
-            if (file := _find_file(name, self.path)) is not None:
+            if (file := _find_file(name, self.root, self.path)) is not None:
                 return self.read(file, name)
         return self.modules[name]
 
@@ -185,30 +184,29 @@ def _parse(file: Path, name: str) -> Module:
     return module
 
 
-def _find_file(name: str, path: list[str]) -> Path | None:
-    """The file of a module, if that is the project's."""
+def _root_of(script: Path) -> Path:
+    """The folder of a script's project: above it the one with a pyproject.toml, else its own."""
+    above = script.resolve().parents
+    return next((folder for folder in above if (folder / "pyproject.toml").is_file()), above[0])
+
+
+def _find_file(name: str, root: Path, path: list[str]) -> Path | None:
+    """The file of a module, if it is one of the project's own."""
     searched: list[str] | None = path
     found, parts = None, name.split(".")
     if parts[0] == LIBRARY or parts[0] in sys.stdlib_module_names:
         return None
     for length in range(1, len(parts) + 1):
         spec = PathFinder.find_spec(".".join(parts[:length]), searched)
-        if spec is None or _is_installed(spec.origin):
+        if spec is None:
             return None
         found, searched = spec.origin, spec.submodule_search_locations
-        if searched is None and length < len(parts):
+        if length < len(parts) and searched is None:
             return None
-    return Path(found) if found and found.endswith(".py") else None
-
-
-def _is_installed(origin: str | None) -> bool:
-    """Whether a file belongs to a package that was installed, or to Python."""
-    if origin is None:
-        return False
-    file = Path(origin)
-    if {"site-packages", "dist-packages"} & {*file.parts}:
-        return True
-    return file.is_relative_to(sysconfig.get_path("stdlib"))
+    if not found or not found.endswith(".py"):
+        return None
+    file = Path(found).resolve()
+    return file if file.is_relative_to(root) and "site-packages" not in file.parts else None
 
 
 def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, str]]:

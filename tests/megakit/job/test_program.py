@@ -202,6 +202,30 @@ def test_packages_submodules_and_relative_imports(tmp_path: Path) -> None:
     assert [*code_of(script)] == ["one", "train", "two"]
 
 
+def test_installed_packages_and_those_beside_the_project_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA's containers have NeMo and Megatron outside of site-packages."""
+    project = tmp_path / "project"
+    (project / "scripts").mkdir(parents=True)
+    (project / "pyproject.toml").touch()
+    (project / "own.py").write_text("import ours\ndef one():\n    return ours.two()\n")
+    script = project / "scripts" / "train.py"
+    script.write_text("import own\nrun_script(None, own.one)\n")
+    monkeypatch.syspath_prepend(tmp_path / "opt")
+    monkeypatch.syspath_prepend(project)
+    for folder, installed in (
+        ("opt", True),
+        ("project/.venv/site-packages", True),
+        ("project", False),
+    ):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "ours.py").write_text("def two():\n    return 2\n")
+        monkeypatch.syspath_prepend(tmp_path / folder)
+        assert ("two" in code_of(script)) is not installed
+        (tmp_path / folder / "ours.py").unlink()
+
+
 def test_a_script_that_runs_nothing_has_no_code(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def f():\n    pass\n")
     assert code_of(tmp_path / "a.py") == {}
