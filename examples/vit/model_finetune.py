@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pretrain.py
 
 from examples.vit.model_pretrain import PRETRAIN
-from megakit.checkpoints.select import BestBy
 from megakit.job.options import TrainingOptions
 from megakit.job.ranges import Range
 from megakit.job.script import Run, run_script
@@ -52,9 +51,9 @@ class FinetuneOptions(DataOptions, TrainingOptions):
 
     identity: ClassVar[tuple[str, ...]] = (*TrainingOptions.identity, "shift", "num_labels")
 
-    def best_by(self) -> BestBy:
+    def choice(self) -> str:
         """How the best checkpoint is chosen."""
-        return "val_loss" if self.num_labels is None else "last"
+        return self.best_by if self.num_labels is None else "last"
 
 
 def finetune(run: Run) -> Path:

@@ -30,12 +30,14 @@ from megakit.models import (
     seeded,
     transformer_layer_spec,
 )
+from megakit.training import ValidationMetric
 from model_components import (
     ClassifierLossReduction,
     MNISTDataModule,
     MnistItem,
     MSELossReduction,
     SameSizeLossDict,
+    accuracy_of_classes,
 )
 
 # ----------------------------------------------------------------------------------------------
@@ -299,3 +301,7 @@ class VitClassifierConfig(
 
     model_cls: type[VitClassifier] = VitClassifier
     loss_cls: type[ClassifierLossReduction] = ClassifierLossReduction
+
+    def validation_metrics(self) -> dict[str, ValidationMetric]:
+        """The share of validation images that are classified right, as `val_accuracy`."""
+        return {"accuracy": accuracy_of_classes()}

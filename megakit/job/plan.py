@@ -174,8 +174,9 @@ def _prepare(
             "model": stage.model,
             "dataset": dataset,
             "start": start[1].digest if start else None,
-            "best_by": training.best_by(),
+            "best_by": training.choice(),
         }
+        identity |= training.stopping()
         identity = json.loads(json.dumps(identity))  # as manifests have it
         if old is not None and not problems:
             problems += differences(directory, identity, str(start[0]) if start else None)
@@ -253,9 +254,7 @@ def is_done(
     resume: tuple[Path, Manifest] | None,
 ) -> bool:
     """Whether a run has its last step's checkpoint, verified, and has reported its end."""
-    return (
-        resume is not None and resume[1].step == options.max_steps and directory.summary.is_file()
-    )
+    return resume is not None and resume[1].ends(options.max_steps) and directory.summary.is_file()
 
 
 def failed_check(what: str, error: Exception) -> str:

@@ -11,7 +11,6 @@ from typing import Any, TextIO
 from megakit.checkpoints.folders import list_checkpoints, step_of
 from megakit.checkpoints.manifest import Manifest, read_manifest, verify
 from megakit.checkpoints.select import (
-    BestBy,
     best_of,
     hold,
     keep_own_checkpoints,
@@ -25,7 +24,7 @@ from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
 
 RUN_FILE = "run.json"
 #: What identifies a run besides its options.
-NO_OPTIONS = ("model", "best_by")
+NO_OPTIONS = ("model",)
 #: Where one of two identities has no such name.
 _ABSENT = "absent"
 SUMMARY = "summary.json"
@@ -112,8 +111,14 @@ class RunDirectory:
                     f"{path}: belongs to another run than {self.path}. Move it away, or name the "
                     "checkpoint to use with --checkpoint."
                 )
-        by: BestBy = (identity or {}).get("best_by", "val_loss")
-        return best_of(manifests, by)
+        return best_of(manifests, (identity or {}).get("best_by", "val_loss"))
+
+    def has_ended(self, max_steps: object) -> bool:
+        """Tells whether the newest checkpoint is the last one of a run of so many steps."""
+        newest = list_checkpoints(self.checkpoints)[-1:]
+        with contextlib.suppress(UserError):  # damaged, or just removed by the run
+            return bool(newest) and read_manifest(newest[0]).ends(max_steps)
+        return False
 
     def set_aside(self) -> Path | None:
         """Gives the run that lives here another name, if there is one; returns the name."""
@@ -154,7 +159,7 @@ def find_start(
     else:
         directory = RunDirectory(output_dir / before.name)
         checkpoint, manifest, file = _hold_best(directory, before)
-        if directory.newest_step != manifest.run.get("max_steps"):
+        if not directory.has_ended(manifest.run.get("max_steps")):
             report(f"{directory.path} has not reached its end; its best checkpoint so far counts.")
     if (manifest.stage, manifest.model) != (before.name, before.model):
         file.close()
@@ -213,8 +218,8 @@ def differences(
         for name in identity.keys() | old.keys()
         if old.get(name, _ABSENT) != identity.get(name, _ABSENT)
     }
-    if len(changed) > 1:
-        changed.discard("best_by")  # follows from an option, which is named
+    if len(changed) > 1 and "last" in (old.get("best_by"), identity.get("best_by")):
+        changed.discard("best_by")  # follows from an option, such as --num-labels, which is named
     for name in changed:
         if name == "start":
             problems.append(

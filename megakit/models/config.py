@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from megatron.core.transformer import MegatronModule, TransformerConfig
@@ -119,6 +119,10 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
     def get_loss_reduction_class(self) -> type[MegatronLossType]:
         """The loss that belongs to this model; a subclass says which."""
         raise NotImplementedError(f"{type(self).__name__}.get_loss_reduction_class")
+
+    def validation_metrics(self) -> dict[str, Any]:
+        """Names this model's `megakit.training.ValidationMetric`s; a subclass may have some."""
+        return {}
 
     def load_settings_from_checkpoint(self, initial_ckpt_path: str | Path) -> None:
         """Takes over the settings a checkpoint was saved with, but for `override_parent_fields`.

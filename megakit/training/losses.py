@@ -1,6 +1,6 @@
 """Means over ranks and tokens for losses, and predictions by way of a loss that computes none."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -15,17 +15,58 @@ def mean_over_data_parallel_ranks(averages: Sequence[Tensor]) -> Tensor:
     Without the mean over ranks each rank would log, and choose checkpoints by, a loss of its own.
 
     Args:
-        averages: One scalar for each micro batch, all of equally many samples.
+        averages: One scalar for each micro batch, all of equally many samples; or one tensor of
+            several averages.
 
     Returns:
-        A float32 scalar, the same on all ranks of the last pipeline stage.
+        A float32 tensor of the same shape, the same on all ranks of the last pipeline stage.
     """
-    mean = torch.stack(list(averages)).float().mean()
+    mean = torch.stack(list(averages)).float().mean(dim=0)
     num_ranks = parallel_state.get_data_parallel_world_size()
     if num_ranks > 1:
         torch.distributed.all_reduce(mean, group=parallel_state.get_data_parallel_group())
         mean /= num_ranks
     return mean
+
+
+def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, Tensor]:
+    """The mean of micro batches' reports, by name, over all data-parallel ranks as well.
+
+    One collective serves all names.
+
+    Args:
+        reports: For each micro batch `avg`, the mean loss, and further means by name.
+
+    Returns:
+        The mean loss if there is nothing else; else a dict with the mean loss as `loss`.
+    """
+    names = list(reports[0])
+    if names == ["avg"]:
+        return mean_over_data_parallel_ranks([report["avg"] for report in reports])
+    stacked = [torch.stack([report[name].float() for name in names]) for report in reports]
+    means = mean_over_data_parallel_ranks(stacked).unbind()
+    return {"loss" if n == "avg" else n: mean for n, mean in zip(names, means, strict=True)}
+
+
+def mean_over_samples(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """The mean of per-sample values over a micro batch, for a loss to report.
+
+    In evaluation, `batch["loss_mask"]` (B,) weighs the samples: 0 for padding, and 1 on average
+    over the whole evaluation.
+
+    Args:
+        values: One value for each sample, (B,); or several, (B, ...), which are averaged first.
+        batch: The micro batch.
+
+    Returns:
+        A float32 scalar without a gradient.
+    """
+    per_sample = values.detach().float().reshape(len(values), -1).mean(dim=1)
+    if "loss_mask" in batch:
+        weights = batch["loss_mask"]
+        # Not a product alone: what a model makes of padding may be infinite.
+        per_sample = per_sample.masked_fill(weights <= 0, 0) * weights
+    return per_sample.mean()
 
 
 class TokenReport(TypedDict):
