@@ -43,6 +43,7 @@ class CheckpointWriter(Checkpoint):
         best_model_path: The best one, or "".
         seconds: Time spent saving.
         best_is_highest: Whether the best checkpoint has the highest value of `best_by`.
+        wanted_step: A step whose checkpoint is written whatever the interval, or None.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class CheckpointWriter(Checkpoint):
         self.every_n_steps = every_n_steps
         self.best_by = best_by
         self.best_is_highest = False
+        self.wanted_step: int | None = None
         self.copied = copied
         self.check_place = check_place
         self.last_model_path = ""
@@ -97,7 +99,7 @@ class CheckpointWriter(Checkpoint):
     def _is_due(self, trainer: pl.Trainer) -> bool:
         step = trainer.global_step
         is_last = step == trainer.max_steps or trainer.should_stop
-        return step % self.every_n_steps == 0 or is_last
+        return step % self.every_n_steps == 0 or is_last or step == self.wanted_step
 
     def save(self, trainer: pl.Trainer, regular: bool = True) -> Path:
         """Writes a checkpoint of this moment; every rank has to call it.

@@ -125,7 +125,8 @@ class TrainingOptions(CommonOptions):
     the last checkpoint."""
 
     stop_after: Annotated[int | None, Range(least=1, most=MOST)] = None
-    """Stop after N validations in a row without a better value of --best-by; by default never."""
+    """Stop after N validations in a row without a better value of --best-by; by default never.
+    Each better value is then saved."""
 
     fresh: bool = False
     """Start over; the old run is kept under another name."""

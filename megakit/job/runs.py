@@ -97,6 +97,11 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / RUN_FILE, identity)
 
+    def withdraw_identity(self) -> None:
+        """Lets another run use the folder, if this one was refused before its first checkpoint."""
+        if self.newest_step is None:
+            (self.path / RUN_FILE).unlink(missing_ok=True)
+
     def best_checkpoint(self) -> Path | None:
         """Returns the checkpoint that the next stage uses.
 

@@ -47,7 +47,8 @@ class ExactSteps(pl.Callback):
 class StopWithoutProgress(pl.Callback):
     """Finds the best value of what `--best-by` names, and applies `--stop-after`.
 
-    At the stop, `trainer.should_stop` makes Lightning end the training after this step, and makes
+    Each better value gets a checkpoint, whatever the save interval. At the stop,
+    `trainer.should_stop` makes Lightning end the training after this step, and makes
     the checkpoint writer save and mark this step's checkpoint. All ranks have the same validated
     values, so all ranks stop after the same step.
 
@@ -95,6 +96,7 @@ class StopWithoutProgress(pl.Callback):
             return
         if self.best is None or is_better(values[name], self.best, self.writer.best_is_highest):
             self.best, self.num_without = values[name], 0
+            self.writer.wanted_step = trainer.global_step  # what the run stops for is kept
         else:
             self.num_without += 1
         if self.num_without >= self.stop_after:

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import numpy as np
 from nemo import lightning as nl
 
+from megakit.errors import UserError
 from megakit.job.script import Run
 from megakit.reporting import figures
 from megakit.reporting.figure_style import to_png
@@ -49,7 +50,12 @@ def train_stage(
     _say_header(run)
     trainer = build_trainer(run, view=view, callbacks=callbacks)
     resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
-    train(model=model, data=data, trainer=trainer, resume=resume)
+    try:
+        train(model=model, data=data, trainer=trainer, resume=resume)
+    except UserError:
+        if run.is_main:
+            run.directory.withdraw_identity()
+        raise
     best = Path(trainer.checkpoint_callback.best_model_path)
     if run.is_main:
         run.check_directory()
