@@ -40,7 +40,7 @@ EVERYWHERE = {
 }
 TRAINING = {
     *("--max-steps", "--global-batch-size", "--lr", "--seed", "--val-interval"),
-    *("--save-interval", "--limit-val-batches", "--fresh"),
+    *("--save-interval", "--limit-val-batches", "--fresh", "--best-by", "--stop-after"),
 }
 OPTIONS = {
     PRETRAIN_PY: EVERYWHERE | TRAINING | {"--corruption"},

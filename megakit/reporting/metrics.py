@@ -44,6 +44,7 @@ class Metrics:
 
 #: Ten million rows: no run logs more.
 METRICS_BYTES = 1 << 30
+PARTS = {"train": "training", "val": "validation"}
 #: The columns that every metrics.csv has; the others follow in the order of their appearance.
 COLUMNS = [column.name for column in fields(Metrics) if column.name != "values"]
 
@@ -102,6 +103,12 @@ class MetricsFile:
 def further_columns(rows: Iterable[Metrics]) -> list[str]:
     """Returns the columns of some rows beyond the fixed ones, in the order of appearance."""
     return list(dict.fromkeys(chain.from_iterable(row.values for row in rows)))
+
+
+def in_words(column: str) -> str:
+    """Returns what a `train_` or `val_` column of metrics.csv is called for people."""
+    part, _, name = column.partition("_")
+    return f"{PARTS[part]} {name.replace('_', ' ')}"
 
 
 def as_stored(value: float) -> float:

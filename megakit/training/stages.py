@@ -15,6 +15,7 @@ from megakit.job.script import Run
 from megakit.reporting import figures
 from megakit.reporting.figure_style import to_png
 from megakit.reporting.files import write_atomically, write_json
+from megakit.reporting.metrics import in_words
 from megakit.reporting.predictions import Predictions, write_predictions
 from megakit.runtime.memory import resume_collector
 from megakit.runtime.versions import installed_versions
@@ -243,7 +244,7 @@ def _say_result(run: Run, best: Path, next_verb: str | None) -> None:
     results, options = run.results, run.options
     total = sum(results["times"].values())
     times = [f"{name.replace('_', '-')} {part:.1f}" for name, part in results["times"].items()]
-    values = {_words(name): f"{value:.4f}" for name, value in _sorted_columns(results["values"])}
+    values = {in_words(name): f"{value:.4f}" for name, value in _sorted_columns(results["values"])}
     rows = {
         **values,
         "speed": f"{results['rate']:.0f} steps/s",
@@ -266,12 +267,6 @@ def _sorted_columns(values: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(
         values.items(), key=lambda item: (item[0][:4] != "val_", not item[0].endswith("_loss"))
     )
-
-
-def _words(column: str) -> str:
-    part, _, name = column.partition("_")
-    words = {"val": "validation", "train": "training"}
-    return f"{words[part]} {name.replace('_', ' ')}"
 
 
 def _not_default(options: Any, **names: str) -> list[str]:

@@ -171,8 +171,8 @@ def checked(values: Any, source: str) -> dict[str, Tensor]:
             )
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(
-                f"{source} returned a value named {name!r}: a name consists of letters, digits "
-                "and underscores."
+                f"{source} returned a value named {name!r}. Use a name that Python allows for a "
+                "variable."
             )
         scalars[name] = tensor.float().reshape(())
     return scalars

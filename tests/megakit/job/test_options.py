@@ -115,7 +115,7 @@ LEAST = {
     **dict.fromkeys(("num_workers", "seed"), 0),
     **dict.fromkeys(("devices", "num_nodes", "tensor_parallel", "pipeline_parallel"), 1),
     **dict.fromkeys(("micro_batch_size", "timeout", "max_steps", "global_batch_size"), 1),
-    **dict.fromkeys(("val_interval", "save_interval", "limit_val_batches"), 1),
+    **dict.fromkeys(("val_interval", "save_interval", "limit_val_batches", "stop_after"), 1),
 }
 
 
@@ -240,10 +240,39 @@ def test_what_identifies_a_run_are_options_of_it():
         *("num_workers", "val_interval", "save_interval", "accelerator", "verbose", "timeout"),
         *("output_dir", "fresh"),
     }
+    of_validation = {"best_by", "stop_after"}  # see `choice` and `stopping`
     assert may_change.isdisjoint(TrainingOptions.identity)
-    assert may_change | set(TrainingOptions.identity) == {
+    assert may_change | of_validation | set(TrainingOptions.identity) == {
         option.name for option in fields(TrainingOptions)
     }
+
+
+def test_the_interval_identifies_a_run_that_may_stop_early():
+    assert TrainingOptions().stopping() == {}
+    assert TrainingOptions(stop_after=3).stopping() == {"stop_after": 3, "val_interval": 250}
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"best_by": "accuracy"}, ["--best-by accuracy", "val_loss", "last"]),
+        ({"best_by": "train_loss"}, ["--best-by train_loss", "begins with val_"]),
+        ({"stop_after": 3, "best_by": "last"}, ["--stop-after 3", "last checkpoint counts"]),
+        (
+            {"stop_after": 3, "val_interval": 100, "max_steps": 100},
+            ["--stop-after 3", "--val-interval 100", "only after its last step, 100"],
+        ),
+    ],
+)
+def test_what_cannot_be_chosen_by_or_waited_for(given, parts):
+    (problem,) = TrainingOptions(**given).problems()
+    for part in parts:
+        assert part in problem
+
+
+@pytest.mark.parametrize("given", [{"best_by": "last"}, {"best_by": "val_x", "stop_after": 1}])
+def test_what_can_be_chosen_by(given):
+    assert TrainingOptions(**given).problems() == []
 
 
 def test_a_script_says_where_its_data_is():

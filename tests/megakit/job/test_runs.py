@@ -289,7 +289,7 @@ class TestDifferences:
         [
             ({}, {"dropout": None}, "--dropout was absent, now None"),
             ({"dropout": None}, {}, "--dropout was None, now absent"),
-            ({"best_by": "val_loss"}, {"best_by": "last"}, "best by was val_loss, now last"),
+            ({"best_by": "val_loss"}, {"best_by": "last"}, "--best-by was val_loss, now last"),
         ],
     )
     def test_what_makes_checkpoints_foreign_is_named_before(self, tmp_path, old, asked, part):
