@@ -47,7 +47,7 @@ def best_of(manifests: Mapping[Path, Manifest], by: str) -> Path | None:
             best is None or is_better(value, best[1], manifest.higher_is_better)
         ):
             best = path, value
-    return best[0] if best else next(reversed(manifests), None)
+    return best[0] if best else next(reversed(list(manifests)), None)
 
 
 def is_better(value: float, best: float, higher_is_better: bool) -> bool:

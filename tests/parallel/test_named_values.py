@@ -109,7 +109,7 @@ def train(layout: Any, folder: Path, best_by: str) -> Seen:
     work, train_stage = script.finetune, megakit.training.train_stage
 
     def with_callbacks(*arguments: Any, **named: Any) -> Path:
-        return train_stage(*arguments, **named, callbacks=[twice, tracker])
+        return train_stage(*arguments, **(named | {"callbacks": [twice, tracker]}))
 
     with more_values(), mock.patch.object(megakit.training, "train_stage", with_callbacks):
         work(jobs.make_run(script.FINETUNE, options, layout))
@@ -191,12 +191,12 @@ def in_plain_torch(checkpoint: str) -> tuple[float, float, float]:
     from mnist.files import read_digits
 
     with distributed_model_parallel_state():
-        images, labels = read_digits("validation")
-        assert len(labels) == NUM_VALIDATED
+        images, numbers = read_digits("validation")
+        assert len(numbers) == NUM_VALIDATED
         model = load_for_inference(checkpoint)
         with torch.no_grad():
             logits = model(torch.from_numpy(images).float().div(255).unsqueeze(1))
-        labels = torch.from_numpy(labels).long()
+        labels = torch.from_numpy(numbers).long()
         top = logits.topk(2, dim=1).values
         right = (logits.argmax(dim=1) == labels).float().mean()
         loss = torch.nn.functional.cross_entropy(logits, labels)

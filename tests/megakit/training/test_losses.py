@@ -118,7 +118,7 @@ class TestTokenMean:
         batch = {"x": x, "loss_mask": mask * weights.unsqueeze(1)}
         _total, count, report = loss.forward(batch, output)
         assert count == mask[:30].sum()
-        mean = loss.reduce([report])
+        mean: Any = loss.reduce([report])
         assert mean.dtype == torch.float32
         torch.testing.assert_close(mean, output[:30, :, 0][mask[:30]].square().mean())
         assert loss.reduce([loss.forward({**batch, "loss_mask": weights * 0}, output)[2]]) == 0

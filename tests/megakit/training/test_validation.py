@@ -120,7 +120,7 @@ class TestMetrics:
         from megakit.training.validation import ValidationMetrics
 
         module, callback = Module(accuracy=accuracy()), ValidationMetrics()
-        callback.setup(trainer, module, "fit")  # type: ignore[arg-type]
+        callback.setup(trainer, module, "fit")
         connector = trainer.strategy.model.callbacks
         assert connector.callbacks == {}  # a training step calls nothing
         batches = [batch_of(3, 1), batch_of(0, 1, padding=3), batch_of(0, 0, padding=4)]
@@ -133,7 +133,7 @@ class TestMetrics:
         from megakit.training.validation import ValidationMetrics
 
         module, callback = Module(accuracy=accuracy()), ValidationMetrics()
-        callback.setup(trainer, module, "fit")  # type: ignore[arg-type]
+        callback.setup(trainer, module, "fit")
         weights = torch.ones(4, 5)
         weights[:, 2:] = 0
         found = validate(trainer, module, callback, [batch_of(1, 1, 2, weights)])
@@ -145,7 +145,7 @@ class TestMetrics:
 
         short = ValidationMetric(accuracy().metric, lambda batch, out: (out[:2], batch["label"]))
         module, callback = Module(short=short), ValidationMetrics()
-        callback.setup(trainer, module, "fit")  # type: ignore[arg-type]
+        callback.setup(trainer, module, "fit")
         with pytest.raises(ValueError, match="validation metric short: its arguments have 2 rows"):
             validate(trainer, module, callback, [batch_of(3, 1)])
 
@@ -153,7 +153,7 @@ class TestMetrics:
         from megakit.training.validation import ValidationMetrics
 
         callback = ValidationMetrics()
-        callback.setup(trainer, object(), "fit")  # type: ignore[arg-type]
+        callback.setup(trainer, object(), "fit")
         assert validate(trainer, Module(), callback, [batch_of(3, 1)]) == {}
 
     def test_the_tutorial_s_classifier_has_an_accuracy(self) -> None:
@@ -173,7 +173,7 @@ class TestDirection:
         callback: Any = ValidationMetrics()
         callback.metrics = {"accuracy": accuracy(higher_is_better=declared)}
         trainer.callbacks = [callback]
-        found = higher_is_better("val_accuracy", trainer, Module())  # type: ignore[arg-type]
+        found = higher_is_better("val_accuracy", trainer, Module())
         assert found == (declared is not False)
 
     def test_a_metric_that_does_not_say(self, trainer: Any) -> None:
@@ -186,7 +186,7 @@ class TestDirection:
         callback.metrics = {"mean": ValidationMetric(MeanMetric(), lambda batch, out: (out,))}
         trainer.callbacks = [callback]
         with pytest.raises(UserError, match=r"--best-by val_mean: MeanMetric does not say"):
-            higher_is_better("val_mean", trainer, Module())  # type: ignore[arg-type]
+            higher_is_better("val_mean", trainer, Module())
 
     def test_a_loss_or_a_callback_declares_it(self, trainer: Any) -> None:
         from megakit.training.validation import higher_is_better
