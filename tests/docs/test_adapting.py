@@ -25,6 +25,8 @@ def follow(text: str, folder: Path) -> Path:
     for kind, code in BLOCK.findall(text):
         if kind == "bash":
             folder = shell(code, folder)
+        elif kind == "diff":
+            change_lines(code, folder)
         else:
             edit(code, folder)
     return folder
@@ -65,6 +67,26 @@ def edit(code: str, folder: Path) -> None:
     elif found[3]:
         body = path.read_text() + "\n\n" + body
     path.write_text(body)
+
+
+def change_lines(code: str, folder: Path) -> None:
+    """Replaces lines of files; the first line names the files."""
+    head, _, body = code.partition("\n")
+    found = re.match(r"# (\S+(?:, \S+)*)$", head)
+    assert found, f"changes without their file: {head}"
+    for name in found[1].split(", "):
+        path = folder / name
+        assert not path.resolve().is_relative_to(REPOSITORY)
+        source = path.read_text()
+        for place in body.split("@@\n"):
+            lines = place.splitlines(keepends=True)
+            assert {line[0] for line in lines} <= set("+- "), place
+            before, after = (
+                "".join(line[1:] for line in lines if line[0] in s) for s in ("- ", "+ ")
+            )
+            assert source.count(before) == 1, f"not once in {name}:\n{before}"
+            source = source.replace(before, after)
+        path.write_text(source)
 
 
 def instead(source: str, name: str, code: str) -> str:
