@@ -21,6 +21,7 @@ from megakit.runtime.memory import resume_collector
 from megakit.runtime.versions import installed_versions
 from megakit.training.progress import DataClock, Reporter
 from megakit.training.trainer import build_trainer, predict, train
+from megakit.training.validation import metrics_of
 from megakit.training.views import MakeView
 
 
@@ -49,7 +50,7 @@ def train_stage(
     """
     resume_collector()
     _say_header(run)
-    trainer = build_trainer(run, view=view, callbacks=callbacks)
+    trainer = build_trainer(run, view=view, callbacks=[*metrics_of(model), *callbacks])
     resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
     try:
         train(model=model, data=data, trainer=trainer, resume=resume)

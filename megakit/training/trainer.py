@@ -27,7 +27,6 @@ from megakit.runtime.saving import write_within_this_process
 from megakit.training.callbacks import ExactSteps, StopOnSignal, StopWithoutProgress
 from megakit.training.progress import DataClock, Reporter
 from megakit.training.strategy import ExactStrategy
-from megakit.training.validation import ValidationMetrics
 from megakit.training.views import MakeView, Pictures
 
 
@@ -105,6 +104,9 @@ def build_trainer(
         copied=[path],
         check_place=run.check_directory,
     )
+    # Lightning calls each callback several times a step, so there is none without a need.
+    is_default = options.stop_after is None and run.best_by in ("val_loss", "last")
+    stop = [] if is_default else [StopWithoutProgress(writer, options.stop_after)]
     # What an earlier start logged beyond the step that it goes on from is hidden.
     logger = TensorBoardLogger(
         run.path,
@@ -129,11 +131,10 @@ def build_trainer(
         profiler=DataClock(),
         callbacks=[
             ExactSteps(),
-            ValidationMetrics(),
             *callbacks,
             *([Pictures(view, board)] if view is not None else []),
             Reporter(run.console, run.stage.name, writer, metrics, board),
-            StopWithoutProgress(writer, options.stop_after),
+            *stop,
             StopOnSignal(writer),
             writer,
         ],

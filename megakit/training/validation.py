@@ -35,23 +35,18 @@ class ValidationMetric:
 
 
 class ValidationMetrics(pl.Callback):
-    """Computes the metrics that the Lightning module names, exactly, at each validation.
+    """Computes the metrics that a Lightning module names, exactly, at each validation.
 
     Each micro batch updates the metrics on the last pipeline stage, where the model's output is.
     torchmetrics gathers their states over the data-parallel ranks at the end of the validation.
 
-    Attributes:
-        metrics: The metrics by name; empty before `setup`.
+    Args:
+        metrics: The metrics by name, at least one.
     """
 
-    def __init__(self) -> None:
-        self.metrics: dict[str, ValidationMetric] = {}
+    def __init__(self, metrics: Mapping[str, ValidationMetric]) -> None:
+        self.metrics = metrics
         self._listener = MicroBatchListener(self._update)
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Asks the module for its metrics."""
-        find = getattr(pl_module, "validation_metrics", None)
-        self.metrics = dict(find()) if find is not None else {}
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resets the metrics, and has NeMo report micro batches on the last pipeline stage."""
@@ -60,7 +55,7 @@ class ValidationMetrics(pl.Callback):
             metric.process_group = parallel_state.get_data_parallel_group()
             metric.sync_on_compute = parallel_state.get_data_parallel_world_size() > 1
             metric.reset()
-        if self.metrics and parallel_state.is_pipeline_last_stage():
+        if parallel_state.is_pipeline_last_stage():
             listeners(trainer).append(self._listener)
 
     def _update(self, batch: Any, output: Any) -> None:
@@ -79,8 +74,6 @@ class ValidationMetrics(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Logs each metric's value, the same on every rank."""
-        if not self.metrics:
-            return
         values = {}
         if parallel_state.is_pipeline_last_stage():
             values = {name: each.metric.compute() for name, each in self.metrics.items()}
@@ -93,6 +86,13 @@ class ValidationMetrics(pl.Callback):
         """Ends NeMo's reports of micro batches."""
         if self._listener in listeners(trainer):
             listeners(trainer).remove(self._listener)
+
+
+def metrics_of(pl_module: Any) -> list[ValidationMetrics]:
+    """Returns the callback for a Lightning module's metrics; none for a module without metrics."""
+    find = getattr(pl_module, "validation_metrics", None)
+    metrics = dict(find()) if find is not None else {}
+    return [ValidationMetrics(metrics)] if metrics else []
 
 
 class FromLastStage:

@@ -117,10 +117,10 @@ def batch_of(right: int, wrong: int, padding: int = 0, weights: Any = None) -> A
 
 class TestMetrics:
     def test_over_all_micro_batches_without_padding(self, trainer: Any) -> None:
-        from megakit.training.validation import ValidationMetrics
+        from megakit.training.validation import metrics_of
 
-        module, callback = Module(accuracy=accuracy()), ValidationMetrics()
-        callback.setup(trainer, module, "fit")
+        module: Any = Module(accuracy=accuracy())
+        (callback,) = metrics_of(module)
         connector = trainer.strategy.model.callbacks
         assert connector.callbacks == {}  # a training step calls nothing
         batches = [batch_of(3, 1), batch_of(0, 1, padding=3), batch_of(0, 0, padding=4)]
@@ -130,10 +130,10 @@ class TestMetrics:
         assert validate(trainer, module, callback, [batch_of(1, 3)]) == {"val_accuracy": 0.25}
 
     def test_a_mask_of_tokens_says_which_samples_are_real(self, trainer: Any) -> None:
-        from megakit.training.validation import ValidationMetrics
+        from megakit.training.validation import metrics_of
 
-        module, callback = Module(accuracy=accuracy()), ValidationMetrics()
-        callback.setup(trainer, module, "fit")
+        module: Any = Module(accuracy=accuracy())
+        (callback,) = metrics_of(module)
         weights = torch.ones(4, 5)
         weights[:, 2:] = 0
         found = validate(trainer, module, callback, [batch_of(1, 1, 2, weights)])
@@ -141,20 +141,18 @@ class TestMetrics:
 
     def test_arguments_have_a_row_for_each_sample(self, trainer: Any) -> None:
         from megakit.training import ValidationMetric
-        from megakit.training.validation import ValidationMetrics
+        from megakit.training.validation import metrics_of
 
         short = ValidationMetric(accuracy().metric, lambda batch, out: (out[:2], batch["label"]))
-        module, callback = Module(short=short), ValidationMetrics()
-        callback.setup(trainer, module, "fit")
+        module: Any = Module(short=short)
+        (callback,) = metrics_of(module)
         with pytest.raises(ValueError, match="validation metric short: its arguments have 2 rows"):
             validate(trainer, module, callback, [batch_of(3, 1)])
 
-    def test_a_module_without_any(self, trainer: Any) -> None:
-        from megakit.training.validation import ValidationMetrics
+    def test_a_module_without_any(self) -> None:
+        from megakit.training.validation import metrics_of
 
-        callback = ValidationMetrics()
-        callback.setup(trainer, object(), "fit")
-        assert validate(trainer, Module(), callback, [batch_of(3, 1)]) == {}
+        assert metrics_of(Module()) == metrics_of(object()) == []
 
     def test_the_tutorial_s_classifier_has_an_accuracy(self) -> None:
         from model_components import BionemoLightningModule, ExampleFineTuneConfig, PretrainConfig
@@ -168,11 +166,9 @@ class TestMetrics:
 class TestDirection:
     @pytest.mark.parametrize("declared", [None, True, False])
     def test_a_metric_says_it(self, trainer: Any, declared: bool | None) -> None:
-        from megakit.training.validation import ValidationMetrics, higher_is_better
+        from megakit.training.validation import higher_is_better, metrics_of
 
-        callback: Any = ValidationMetrics()
-        callback.metrics = {"accuracy": accuracy(higher_is_better=declared)}
-        trainer.callbacks = [callback]
+        trainer.callbacks = metrics_of(Module(accuracy=accuracy(higher_is_better=declared)))
         found = higher_is_better("val_accuracy", trainer, Module())
         assert found == (declared is not False)
 
@@ -180,11 +176,10 @@ class TestDirection:
         from torchmetrics import MeanMetric
 
         from megakit.training import ValidationMetric
-        from megakit.training.validation import ValidationMetrics, higher_is_better
+        from megakit.training.validation import higher_is_better, metrics_of
 
-        callback: Any = ValidationMetrics()
-        callback.metrics = {"mean": ValidationMetric(MeanMetric(), lambda batch, out: (out,))}
-        trainer.callbacks = [callback]
+        mean = ValidationMetric(MeanMetric(), lambda batch, out: (out,))
+        trainer.callbacks = metrics_of(Module(mean=mean))
         with pytest.raises(UserError, match=r"--best-by val_mean: MeanMetric does not say"):
             higher_is_better("val_mean", trainer, Module())
 
