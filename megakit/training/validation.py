@@ -161,9 +161,10 @@ def checked(values: Any, source: str) -> dict[str, Tensor]:
         ValueError: A value is not one number, or has no name that a column can have.
     """
     named = values if isinstance(values, Mapping) else {"loss": values}
+    device = next((v.device for v in named.values() if isinstance(v, Tensor)), None)
     scalars = {}
     for name, value in named.items():
-        tensor = torch.as_tensor(value).detach()
+        tensor = torch.as_tensor(value, device=device).detach()
         if tensor.numel() != 1:
             raise ValueError(
                 f"{source} returned {name!r} of shape {tuple(tensor.shape)}: a named value has to "

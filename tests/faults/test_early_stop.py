@@ -107,3 +107,19 @@ def test_a_name_that_there_is_not_is_refused_before_training(tmp_path: Path) -> 
     # The mistaken command does not stand in the way of the right one.
     fault = Fault(BEFORE_STEP, 2, name="SIGTERM")
     assert training.start(fault).status == 143
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", [(), ("--pipeline-parallel", 2)], ids=["data", "pipeline"])
+def test_two_processes(tmp_path: Path, layout: tuple[object, ...]) -> None:
+    options = (*OPTIONS, "--devices", 2, "--micro-batch-size", 128, *layout)
+    whole = Training(tmp_path / "whole", "model_finetune.py", options)
+    assert whole.start().status == 0
+    end = steps_of(whole)
+    assert end < 200
+    stopped = Training(tmp_path / "stopped", "model_finetune.py", options)
+    start = stopped.start(Fault(BEFORE_STEP, end - 7, name="SIGTERM", rank=1))
+    assert start.status == 143, start.err
+    assert stopped.start().status == 0
+    assert stopped.result() == whole.result()
+    assert steps_of(stopped) == end
