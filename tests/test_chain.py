@@ -78,6 +78,13 @@ def test_summary(chain: Chain, stage: str):
     assert Path(summary["checkpoint"]).is_dir()
 
 
+def test_the_console_shows_the_accuracy(chain: Chain):
+    summary = read_json(chain.runs / "finetune" / "summary.json")
+    last = f"{summary['metrics']['val_accuracy']['last']:.4f}"
+    assert f"validation accuracy  {last}" in chain.result.err
+    assert f"val_accuracy {last}" in chain.result.err
+
+
 def test_summary_agrees_with_predictions(chain: Chain):
     summary = read_json(chain.runs / "predict" / "summary.json")
     assert summary["num_samples"] == 300

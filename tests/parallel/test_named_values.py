@@ -17,6 +17,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
+from tests.faults.harness import curves
 from tests.parallel import jobs
 from tests.scripts import read_csv, read_json
 
@@ -160,6 +161,17 @@ def test_columns_and_which_steps_have_values(alone: Run) -> None:
     assert alone.summary["steps"] == steps[-1] == validated[-1] < 200
     assert alone.summary["metrics"].keys() == set(COLUMNS)
     assert alone.summary["metrics"]["val_margin"]["last"] == alone.column("val_margin")[steps[-1]]
+
+
+def test_curves_of_tensorboard(alone: Run) -> None:
+    found = curves(alone.path / "tensorboard")
+    for name, column in {
+        "train/finetune/margin": "train_margin",
+        "validation/finetune/margin": "val_margin",
+        "validation/finetune/accuracy": "val_accuracy",
+        "validation/finetune/twice": "val_twice",
+    }.items():
+        assert dict(found[name]) == pytest.approx(alone.column(column))
 
 
 def test_accuracy_is_a_share_of_the_real_samples(alone: Run) -> None:

@@ -325,8 +325,9 @@ class TestWhatARunIs:
         assert not prepare_run(FIRST, options).is_done  # before it has reported its end
         (directory.path / SUMMARY).write_text("{}")
         assert prepare_run(FIRST, options).is_done
-        _, _, file = find_start(SECOND, None, options.output_dir, lines.append)
-        file.close()
+        found = find_start(SECOND, None, options.output_dir, lines.append)
+        assert found is not None
+        found[2].close()
         assert lines == []  # the stage before is not under way
 
     @pytest.mark.parametrize(
