@@ -21,6 +21,7 @@ from nemo.lightning import io
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 from nemo.lightning.pytorch.optim import MegatronOptimizerModule
 from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
 
 from megakit.data import (
     BatchedMultiEpochDatasetWrapper,
@@ -41,7 +42,9 @@ from megakit.models import (
 )
 from megakit.training import (
     LightningPassthroughPredictionMixin,
-    mean_over_data_parallel_ranks,
+    ValidationMetric,
+    mean_over_samples,
+    mean_reports,
     megatron_adam,
 )
 from megakit.training import MetricTracker as MetricTracker  # published code takes it from here
@@ -56,7 +59,8 @@ from mnist.sizes import SizeOptions
 #
 # Megatron's schedule runs a step as several micro batches, maybe on several ranks. It calls a loss
 # object once for each micro batch, on the last pipeline stage, and backpropagates the first thing
-# returned. NeMo hands the second things of all micro batches to `reduce`, for the log.
+# returned. NeMo hands the second things of all micro batches to `reduce`, for the log. A loss that
+# gives `report` further values for each sample gets a column and a curve for each of them.
 # ----------------------------------------------------------------------------------------------
 
 
@@ -70,11 +74,17 @@ class _MeanLossReduction(MegatronLossReduction):
     """Averages losses: what the two below have in common."""
 
     def report(
-        self, criterion: Callable[..., Tensor], output: Tensor, target: Tensor, batch: MnistBatch
+        self,
+        criterion: Callable[..., Tensor],
+        output: Tensor,
+        target: Tensor,
+        batch: MnistBatch,
+        **values: Tensor,
     ) -> tuple[Tensor, SameSizeLossDict]:
-        """A micro batch's mean, to backpropagate and for the log.
+        """A micro batch's mean loss, to backpropagate and for the log.
 
-        In float32, whatever the model computes in.
+        In float32, whatever the model computes in. `report(..., margin=x)` with x of shape (B,)
+        also logs the mean of x, as `train_margin` and `val_margin`.
         """
         if "loss_mask" in batch:
             # Only evaluation pads its last batch: there this is 0, and 1 on average over all.
@@ -83,13 +93,12 @@ class _MeanLossReduction(MegatronLossReduction):
         else:
             loss = criterion(output.float(), target)
         # Megatron divides the first in place by the number of micro batches: hence the clone.
-        return loss, {"avg": loss.detach().clone()}
+        means: Any = {name: mean_over_samples(value, batch) for name, value in values.items()}
+        return loss, {"avg": loss.detach().clone(), **means}
 
-    def reduce(self, losses_reduced_per_micro_batch: Sequence[SameSizeLossDict]) -> Tensor:
-        """The mean over a global batch: over its micro batches and over data-parallel ranks."""
-        return mean_over_data_parallel_ranks(
-            [loss["avg"] for loss in losses_reduced_per_micro_batch]
-        )
+    def reduce(self, losses_reduced_per_micro_batch: Sequence[Any]) -> Any:
+        """The means over a global batch: over its micro batches and over data-parallel ranks."""
+        return mean_reports(losses_reduced_per_micro_batch)
 
 
 class MSELossReduction(_MeanLossReduction):
@@ -331,6 +340,17 @@ class ExampleFineTuneConfig(ExampleGenericConfig[ExampleFineTuneModel, Classifie
     model_cls: type[ExampleFineTuneModel] = ExampleFineTuneModel
     loss_cls: type[ClassifierLossReduction] = ClassifierLossReduction
 
+    def validation_metrics(self) -> dict[str, ValidationMetric]:
+        """The share of validation images that are classified right, as `val_accuracy`."""
+        return {"accuracy": accuracy_of_classes()}
+
+
+def accuracy_of_classes() -> ValidationMetric:
+    """The accuracy of a classifier whose output is logits (B, classes)."""
+    return ValidationMetric(
+        MulticlassAccuracy(average="micro"), lambda batch, logits: (logits, batch["label"])
+    )
+
 
 # ----------------------------------------------------------------------------------------------
 # Lightning module
@@ -395,3 +415,7 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
     def loss_reduction_class(self) -> type[MegatronLossReduction]:
         """The loss that the config names."""
         return self.config.get_loss_reduction_class()
+
+    def validation_metrics(self) -> dict[str, ValidationMetric]:
+        """The metrics that the config names; `megakit` computes them at each validation."""
+        return self.config.validation_metrics()

@@ -8,7 +8,6 @@ from typing import Annotated
 if sys.flags.safe_path:  # Python then leaves out the folder that the script lies in
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from megakit.checkpoints.select import BestBy
 from megakit.job.options import TrainingOptions
 from megakit.job.ranges import Range
 from megakit.job.script import Run, run_script
@@ -45,9 +44,9 @@ class FinetuneOptions(DataOptions, CheckpointSizeOptions, TrainingOptions):
     """Train on N labelled images, balanced over the classes; by default on all. The last
     checkpoint then counts, since choosing by validation would use more labels."""
 
-    def best_by(self) -> BestBy:
+    def choice(self) -> str:
         """How the best checkpoint is chosen."""
-        return "val_loss" if self.num_labels is None else "last"
+        return self.best_by if self.num_labels is None else "last"
 
 
 def finetune(run: Run[FinetuneOptions]) -> Path:

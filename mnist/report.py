@@ -233,7 +233,10 @@ def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> list[Secti
             found.append((title, chart))
         elif path:
             notes.append(f"Left out: the curves of {title.lower()}, for there is no {path}.")
-    text = "The losses on a logarithmic scale; below them the learning rate of each step."
+    text = (
+        "The losses on a logarithmic scale; below them other measured values, such as the "
+        "accuracy, and the learning rate of each step."
+    )
     return [Section("Training", text, parts.side_by_side(found))] if found else []
 
 

@@ -41,6 +41,7 @@ EVERYWHERE = {
 TRAINING = {
     *("--max-steps", "--global-batch-size", "--lr", "--seed", "--val-interval"),
     *("--save-interval", "--limit-val-batches", "--fresh", "--keep-changes"),
+    *("--best-by", "--stop-after"),
 }
 SIZES = {"--hidden-size", "--latent-size"}
 OPTIONS = {

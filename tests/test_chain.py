@@ -16,7 +16,7 @@ from tests.scripts import Result, accuracy, read_csv, read_json, run_script
 SUMMARY_FIELDS = {
     *("stage", "dataset", "accelerator", "device", "precision", "parallel", "seed", "steps"),
     *("seconds", "steps_per_second", "samples_per_second", "times", "train_loss", "val_loss"),
-    *("checkpoint", "last_checkpoint", "changes", "versions"),
+    *("metrics", "checkpoint", "last_checkpoint", "changes", "versions"),
     *("num_samples", "accuracy", "cross_entropy", "per_class_accuracy"),
 }
 
@@ -78,6 +78,13 @@ def test_summary(chain: Chain, stage: str):
     assert Path(summary["checkpoint"]).is_dir()
 
 
+def test_the_console_shows_the_accuracy(chain: Chain):
+    summary = read_json(chain.runs / "finetune" / "summary.json")
+    last = f"{summary['metrics']['val_accuracy']['last']:.4f}"
+    assert f"validation accuracy  {last}" in chain.result.err
+    assert f"val_accuracy {last}" in chain.result.err
+
+
 def test_summary_agrees_with_predictions(chain: Chain):
     summary = read_json(chain.runs / "predict" / "summary.json")
     assert summary["num_samples"] == 300
@@ -89,9 +96,19 @@ def test_summary_agrees_with_predictions(chain: Chain):
 @pytest.mark.parametrize(("stage", "steps"), [("pretrain", 1000), ("finetune", 2000)])
 def test_metrics(chain: Chain, stage: str, steps: int):
     rows = read_csv(chain.runs / stage / "metrics.csv")
+    further = ["val_accuracy"] if stage == "finetune" else []
     assert list(rows[0]) == [
-        *("step", "consumed_samples", "train_loss", "val_loss", "lr", "grad_norm")
+        *("step", "consumed_samples", "train_loss", "val_loss", "lr", "grad_norm"),
+        *further,
     ]
+    metrics = read_json(chain.runs / stage / "summary.json")["metrics"]
+    assert list(metrics or ()) == further
+    for name in further:
+        values = [float(row[name]) for row in rows if row[name]]
+        assert metrics[name] == {"first": values[0], "last": values[-1]}
+        # Shares of the 200 digits, each counted once.
+        assert all(abs(200 * value - round(200 * value)) < 1e-3 for value in values)
+        assert values[-1] > 0.9
     numbers = [int(row["step"]) for row in rows]
     assert numbers == sorted(set(numbers))
     assert numbers[-1] == steps

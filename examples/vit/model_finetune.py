@@ -9,7 +9,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pret
 
 from examples.vit.model_pretrain import PRETRAIN
 from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
-from megakit.checkpoints.select import BestBy
 from megakit.job.options import TrainingOptions
 from megakit.job.ranges import Range
 from megakit.job.script import Run, run_script
@@ -51,9 +50,9 @@ class FinetuneOptions(DataOptions, TrainingOptions):
     """Train on N labelled images, balanced over the classes; by default on all. The last
     checkpoint then counts, since choosing by validation would use more labels."""
 
-    def best_by(self) -> BestBy:
+    def choice(self) -> str:
         """How the best checkpoint is chosen."""
-        return "val_loss" if self.num_labels is None else "last"
+        return self.best_by if self.num_labels is None else "last"
 
 
 def finetune(run: Run[FinetuneOptions]) -> Path:

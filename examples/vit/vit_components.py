@@ -30,12 +30,14 @@ from megakit.models import (
     seeded,
     transformer_layer_spec,
 )
+from megakit.training import ValidationMetric
 from mnist.dataset import MnistItem
 from model_components import (
     ClassifierLossReduction,
     MNISTDataModule,
     MSELossReduction,
     SameSizeLossDict,
+    accuracy_of_classes,
 )
 
 # ----------------------------------------------------------------------------------------------
@@ -279,3 +281,7 @@ class VitClassifierConfig(VitConfig[VitClassifier, ClassifierLossReduction]):
 
     model_cls: type[VitClassifier] = VitClassifier
     loss_cls: type[ClassifierLossReduction] = ClassifierLossReduction
+
+    def validation_metrics(self) -> dict[str, ValidationMetric]:
+        """The share of validation images that are classified right, as `val_accuracy`."""
+        return {"accuracy": accuracy_of_classes()}

@@ -19,6 +19,8 @@ FORMAT_VERSION = 2
 LONGEST_NAME = 200
 #: A file that takes less than this share of its size on the disk is a hole, and not weights.
 SMALLEST_SHARE_ON_DISK = 1 / 64
+#: Fields that older manifests of this version lack.
+NEWER_FIELDS = ("values", "higher_is_better", "final")
 #: The key of the manifest's own digest in `manifest.json`.
 OWN_DIGEST = "sha256"
 #: Entries of `run` that say with which code a run was computed. It may go on with other code.
@@ -44,6 +46,10 @@ class Manifest:
         versions: Of the software.
         files: Size in bytes and sha256 of every other file, by path relative to the checkpoint.
         format_version: Of this file.
+        values: The other validated values after this very step, by column of metrics.csv.
+        higher_is_better: Whether the best checkpoint has the highest value of what `--best-by`
+            names, and not the lowest.
+        final: Whether the run ended with this checkpoint before its last step.
     """
 
     stage: str
@@ -55,11 +61,32 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+    values: dict[str, float] = field(default_factory=dict)
+    higher_is_better: bool = False
+    final: bool = False
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The fields as `manifest.json` stores them.
+
+        The newer fields are left out at their defaults. The digests of older manifests, which lack
+        these fields, therefore stay valid.
+        """
+        content = asdict(self)
+        return {k: v for k, v in content.items() if k not in NEWER_FIELDS or v}
 
     @property
     def digest(self) -> str:
         """Tells checkpoints apart; the sha256 of this manifest, and so of all the files."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.content, sort_keys=True).encode()).hexdigest()
+
+    def validated(self, column: str) -> float | None:
+        """Returns the validated value of a column of metrics.csv after this very step, or None."""
+        return self.val_loss if column == "val_loss" else self.values.get(column)
+
+    def ends(self, max_steps: object) -> bool:
+        """Tells whether a run of so many steps ended with this checkpoint."""
+        return self.final or self.step == max_steps
 
 
 def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -134,7 +161,7 @@ def _is_hole(path: Path) -> bool:
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
     """Writes `manifest.json`; all other files have to be in place."""
-    content = asdict(manifest) | {OWN_DIGEST: manifest.digest}
+    content = manifest.content | {OWN_DIGEST: manifest.digest}
     with (checkpoint / MANIFEST).open("w") as file:
         file.write(json.dumps(content, indent=1) + "\n")
         file.flush()
@@ -191,12 +218,18 @@ def _check_types(manifest: Manifest) -> None:
     """Raises TypeError unless every field is what it has to be."""
     for name, types in {
         **dict.fromkeys(("stage", "model", "dataset"), (str,)),
-        **dict.fromkeys(("run", "versions", "files"), (dict,)),
+        **dict.fromkeys(("run", "versions", "files", "values"), (dict,)),
         **{"step": (int,), "val_loss": (float, type(None))},
     }.items():
         value = getattr(manifest, name)
         if not isinstance(value, types) or isinstance(value, bool):
             raise TypeError(f"{name} is {value!r:.100}")
+    for name in ("higher_is_better", "final"):
+        if not isinstance(getattr(manifest, name), bool):
+            raise TypeError(f"{name} is {getattr(manifest, name)!r:.100}")
+    for name, value in manifest.values.items():
+        if not isinstance(value, float):
+            raise TypeError(f"{name!r:.100} is {value!r:.100}")
     if max(map(len, (manifest.stage, manifest.model, manifest.dataset))) > LONGEST_NAME:
         raise ValueError(f"a name in it has over {LONGEST_NAME} characters")
     if manifest.step < 0:

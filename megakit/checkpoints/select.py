@@ -8,14 +8,13 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.folders import MANIFEST, list_checkpoints
 from megakit.checkpoints.manifest import Manifest, OtherFormatError, read_manifest, same_run, verify
 from megakit.errors import UserError
 
-BestBy = Literal["val_loss", "last"]
 #: Errors of `flock` on a file system that has no locks.
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 #: Errors of a file system or process that may be gone at the next start.
@@ -25,13 +24,13 @@ PASSING_ERRORS = (
 )
 
 
-def best_checkpoint(folder: Path, by: BestBy = "val_loss") -> Path | None:
+def best_checkpoint(folder: Path, by: str = "val_loss") -> Path | None:
     """Returns the checkpoint that the next stage uses, or None if there is none.
 
     Args:
         folder: Of checkpoints.
-        by: `val_loss`: the lowest, of two equal ones the older; where none was validated, the
-            last. `last`: the last.
+        by: A validated column of metrics.csv: the best value, of two equal ones the older; where
+            no checkpoint has the value, the last. `last`: the last.
 
     Raises:
         UserError: A manifest is damaged.
@@ -39,13 +38,23 @@ def best_checkpoint(folder: Path, by: BestBy = "val_loss") -> Path | None:
     return best_of({path: read_manifest(path) for path in list_checkpoints(folder)}, by)
 
 
-def best_of(manifests: Mapping[Path, Manifest], by: BestBy) -> Path | None:
+def best_of(manifests: Mapping[Path, Manifest], by: str) -> Path | None:
     """Chooses as `best_checkpoint` does, among manifests by folder, oldest first."""
-    losses = {path: manifest.val_loss for path, manifest in manifests.items()}
-    validated = {path: loss for path, loss in losses.items() if loss is not None}
-    if by == "val_loss" and validated:
-        return min(validated, key=lambda path: (math.isnan(validated[path]), validated[path]))
-    return next(reversed(losses), None)
+    best: tuple[Path, float] | None = None
+    for path, manifest in manifests.items():
+        value = manifest.validated(by)
+        if value is not None and (
+            best is None or is_better(value, best[1], manifest.higher_is_better)
+        ):
+            best = path, value
+    return best[0] if best else next(reversed(list(manifests)), None)
+
+
+def is_better(value: float, best: float, higher_is_better: bool) -> bool:
+    """Compares a validated value with the best one so far. Any number is better than NaN."""
+    if math.isnan(value) or math.isnan(best):
+        return not math.isnan(value)
+    return value > best if higher_is_better else value < best
 
 
 def own_checkpoints(folder: Path, stage: str, run: Mapping[str, Any]) -> dict[Path, Manifest]:

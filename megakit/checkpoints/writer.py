@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from megakit.checkpoints.context import write_context
 from megakit.checkpoints.folders import CONTEXT, checkpoint_name, step_of
 from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
-from megakit.checkpoints.select import BestBy, best_of, own_checkpoints, remove, set_aside
+from megakit.checkpoints.select import best_of, own_checkpoints, remove, set_aside
 
 
 class CheckpointWriter(Checkpoint):
@@ -34,7 +34,7 @@ class CheckpointWriter(Checkpoint):
         folder: Where checkpoints go.
         manifest: What to write of each but step, loss and files.
         every_n_steps: Save after every so many optimizer steps.
-        best_by: How the best is chosen.
+        best_by: How the best is chosen: see `best_checkpoint`.
         copied: Files that each checkpoint gets a copy of, where they exist.
         check_place: Raises where `folder` is not this run's any more; called before each save.
 
@@ -42,6 +42,8 @@ class CheckpointWriter(Checkpoint):
         last_model_path: The newest checkpoint, or "".
         best_model_path: The best one, or "".
         seconds: Time spent saving.
+        best_is_highest: Whether the best checkpoint has the highest value of `best_by`.
+        wanted_step: A step whose checkpoint is written whatever the interval, or None.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class CheckpointWriter(Checkpoint):
         folder: Path,
         manifest: Manifest,
         every_n_steps: int,
-        best_by: BestBy = "val_loss",
+        best_by: str = "val_loss",
         *,
         copied: Sequence[Path] = (),
         check_place: Callable[[], None] = lambda: None,
@@ -57,13 +59,15 @@ class CheckpointWriter(Checkpoint):
         self.folder = folder
         self.manifest = manifest
         self.every_n_steps = every_n_steps
-        self.best_by: BestBy = best_by
+        self.best_by = best_by
+        self.best_is_highest = False
+        self.wanted_step: int | None = None
         self.copied = copied
         self.check_place = check_place
         self.last_model_path = ""
         self.best_model_path = ""
         self.seconds = 0.0
-        self._validated: tuple[int, float] | None = None
+        self._validated: tuple[int, dict[str, float]] | None = None
         self._saved_step: int | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -88,13 +92,14 @@ class CheckpointWriter(Checkpoint):
         """Notes the validation loss, and saves if it is time."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        self._validated = (trainer.global_step, float(trainer.callback_metrics["val_loss"]))
+        self._validated = (trainer.global_step, logged_values(trainer, "val_"))
         if self._is_due(trainer):
             self.save(trainer)
 
     def _is_due(self, trainer: pl.Trainer) -> bool:
         step = trainer.global_step
-        return step % self.every_n_steps == 0 or step == trainer.max_steps
+        is_last = step == trainer.max_steps or trainer.should_stop
+        return step % self.every_n_steps == 0 or is_last or step == self.wanted_step
 
     def save(self, trainer: pl.Trainer, regular: bool = True) -> Path:
         """Writes a checkpoint of this moment; every rank has to call it.
@@ -146,11 +151,17 @@ class CheckpointWriter(Checkpoint):
             for path in self.copied:
                 if path.exists():
                     shutil.copyfile(path, partial / path.name)
-            val_loss = None
+            values = {}
             if regular and self._validated is not None and self._validated[0] == step:
-                val_loss = self._validated[1]
+                values = dict(self._validated[1])
             manifest = replace(
-                self.manifest, step=step, val_loss=val_loss, files=list_files(partial)
+                self.manifest,
+                step=step,
+                val_loss=values.pop("val_loss", None),
+                values=values,
+                higher_is_better=self.best_is_highest,
+                final=trainer.should_stop and step != trainer.max_steps,
+                files=list_files(partial),
             )
             write_manifest(partial, manifest)
             for folder, _, files in os.walk(partial):
@@ -180,8 +191,28 @@ class CheckpointWriter(Checkpoint):
 
 
 def will_validate(trainer: pl.Trainer) -> bool:
-    """Whether Lightning validates after the step that has just ended."""
-    return bool(trainer.global_step % trainer.val_check_batch == 0) and trainer.enable_validation
+    """Whether Lightning validates after the step that has just ended.
+
+    Lightning also validates after a step in which a callback set `trainer.should_stop`.
+    """
+    is_due = is_validated(trainer, trainer.global_step) or trainer.should_stop
+    return is_due and trainer.enable_validation
+
+
+def is_validated(trainer: pl.Trainer, step: int) -> bool:
+    """Whether a step is one after which the trainer's interval asks for validation."""
+    return bool(step % trainer.val_check_batch == 0)
+
+
+def logged_values(trainer: pl.Trainer, prefix: str) -> dict[str, float]:
+    """Returns the values that were logged last, by column of metrics.csv.
+
+    Args:
+        trainer: Where they were logged.
+        prefix: `val_` or `train_`, with which the columns begin.
+    """
+    logged = trainer.callback_metrics.items()
+    return {name: float(value) for name, value in logged if name.startswith(prefix)}
 
 
 def _why_not_written(error: BaseException) -> str | None:

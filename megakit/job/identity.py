@@ -14,7 +14,7 @@ from megakit.job.runs import RunDirectory
 from megakit.job.stage import Stage
 
 #: Entries that are no options.
-NO_OPTIONS = ("model", "best_by")
+NO_OPTIONS = ("model",)
 #: Where one of two identities has no such name.
 ABSENT = "absent"
 #: How many changed names a message lists.
@@ -36,7 +36,7 @@ def identify(
         "model": stage.model,
         "dataset": dataset,
         "start": start,
-        "best_by": options.best_by(),
+        "best_by": options.choice(),
         CODE: code_of(script_of(options)),
         CHANGES: [],
     }
@@ -68,8 +68,8 @@ def differences(
         for name in (identity.keys() | old.keys()) - {CODE, CHANGES}
         if old.get(name, ABSENT) != identity.get(name, ABSENT)
     }
-    if len(changed) > 1:
-        changed.discard("best_by")  # follows from an option, which is named
+    if len(changed) > 1 and "last" in (old.get("best_by"), identity.get("best_by")):
+        changed.discard("best_by")  # follows from an option, such as --num-labels, which is named
     problems = []
     for name in changed:
         if name == "start":

@@ -18,7 +18,6 @@ from typing import (
     get_type_hints,
 )
 
-from megakit.checkpoints.select import BestBy
 from megakit.job.ranges import MOST, Range, find_problems, flag
 from megakit.job.stage import Stage
 from megakit.runtime.foreign_files import brief
@@ -133,6 +132,14 @@ class TrainingOptions(CommonOptions):
     limit_val_batches: Annotated[int | None, Range(least=1, most=MOST)] = None
     """Validate on the first N global batches; by default on all validation data."""
 
+    best_by: str = "val_loss"
+    """Choose the best checkpoint by this column of metrics.csv, for example val_accuracy. last: use
+    the last checkpoint."""
+
+    stop_after: Annotated[int | None, Range(least=1, most=MOST)] = None
+    """Stop after N validations in a row without a better value of --best-by; by default never.
+    Each better value is then saved."""
+
     fresh: bool = False
     """Start over; the old run is kept under another name."""
 
@@ -146,15 +153,41 @@ class TrainingOptions(CommonOptions):
     def identity(self) -> dict[str, Any]:
         """The options that the result depends on: all but those that are listed as harmless."""
         harmless = {name for base in type(self).__mro__ for name in vars(base).get("harmless", ())}
+        if self.stop_after is not None:  # the last step then depends on when the run validates
+            harmless.discard("val_interval")
         return {
             option.name: getattr(self, option.name)
             for option in fields(self)
             if option.name not in harmless
         }
 
-    def best_by(self) -> BestBy:
-        """How the best checkpoint is chosen."""
-        return "val_loss"
+    def choice(self) -> str:
+        """Returns how the best checkpoint is chosen; for a script to override."""
+        return self.best_by
+
+    def problems(self) -> list[str]:
+        """Adds to the problems of single options those of choosing and stopping."""
+        problems = super().problems()
+        if self.best_by != "last" and not self.best_by.startswith("val_"):
+            problems.append(
+                f"--best-by {brief(self.best_by)}: has to be last, or a column of metrics.csv that "
+                "begins with val_, for example val_loss."
+            )
+        if self.stop_after is None:
+            return problems
+        if self.choice() == "last":
+            problems.append(
+                f"--stop-after {self.stop_after}: the last checkpoint counts in this run, so no "
+                "validation is better than another. Leave the option out, or choose by a validated "
+                "value."
+            )
+        elif self.val_interval >= self.max_steps:
+            problems.append(
+                f"--stop-after {self.stop_after}: with --val-interval {self.val_interval} the run "
+                f"validates only after its last step, {self.max_steps}. Validate more often, or "
+                "leave the option out."
+            )
+        return problems
 
 
 def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = None) -> OptionsT:

@@ -304,9 +304,7 @@ def is_done(
     resume: tuple[Path, Manifest] | None,
 ) -> bool:
     """Whether a run has its last step's checkpoint, verified, and has reported its end."""
-    return (
-        resume is not None and resume[1].step == options.max_steps and directory.summary.is_file()
-    )
+    return resume is not None and resume[1].ends(options.max_steps) and directory.summary.is_file()
 
 
 def failed_check(what: str, error: Exception) -> str:

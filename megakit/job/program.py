@@ -19,7 +19,7 @@ from typing import Any
 #: A project's checkpoints record its version instead.
 LIBRARY = "megakit"
 #: Methods of options: what they find out is compared itself, or told to the user.
-CHECKS = {"problems", "resolve_dataset", "adapt"}
+CHECKS = {"problems", "resolve_dataset", "adapt", "choice"}
 #: Fields of a syntax tree that do not say what it computes.
 SILENT = {"ctx", "kind", "type_comment"}
 #: Letters of a digest that are kept: enough to tell versions of one function apart.

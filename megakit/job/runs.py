@@ -11,7 +11,6 @@ from typing import Any, TextIO
 from megakit.checkpoints.folders import list_checkpoints, step_of
 from megakit.checkpoints.manifest import Manifest, read_manifest, same_run, verify
 from megakit.checkpoints.select import (
-    BestBy,
     best_of,
     hold,
     keep_own_checkpoints,
@@ -101,6 +100,11 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / RUN_FILE, identity)
 
+    def withdraw_identity(self) -> None:
+        """Lets another run use the folder, if this one was refused before its first checkpoint."""
+        if self.newest_step is None:
+            (self.path / RUN_FILE).unlink(missing_ok=True)
+
     def best_checkpoint(self) -> Path | None:
         """Returns the checkpoint that the next stage uses.
 
@@ -115,8 +119,14 @@ class RunDirectory:
                     f"{path}: belongs to another run than {self.path}. Move it away, or name the "
                     "checkpoint to use with --checkpoint."
                 )
-        by: BestBy = (identity or {}).get("best_by", "val_loss")
-        return best_of(manifests, by)
+        return best_of(manifests, (identity or {}).get("best_by", "val_loss"))
+
+    def has_ended(self, max_steps: object) -> bool:
+        """Tells whether the newest checkpoint is the last one of a run of so many steps."""
+        newest = list_checkpoints(self.checkpoints)[-1:]
+        with contextlib.suppress(UserError):  # damaged, or just removed by the run
+            return bool(newest) and read_manifest(newest[0]).ends(max_steps)
+        return False
 
     def set_aside(self) -> Path | None:
         """Gives the run that lives here another name, if there is one; returns the name."""
@@ -157,7 +167,7 @@ def find_start(
     else:
         directory = RunDirectory(output_dir / before.name)
         checkpoint, manifest, file = _hold_best(directory, before)
-        if directory.newest_step != manifest.run.get("max_steps"):
+        if not directory.has_ended(manifest.run.get("max_steps")):
             report(f"{directory.path} has not reached its end; its best checkpoint so far counts.")
     if (manifest.stage, manifest.model) != (before.name, before.model):
         file.close()

@@ -17,7 +17,6 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from megakit.checkpoints.folders import step_of
 from megakit.checkpoints.manifest import Manifest
-from megakit.checkpoints.select import BestBy
 from megakit.errors import RunDirectoryLostError, Stopped, UserError
 from megakit.job.cluster import Cluster
 from megakit.job.launch import launch
@@ -107,10 +106,9 @@ class Run(Generic[OptionsT_co]):
         return bool(self.plan.identity)
 
     @property
-    def best_by(self) -> BestBy:
+    def best_by(self) -> str:
         """How the best checkpoint is chosen."""
-        by: BestBy = self.plan.identity["best_by"]
-        return by
+        return str(self.plan.identity["best_by"])
 
     @property
     def resumed_step(self) -> int:

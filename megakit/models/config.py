@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from megatron.core.transformer import MegatronModule, TransformerConfig
@@ -141,6 +141,10 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
                 "model's loss."
             )
         return self.loss_cls
+
+    def validation_metrics(self) -> dict[str, Any]:
+        """Names this model's `megakit.training.ValidationMetric`s; a subclass may have some."""
+        return {}
 
     def load_settings_from_checkpoint(self, initial_ckpt_path: str | Path) -> None:
         """Takes over the settings a checkpoint was saved with, but for `override_parent_fields`.

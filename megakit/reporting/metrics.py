@@ -2,8 +2,9 @@
 
 import csv
 import io
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 
 from megakit.reporting.files import write_atomically
@@ -21,6 +22,8 @@ class Metrics:
         val_loss: Over the validation set, after this step.
         lr: Learning rate of this step.
         grad_norm: Norm of this step's gradient before clipping.
+        values: Further values by column: `train_<name>` of this step, `val_<name>` of the
+            validation after it.
     """
 
     step: int
@@ -29,11 +32,21 @@ class Metrics:
     val_loss: float | None = None
     lr: float | None = None
     grad_norm: float | None = None
+    values: dict[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, column: str) -> float | None:
+        """Returns the value of a column; None where the step has none."""
+        value: float | None = (
+            getattr(self, column) if column in COLUMNS else self.values.get(column)
+        )
+        return value
 
 
 #: Ten million rows: no run logs more.
 METRICS_BYTES = 1 << 30
-COLUMNS = [column.name for column in fields(Metrics)]
+PARTS = {"train": "training", "val": "validation"}
+#: The columns that every metrics.csv has; the others follow in the order of their appearance.
+COLUMNS = [column.name for column in fields(Metrics) if column.name != "values"]
 
 
 class MetricsFile:
@@ -46,6 +59,9 @@ class MetricsFile:
             not what became of `path` since.
         check_place: Raises where `path` does not belong to this run any more; called before each
             row is written.
+
+    Attributes:
+        kept: The rows of the run's earlier starts.
 
     Raises:
         UserError: The rows that exist cannot be read.
@@ -61,16 +77,43 @@ class MetricsFile:
         self.path = path
         self.check_place = check_place
         source = saved if saved is not None and saved.exists() else path
-        kept = []
+        self.kept: list[Metrics] = []
+        self._further: list[str] = []
         if after and source.exists():
-            kept = [row for row in read_metrics(source) if row.step <= after]
-        write_atomically(path, _as_csv(kept, header=True))
+            rows, self._further = _read(source)
+            self.kept = [row for row in rows if row.step <= after]
+        write_atomically(path, _as_csv(self.kept, self._further, header=True))
 
     def append(self, row: Metrics) -> None:
-        """Adds one row at the end."""
+        """Adds one row at the end.
+
+        If the row has columns that the file lacks, the file is rewritten with a longer header.
+        """
         self.check_place()
+        new = [name for name in row.values if name not in self._further]
+        if new:
+            self._further += new
+            rows = [*read_metrics(self.path), row]
+            write_atomically(self.path, _as_csv(rows, self._further, header=True))
+            return
         with self.path.open("a", newline="") as file:
-            file.write(_as_csv([row]))
+            file.write(_as_csv([row], self._further))
+
+
+def further_columns(rows: Iterable[Metrics]) -> list[str]:
+    """Returns the columns of some rows beyond the fixed ones, in the order of appearance."""
+    return list(dict.fromkeys(chain.from_iterable(row.values for row in rows)))
+
+
+def in_words(column: str) -> str:
+    """Returns what a `train_` or `val_` column of metrics.csv is called for people."""
+    part, _, name = column.partition("_")
+    return f"{PARTS[part]} {name.replace('_', ' ')}"
+
+
+def as_stored(value: float) -> float:
+    """Returns a value as metrics.csv stores it."""
+    return float(_as_text(value))
 
 
 def read_metrics(path: Path) -> list[Metrics]:
@@ -79,31 +122,38 @@ def read_metrics(path: Path) -> list[Metrics]:
     Raises:
         UserError: It cannot be read, or is no such file.
     """
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[list[Metrics], list[str]]:
+    """Returns the rows of a metrics.csv and its columns beyond the fixed ones."""
     with reading(path, "Remove it, or start over with --fresh."):
-        return _parse(read_regular_file(path, METRICS_BYTES).decode())
+        text = read_regular_file(path, METRICS_BYTES).decode()
+        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
+        rows = [_parse(row) for row in reader]
+        columns = reader.fieldnames or COLUMNS
+        if missing := [name for name in COLUMNS if name not in columns]:
+            raise ValueError(f"it has no column {missing[0]}")
+        return rows, [name for name in columns if name not in COLUMNS]
 
 
-def _parse(text: str) -> list[Metrics]:
-    lines = io.StringIO(text[: text.rfind("\n") + 1], newline="")
-    numbers = [
-        {key: float(value) if value else None for key, value in row.items()}
-        for row in csv.DictReader(lines)
-    ]
-    return [
-        Metrics(int(row.pop("step") or 0), int(row.pop("consumed_samples") or 0), **row)
-        for row in numbers
-    ]
+def _parse(row: dict[str, str]) -> Metrics:
+    numbers = {name: float(text) for name, text in row.items() if text}
+    step, consumed_samples = (int(numbers.pop(name, 0)) for name in COLUMNS[:2])
+    fixed = {name: numbers.pop(name, None) for name in COLUMNS[2:]}
+    return Metrics(step, consumed_samples, **fixed, values=numbers)
 
 
-def _as_csv(rows: list[Metrics], header: bool = False) -> str:
+def _as_csv(rows: Iterable[Metrics], further: list[str], header: bool = False) -> str:
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.writer(text, lineterminator="\n")
+    columns = [*COLUMNS, *further]
     if header:
-        writer.writeheader()
-    for row in rows:
-        values = asdict(row)
-        # Nine significant figures bring a float32 back exactly.
-        writer.writerow(
-            {k: format(v, ".9g") if isinstance(v, float) else v for k, v in values.items()}
-        )
+        writer.writerow(columns)
+    writer.writerows([_as_text(row[column]) for column in columns] for row in rows)
     return text.getvalue()
+
+
+def _as_text(value: float | None) -> str:
+    # Nine significant figures bring a float32 back exactly.
+    return format(value, ".9g") if isinstance(value, float) else "" if value is None else str(value)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.reporting.figure_style import BAD, GOOD, class_color
-from megakit.reporting.metrics import Metrics
+from megakit.reporting.metrics import Metrics, further_columns, in_words
 from megakit.reporting.predictions import count_confusions
 from megakit.reporting.report import chart, picture
 
@@ -17,7 +17,7 @@ TICKS = [times * 10.0**power for power in range(-6, 4) for times in (1, 2, 5)]
 
 
 def curves(rows: Sequence[Metrics], label: str) -> str:
-    """Losses over steps, and the learning rate below them.
+    """Losses over steps, below them the further values, if there are any, and the learning rate.
 
     Args:
         rows: Of a metrics.csv.
@@ -25,7 +25,7 @@ def curves(rows: Sequence[Metrics], label: str) -> str:
     """
 
     def line(column: str, title: str, color: str, **more: Any) -> dict[str, Any]:
-        points = [(row.step, value) for row in rows if (value := getattr(row, column)) is not None]
+        points = [(row.step, value) for row in rows if (value := row[column]) is not None]
         steps, values = zip(*points, strict=True) if points else ((), ())
         style = {"color": color, "width": 2}
         return {"x": steps, "y": values, "name": title, "line": style, "mode": "lines", **more}
@@ -35,12 +35,21 @@ def curves(rows: Sequence[Metrics], label: str) -> str:
         line("val_loss", "validation loss", BAD, mode="lines+markers", marker={"size": 6}),
         line("lr", "learning rate", "#717581", yaxis="y2"),
     ]
-    layout = {
+    layout: dict[str, Any] = {
         "xaxis": {"title": {"text": "step"}, "anchor": "y2"},
         "yaxis": {"type": "log", "domain": [0.32, 1], "tickvals": TICKS, "tickformat": "~g"},
         "yaxis2": {"domain": [0, 0.22], "rangemode": "tozero", "nticks": 3},
         "hovermode": "x unified",
     }
+    further = further_columns(rows)
+    for number, column in enumerate(further):
+        style = {"mode": "lines+markers", "marker": {"size": 6}, "connectgaps": True}
+        traces.append(line(column, in_words(column), class_color(number), yaxis="y3", **style))
+    if further:
+        layout |= {
+            "yaxis": {**layout["yaxis"], "domain": [0.6, 1]},
+            "yaxis3": {"domain": [0.28, 0.54], "nticks": 4},
+        }
     return chart(traces, layout, label)
 
 

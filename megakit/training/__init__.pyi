@@ -2,6 +2,8 @@ from .losses import LightningPassthroughPredictionMixin as LightningPassthroughP
 from .losses import PassthroughLossReduction as PassthroughLossReduction
 from .losses import TokenMeanLossReduction as TokenMeanLossReduction
 from .losses import mean_over_data_parallel_ranks as mean_over_data_parallel_ranks
+from .losses import mean_over_samples as mean_over_samples
+from .losses import mean_reports as mean_reports
 from .metric_tracker import MetricTracker as MetricTracker
 from .optimizer import cosine_annealing as cosine_annealing
 from .optimizer import megatron_adam as megatron_adam
@@ -12,4 +14,5 @@ from .trainer import build_strategy as build_strategy
 from .trainer import build_trainer as build_trainer
 from .trainer import predict as predict
 from .trainer import train as train
+from .validation import ValidationMetric as ValidationMetric
 from .views import View as View

@@ -1,4 +1,4 @@
-"""What our trainer does beside training: count, and stop when asked."""
+"""What our trainer does beside training: count, choose the best, and stop when asked."""
 
 import signal
 import time
@@ -8,9 +8,12 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from megakit.checkpoints.writer import CheckpointWriter
-from megakit.errors import Stopped
+from megakit.checkpoints.select import is_better
+from megakit.checkpoints.writer import CheckpointWriter, logged_values
+from megakit.errors import Stopped, UserError
+from megakit.runtime.patching import replace
 from megakit.runtime.signals import StopRequest, handle_signals
+from megakit.training.validation import higher_is_better
 
 
 class ExactSteps(pl.Callback):
@@ -39,6 +42,75 @@ class ExactSteps(pl.Callback):
             self._val_check_batch, trainer.val_check_batch = None, self._val_check_batch
         if trainer.global_step == trainer.max_steps - 1:
             trainer.val_check_batch = trainer.max_steps
+
+
+class StopWithoutProgress(pl.Callback):
+    """Finds the best value of what `--best-by` names, and applies `--stop-after`.
+
+    Each better value gets a checkpoint, whatever the save interval. At the stop,
+    `trainer.should_stop` makes Lightning end the training after this step, and makes
+    the checkpoint writer save and mark this step's checkpoint. All ranks have the same validated
+    values, so all ranks stop after the same step.
+
+    Args:
+        writer: Chooses the best checkpoint.
+        stop_after: Stop after so many validations in a row without a better value; None: never.
+
+    Attributes:
+        best: The best value so far, or None.
+        num_without: Validations since then.
+    """
+
+    def __init__(self, writer: CheckpointWriter, stop_after: int | None) -> None:
+        self.writer = writer
+        self.stop_after = stop_after
+        self.best: float | None = None
+        self.num_without = 0
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Finds out whether a higher or a lower value is better."""
+        name = self.writer.best_by
+        if name != "last":
+            self.writer.best_is_highest = higher_is_better(name, trainer, pl_module)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuses options that need validation in a run without validation."""
+        needs = [] if self.writer.best_by in ("val_loss", "last") else ["--best-by"]
+        needs += [] if self.stop_after is None else ["--stop-after"]
+        if needs and not trainer.enable_validation:
+            raise UserError(
+                f"{' and '.join(needs)}: this run has no validation data. Leave the option out."
+            )
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compares the new value with the best one."""
+        if trainer.state.fn != "fit":
+            return
+        values, name = logged_values(trainer, "val_"), self.writer.best_by
+        if name != "last" and name not in values:
+            raise UserError(
+                f"--best-by {name}: there is no such validated value. "
+                f"There are {', '.join([*values, 'last'])}."
+            )
+        if trainer.sanity_checking or self.stop_after is None:
+            return
+        if self.best is None or is_better(values[name], self.best, self.writer.best_is_highest):
+            self.best, self.num_without = values[name], 0
+            self.writer.wanted_step = trainer.global_step  # what the run stops for is kept
+        else:
+            self.num_without += 1
+        if self.num_without >= self.stop_after:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint remembers of this callback."""
+        return {"best": self.best, "num_without": self.num_without}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on counting where the checkpoint stopped."""
+        best = state_dict["best"]
+        self.best = None if best is None else float(best)
+        self.num_without = int(state_dict["num_without"])
 
 
 class StopOnSignal(pl.Callback):
@@ -71,7 +143,7 @@ class StopOnSignal(pl.Callback):
         """Listens again: Lightning has put handlers of its own in place by now."""
         handle_signals(self._receive)
         # What came in between is ours to answer; Lightning's answer saves nothing.
-        trainer._signal_connector.received_sigterm = False
+        replace(trainer._signal_connector, "received_sigterm", False)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Puts back who listened before."""

@@ -1,6 +1,6 @@
 """Means over ranks and tokens for losses, and predictions by way of a loss that computes none."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -15,17 +15,58 @@ def mean_over_data_parallel_ranks(averages: Sequence[Tensor]) -> Tensor:
     Without the mean over ranks each rank would log, and choose checkpoints by, a loss of its own.
 
     Args:
-        averages: One scalar for each micro batch, all of equally many samples.
+        averages: One scalar for each micro batch, all of equally many samples; or one tensor of
+            several averages.
 
     Returns:
-        A float32 scalar, the same on all ranks of the last pipeline stage.
+        A float32 tensor of the same shape, the same on all ranks of the last pipeline stage.
     """
-    mean = torch.stack(list(averages)).float().mean()
+    mean = torch.stack(list(averages)).float().mean(dim=0)
     num_ranks = parallel_state.get_data_parallel_world_size()
     if num_ranks > 1:
         torch.distributed.all_reduce(mean, group=parallel_state.get_data_parallel_group())
         mean /= num_ranks
     return mean
+
+
+def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, Tensor]:
+    """The mean of micro batches' reports, by name, over all data-parallel ranks as well.
+
+    One collective serves all names.
+
+    Args:
+        reports: For each micro batch `avg`, the mean loss, and further means by name.
+
+    Returns:
+        The mean loss if there is nothing else; else a dict with the mean loss as `loss`.
+    """
+    names = list(reports[0])
+    if names == ["avg"]:
+        return mean_over_data_parallel_ranks([report["avg"] for report in reports])
+    stacked = [torch.stack([report[name].float() for name in names]) for report in reports]
+    means = mean_over_data_parallel_ranks(stacked).unbind()
+    return {"loss" if n == "avg" else n: mean for n, mean in zip(names, means, strict=True)}
+
+
+def mean_over_samples(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """The mean of per-sample values over a micro batch, for a loss to report.
+
+    In evaluation, `batch["loss_mask"]` (B,) weighs the samples: 0 for padding, and 1 on average
+    over the whole evaluation.
+
+    Args:
+        values: One value for each sample, (B,); or several, (B, ...), which are averaged first.
+        batch: The micro batch.
+
+    Returns:
+        A float32 scalar without a gradient.
+    """
+    per_sample = values.detach().float().reshape(len(values), -1).mean(dim=1)
+    if "loss_mask" in batch:
+        weights = batch["loss_mask"]
+        # Not a product alone: what a model makes of padding may be infinite.
+        per_sample = per_sample.masked_fill(weights <= 0, 0) * weights
+    return per_sample.mean()
 
 
 class TokenReport(TypedDict):
@@ -34,6 +75,7 @@ class TokenReport(TypedDict):
     loss_sum: Tensor
     num_tokens: Tensor
     backpropagated: Tensor
+    value_sums: dict[str, Tensor]
 
 
 class TokenMeanLossReduction(MegatronLossReduction):
@@ -50,6 +92,13 @@ class TokenMeanLossReduction(MegatronLossReduction):
     def token_losses(self, batch: Any, forward_out: Any) -> Tensor:
         """The loss of each token of a micro batch, floating point (B, ...); a subclass says it."""
         raise NotImplementedError(f"{type(self).__name__}.token_losses")
+
+    def token_values(self, batch: Any, forward_out: Any) -> dict[str, Tensor]:
+        """Further values of each token by name, like the losses in shape, for the log.
+
+        Their means over all real tokens are logged as `train_<name>` and `val_<name>`.
+        """
+        return {}
 
     def token_mask(self, batch: Any) -> Tensor | None:
         """Which tokens are real: above 0; of shape (B, ...), like the losses or shorter.
@@ -76,36 +125,50 @@ class TokenMeanLossReduction(MegatronLossReduction):
             "loss_sum": loss_sum.detach().clone(),
             "num_tokens": num_tokens,
             "backpropagated": loss_sum.detach(),
+            "value_sums": {
+                name: value.detach().float().masked_fill(~real, 0).sum()
+                for name, value in self.token_values(batch, forward_out).items()
+            },
         }
         return loss_sum, num_tokens, report
 
-    def reduce(self, losses_reduced_per_micro_batch: Sequence[TokenReport]) -> Tensor:
-        """The mean over a global batch's tokens; 0 if it has none.
+    def reduce(
+        self, losses_reduced_per_micro_batch: Sequence[TokenReport]
+    ) -> Tensor | dict[str, Tensor]:
+        """The means over a global batch's tokens; 0 if it has none.
 
         Returns:
-            A float32 scalar, the same on all ranks of the last pipeline stage.
+            A float32 scalar, or a dict of them if there are `token_values`; the same on all ranks
+            of the last pipeline stage.
 
         Raises:
             ValueError: Megatron took means of micro batches, for want of the config's field.
         """
-        # Each a column: sums, counts, and what Megatron made of the sums, in place.
-        names = ("loss_sum", "num_tokens", "backpropagated")
+        # Each a column: what Megatron made of the sums, in place; counts, sums, further sums.
+        names = ("backpropagated", "num_tokens", "loss_sum")
         values = torch.stack(
             [
-                torch.stack([report[name].double() for name in names])  # type: ignore[literal-required]
+                torch.stack(
+                    [
+                        *(report[name].double() for name in names),  # type: ignore[literal-required]
+                        *(value_sum.double() for value_sum in report["value_sums"].values()),
+                    ]
+                )
                 for report in losses_reduced_per_micro_batch
             ]
         )
-        if not torch.equal(values[:, 0].nan_to_num(), values[:, 2].nan_to_num()):
+        if not torch.equal(values[:, 2].nan_to_num(), values[:, 0].nan_to_num()):
             raise ValueError(
                 f"{type(self).__name__} needs calculate_per_token_loss=True in the model's config: "
                 "without it Megatron averages over micro batches, and tokens weigh unequally."
             )
-        totals = values[:, :2].sum(dim=0)
+        totals = values[:, 1:].sum(dim=0)
         if parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:
             group = parallel_state.get_data_parallel_group(with_context_parallel=True)
             torch.distributed.all_reduce(totals, group=group)
-        return (totals[0] / totals[1].clamp(min=1)).float()
+        loss, *means = (totals[1:] / totals[0].clamp(min=1)).float().unbind()
+        further = losses_reduced_per_micro_batch[0]["value_sums"]
+        return {"loss": loss, **dict(zip(further, means, strict=True))} if further else loss
 
 
 class PassthroughLossReduction(MegatronLossReduction):

@@ -5,14 +5,20 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loops import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 from megatron.core import parallel_state
 
-from megakit.checkpoints.writer import CheckpointWriter, will_validate
+from megakit.checkpoints.writer import (
+    CheckpointWriter,
+    is_validated,
+    logged_values,
+    will_validate,
+)
 from megakit.reporting.console import Console
-from megakit.reporting.metrics import Metrics, MetricsFile
+from megakit.reporting.metrics import COLUMNS, Metrics, MetricsFile, as_stored
 from megakit.reporting.tensorboard import TensorBoard
-from megakit.training.strategy import from_last_pipeline_stage
+from megakit.training.validation import FromLastStage, to_floats
 
 #: Steps between two rows of metrics.csv and two points of a curve.
 LOG_INTERVAL = 10
@@ -31,6 +37,8 @@ class Reporter(pl.Callback):
     Attributes:
         seconds: Time from the first step to the last, over all starts of the run.
         validation_seconds: The part of it spent validating.
+        first: The first value of each column of metrics.csv, on ranks that write the file.
+        last: The last one.
     """
 
     def __init__(
@@ -49,6 +57,11 @@ class Reporter(pl.Callback):
         self.seconds = 0.0
         self.validation_seconds = 0.0
         self.val_loss: float | None = None
+        self.first: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+        for row in metrics.kept if metrics is not None else ():
+            self._note(row)
+        self._from_last_stage = FromLastStage()
         self._lr: float | None = None
         self._row: Metrics | None = None
         self._before: dict[str, float] | None = None
@@ -67,8 +80,8 @@ class Reporter(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
         """Notes the learning rate: after the step it is the next one's already."""
-        if self._is_logged(trainer, trainer.global_step + 1):
-            self._lr = trainer.optimizers[0].param_groups[0]["lr"]
+        is_logged = self._is_logged(trainer, trainer.global_step + 1)
+        self._lr = trainer.optimizers[0].param_groups[0]["lr"] if is_logged else None
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
@@ -78,15 +91,19 @@ class Reporter(pl.Callback):
         step = trainer.global_step
         if not self._is_logged(trainer, step):
             return
-        loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+        if isinstance(trainer.profiler, DataClock):
+            trainer.profiler.check()
+        values = to_floats(self._from_last_stage(outputs))
+        logged = logged_values(trainer, "train_")
         batch = trainer.datamodule.data_sampler.global_batch_size
         grad_norm = trainer.strategy.grad_norm
         self._row = Metrics(
             step=step,
             consumed_samples=step * batch,
-            train_loss=float(from_last_pipeline_stage(loss.detach().clone())),
+            train_loss=values.pop("loss"),
             lr=self._lr,
             grad_norm=None if grad_norm is None else float(grad_norm),
+            values={f"train_{name}": value for name, value in values.items()} | logged,
         )
         (step_before, seconds_before), now = self._marked, self.stepping_seconds
         self._rate = (step - step_before) * batch / max(now - seconds_before, 1e-9)
@@ -99,13 +116,15 @@ class Reporter(pl.Callback):
         self._validation_started = time.perf_counter()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Adds the validation loss to the step's row."""
+        """Adds the validated values to the step's row."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self.validation_seconds += time.perf_counter() - self._validation_started
-        self.val_loss = float(trainer.callback_metrics["val_loss"])
+        values = logged_values(trainer, "val_")
+        self.val_loss = values.pop("val_loss", None)
         if self._row is not None:
             self._row.val_loss = self.val_loss
+            self._row.values |= values
             self._write()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -177,20 +196,38 @@ class Reporter(pl.Callback):
         self.seconds = self._before["all"] + time.perf_counter() - self._started
 
     def _is_logged(self, trainer: pl.Trainer, step: int) -> bool:
-        marks = (LOG_INTERVAL, trainer.val_check_batch)
-        return step in (1, trainer.max_steps) or any(step % mark == 0 for mark in marks)
+        is_marked = step % LOG_INTERVAL == 0 or is_validated(trainer, step)
+        return is_marked or step in (1, trainer.max_steps) or trainer.should_stop
 
     def _write(self) -> None:
         row, self._row = self._row, None
         assert row is not None
-        self.progress.update(row.step, {"loss": row.train_loss, "validation": self.val_loss})
+        self._note(row)
+        further = {name: self.last[name] for name in self.last if name not in COLUMNS}
+        losses = {"loss": row.train_loss, "validation": self.val_loss}
+        self.progress.update(row.step, losses | further)
         if self.metrics is not None:
             self.metrics.append(row)
         if self.board is not None:
             curves = {"loss": row.train_loss, "lr": row.lr, "grad_norm": row.grad_norm}
             curves["samples_per_second"] = self._rate
+            curves |= _of_part(row, "train_")
             self.board.add_values("train", curves, row.step)
-            self.board.add_values("validation", {"loss": row.val_loss}, row.step)
+            validated = {"loss": row.val_loss} | _of_part(row, "val_")
+            self.board.add_values("validation", validated, row.step)
+
+    def _note(self, row: Metrics) -> None:
+        """Keeps a row's values as metrics.csv has them, for the summary and the console."""
+        columns = {"train_loss": row.train_loss, "val_loss": row.val_loss} | row.values
+        values = {name: as_stored(v) for name, v in columns.items() if v is not None}
+        self.first = values | self.first
+        self.last |= values
+
+
+def _of_part(row: Metrics, prefix: str) -> dict[str, float]:
+    """The further values of a row whose columns begin with a prefix, without the prefix."""
+    named = row.values.items()
+    return {name.removeprefix(prefix): v for name, v in named if name.startswith(prefix)}
 
 
 class DataClock(Profiler):
@@ -201,12 +238,13 @@ class DataClock(Profiler):
         fetch_seconds: Time to fetch the batches of training.
     """
 
-    FETCH = "[_TrainingEpochLoop].train_dataloader_next"
+    FETCH = f"[{_TrainingEpochLoop.__name__}].train_dataloader_next"
 
     def __init__(self) -> None:
         super().__init__()
         self.setup_seconds = 0.0
         self.fetch_seconds = 0.0
+        self._has_fetched = False
         self._started: dict[str, float] = {}
 
     def start(self, action_name: str) -> None:
@@ -221,8 +259,21 @@ class DataClock(Profiler):
         seconds = time.perf_counter() - started
         if action_name == self.FETCH:
             self.fetch_seconds += seconds
+            self._has_fetched = True
         elif action_name.endswith((".prepare_data", ".setup")):
             self.setup_seconds += seconds
+
+    def check(self) -> None:
+        """Makes sure, once a step has been made, that Lightning reports the fetching of batches.
+
+        Raises:
+            RuntimeError: Lightning uses another name for it, so the time would count as training.
+        """
+        if not self._has_fetched:
+            raise RuntimeError(
+                f"Lightning's profiler action {self.FETCH} is gone from this version of the stack; "
+                "megakit needs the versions in requirements.lock."
+            )
 
 
 def parameters_of_the_job(model: torch.nn.Module) -> int:

@@ -2,25 +2,27 @@
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import numpy as np
 from nemo import lightning as nl
 
-from megakit.checkpoints.folders import METRICS
 from megakit.checkpoints.manifest import CHANGES
+from megakit.errors import UserError
 from megakit.job.script import Run
 from megakit.reporting import figures
 from megakit.reporting.figure_style import to_png
 from megakit.reporting.files import write_atomically, write_json
-from megakit.reporting.metrics import read_metrics
+from megakit.reporting.metrics import in_words
 from megakit.reporting.predictions import Predictions, write_predictions
 from megakit.runtime.memory import resume_collector
 from megakit.runtime.versions import installed_versions
 from megakit.training.progress import DataClock, Reporter
 from megakit.training.trainer import build_trainer, predict, train
+from megakit.training.validation import metrics_of
 from megakit.training.views import MakeView
 
 
@@ -30,6 +32,7 @@ def train_stage(
     data: Any,
     view: MakeView | None = None,
     next_verb: str | None = None,
+    callbacks: Sequence[pl.Callback] = (),
 ) -> Path:
     """Trains a model from where the run stands to its last step, and writes summary.json.
 
@@ -39,15 +42,23 @@ def train_stage(
         data: Its data module.
         view: Says what TensorBoard can show of a validation batch and the model's output.
         next_verb: What `./run` does next with the result.
+        callbacks: Further callbacks of Lightning. Each value that one of them logs as `val_<name>`
+            in `on_validation_epoch_end` becomes a column of metrics.csv, a curve and a figure on
+            the console.
 
     Returns:
         The best checkpoint.
     """
     resume_collector()
     _say_header(run)
-    trainer = build_trainer(run, view=view)
+    trainer = build_trainer(run, view=view, callbacks=[*metrics_of(model), *callbacks])
     resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
-    train(model=model, data=data, trainer=trainer, resume=resume)
+    try:
+        train(model=model, data=data, trainer=trainer, resume=resume)
+    except UserError:
+        if run.is_main:
+            run.directory.withdraw_identity()
+        raise
     best = Path(trainer.checkpoint_callback.best_model_path)
     if run.is_main:
         run.check_directory()
@@ -191,6 +202,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "times": None,
         "train_loss": None,
         "val_loss": None,
+        "metrics": None,
         "checkpoint": None,
         "last_checkpoint": None,
         "changes": run.plan.identity.get(CHANGES),
@@ -205,53 +217,59 @@ def _summary(run: Run) -> dict[str, Any]:
 def _write_training_summary(run: Run, trainer: Any) -> None:
     reporter = next(callback for callback in trainer.callbacks if isinstance(callback, Reporter))
     writer = trainer.checkpoint_callback
-    rows = read_metrics(run.path / METRICS)
-    losses = {
-        name: [value for row in rows if (value := getattr(row, name)) is not None]
-        for name in ("train_loss", "val_loss")
+    spans = {
+        name: {"first": reporter.first[name], "last": last} for name, last in reporter.last.items()
     }
-    rate = run.options.max_steps / max(reporter.stepping_seconds, 1e-9)
+    steps = trainer.global_step
+    rate = steps / max(reporter.stepping_seconds, 1e-9)
     assert isinstance(trainer.profiler, DataClock)
     times = reporter.times(time.perf_counter() - run.began, trainer.profiler)
     write_json(
         run.directory.summary,
         _summary(run)
         | {
-            "steps": run.options.max_steps,
+            "steps": steps,
             "seconds": reporter.seconds,
             "steps_per_second": rate,
             "samples_per_second": rate * run.layout.global_batch_size,
             "times": times,
             "checkpoint": writer.best_model_path,
             "last_checkpoint": writer.last_model_path,
-        }
-        | {
-            name: {"first": values[0], "last": values[-1]} if values else None
-            for name, values in losses.items()
+            "train_loss": spans.pop("train_loss", None),
+            "val_loss": spans.pop("val_loss", None),
+            "metrics": spans or None,
         },
     )
-    run.results = {name: values[-1] for name, values in losses.items() if values}
-    run.results |= {"rate": rate, "times": times}
+    run.results = {"values": reporter.last, "steps": steps, "rate": rate, "times": times}
 
 
 def _say_result(run: Run, best: Path, next_verb: str | None) -> None:
     results, options = run.results, run.options
     total = sum(results["times"].values())
     times = [f"{name.replace('_', '-')} {part:.1f}" for name, part in results["times"].items()]
+    values = {in_words(name): f"{value:.4f}" for name, value in _sorted_columns(results["values"])}
     rows = {
-        "training loss": f"{results['train_loss']:.4f}",
+        **values,
         "speed": f"{results['rate']:.0f} steps/s",
         "time": f"{total:.1f} s: {', '.join(times[:3])},\n{', '.join(times[3:])}",
         "best checkpoint": str(best),
         "curves": shlex.join(["./run", "tensorboard", *_not_default(options, logdir="output_dir")]),
     }
-    if "val_loss" in results:
-        rows = {"validation loss": f"{results['val_loss']:.4f}", **rows}
     if next_verb is not None:
         same = _not_default(options, output_dir="output_dir", data_dir="data_dir")
         rows["next"] = shlex.join(["./run", next_verb, *same])
-    run.console.say(f"{run.stage.name} is done.")
+    early = ""
+    if results["steps"] < options.max_steps:
+        early = f" It stopped early, after step {results['steps']:,} of {options.max_steps:,}."
+    run.console.say(f"{run.stage.name} is done.{early}")
     run.console.table(rows)
+
+
+def _sorted_columns(values: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Values by column of metrics.csv, those of validation first, the losses before the others."""
+    return sorted(
+        values.items(), key=lambda item: (item[0][:4] != "val_", not item[0].endswith("_loss"))
+    )
 
 
 def _not_default(options: Any, **names: str) -> list[str]:

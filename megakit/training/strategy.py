@@ -22,6 +22,7 @@ from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
 from megakit.errors import UserError
 from megakit.training.resumption import check_restored
+from megakit.training.validation import FromLastStage
 
 
 class ExactStrategy(nl.MegatronStrategy):
@@ -79,13 +80,14 @@ class ExactStrategy(nl.MegatronStrategy):
     def setup_megatron_parallel(self, trainer: Any) -> None:
         """Sets up Megatron's parallel model."""
         super().setup_megatron_parallel(trainer)
-        for name in ("_training_functions", "_calls_schedule", "_looked_up"):
+        for name in ("_training_functions", "_calls_schedule", "_looked_up", "_from_last_stage"):
             self.__dict__.pop(name, None)  # of another model, fitted before
 
     def training_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> Any:
         """One step through Megatron's schedule; returns the global batch's loss.
 
-        On pipeline stages before the last the loss is 0.
+        If the loss's `reduce` returns a dict of named values, this method returns the dict. On
+        pipeline stages before the last it returns a loss of 0.
         """
         with self.precision_plugin.train_step_context():
             for chunk in self.model:
@@ -185,15 +187,23 @@ class ExactStrategy(nl.MegatronStrategy):
         return output
 
     def validation_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> Any:
-        """One validation step; logs `val_loss`, the same on every rank."""
+        """One validation step; logs `val_loss` and the loss's other values on every rank.
+
+        The value NAME of a dict that the loss's `reduce` returned is logged as `val_NAME`.
+        """
         with self.precision_plugin.val_step_context():
-            loss = self.model.validation_step(dataloader_iter, *args, **kwargs)
-        loss = from_last_pipeline_stage(loss)
-        # batch_size=1 weighs all steps alike: padding makes them equal (see the data loader).
-        self.lightning_module.log(
-            "val_loss", loss, on_step=False, on_epoch=True, batch_size=1, logger=False
-        )
-        return loss
+            result = self.model.validation_step(dataloader_iter, *args, **kwargs)
+        values = self._from_last_stage(result)
+        for name, value in values.items():
+            # batch_size=1 weighs all steps alike: padding makes them equal (see the data loader).
+            self.lightning_module.log(
+                f"val_{name}", value, on_step=False, on_epoch=True, batch_size=1, logger=False
+            )
+        return values if len(values) > 1 else values["loss"]
+
+    @functools.cached_property
+    def _from_last_stage(self) -> FromLastStage:
+        return FromLastStage()
 
 
 class _LookedUp:
@@ -215,14 +225,3 @@ class _LauncherOfOne(_SubprocessScriptLauncher):
     """Lightning's launcher where there is nothing to start: that works in a notebook, too."""
 
     is_interactive_compatible = True
-
-
-def from_last_pipeline_stage(value: torch.Tensor) -> torch.Tensor:
-    """The last stage's value, on every stage; a scalar that only the last stage knows."""
-    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
-        torch.distributed.broadcast(
-            value,
-            src=parallel_state.get_pipeline_model_parallel_last_rank(),
-            group=parallel_state.get_pipeline_model_parallel_group(),
-        )
-    return value

@@ -1,10 +1,12 @@
 """NeMo's strategy and trainer, set up for one of our runs, and the two things to do with them."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -13,7 +15,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from nemo import lightning as nl
 
 from megakit.checkpoints.folders import METRICS
-from megakit.checkpoints.manifest import CHANGES, CODE
+from megakit.checkpoints.manifest import CHANGES, CODE, read_manifest
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
 from megakit.job.launch import end_with_torchrun
@@ -22,7 +24,7 @@ from megakit.job.script import Run
 from megakit.reporting.metrics import MetricsFile
 from megakit.reporting.tensorboard import TensorBoard
 from megakit.runtime.saving import write_within_this_process
-from megakit.training.callbacks import ExactSteps, StopOnSignal
+from megakit.training.callbacks import ExactSteps, StopOnSignal, StopWithoutProgress
 from megakit.training.progress import DataClock, Reporter
 from megakit.training.strategy import ExactStrategy
 from megakit.training.views import MakeView, Pictures
@@ -52,7 +54,11 @@ def build_strategy(layout: Layout, use_distributed_optimizer: bool = False) -> E
 
 
 def build_trainer(
-    run: Run, *, use_distributed_optimizer: bool = False, view: MakeView | None = None
+    run: Run,
+    *,
+    use_distributed_optimizer: bool = False,
+    view: MakeView | None = None,
+    callbacks: Sequence[pl.Callback] = (),
 ) -> nl.Trainer:
     """A trainer for this run's layout, precision and length, with what our runs leave behind.
 
@@ -60,6 +66,7 @@ def build_trainer(
         run: What is to be done, and where.
         use_distributed_optimizer: See `build_strategy`.
         view: Says what TensorBoard can show of a validation batch and the model's output.
+        callbacks: Further callbacks of Lightning; Lightning calls them before ours report and save.
     """
     options, layout = run.options, run.layout
     end_with_torchrun(run.console)
@@ -71,14 +78,17 @@ def build_trainer(
         "num_nodes": layout.num_nodes,
         "strategy": build_strategy(layout, use_distributed_optimizer),
         "plugins": nl.MegatronMixedPrecision(precision=options.precision),
-        "num_sanity_val_steps": 0,
+        # One validation step before training finds out whether --best-by names a validated value.
+        "num_sanity_val_steps": int(run.trains and run.best_by not in ("val_loss", "last")),
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "use_distributed_sampler": False,
     }
     if not run.trains:
         return nl.Trainer(**common, logger=False, enable_checkpointing=False)
-    resumed_step = run.resumed_step
+    resumed_step, max_steps = run.resumed_step, options.max_steps
+    if run.plan.resume and read_manifest(Path(run.plan.resume)).final:
+        max_steps = resumed_step  # the run ended early, and only its summary is missing
     path = run.path / METRICS
     metrics = None
     if run.is_main:
@@ -92,6 +102,9 @@ def build_trainer(
         copied=[path],
         check_place=run.check_directory,
     )
+    # Lightning calls each callback several times a step, so there is none without a need.
+    is_default = options.stop_after is None and run.best_by in ("val_loss", "last")
+    stop = [] if is_default else [StopWithoutProgress(writer, options.stop_after)]
     # What an earlier start logged beyond the step that it goes on from is hidden.
     logger = TensorBoardLogger(
         run.path,
@@ -105,7 +118,7 @@ def build_trainer(
         board.add_hyperparameters(_hyperparameters(run))
     return nl.Trainer(
         **common,
-        max_steps=options.max_steps,
+        max_steps=max_steps,
         val_check_interval=options.val_interval,
         # Steps, not epochs, count: the training set is as long as the training.
         check_val_every_n_epoch=None,
@@ -117,8 +130,10 @@ def build_trainer(
         profiler=DataClock(),
         callbacks=[
             ExactSteps(),
+            *callbacks,
             *([Pictures(view, board)] if view is not None else []),
             Reporter(run.console, run.stage.name, writer, metrics, board),
+            *stop,
             StopOnSignal(writer),
             writer,
         ],

@@ -14,6 +14,7 @@ from torch import Tensor
 from megakit.reporting import drawing, figures
 from megakit.reporting.predictions import Predictions
 from megakit.reporting.tensorboard import TensorBoard
+from megakit.training.validation import MicroBatchListener, listeners, real_samples
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Pictures(pl.Callback):
         self.board = board
         self._kept: list[dict[str, NDArray[Any]]] = []
         self._wanted = 0
-        self._listener = _Listener(self.look)
+        self._listener = MicroBatchListener(self.look)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Decides how many samples to look at, and on which ranks."""
@@ -70,15 +71,15 @@ class Pictures(pl.Callback):
         )
         is_last = trainer.global_step == trainer.max_steps
         self._wanted = 10**9 if is_last else self.NUM_RECONSTRUCTIONS
-        if is_source and trainer.state.fn == "fit":
-            self._listeners(trainer).append(self._listener)
+        if is_source and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            listeners(trainer).append(self._listener)
 
     def look(self, batch: Any, output: Any) -> None:
         """Looks at a micro batch, if more of them are wanted."""
         if self._wanted <= 0:
             return
         view = self.make_view(batch, output)
-        real = batch["loss_mask"] > 0 if "loss_mask" in batch else torch.ones_like(view.label) > 0
+        real = real_samples(batch) if "loss_mask" in batch else torch.ones_like(view.label) > 0
         self._kept.append(
             {
                 name: _as_array(name, value[real])
@@ -90,10 +91,10 @@ class Pictures(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws what was seen."""
-        if trainer.state.fn != "fit":
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        if self._listener in self._listeners(trainer):
-            self._listeners(trainer).remove(self._listener)
+        if self._listener in listeners(trainer):
+            listeners(trainer).remove(self._listener)
         parts: list[Any] = [self._kept]
         if trainer.world_size > 1:
             parts = [None] * trainer.world_size
@@ -107,13 +108,6 @@ class Pictures(pl.Callback):
         self._draw_reconstructions(columns, step)
         if step == trainer.max_steps:
             self._draw_the_rest(columns, step)
-
-    @staticmethod
-    def _listeners(trainer: pl.Trainer) -> list[Any]:
-        """Whom NeMo tells of the end of a micro batch."""
-        event = _Listener.on_megatron_microbatch_end.__name__
-        listeners: list[Any] = trainer.strategy.model.callbacks.callbacks[event]
-        return listeners
 
     def _draw_reconstructions(self, seen: Mapping[str, NDArray[Any]], step: int) -> None:
         assert self.board is not None
@@ -138,20 +132,6 @@ class Pictures(pl.Callback):
                 surest = probabilities[worst].max(axis=1)
                 picture = drawing.mistakes(images[worst], label[worst], prediction[worst], surest)
                 self.board.add_image("mistakes", picture, step)
-
-
-class _Listener:
-    """What NeMo tells of micro batches.
-
-    If the callback itself had this method, it would be told in training, too, and every step take
-    longer for it.
-    """
-
-    def __init__(self, look: Callable[[Any, Any], None]) -> None:
-        self._look = look
-
-    def on_megatron_microbatch_end(self, batch: Any, output: Any) -> None:
-        self._look(batch, output)
 
 
 def _as_array(name: str, values: Tensor) -> NDArray[Any]:

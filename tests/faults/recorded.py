@@ -141,6 +141,7 @@ class _Training:
             val_check_batch=options.val_interval,
             enable_validation=True,
             sanity_checking=False,
+            should_stop=False,
             is_global_zero=True,
             lightning_module=None,
             callback_metrics={},

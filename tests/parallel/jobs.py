@@ -67,7 +67,7 @@ def make_run(stage: Stage, options: CommonOptions, layout: Layout, start: str | 
     identity: dict[str, Any] = {}
     if isinstance(options, TrainingOptions):
         identity = options.identity()
-        identity |= {"model": stage.model, "dataset": "digits", "best_by": options.best_by()}
+        identity |= {"model": stage.model, "dataset": "digits", "best_by": options.choice()}
     accelerator = find_accelerator("cpu")
     plan = Plan("digits", start, None, accelerator, layout, identity, is_done=False)
     is_main = os.environ.get("RANK", "0") == "0"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import asdict, replace
 
@@ -130,6 +131,9 @@ class TestManifest:
             replace(manifest, val_loss=None),
             replace(manifest, run={}),
             replace(manifest, files=spoilt),
+            replace(manifest, values={"val_top": 0.5}),
+            replace(manifest, higher_is_better=True),
+            replace(manifest, final=True),
         ):
             assert other.digest != manifest.digest
 
@@ -142,8 +146,30 @@ class TestManifest:
 
     def test_numbers_survive_exactly(self, tmp_path):
         written = Manifest("s", "m", "d", 1, val_loss=0.1 + 0.2, run={"lr": 1 / 3})
-        write_manifest(tmp_path, written)
-        assert read_manifest(tmp_path) == written
+        for values in ({}, {"val_top": 0.1 + 0.2, "val_none": math.inf}):
+            written = replace(written, values=values, higher_is_better=bool(values))
+            write_manifest(tmp_path, written)
+            assert read_manifest(tmp_path) == written
+
+    def test_one_from_before_there_were_further_values(self, tmp_path):
+        content = {
+            **{"stage": "s", "model": "m", "dataset": "d", "step": 1, "val_loss": 0.5},
+            **{"run": {}, "versions": {}, "files": {}, "format_version": 2},
+        }
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        (tmp_path / MANIFEST).write_text(json.dumps(content | {"sha256": digest}))
+        manifest = read_manifest(tmp_path)
+        assert manifest.digest == digest
+        assert (manifest.values, manifest.final) == ({}, False)
+        write_manifest(tmp_path, manifest)  # and readable by the version before
+        assert json.loads((tmp_path / MANIFEST).read_text()) == content | {"sha256": digest}
+
+    def test_which_checkpoint_ends_a_run(self):
+        last = Manifest("s", "m", "d", 7)
+        assert last.ends(7)
+        assert not last.ends(8)
+        assert not last.ends(None)
+        assert replace(last, final=True).ends(8)
 
 
 class TestUnreadable:
@@ -192,6 +218,11 @@ class TestUnreadable:
             {"model": "M" * 100_000},
             {"step": -500},
             {"unknown": 1},
+            {"values": []},
+            {"values": {"val_top": "high"}},
+            {"values": {"val_top": True}},
+            {"higher_is_better": 1},
+            {"final": "yes"},
         ],
         ids=str,
     )
@@ -213,6 +244,7 @@ class TestUnreadable:
         ("name", "value"),
         [
             *(("val_loss", 1e-9), ("val_loss", None), ("step", 501), ("stage", "finetune")),
+            *(("values", {"val_top": 0.5}), ("higher_is_better", True), ("final", True)),
             *(("run", {"seed": 2}), ("files", {}), ("dataset", "mnist"), ("versions", {"a": "1"})),
         ],
     )

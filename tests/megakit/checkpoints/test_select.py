@@ -83,6 +83,27 @@ class TestBest:
         made = make(tmp_path, {10: 0.1, 20: 0.2})
         assert best_checkpoint(tmp_path, by="last") == made[20]
 
+    @pytest.mark.parametrize(
+        ("is_highest", "values", "best"),
+        [
+            (True, {10: 0.3, 20: 0.9, 30: 0.9}, 20),  # of two equal ones the older
+            (False, {10: 0.3, 20: 0.9, 30: 0.9}, 10),
+            (True, {10: math.nan, 20: 0.1, 30: None}, 20),
+            (True, {10: math.nan, 20: math.nan}, 10),
+            (True, {10: None, 20: None}, 20),
+            (True, {10: 0.5, 20: -math.inf}, 10),
+        ],
+    )
+    def test_any_validated_value(self, tmp_path, is_highest, values, best):
+        made = make(tmp_path, dict.fromkeys(values, 0.5))
+        for step, value in values.items():
+            named = {} if value is None else {"val_top": value}
+            manifest = read_manifest(made[step])
+            changed = replace(manifest, values=named, higher_is_better=is_highest)
+            write_manifest(made[step], changed)
+        assert best_checkpoint(tmp_path, by="val_top") == made[best]
+        assert best_checkpoint(tmp_path) == made[10]  # the losses are equal
+
     def test_none(self, tmp_path):
         assert best_checkpoint(tmp_path) is None
         assert best_checkpoint(tmp_path / "nothing", by="last") is None

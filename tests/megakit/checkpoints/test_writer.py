@@ -27,6 +27,7 @@ class Trainer(SimpleNamespace):
             val_check_batch=val_every,
             enable_validation=True,
             sanity_checking=False,
+            should_stop=False,
             is_global_zero=True,
             lightning_module=None,
             callback_metrics={},

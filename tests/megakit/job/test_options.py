@@ -118,7 +118,7 @@ LEAST = {
     **dict.fromkeys(("num_workers", "seed"), 0),
     **dict.fromkeys(("devices", "num_nodes", "tensor_parallel", "pipeline_parallel"), 1),
     **dict.fromkeys(("micro_batch_size", "timeout", "max_steps", "global_batch_size"), 1),
-    **dict.fromkeys(("val_interval", "save_interval", "limit_val_batches"), 1),
+    **dict.fromkeys(("val_interval", "save_interval", "limit_val_batches", "stop_after"), 1),
 }
 
 
@@ -239,6 +239,7 @@ def test_all_problems_are_found_at_once():
 def test_all_options_identify_a_run_but_those_that_are_listed():
     decide = {
         *("seed", "precision", "global_batch_size", "lr", "max_steps", "limit_val_batches"),
+        *("best_by", "stop_after"),
     }
     may_change = {
         *("devices", "num_nodes", "tensor_parallel", "pipeline_parallel", "micro_batch_size"),
@@ -247,6 +248,34 @@ def test_all_options_identify_a_run_but_those_that_are_listed():
     }
     assert decide | may_change == {option.name for option in fields(TrainingOptions)}
     assert TrainingOptions().identity().keys() == decide
+
+
+def test_the_interval_identifies_a_run_that_may_stop_early():
+    added = TrainingOptions(stop_after=3).identity().items() - TrainingOptions().identity().items()
+    assert dict(added) == {"stop_after": 3, "val_interval": 250}
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"best_by": "accuracy"}, ["--best-by accuracy", "val_loss", "last"]),
+        ({"best_by": "train_loss"}, ["--best-by train_loss", "begins with val_"]),
+        ({"stop_after": 3, "best_by": "last"}, ["--stop-after 3", "last checkpoint counts"]),
+        (
+            {"stop_after": 3, "val_interval": 100, "max_steps": 100},
+            ["--stop-after 3", "--val-interval 100", "only after its last step, 100"],
+        ),
+    ],
+)
+def test_what_cannot_be_chosen_by_or_waited_for(given, parts):
+    (problem,) = TrainingOptions(**given).problems()
+    for part in parts:
+        assert part in problem
+
+
+@pytest.mark.parametrize("given", [{"best_by": "last"}, {"best_by": "val_x", "stop_after": 1}])
+def test_what_can_be_chosen_by(given):
+    assert TrainingOptions(**given).problems() == []
 
 
 def test_a_script_says_where_its_data_is():

@@ -289,7 +289,7 @@ class TestDifferences:
         [
             ({}, {"dropout": None}, "--dropout was absent, now None"),
             ({"dropout": None}, {}, "--dropout was None, now absent"),
-            ({"best_by": "val_loss"}, {"best_by": "last"}, "best by was val_loss, now last"),
+            ({"best_by": "val_loss"}, {"best_by": "last"}, "--best-by was val_loss, now last"),
         ],
     )
     def test_what_makes_checkpoints_foreign_is_named_before(self, tmp_path, old, asked, part):
@@ -315,6 +315,42 @@ class TestWhatARunIs:
         plan = prepare_run(FIRST, options)
         assert plan.resume == str(options.output_dir / "first" / "checkpoints" / "step=000020")
         assert not plan.is_done
+
+    def test_one_that_ended_early_is_done(self, options, lines):
+        options = replace(options, stop_after=2)
+        directory = make_run(FIRST, options, (10, 20), done=False)
+        last = directory.checkpoints / "step=000020"
+        assert not prepare_run(FIRST, options).is_done
+        write_manifest(last, replace(read_manifest(last), final=True))
+        assert not prepare_run(FIRST, options).is_done  # before it has reported its end
+        (directory.path / SUMMARY).write_text("{}")
+        assert prepare_run(FIRST, options).is_done
+        found = find_start(SECOND, None, options.output_dir, lines.append)
+        assert found is not None
+        found[2].close()
+        assert lines == []  # the stage before is not under way
+
+    @pytest.mark.parametrize(
+        ("change", "problem"),
+        [
+            ({"val_interval": 100}, "--val-interval was 250, now 100"),
+            ({"stop_after": 3}, "--stop-after was 2, now 3"),
+            ({"stop_after": None}, "--stop-after was 2, now absent"),
+            ({"best_by": "val_other"}, "--best-by was val_loss, now val_other"),
+        ],
+    )
+    def test_what_makes_one_that_may_end_early_another(self, options, change, problem):
+        options = replace(options, stop_after=2)
+        make_run(FIRST, options, (10,), done=False)
+        assert problem in problem_of(prepare_run, FIRST, replace(options, **change))
+
+    def test_one_that_was_refused_before_its_first_checkpoint_leaves_no_claim(self, options):
+        prepare_run(FIRST, replace(options, best_by="val_mistyped"))
+        RunDirectory(options.output_dir / "first").withdraw_identity()
+        assert prepare_run(FIRST, options).resume is None
+        directory = make_run(FIRST, options, (10,), done=False)
+        directory.withdraw_identity()
+        assert (directory.path / RUN_FILE).is_file()
 
     def test_a_finished_one_is_done(self, options):
         make_run(FIRST, options, (10,))

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from megakit.errors import UserError
-from megakit.reporting.metrics import COLUMNS, Metrics, MetricsFile, read_metrics
+from megakit.reporting.metrics import (
+    COLUMNS,
+    Metrics,
+    MetricsFile,
+    as_stored,
+    further_columns,
+    in_words,
+    read_metrics,
+)
 
 HEADER = "step,consumed_samples,train_loss,val_loss,lr,grad_norm\n"
 
@@ -188,3 +196,52 @@ def test_a_pipe_is_not_waited_for(path):
     os.mkfifo(path)
     with pytest.raises(UserError, match="not a regular file"):
         read_metrics(path)
+
+
+class TestFurtherColumns:
+    def test_they_follow_the_fixed_ones_from_when_they_first_appear(self, path):
+        file = MetricsFile(path)
+        file.append(Metrics(1, 256, train_loss=0.5, values={"train_margin": 1.5}))
+        before = path.stat().st_ino
+        file.append(Metrics(2, 512, train_loss=0.25, values={"train_margin": 2.5}))
+        assert path.stat().st_ino == before  # no row is written twice where no column is new
+        file.append(Metrics(3, 768, val_loss=1.0, values={"train_margin": 3.5, "val_top": 0.125}))
+        assert path.stat().st_ino != before  # replaced at once, never half rewritten
+        assert path.read_text() == (
+            HEADER.replace("\n", ",train_margin,val_top\n")
+            + "1,256,0.5,,,,1.5,\n2,512,0.25,,,,2.5,\n3,768,,1,,,3.5,0.125\n"
+        )
+        first, _, last = read_metrics(path)
+        assert first.values == {"train_margin": 1.5}
+        assert last == Metrics(3, 768, None, 1.0, values={"train_margin": 3.5, "val_top": 0.125})
+        assert (last["val_top"], last["val_loss"], last["nothing"]) == (0.125, 1.0, None)
+        assert further_columns(read_metrics(path)) == ["train_margin", "val_top"]
+
+    def test_those_of_the_saved_copy_stay(self, path, tmp_path):
+        file = MetricsFile(path)
+        file.append(Metrics(10, 10, train_loss=0.5))
+        file.append(Metrics(20, 20, values={"val_top": 0.1 + 0.2}))
+        saved = path.rename(tmp_path / "saved.csv")
+        file = MetricsFile(path, after=10, saved=saved)
+        assert [row.step for row in file.kept] == [10]
+        assert path.read_text() == HEADER.replace("\n", ",val_top\n") + "10,10,0.5,,,,\n"
+        file.append(Metrics(20, 20, values={"val_top": 0.1 + 0.2}))
+        assert path.read_text() == saved.read_text()
+
+    def test_rewriting_changes_no_value(self, path):
+        file = MetricsFile(path)
+        numbers = np.random.default_rng(1).normal(size=100).astype(np.float32)
+        for step, number in enumerate(numbers.tolist()):
+            file.append(Metrics(step, 0, train_loss=number, values={"train_x": number * 1e-20}))
+        before = [line + "," for line in path.read_text().splitlines()[1:]]
+        file.append(Metrics(100, 0, values={"val_x": math.nan}))
+        assert path.read_text().splitlines()[1:-1] == before
+
+    def test_a_value_is_summed_up_as_it_is_stored(self):
+        assert as_stored(0.1 + 0.2) == 0.3
+        assert math.isnan(as_stored(math.nan))
+
+    @pytest.mark.parametrize("column", ["val_top_5", "train_margin"])
+    def test_in_words(self, column):
+        words = {"val_top_5": "validation top 5", "train_margin": "training margin"}
+        assert in_words(column) == words[column]

@@ -134,6 +134,16 @@ class TestParts:
             "learning rate": [(1, 0.1)],
         }
 
+    def test_curves_of_further_values_have_a_place_of_their_own(self):
+        rows = [Metrics(1, 8, 2.0, None, 0.1), Metrics(2, 16, values={"val_top_5": 0.5})]
+        figure = figure_of(parts.curves(rows, ""))
+        *_, trace = figure["data"]
+        assert (trace["name"], trace["x"], trace["y"]) == ("validation top 5", [2], [0.5])
+        areas = [figure["layout"][trace["yaxis"].replace("y", "yaxis")]["domain"]]
+        areas += [figure["layout"][name]["domain"] for name in ("yaxis", "yaxis2")]
+        (low, middle, high) = sorted(areas)
+        assert low[1] < middle[0] < middle[1] < high[0]
+
     def test_curves_of_nothing(self):
         assert [t["x"] for t in figure_of(parts.curves([], ""))["data"]] == [[], [], []]
 

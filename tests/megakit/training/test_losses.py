@@ -118,7 +118,7 @@ class TestTokenMean:
         batch = {"x": x, "loss_mask": mask * weights.unsqueeze(1)}
         _total, count, report = loss.forward(batch, output)
         assert count == mask[:30].sum()
-        mean = loss.reduce([report])
+        mean: Any = loss.reduce([report])
         assert mean.dtype == torch.float32
         torch.testing.assert_close(mean, output[:30, :, 0][mask[:30]].square().mean())
         assert loss.reduce([loss.forward({**batch, "loss_mask": weights * 0}, output)[2]]) == 0
@@ -135,3 +135,79 @@ class TestTokenMean:
         torch.testing.assert_close(loss.reduce([report]), output[1::2].square().mean())
         _, count, report = loss.forward({"x": x}, output)
         assert count == x.shape[0] * x.shape[1]
+
+    def test_further_values_are_means_over_the_same_tokens(self) -> None:
+        """However two micro batches share them; padding counts for nothing."""
+        from tests.megakit.training import tokens
+
+        class Named(tokens.TokenLoss):
+            def token_values(self, batch: Any, forward_out: torch.Tensor) -> Any:
+                return {"size": forward_out.squeeze(-1).abs()}
+
+        loss = Named()
+        x, mask = tokens.data()
+        output = x.sum(dim=-1, keepdim=True)
+        reports = []
+        for part in (slice(0, 5), slice(5, 32)):
+            batch = {"x": x[part], "loss_mask": mask[part]}
+            garbage = output[part].masked_fill(~mask[part].unsqueeze(-1), torch.inf)
+            reports.append(loss.forward(batch, garbage)[2])
+        means: Any = loss.reduce(reports)
+        assert list(means) == ["loss", "size"]
+        torch.testing.assert_close(means["size"], output[mask].abs().mean())
+        torch.testing.assert_close(means["loss"], output[mask].square().mean())
+
+
+class TestNamedMeans:
+    def test_padding_counts_for_nothing(self) -> None:
+        """As the loader marks it: the weights are 0 or so large that they are 1 on average."""
+        from megakit.training import mean_over_samples, mean_reports
+
+        values = torch.tensor([1.0, 2.0, 3.0, 6.0, torch.inf, torch.nan], requires_grad=True)
+        weights = torch.tensor([6 / 4] * 4 + [0.0] * 2)
+        reports = [
+            {
+                "avg": torch.tensor(0.5),
+                "size": mean_over_samples(values[part], {"loss_mask": weights[part]}),
+            }
+            for part in (slice(0, 2), slice(2, 4), slice(4, 6))
+        ]
+        means: Any = mean_reports(reports)
+        assert list(means) == ["loss", "size"]
+        assert means["size"].item() == pytest.approx(3.0)
+        assert means["loss"].item() == 0.5
+        assert not means["size"].requires_grad
+
+    def test_several_values_of_a_sample_are_averaged_first(self) -> None:
+        from megakit.training import mean_over_samples
+
+        values = torch.tensor([[1, 3], [5, 7]], dtype=torch.bfloat16)
+        mean = mean_over_samples(values, {})
+        assert (mean.item(), mean.dtype, mean.shape) == (4.0, torch.float32, ())
+
+    def test_a_loss_alone_stays_a_tensor(self) -> None:
+        from megakit.training import mean_reports
+
+        mean = mean_reports([{"avg": torch.tensor(1.0)}, {"avg": torch.tensor(2.0)}])
+        assert isinstance(mean, torch.Tensor)
+        assert mean.item() == 1.5
+
+    def test_one_collective_serves_all_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from megatron.core import parallel_state
+
+        from megakit.training import mean_reports
+
+        reduced = []
+
+        def double(tensor: torch.Tensor, group: Any = None) -> None:
+            reduced.append(tensor.shape)
+            tensor *= 2  # the other rank has the same
+
+        monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: 2)
+        monkeypatch.setattr(torch.distributed, "all_reduce", double)
+        names = ("avg", "a", "b")
+        means: Any = mean_reports([{name: torch.tensor(3.0) for name in names}] * 2)
+        assert {name: value.item() for name, value in means.items()} == {
+            **{"loss": 3.0, "a": 3.0, "b": 3.0}
+        }
+        assert reduced == [(3,)]

@@ -41,6 +41,7 @@ def validate(callback: Any, step: int, sizes: tuple[int, ...], padding: int = 0)
         global_step=step,
         max_steps=40,
         world_size=1,
+        sanity_checking=False,
         state=SimpleNamespace(fn="fit"),
         strategy=SimpleNamespace(model=SimpleNamespace(callbacks=connector)),
     )

@@ -1,0 +1,238 @@
+"""Named values of a validation: those that a loss reports, and metrics of torchmetrics."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from megatron.core import parallel_state
+from nemo.lightning.megatron_parallel import CallbackMethods
+from torch import Tensor
+from torchmetrics import Metric
+
+from megakit.errors import UserError
+from megakit.runtime.patching import existing
+
+
+@dataclass(frozen=True)
+class ValidationMetric:
+    """A metric of torchmetrics, and what it is computed from.
+
+    A Lightning module returns these by name from `validation_metrics()`. The value of the metric
+    `accuracy` over the whole validation set is logged as `val_accuracy`.
+
+    Attributes:
+        metric: The metric, new.
+        arguments: Maps a micro batch and the model's output on it to the arguments of the metric's
+            `update`: tensors (B, ...), from which padding samples are then removed.
+        higher_is_better: For `--best-by`; by default the metric says it.
+    """
+
+    metric: Metric
+    arguments: Callable[[Any, Any], tuple[Tensor, ...]]
+    higher_is_better: bool | None = None
+
+
+class ValidationMetrics(pl.Callback):
+    """Computes the metrics that a Lightning module names, exactly, at each validation.
+
+    Each micro batch updates the metrics on the last pipeline stage, where the model's output is.
+    torchmetrics gathers their states over the data-parallel ranks at the end of the validation.
+
+    Args:
+        metrics: The metrics by name, at least one.
+    """
+
+    def __init__(self, metrics: Mapping[str, ValidationMetric]) -> None:
+        self.metrics = metrics
+        self._listener = MicroBatchListener(self._update)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Resets the metrics, and has NeMo report micro batches on the last pipeline stage."""
+        for each in self.metrics.values():
+            metric = each.metric.to(trainer.strategy.root_device)
+            metric.process_group = parallel_state.get_data_parallel_group()
+            metric.sync_on_compute = parallel_state.get_data_parallel_world_size() > 1
+            metric.reset()
+        if parallel_state.is_pipeline_last_stage():
+            listeners(trainer).append(self._listener)
+
+    def _update(self, batch: Any, output: Any) -> None:
+        for name, each in self.metrics.items():
+            arguments = each.arguments(batch, output)
+            if "loss_mask" in batch:
+                real = real_samples(batch)
+                if not all(len(argument) == len(real) for argument in arguments):
+                    raise ValueError(
+                        f"validation metric {name}: its arguments have {len(arguments[0])} rows, "
+                        f"and the batch has {len(real)} samples. Return tensors (B, ...)."
+                    )
+                arguments = tuple(argument[real] for argument in arguments)
+            if len(arguments[0]):
+                each.metric.update(*arguments)
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Logs each metric's value, the same on every rank."""
+        values = {}
+        if parallel_state.is_pipeline_last_stage():
+            values = {name: each.metric.compute() for name, each in self.metrics.items()}
+            values = checked(values, "a validation metric")
+        device = trainer.strategy.root_device
+        for name, value in FromLastStage(device)(values).items():
+            pl_module.log(f"val_{name}", value, batch_size=1, logger=False)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Ends NeMo's reports of micro batches."""
+        if self._listener in listeners(trainer):
+            listeners(trainer).remove(self._listener)
+
+
+def metrics_of(pl_module: Any) -> list[ValidationMetrics]:
+    """Returns the callback for a Lightning module's metrics; none for a module without metrics."""
+    find = getattr(pl_module, "validation_metrics", None)
+    metrics = dict(find()) if find is not None else {}
+    return [ValidationMetrics(metrics)] if metrics else []
+
+
+class FromLastStage:
+    """Brings named values from the last pipeline stage to every stage.
+
+    The stages exchange the names once. After that, one tensor per call is broadcast.
+    """
+
+    def __init__(self, device: Any = None) -> None:
+        self._device = device
+        self._names: list[str] | None = None
+
+    def __call__(self, values: Any) -> dict[str, Tensor]:
+        """Returns the last stage's values, float32 scalars, on every stage.
+
+        Args:
+            values: What a loss's `reduce` returned, or a dict of scalars. Ignored on other stages.
+
+        Raises:
+            ValueError: A value is no scalar, or the names differ from those of the first call.
+        """
+        is_last = parallel_state.is_pipeline_last_stage()
+        own = checked(values, "the loss's reduce") if is_last else {}
+        if self._names is None:
+            self._names = self._exchange(list(own))
+        if is_last and list(own) != self._names:
+            raise ValueError(
+                f"the loss's reduce returned {', '.join(own)}, and before that "
+                f"{', '.join(self._names)}. Return the same names in every step."
+            )
+        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+            return own
+        device = self._device or _device_of(values)
+        stacked = torch.zeros(len(self._names), device=device)
+        if is_last:
+            stacked = torch.stack([value.to(device) for value in own.values()])
+        torch.distributed.broadcast(stacked, **_last_stage())
+        return dict(zip(self._names, stacked.unbind(), strict=True))
+
+    @staticmethod
+    def _exchange(names: list[str]) -> list[str]:
+        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+            return names
+        parts = [names]
+        torch.distributed.broadcast_object_list(parts, **_last_stage())
+        return parts[0]
+
+
+def _last_stage() -> dict[str, Any]:
+    return {
+        "src": parallel_state.get_pipeline_model_parallel_last_rank(),
+        "group": parallel_state.get_pipeline_model_parallel_group(),
+    }
+
+
+def _device_of(values: Any) -> torch.device:
+    tensor = values["loss"] if isinstance(values, Mapping) else values
+    device: torch.device = tensor.device
+    return device
+
+
+def checked(values: Any, source: str) -> dict[str, Tensor]:
+    """Returns named values as float32 scalars; a tensor alone is the loss.
+
+    Raises:
+        ValueError: A value is not one number, or has no name that a column can have.
+    """
+    named = values if isinstance(values, Mapping) else {"loss": values}
+    device = next((v.device for v in named.values() if isinstance(v, Tensor)), None)
+    scalars = {}
+    for name, value in named.items():
+        tensor = torch.as_tensor(value, device=device).detach()
+        if tensor.numel() != 1:
+            raise ValueError(
+                f"{source} returned {name!r} of shape {tuple(tensor.shape)}: a named value has to "
+                "be one number."
+            )
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(
+                f"{source} returned a value named {name!r}. Use a name that Python allows for a "
+                "variable."
+            )
+        scalars[name] = tensor.float().reshape(())
+    return scalars
+
+
+def to_floats(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Copies named scalars from their device at once."""
+    return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
+
+
+def real_samples(batch: Any) -> Tensor:
+    """Returns which samples of an evaluation batch are not padding: bool (B,)."""
+    mask: Tensor = batch["loss_mask"]
+    return (mask > 0).reshape(len(mask), -1).any(dim=1)
+
+
+class MicroBatchListener:
+    """What NeMo calls after each micro batch.
+
+    A callback that had this method itself would be called in training too, which makes each step
+    slower. Callbacks therefore add a listener to `listeners(trainer)` for a validation only.
+    """
+
+    def __init__(self, look: Callable[[Any, Any], None]) -> None:
+        self._look = look
+
+    def on_megatron_microbatch_end(self, batch: Any, output: Any) -> None:
+        """Passes on the batch and the model's output."""
+        self._look(batch, output)
+
+
+def listeners(trainer: pl.Trainer) -> list[Any]:
+    """Returns the callbacks that NeMo notifies after each micro batch."""
+    event = existing(CallbackMethods, "on_megatron_microbatch_end").__name__
+    found: list[Any] = trainer.strategy.model.callbacks.callbacks[event]
+    return found
+
+
+def higher_is_better(column: str, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
+    """Tells whether the best value of a validated column is the highest one.
+
+    A metric says so itself, or its `ValidationMetric` does. A loss or a callback says so by an
+    attribute `higher_is_better`, a collection of names. By default the lowest value is best.
+
+    Raises:
+        UserError: A metric of torchmetrics does not say.
+    """
+    name = column.removeprefix("val_")
+    for callback in trainer.callbacks:
+        if isinstance(callback, ValidationMetrics) and name in callback.metrics:
+            each = callback.metrics[name]
+            declared = each.higher_is_better
+            found = each.metric.higher_is_better if declared is None else declared
+            if found is None:
+                raise UserError(
+                    f"--best-by {column}: {type(each.metric).__name__} does not say whether higher "
+                    "is better. Say so with ValidationMetric(..., higher_is_better=...)."
+                )
+            return found
+    make_loss = getattr(pl_module, "validation_loss_reduction", None)
+    sources = [*([make_loss()] if make_loss else []), *trainer.callbacks]
+    return any(name in getattr(source, "higher_is_better", ()) for source in sources)

@@ -1,0 +1,125 @@
+"""A run with `--stop-after` that is killed and stopped ends at the same step, to the last bit."""
+
+from pathlib import Path
+
+import pytest
+
+from megakit.checkpoints import best_checkpoint, read_manifest
+from tests.faults.harness import BEFORE_STEP, Fault, Training
+from tests.scripts import read_csv, read_json
+
+#: The learning rate is so high that the loss soon rises now and then.
+OPTIONS = (
+    *("--checkpoint", "none", "--max-steps", 200, "--lr", 0.1, "--save-interval", 20),
+    *("--val-interval", 5, "--stop-after", 2, "--best-by", "val_accuracy"),
+)
+
+
+def make(folder: Path) -> Training:
+    return Training(folder, "model_finetune.py", OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    """A run that stops early by itself."""
+    training = make(tmp_path_factory.mktemp("whole"))
+    start = training.start()
+    assert start.status == 0, start.err
+    assert "It stopped early, after step" in start.err
+    return training
+
+
+def steps_of(training: Training) -> int:
+    steps: int = read_json(training.path / "summary.json")["steps"]
+    return steps
+
+
+def test_it_stops_after_two_validations_without_a_better_accuracy(whole: Training) -> None:
+    rows = read_csv(whole.path / "metrics.csv")
+    validated = {int(row["step"]): float(row["val_accuracy"]) for row in rows if row["val_loss"]}
+    *before, last = validated
+    assert last == steps_of(whole) < 200
+    best_step = max(validated, key=lambda step: validated[step])  # the first of equal ones
+    assert best_step == before[-2]
+    running = [max(list(validated.values())[: n + 1]) for n in range(len(validated))]
+    since = 0
+    for number in range(1, len(running) - 1):
+        since = 0 if running[number] > running[number - 1] else since + 1
+        assert since < 2, "it should have stopped earlier"
+    best = best_checkpoint(whole.checkpoints, "val_accuracy")
+    assert best is not None
+    assert read_manifest(best).values["val_accuracy"] == pytest.approx(validated[best_step])
+    assert read_manifest(best).step == best_step
+    assert not read_manifest(best).final
+    assert read_manifest(whole.checkpoints / f"step={last:06}").final
+    # The learning rate is that of step N of 200.
+    assert float(rows[-1]["lr"]) > 0.01
+
+
+def test_the_same_command_says_done(whole: Training) -> None:
+    start = whole.start()
+    assert start.status == 0
+    assert "finetune is done already" in start.err
+    assert start.out == f"{best_checkpoint(whole.checkpoints, 'val_accuracy')}\n"
+
+
+def test_killed_and_stopped_while_it_counts(whole: Training, tmp_path: Path) -> None:
+    end = steps_of(whole)
+    training = make(tmp_path)
+    # Before the first save; then by a signal, with one of the two validations behind it.
+    killed = training.start(Fault(BEFORE_STEP, 4))
+    assert killed.status == -9
+    stopped = training.start(Fault(BEFORE_STEP, end - 3 + 1, name="SIGTERM"))
+    assert stopped.status == 143, stopped.err
+    assert f"Stopped after step {end - 3}" in stopped.err
+    # After the last checkpoint, before the summary.
+    killed = training.start(Fault("megakit.training.stages:_write_training_summary"))
+    assert killed.status == -9
+    assert not (training.path / "summary.json").exists()
+    last = training.start()
+    assert last.status == 0, last.err
+    assert f"It stopped early, after step {end} of 200." in last.err
+    assert training.result() == whole.result()
+    theirs, ours = (read_json(run.path / "summary.json") for run in (whole, training))
+    for name in ("steps", "train_loss", "val_loss", "metrics"):
+        assert ours[name] == theirs[name]
+
+
+def test_what_decides_the_stop_makes_another_run(whole: Training) -> None:
+    changed = ("--val-interval", 10, "--stop-after", 3, "--best-by", "val_loss")
+    start = whole.start(None, *changed)
+    assert start.status == 2
+    for problem in (
+        "--val-interval was 5, now 10",
+        "--stop-after was 2, now 3",
+        "--best-by was val_accuracy, now val_loss",
+    ):
+        assert problem in start.err
+
+
+def test_a_name_that_there_is_not_is_refused_before_training(tmp_path: Path) -> None:
+    training = make(tmp_path)
+    start = training.start(None, "--best-by", "val_acuracy")
+    assert start.status == 2
+    (line,) = [line for line in start.err.splitlines() if "--best-by" in line]
+    assert "There are val_loss, val_accuracy, last." in line
+    assert (training.path / "metrics.csv").read_text().count("\n") == 1
+    # The mistaken command does not stand in the way of the right one.
+    fault = Fault(BEFORE_STEP, 2, name="SIGTERM")
+    assert training.start(fault).status == 143
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", [(), ("--pipeline-parallel", 2)], ids=["data", "pipeline"])
+def test_two_processes(tmp_path: Path, layout: tuple[object, ...]) -> None:
+    options = (*OPTIONS, "--devices", 2, "--micro-batch-size", 128, *layout)
+    whole = Training(tmp_path / "whole", "model_finetune.py", options)
+    assert whole.start().status == 0
+    end = steps_of(whole)
+    assert end < 200
+    stopped = Training(tmp_path / "stopped", "model_finetune.py", options)
+    start = stopped.start(Fault(BEFORE_STEP, end - 7, name="SIGTERM", rank=1))
+    assert start.status == 143, start.err
+    assert stopped.start().status == 0
+    assert stopped.result() == whole.result()
+    assert steps_of(stopped) == end

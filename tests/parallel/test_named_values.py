@@ -1,0 +1,256 @@
+"""Values that a loss, a metric and a callback name: the same under every layout, and exact.
+
+Real processes, NeMo's strategy, the script's own work, in float32. The functions below run in the
+pool's processes.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+
+from tests.faults.harness import curves
+from tests.parallel import jobs
+from tests.scripts import read_csv, read_json
+
+LAYOUTS: dict[str, dict[str, int]] = {
+    "4 micro batches": {"micro_batches": 4},
+    "dp2": {"world_size": 2},
+    "pp2": {"world_size": 2, "pipeline": 2},
+    "tp2": {"world_size": 2, "tensor": 2},
+    "pp2-dp2": {"world_size": 4, "pipeline": 2},
+}
+COLUMNS = ["train_margin", "val_margin", "val_accuracy", "val_twice"]
+#: Of the bundled digits; with global batches of 64, the last one holds 8, and 56 of padding.
+NUM_VALIDATED = 200
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one rank saw.
+
+    Attributes:
+        step: The step at which it stopped.
+        collected: What a MetricTracker collected of validation.
+        logged: What Lightning has as logged at the end.
+    """
+
+    step: int
+    collected: dict[str, Any]
+    logged: dict[str, float]
+
+
+@contextlib.contextmanager
+def more_values() -> Iterator[None]:
+    """A loss with a further value, as a reader would write it."""
+    import model_components
+    from model_components import ClassifierLossReduction
+
+    def forward(self: Any, batch: Any, forward_out: Any) -> Any:
+        import torch
+
+        top = forward_out.float().topk(2, dim=1).values
+        margin = top[:, 0] - top[:, 1]
+        criterion = torch.nn.functional.cross_entropy
+        return self.report(criterion, forward_out, batch["label"], batch, margin=margin)
+
+    with (
+        mock.patch.object(ClassifierLossReduction, "forward", forward),
+        mock.patch.object(ClassifierLossReduction, "higher_is_better", {"margin"}, create=True),
+    ):
+        assert model_components.ClassifierLossReduction.forward is forward
+        yield
+
+
+def train(layout: Any, folder: Path, best_by: str) -> Seen:
+    import lightning.pytorch as pl
+
+    import megakit.training
+    from megakit.training import MetricTracker
+
+    script = importlib.import_module("model_finetune")
+    options = script.FinetuneOptions(
+        output_dir=folder,
+        dataset="digits",
+        precision="32",
+        checkpoint="none",
+        lr=0.05,
+        max_steps=200,
+        global_batch_size=jobs.GLOBAL_BATCH,
+        val_interval=10,
+        save_interval=200,
+        best_by=best_by,
+        stop_after=1,
+    )
+    assert options.problems() == []
+    tracker = MetricTracker(metrics_to_track_val=["margin"], metrics_to_track_train=["loss"])
+
+    class Twice(pl.Callback):
+        """Logs a value of its own."""
+
+        trainer: Any = None
+
+        def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.trainer = trainer
+            accuracy = trainer.callback_metrics["val_accuracy"]
+            pl_module.log("val_twice", 2 * accuracy, logger=False)
+
+        def __deepcopy__(self, memo: object) -> "Twice":
+            return self
+
+    twice = Twice()
+    work, train_stage = script.finetune, megakit.training.train_stage
+
+    def with_callbacks(*arguments: Any, **named: Any) -> Path:
+        return train_stage(*arguments, **(named | {"callbacks": [twice, tracker]}))
+
+    with more_values(), mock.patch.object(megakit.training, "train_stage", with_callbacks):
+        work(jobs.make_run(script.FINETUNE, options, layout))
+    logged = {name: float(value) for name, value in twice.trainer.callback_metrics.items()}
+    collected = {
+        name: np.array(v) for name, v in tracker.collection_val.items() if name == "margin"
+    }
+    return Seen(twice.trainer.global_step, collected, logged)
+
+
+class Run:
+    """One training, and what it left behind."""
+
+    def __init__(self, ranks: Any, folder: Path, best_by: str, **layout: int) -> None:
+        cloudpickle.register_pickle_by_value(jobs)  # ranks cannot import it, nor this module
+        sizes = jobs.layout(**layout)
+        self.seen = ranks.run(train, sizes, folder, best_by, world_size=sizes.world_size)
+        self.path = folder / "finetune"
+        self.rows = read_csv(self.path / "metrics.csv")
+        self.summary = read_json(self.path / "summary.json")
+
+    def column(self, name: str) -> dict[int, float]:
+        return {int(row["step"]): float(row[name]) for row in self.rows if row[name]}
+
+
+@pytest.fixture(scope="session")
+def training(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @cache
+    def train(best_by: str = "val_accuracy", **layout: int) -> Run:
+        return Run(ranks, tmp_path_factory.mktemp("values"), best_by, **layout)
+
+    return train
+
+
+@pytest.fixture
+def alone(training: Any) -> Run:
+    run: Run = training(micro_batches=1)
+    return run
+
+
+def test_columns_and_which_steps_have_values(alone: Run) -> None:
+    assert list(alone.rows[0])[6:] == COLUMNS
+    steps = [int(row["step"]) for row in alone.rows]
+    assert list(alone.column("train_margin")) == steps
+    validated = list(alone.column("val_loss"))
+    for name in COLUMNS[1:]:
+        assert list(alone.column(name)) == validated
+    assert alone.summary["steps"] == steps[-1] == validated[-1] < 200
+    assert alone.summary["metrics"].keys() == set(COLUMNS)
+    assert alone.summary["metrics"]["val_margin"]["last"] == alone.column("val_margin")[steps[-1]]
+
+
+def test_curves_of_tensorboard(alone: Run) -> None:
+    found = curves(alone.path / "tensorboard")
+    for name, column in {
+        "train/finetune/margin": "train_margin",
+        "validation/finetune/margin": "val_margin",
+        "validation/finetune/accuracy": "val_accuracy",
+        "validation/finetune/twice": "val_twice",
+    }.items():
+        assert dict(found[name]) == pytest.approx(alone.column(column))
+
+
+def test_accuracy_is_a_share_of_the_real_samples(alone: Run) -> None:
+    for accuracy, twice in zip(
+        alone.column("val_accuracy").values(), alone.column("val_twice").values(), strict=True
+    ):
+        assert accuracy * NUM_VALIDATED == pytest.approx(round(accuracy * NUM_VALIDATED), abs=1e-3)
+        assert twice == pytest.approx(2 * accuracy)
+    assert max(alone.column("val_accuracy").values()) > 0.5
+
+
+def test_values_are_those_of_plain_torch(alone: Run, ranks: Any) -> None:
+    """The last checkpoint's logits of the 200 images in one batch, without any padding."""
+    cloudpickle.register_pickle_by_value(jobs)
+    ((margin, accuracy, loss),) = ranks.run(
+        in_plain_torch, alone.summary["last_checkpoint"], world_size=1
+    )
+    last = alone.rows[-1]
+    assert float(last["val_margin"]) == pytest.approx(margin, rel=1e-5)
+    assert float(last["val_accuracy"]) == pytest.approx(accuracy, abs=1e-6)
+    assert float(last["val_loss"]) == pytest.approx(loss, rel=1e-5)
+
+
+def in_plain_torch(checkpoint: str) -> tuple[float, float, float]:
+    import torch
+
+    from megakit.models import load_for_inference
+    from megakit.testing import distributed_model_parallel_state
+    from mnist.files import read_digits
+
+    with distributed_model_parallel_state():
+        images, numbers = read_digits("validation")
+        assert len(numbers) == NUM_VALIDATED
+        model = load_for_inference(checkpoint)
+        with torch.no_grad():
+            logits = model(torch.from_numpy(images).float().div(255).unsqueeze(1))
+        labels = torch.from_numpy(numbers).long()
+        top = logits.topk(2, dim=1).values
+        right = (logits.argmax(dim=1) == labels).float().mean()
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        return float((top[:, 0] - top[:, 1]).mean()), float(right), float(loss)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout(alone: Run, training: Any, name: str) -> None:
+    run = training(**LAYOUTS[name])
+    # Every rank stops after the same step, which is that of one process.
+    assert {seen.step for seen in run.seen} == {alone.summary["steps"]}
+    assert run.summary["steps"] == alone.summary["steps"]
+    assert list(run.rows[0]) == list(alone.rows[0])
+    for column in ("train_loss", "val_loss", *COLUMNS):
+        expected, found = alone.column(column), run.column(column)
+        assert list(found) == list(expected)
+        np.testing.assert_allclose(
+            list(found.values()), list(expected.values()), rtol=2e-4, atol=1e-6, err_msg=column
+        )
+    # Ranks that differed in a value would differ in the best checkpoint, or in when they stop.
+    logged = [{k: v for k, v in seen.logged.items() if k.startswith("val_")} for seen in run.seen]
+    assert all(values == logged[0] for values in logged)
+    assert logged[0].keys() >= {"val_loss", *COLUMNS[1:]}
+    names = [Path(run.summary[key]).name for key in ("checkpoint", "last_checkpoint")]
+    assert names == [Path(alone.summary[key]).name for key in ("checkpoint", "last_checkpoint")]
+    # A tracker of the reader's own, on every stage. (NeMo leaves out the step before training where
+    # a pipeline has several micro batches.)
+    steps = len(alone.column("val_loss")) * -(-NUM_VALIDATED // jobs.GLOBAL_BATCH)
+    expected_steps = alone.seen[0].collected["margin"][-steps:]
+    assert len(expected_steps) == steps
+    for seen in run.seen:
+        found_steps = seen.collected["margin"][-steps:]
+        np.testing.assert_allclose(found_steps, expected_steps, rtol=1e-3, atol=1e-5)
+
+
+def test_a_value_of_the_loss_may_choose_and_say_that_higher_is_better(training: Any) -> None:
+    from megakit.checkpoints import best_checkpoint, read_manifest
+
+    run = training("val_margin", micro_batches=1)
+    margins = run.column("val_margin")
+    best = best_checkpoint(run.path / "checkpoints", "val_margin")
+    assert best is not None
+    assert str(best) == run.summary["checkpoint"]
+    assert read_manifest(best).higher_is_better
+    assert read_manifest(best).values["val_margin"] == pytest.approx(max(margins.values()))
