@@ -7,7 +7,6 @@ what NeMo or Megatron demands of the part below it, and why. Names with BioNeMo 
 are those of NVIDIA BioNeMo's MNIST tutorial; nothing of BioNeMo is needed.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -42,9 +41,9 @@ from megakit.models import (
 )
 from megakit.training import (
     LightningPassthroughPredictionMixin,
+    MeanLossReduction,
+    SameSizeLossDict,
     ValidationMetric,
-    mean_over_samples,
-    mean_reports,
     megatron_adam,
 )
 from megakit.training import MetricTracker as MetricTracker  # published code takes it from here
@@ -64,44 +63,7 @@ from mnist.sizes import SizeOptions
 # ----------------------------------------------------------------------------------------------
 
 
-class SameSizeLossDict(TypedDict):
-    """What a loss reports of one micro batch, where all micro batches have the same size."""
-
-    avg: Tensor
-
-
-class _MeanLossReduction(MegatronLossReduction):
-    """Averages losses: what the two below have in common."""
-
-    def report(
-        self,
-        criterion: Callable[..., Tensor],
-        output: Tensor,
-        target: Tensor,
-        batch: MnistBatch,
-        **values: Tensor,
-    ) -> tuple[Tensor, SameSizeLossDict]:
-        """A micro batch's mean loss, to backpropagate and for the log.
-
-        In float32, whatever the model computes in. `report(..., margin=x)` with x of shape (B,)
-        also logs the mean of x, as `train_margin` and `val_margin`.
-        """
-        if "loss_mask" in batch:
-            # Only evaluation pads its last batch: there this is 0, and 1 on average over all.
-            losses = criterion(output.float(), target, reduction="none")
-            loss = (losses.reshape(len(losses), -1).mean(dim=1) * batch["loss_mask"]).mean()
-        else:
-            loss = criterion(output.float(), target)
-        # Megatron divides the first in place by the number of micro batches: hence the clone.
-        means: Any = {name: mean_over_samples(value, batch) for name, value in values.items()}
-        return loss, {"avg": loss.detach().clone(), **means}
-
-    def reduce(self, losses_reduced_per_micro_batch: Sequence[Any]) -> Any:
-        """The means over a global batch: over its micro batches and over data-parallel ranks."""
-        return mean_reports(losses_reduced_per_micro_batch)
-
-
-class MSELossReduction(_MeanLossReduction):
+class MSELossReduction(MeanLossReduction):
     """Mean squared error between images and their reconstructions."""
 
     def forward(
@@ -112,7 +74,7 @@ class MSELossReduction(_MeanLossReduction):
         return self.report(nn.functional.mse_loss, x_hat, x, batch)
 
 
-class ClassifierLossReduction(_MeanLossReduction):
+class ClassifierLossReduction(MeanLossReduction):
     """Cross entropy between labels and logits."""
 
     def forward(self, batch: MnistBatch, forward_out: Tensor) -> tuple[Tensor, SameSizeLossDict]:

@@ -30,13 +30,12 @@ from megakit.models import (
     seeded,
     transformer_layer_spec,
 )
-from megakit.training import ValidationMetric
+from megakit.training import SameSizeLossDict, ValidationMetric
 from mnist.dataset import MnistItem
 from model_components import (
     ClassifierLossReduction,
     MNISTDataModule,
     MSELossReduction,
-    SameSizeLossDict,
     accuracy_of_classes,
 )
 

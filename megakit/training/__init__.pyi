@@ -1,5 +1,7 @@
 from .losses import LightningPassthroughPredictionMixin as LightningPassthroughPredictionMixin
+from .losses import MeanLossReduction as MeanLossReduction
 from .losses import PassthroughLossReduction as PassthroughLossReduction
+from .losses import SameSizeLossDict as SameSizeLossDict
 from .losses import TokenMeanLossReduction as TokenMeanLossReduction
 from .losses import mean_over_data_parallel_ranks as mean_over_data_parallel_ranks
 from .losses import mean_over_samples as mean_over_samples

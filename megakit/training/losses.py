@@ -1,6 +1,6 @@
 """Means over ranks and tokens for losses, and predictions by way of a loss that computes none."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -67,6 +67,49 @@ def mean_over_samples(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
         # Not a product alone: what a model makes of padding may be infinite.
         per_sample = per_sample.masked_fill(weights <= 0, 0) * weights
     return per_sample.mean()
+
+
+class SameSizeLossDict(TypedDict):
+    """What a loss reports of one micro batch, where all micro batches have the same size."""
+
+    avg: Tensor
+
+
+class MeanLossReduction(MegatronLossReduction):
+    """A mean over samples: a subclass has `forward` return what `report` makes of its criterion."""
+
+    def report(
+        self,
+        criterion: Callable[..., Tensor],
+        output: Tensor,
+        target: Tensor,
+        batch: Mapping[str, Any],
+        **values: Tensor,
+    ) -> tuple[Tensor, SameSizeLossDict]:
+        """A micro batch's mean loss in float32, to backpropagate and for the log.
+
+        Args:
+            criterion: Such as `mse_loss`; called as `criterion(output, target)`, in evaluation with
+                `reduction="none"` too.
+            output: The model's, (B, ...).
+            target: What it should be.
+            batch: The micro batch.
+            values: Further values of each sample, (B,): `margin=x` logs the mean of x as
+                `train_margin` and `val_margin`.
+        """
+        if "loss_mask" in batch:
+            # Only evaluation pads its last batch: there this is 0, and 1 on average over all.
+            losses = criterion(output.float(), target, reduction="none")
+            loss = (losses.reshape(len(losses), -1).mean(dim=1) * batch["loss_mask"]).mean()
+        else:
+            loss = criterion(output.float(), target)
+        # Megatron divides the first in place by the number of micro batches: hence the clone.
+        means: Any = {name: mean_over_samples(value, batch) for name, value in values.items()}
+        return loss, {"avg": loss.detach().clone(), **means}
+
+    def reduce(self, losses_reduced_per_micro_batch: Sequence[Any]) -> Any:
+        """The means over a global batch: over its micro batches and over data-parallel ranks."""
+        return mean_reports(losses_reduced_per_micro_batch)
 
 
 class TokenReport(TypedDict):

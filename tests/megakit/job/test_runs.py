@@ -335,7 +335,7 @@ class TestWhatARunIs:
         [
             ({"val_interval": 100}, "--val-interval was 250, now 100"),
             ({"stop_after": 3}, "--stop-after was 2, now 3"),
-            ({"stop_after": None}, "--stop-after was 2, now absent"),
+            ({"stop_after": None}, "--stop-after was 2, now None"),
             ({"best_by": "val_other"}, "--best-by was val_loss, now val_other"),
         ],
     )
