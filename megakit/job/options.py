@@ -82,6 +82,26 @@ class CommonOptions:
         """Returns the value that a new model's config field has, or None if no option says."""
         return getattr(self, name, None)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses bases in an order in which the data's `resolve_dataset` is never called.
+
+        Raises:
+            TypeError: A base that names the dataset follows one of these options.
+        """
+        super().__init_subclass__(**kwargs)
+        owners = [base for base in cls.__mro__ if "resolve_dataset" in vars(base)]
+        if owners[0] is CommonOptions and len(owners) > 1:
+            data = owners[1].__name__
+            raise TypeError(
+                f"class {cls.__name__}: {data} has to be its first base, else "
+                f"{data}.resolve_dataset is never called. Write class {cls.__name__}({data}, ...)."
+            )
+
+    @property
+    def named_checkpoint(self) -> str | None:
+        """The user's `--checkpoint`, in a script that has this option."""
+        return getattr(self, "checkpoint", None)
+
     def resolve_dataset(
         self, previous: Any, report: Callable[[str], None], may_download: bool = True
     ) -> Any:

@@ -136,7 +136,7 @@ def _prepare(
     of_start: list[str] = []  # reported after the problems of the layout
     start, sizes = None, Sizes()
     if usable:
-        named = getattr(options, "checkpoint", None)
+        named = options.named_checkpoint
         start = attempt(
             "the checkpoint to start from",
             lambda: find_start(stage, named, options.output_dir, console.say),

@@ -64,7 +64,7 @@ def expected_width(stage: Stage, options: CommonOptions) -> int:
         settings: dict[str, Any] = {}
         start = None
         if isinstance(stage.width, str) and stage.before is not None:
-            named = getattr(options, "checkpoint", None)
+            named = options.named_checkpoint
             before = RunDirectory(options.output_dir / stage.before.name)
             start = before.best_checkpoint() if named is None else Path(named)
             settings = read_model_settings(start) if start and named != "none" else {}

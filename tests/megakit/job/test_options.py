@@ -283,6 +283,21 @@ def test_a_script_says_where_its_data_is():
         CommonOptions().resolve_dataset(None, print)
 
 
+def test_bases_in_an_order_that_would_leave_out_the_data():
+    class Data:
+        def resolve_dataset(self, previous, report, may_download=True):
+            return "plums"
+
+    class Right(Data, TrainingOptions):
+        pass
+
+    assert Right().resolve_dataset(None, print) == "plums"
+    with pytest.raises(TypeError, match="class Wrong: Data has to be its first base"):
+
+        class Wrong(TrainingOptions, Data):
+            pass
+
+
 def test_flag():
     assert flag("tensor_parallel") == "--tensor-parallel"
 
