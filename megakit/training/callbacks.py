@@ -37,7 +37,7 @@ class ExactSteps(pl.Callback):
             counter.processed = counter.completed = trainer.global_step
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Enables validation before the first step; before the last step, makes it a validated one."""
+        """Enables validation at the first step, and sets a validation after the last step."""
         if self._val_check_batch is not None:
             self._val_check_batch, trainer.val_check_batch = None, self._val_check_batch
         if trainer.global_step == trainer.max_steps - 1:

@@ -140,7 +140,7 @@ def predict_stage(
 
 
 def _answers(predictions: Predictions, sources: Sequence[str], most: int = 10) -> dict[str, str]:
-    """Returns the prediction and its probability by source; nothing for more than `most` samples."""
+    """Returns prediction and probability by source, or nothing for more than `most` samples."""
     if len(sources) > most:
         return {}
     shares = predictions.probabilities.max(axis=1)

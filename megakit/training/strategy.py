@@ -50,7 +50,7 @@ class ExactStrategy(nl.MegatronStrategy):
         if self.cluster_environment.world_size() == 1 and self.root_device.type == "cpu":
             self.store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # from C++
         # NeMo sets its timeout on the first process group only. Megatron sets half an hour on all
-        # other groups. A later change has no effect: gloo keeps the timeout from a group's creation.
+        # other groups. A later change has no effect: gloo keeps the timeout of a group's creation.
         seconds = int(os.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "600"))
         initialize = parallel_state.initialize_model_parallel
         parallel_state.initialize_model_parallel = functools.partial(
@@ -106,7 +106,7 @@ class ExactStrategy(nl.MegatronStrategy):
 
     @functools.cached_property
     def _training_functions(self) -> dict[str, Any]:
-        """Returns the module's methods for a training step. NeMo searches for them at every step."""
+        """Returns the module's methods for a training step; NeMo looks them up at every step."""
         find, module = _ModuleStepFunction, self.model.module
         return {
             "data_step": find.from_data_step(module, "training"),
