@@ -77,7 +77,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Returns the sha256 of this manifest, which identifies the checkpoint with all its files."""
+        """Returns the sha256 of this manifest, which identifies the checkpoint and its files."""
         return hashlib.sha256(json.dumps(self.content, sort_keys=True).encode()).hexdigest()
 
     def validated(self, column: str) -> float | None:

@@ -30,8 +30,8 @@ def best_checkpoint(folder: Path, by: str = "val_loss") -> Path | None:
     Args:
         folder: The folder of the checkpoints.
         by: A validated column of metrics.csv, or `last`. A column selects the checkpoint with the
-            best value; of two equal values, the older one. If no checkpoint has a value, the column
-            selects the last checkpoint, and so does `last`.
+            best value; of two equal values, the older checkpoint. `last` selects the last
+            checkpoint, and so does a column without values.
 
     Raises:
         UserError: A manifest is damaged.
