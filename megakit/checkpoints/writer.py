@@ -44,7 +44,7 @@ class CheckpointWriter(Checkpoint):
         best_model_path: The best checkpoint, or "".
         seconds: Seconds spent saving.
         best_is_highest: Whether the best checkpoint has the highest value of `best_by`.
-        wanted_step: A step that is saved whatever the interval, or None.
+        wanted_step: A step to save in addition to the interval, or None.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ class LastingFile(io.FileIO):
 
     Args:
         descriptor: A descriptor that is open for writing.
-        is_result: Whether other errors, such as a full disk, are raised. If not, such an error is
-            treated like a missing reader.
+        is_result: Whether errors other than a missing reader, such as a full disk, are raised. If
+            false, such an error is treated like a missing reader.
     """
 
     def __init__(self, descriptor: int, is_result: bool) -> None:
@@ -48,7 +48,7 @@ class LastingFile(io.FileIO):
                 continue
             if written is not None:
                 return written
-            # Some parent processes leave the descriptor in non-blocking mode: wait until it is ready.
+            # Some parent processes leave the descriptor in non-blocking mode: wait for space.
             waiting = select.poll()
             waiting.register(self, select.POLLOUT)
             waiting.poll()
@@ -74,8 +74,8 @@ class LastingFile(io.FileIO):
 def secure_streams() -> None:
     """Prepares descriptors 0, 1 and 2, `sys.stdout` and `sys.stderr` at the start of a script.
 
-    A closed descriptor is opened on /dev/null. Otherwise the next opened file, such as a checkpoint,
-    would get the number of the descriptor and receive messages.
+    A closed descriptor is opened on /dev/null. Otherwise the next opened file, for example a
+    checkpoint, would get the number of the descriptor and receive messages.
     """
     for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
         try:

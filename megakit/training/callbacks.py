@@ -47,8 +47,8 @@ class ExactSteps(pl.Callback):
 class StopWithoutProgress(pl.Callback):
     """Checks the column that `--best-by` names, and applies `--stop-after`.
 
-    With `--stop-after`, each better value gets a checkpoint, whatever the save interval. To stop,
-    the callback sets `trainer.should_stop`. Lightning then ends the training after this step, and
+    With `--stop-after`, each better value gets a checkpoint, at any save interval. To stop, the
+    callback sets `trainer.should_stop`. Lightning then ends the training after this step, and
     the checkpoint writer saves this step and marks its checkpoint as final. All ranks have the same
     validated values, so all ranks stop after the same step.
 
