@@ -55,8 +55,8 @@ def read_model_settings(checkpoint: Path) -> dict[str, Any]:
         The values by field name of the config.
 
     Raises:
-        UserError: There is no context, the context cannot be parsed, or the context names something
-            that settings do not need, such as a function of the module `os`.
+        UserError: There is no context, or the context cannot be parsed. Or the context names
+            something that settings do not need, such as a function of the module `os`.
     """
     path = checkpoint / CONTEXT / "io.json"
     with reading(path, _USE_ANOTHER):

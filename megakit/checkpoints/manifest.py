@@ -218,12 +218,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def _check_types(manifest: Manifest) -> None:
-    """Checks the fields of a manifest.
-
-    Raises:
-        TypeError: A field has a wrong type.
-        ValueError: A name is too long or not printable, or the step is negative.
-    """
+    """Raises TypeError or ValueError if a field has a wrong type or value."""
     for name, types in {
         **dict.fromkeys(("stage", "model", "dataset"), (str,)),
         **dict.fromkeys(("run", "versions", "files", "values"), (dict,)),
@@ -285,8 +280,7 @@ def verify(checkpoint: Path) -> Manifest:
 def verify_if_possible(checkpoint: Path) -> None:
     """Verifies a checkpoint that user code names; warns if the checkpoint has no manifest.
 
-    Checkpoints of NeMo's own ModelCheckpoint have no manifest. Only the job's first process reads
-    the manifest and the files.
+    NeMo's own ModelCheckpoint writes no manifest. Only rank 0 reads manifest and files.
 
     Raises:
         UserError: The checkpoint is damaged, or contains a path or link that could lead outside.

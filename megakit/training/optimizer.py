@@ -105,9 +105,9 @@ def megatron_adam(
         lr: Peak learning rate.
         lr_scheduler: Changes the learning rate from step to step. By default, the learning rate is
             constant.
-        beta2: Decay rate of Adam's average of squared gradients. The default is below the usual
-            0.999: runs of some thousand steps at a high learning rate then end with better results,
-            and differ less between seeds.
+        beta2: Decay rate of Adam's average of squared gradients. With the default, runs of some
+            thousand steps at a high learning rate end with better results than with the usual
+            0.999, and differ less between seeds.
         weight_decay: The weight decay.
         clip_grad: The largest norm of the gradient.
         use_distributed_optimizer: Whether to shard the optimizer's state over the data-parallel
