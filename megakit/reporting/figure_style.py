@@ -56,7 +56,7 @@ def figure_style() -> Iterator[None]:
 
 
 def class_color(number: int) -> str:
-    """Returns the colour of a class, the same in all figures; ten colours repeat."""
+    """Returns the colour of a class, the same in all figures; colours repeat after ten classes."""
     return CLASS_COLORS[number % len(CLASS_COLORS)]
 
 

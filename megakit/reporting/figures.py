@@ -69,7 +69,7 @@ def confusion_matrix(
 
 
 def _confusion_colors(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns cell colours (K, K, 3): blue on the diagonal, red for mistakes, even for few."""
+    """Returns cell colours (K, K, 3): blue for right, red for mistakes, visible from a few %."""
     from matplotlib.colors import to_rgb
 
     is_right = np.eye(len(shares), dtype=bool)

@@ -103,5 +103,5 @@ class TensorBoard:
             writer.flush()
 
     def __deepcopy__(self, memo: object) -> "TensorBoard":
-        """Returns the object itself: NeMo copies a trainer's callbacks, but not open files."""
+        """Returns the object itself: NeMo copies callbacks, and open files cannot be copied."""
         return self

@@ -1,4 +1,4 @@
-"""Callbacks that correct Lightning's step counters, find the best value, and stop training."""
+"""Provides callbacks that correct step counters, find the best value, and stop training."""
 
 import signal
 import time
@@ -21,7 +21,7 @@ class ExactSteps(pl.Callback):
 
     Lightning saves its batch counters in the middle of a step, one step behind. Lightning repeats
     the validation when a run resumes from a validated step. This callback corrects both. The
-    callback also adds a validation after the last step, if it is no multiple of the interval.
+    callback also adds a validation after the last step.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class StopOnSignal(pl.Callback):
     """
 
     #: The largest number of steps between two agreements of several ranks on whether to stop. The
-    #: ranks agree about once a second.
+    #: ranks agree about once a second, or more often because of this limit.
     AGREE_AT_MOST_EVERY = 8
 
     def __init__(self, writer: CheckpointWriter) -> None:

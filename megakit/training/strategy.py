@@ -234,6 +234,6 @@ class _LookedUp:
 
 
 class _LauncherOfOne(_SubprocessScriptLauncher):
-    """Launches a single process, which needs no new process and therefore works in a notebook."""
+    """Launches nothing, for a job of a single process; Lightning accepts it in a notebook."""
 
     is_interactive_compatible = True

@@ -188,7 +188,7 @@ class Outputs:
     latent: np.ndarray | None = None
 
     def check_finite(self, source: str | None) -> None:
-        """Refuses outputs that are NaN or infinite, which finite but too large weights also cause.
+        """Refuses NaN and infinite outputs, which finite but too large weights can cause.
 
         Args:
             source: The checkpoint that the model was loaded from, for the message.

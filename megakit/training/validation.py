@@ -1,4 +1,4 @@
-"""Computes the named values of a validation: values that a loss reports, and torchmetrics."""
+"""Computes the named values of a validation: values of the loss and torchmetrics metrics."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
