@@ -173,7 +173,7 @@ def remove(checkpoint: Path) -> bool:
     Files that cannot be removed stay under the new name, which no program reads.
     """
     try:
-        with (checkpoint / MANIFEST).open("r+") as manifest:  # NFS locks only writable files
+        with (checkpoint / MANIFEST).open("r+") as manifest:  # NFS locks only files open to write
             try:
                 fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
