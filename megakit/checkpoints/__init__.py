@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or not there, that say what they are, and that are read safely."""
+"""Writes complete checkpoints that describe themselves, and reads checkpoints safely."""
 
 import lazy_loader as lazy
 

@@ -1,4 +1,4 @@
-"""The context of a checkpoint: how its model was configured, in NeMo's own format, read safely."""
+"""Writes a checkpoint's context, the settings of its model in NeMo's format; reads it safely."""
 
 import contextlib
 import json
@@ -14,13 +14,13 @@ from megakit.errors import UserError
 from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
 
 _USE_ANOTHER = "It is damaged or not to be trusted. Use another checkpoint."
-#: The most values that settings have, counting a shared one in each of its places.
+#: The largest accepted number of values in settings. A shared value counts once per use.
 _MAX_VALUES = 100_000
-#: A pickle or yaml that lies beside io.json is looked through up to this size, and refused above.
+#: Size limit of pickle and yaml files next to io.json; larger files are refused.
 _LOOKED_THROUGH_BYTES = 4 << 20
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
-#: Parts of the standard library that settings are made of. Any other in a context is no setting.
+#: Standard-library modules that settings may use. All other standard-library modules are refused.
 _HARMLESS = {
     *("collections", "dataclasses", "datetime", "decimal", "enum", "fractions", "numbers"),
     *("pathlib", "signal", "types", "typing"),
@@ -32,9 +32,9 @@ _HARMLESS_BUILTINS = {
 
 
 def write_context(folder: Path, module: Any) -> None:
-    """Writes a Lightning module's settings where NeMo's `io.load_context(..., "model")` finds them.
+    """Writes a Lightning module's settings for NeMo's `io.load_context(..., "model")`.
 
-    Only the module: the trainer's part would pickle callbacks, strategy and plugins.
+    The trainer is left out, because NeMo would pickle its callbacks, strategy and plugins.
     """
     from nemo.lightning.io.pl import TrainerContext
 
@@ -42,21 +42,21 @@ def write_context(folder: Path, module: Any) -> None:
 
 
 def read_model_settings(checkpoint: Path) -> dict[str, Any]:
-    """The settings of the model's config as they were when the checkpoint was saved.
+    """Returns the settings of the model's config at the time of the save.
 
-    NeMo's own reader imports and calls whatever the file names. This one takes numbers, strings,
-    booleans, None and containers of them, imports nothing, calls nothing, and passes over the rest.
-    Pickles and yaml that lie beside the file are never loaded, only looked through.
+    NeMo's own reader imports and calls everything that the file names. This reader imports and
+    calls nothing. It accepts numbers, strings, booleans, None and containers of these types, and
+    skips other values. Pickle and yaml files next to io.json are searched, but never loaded.
 
     Args:
-        checkpoint: The folder that holds `context/`.
+        checkpoint: The folder that contains `context/`.
 
     Returns:
-        The values by the names of the config's fields.
+        The values by field name of the config.
 
     Raises:
-        UserError: There is no context, it cannot be understood, or it names something that has no
-            place among settings, such as a function of the module `os`.
+        UserError: There is no context, or the context cannot be parsed. Or the context names
+            something that settings do not need, such as a function of the module `os`.
     """
     path = checkpoint / CONTEXT / "io.json"
     with reading(path, _USE_ANOTHER):
@@ -73,7 +73,7 @@ def read_model_settings(checkpoint: Path) -> dict[str, Any]:
 
 
 def _content(checkpoint: Path) -> dict[str, Any]:
-    """What is in io.json, if nothing in it is strange."""
+    """Returns the content of io.json; refuses names that settings do not need."""
     path = checkpoint / CONTEXT / "io.json"
     if not path.is_file():
         raise UserError(f"{checkpoint}: has no {CONTEXT}/io.json with its model's settings.")
@@ -86,12 +86,12 @@ def _content(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_config_class(checkpoint: Path) -> tuple[str, str]:
-    """Module and name of the class that configured a checkpoint's model; neither is imported.
+    """Returns module and name of the class of a checkpoint's config, without importing it.
 
     Raises:
-        UserError: As `read_model_settings` does, or the context does not tell.
+        UserError: `read_model_settings` raises it, or the context does not name the class.
     """
-    read_model_settings(checkpoint)  # refuses what is damaged or not to be trusted
+    read_model_settings(checkpoint)  # refuses damaged or unsafe files
     with reading(checkpoint / CONTEXT / "io.json", _USE_ANOTHER):
         content = _content(checkpoint)
         objects = content["objects"]
@@ -105,7 +105,7 @@ _NOT_PLAIN = object()
 
 
 class _Budget:
-    """Limits the number of values: 60 nested `[x, x]` stand for 2**60 values in a small file."""
+    """Limits the number of values: in a small file, 60 nested `[x, x]` mean 2**60 values."""
 
     def __init__(self) -> None:
         self.left = _MAX_VALUES
@@ -118,13 +118,13 @@ class _Budget:
 
 
 def _items(objects: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a referenced object, which fiddle writes as `Attr(name='...')`."""
+    """Returns the attributes of a referenced object; fiddle writes names as `Attr(name='...')`."""
     pairs = objects[reference["key"]]["items"]
     return {key.removeprefix("Attr(name='").removesuffix("')"): item for key, item in pairs}
 
 
 def _plain(objects: dict[str, Any], item: Any, budget: _Budget) -> Any:
-    """A value of plain types, or `_NOT_PLAIN`."""
+    """Returns a value of plain types, or `_NOT_PLAIN`."""
     budget.spend()
     if not isinstance(item, dict):
         return _plain_leaf(item)
@@ -147,10 +147,10 @@ def _plain_leaf(value: Any) -> Any:
 
 
 def _strange_names(content: Any) -> list[str]:
-    """Names of functions and classes, anywhere in the file, that can do more than hold a setting.
+    """Returns the functions and classes in the file that can do more than hold a setting.
 
-    None of them is ever imported; a file that holds one was tampered with, and the user shall know.
-    Other people's modules are not judged: the settings of their models name them.
+    They are never imported. A file with such a name was manipulated, so the user gets an error.
+    Modules outside the standard library are accepted, because the settings of models name them.
     """
     if isinstance(content, list):
         return [name for part in content for name in _strange_names(part)]
@@ -170,10 +170,10 @@ def _is_strange(module: Any, name: Any) -> bool:
 
 
 def _refuse_strange_files(context: Path) -> None:
-    """Looks through what NeMo leaves beside io.json: a pickle or yaml that would run something.
+    """Searches the pickle and yaml files next to io.json for code that loading would run.
 
     Raises:
-        UserError: There is one; nothing of it was run.
+        UserError: A file names such code. The code was not run.
     """
     problems = []
     for path in sorted(path for path in context.rglob("*") if path.is_file()):
@@ -204,9 +204,12 @@ def _names_in_yaml(text: str) -> list[str]:
 
 
 def _names_in_pickle(content: bytes) -> list[str]:
-    """What a pickle looks up, without running it; methods are looked up by `getattr`."""
+    """Returns the unsafe names in a pickle, without running the pickle.
+
+    Pickles look up methods with `getattr`, so `getattr` is accepted.
+    """
     found, texts = [], ["", ""]
-    with contextlib.suppress(ValueError):  # what follows cannot be read by anybody
+    with contextlib.suppress(ValueError):  # no program can read the rest of such a file
         for operation, argument, _ in pickletools.genops(content):
             if isinstance(argument, str):
                 texts = [texts[1], argument]

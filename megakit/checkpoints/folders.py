@@ -1,4 +1,4 @@
-"""Where things lie in a checkpoint and in a folder of them."""
+"""Defines the layout of a checkpoint, and the names of checkpoints in a folder."""
 
 import re
 from pathlib import Path
@@ -11,18 +11,18 @@ _STEP = re.compile(r"step=(\d{6,})")
 
 
 def checkpoint_name(step: int) -> str:
-    """The folder's name of the checkpoint after `step` optimizer steps."""
+    """Returns the folder name of the checkpoint after `step` optimizer steps."""
     return f"step={step:06d}"
 
 
 def weights_folder(checkpoint: Path) -> Path:
-    """The folder with the weights; very old checkpoints of NeMo have them at the top."""
+    """Returns the folder with the weights; in very old NeMo checkpoints, the checkpoint itself."""
     folder = checkpoint / WEIGHTS
     return folder if folder.is_dir() else checkpoint
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first; what is half-written has another name."""
+    """Returns the checkpoints in a folder, oldest first; incomplete ones have other names."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
@@ -30,10 +30,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step that a checkpoint's name tells.
+    """Returns the step in a checkpoint's name.
 
     Raises:
-        ValueError: The name is not one of a checkpoint.
+        ValueError: The name is not the name of a checkpoint.
     """
     step = step_in_name(checkpoint)
     if step is None:
@@ -42,6 +42,6 @@ def step_of(checkpoint: Path) -> int:
 
 
 def step_in_name(checkpoint: Path) -> int | None:
-    """The step that a checkpoint's name tells; None where a user chose the name."""
+    """Returns the step in a checkpoint's name; None if a user chose another name."""
     match = _STEP.fullmatch(checkpoint.name)
     return int(match.group(1)) if match else None

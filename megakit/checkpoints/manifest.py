@@ -1,4 +1,4 @@
-"""What a complete checkpoint says of itself, and whether it is still as it was written."""
+"""Describes a complete checkpoint in a manifest, and verifies the checkpoint's files."""
 
 import hashlib
 import json
@@ -13,42 +13,42 @@ from megakit.checkpoints.folders import MANIFEST, step_in_name
 from megakit.errors import UserError
 from megakit.runtime.foreign_files import JSON_BYTES, first, printable, read_regular_file, reading
 
-#: Version 2 has a digest of the manifest itself; checkpoints hold a copy of metrics.csv.
+#: In version 2, the manifest contains its own digest, and checkpoints contain metrics.csv.
 FORMAT_VERSION = 2
-#: Characters of a stage's or model's name, which messages quote.
+#: Largest number of characters in the name of a stage, model or dataset, which messages quote.
 LONGEST_NAME = 200
-#: A file that takes less than this share of its size on the disk is a hole, and not weights.
+#: A large file with less than this share of its size on disk is sparse, and not weights.
 SMALLEST_SHARE_ON_DISK = 1 / 64
-#: Fields that older manifests of this version lack.
+#: Fields that older manifests of the same format version lack.
 NEWER_FIELDS = ("values", "higher_is_better", "final")
 #: The key of the manifest's own digest in `manifest.json`.
 OWN_DIGEST = "sha256"
-#: Entries of `run` that say with which code a run was computed. It may go on with other code.
+#: Entries of `run` that identify the code of a run. A run may resume with other code.
 CODE = "code"
 CHANGES = "changes"
 
 
 class OtherFormatError(UserError):
-    """A checkpoint that another version of this program wrote."""
+    """Reports a checkpoint that another version of this program wrote."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of `manifest.json`, which also holds its own digest.
+    """Holds the fields of `manifest.json`; the file also contains the manifest's digest.
 
     Attributes:
-        stage: The stage of the chain that wrote it, such as `pretrain`.
-        model: Name of the model's class.
-        dataset: What it was trained on.
-        step: Optimizer steps done.
-        val_loss: Validation loss after this very step, or None if it was not validated.
-        run: What identifies the run, option by option.
-        versions: Of the software.
+        stage: The stage that wrote the checkpoint, such as `pretrain`.
+        model: The name of the model's class.
+        dataset: The training dataset.
+        step: The number of completed optimizer steps.
+        val_loss: The validation loss after this step; None without a validation.
+        run: The identity of the run, option by option.
+        versions: The versions of the software.
         files: Size in bytes and sha256 of every other file, by path relative to the checkpoint.
-        format_version: Of this file.
-        values: The other validated values after this very step, by column of metrics.csv.
-        higher_is_better: Whether the best checkpoint has the highest value of what `--best-by`
-            names, and not the lowest.
+        format_version: The format version of `manifest.json`.
+        values: The other validated values after this step, by column of metrics.csv.
+        higher_is_better: Whether the highest value of the column that `--best-by` names is the
+            best; otherwise, the lowest value is the best.
         final: Whether the run ended with this checkpoint before its last step.
     """
 
@@ -67,9 +67,9 @@ class Manifest:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The fields as `manifest.json` stores them.
+        """Returns the fields as `manifest.json` stores them.
 
-        The newer fields are left out at their defaults. The digests of older manifests, which lack
+        Newer fields with default values are left out. The digests of older manifests, which lack
         these fields, therefore stay valid.
         """
         content = asdict(self)
@@ -77,20 +77,20 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Tells checkpoints apart; the sha256 of this manifest, and so of all the files."""
+        """Returns the sha256 of this manifest, which identifies the checkpoint and its files."""
         return hashlib.sha256(json.dumps(self.content, sort_keys=True).encode()).hexdigest()
 
     def validated(self, column: str) -> float | None:
-        """Returns the validated value of a column of metrics.csv after this very step, or None."""
+        """Returns the validated value of a column of metrics.csv after this step, or None."""
         return self.val_loss if column == "val_loss" else self.values.get(column)
 
     def ends(self, max_steps: object) -> bool:
-        """Tells whether a run of so many steps ended with this checkpoint."""
+        """Tells whether a run of `max_steps` steps ended with this checkpoint."""
         return self.final or self.step == max_steps
 
 
 def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two identities are of one run; a run may go on with changed code."""
+    """Tells whether two identities belong to the same run; their code may differ."""
     first, second = dict(one), dict(other)
     for name in (CODE, CHANGES):
         first.pop(name, None)
@@ -99,10 +99,10 @@ def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def list_files(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Size and sha256 of every file below a folder but the manifest, by relative path.
+    """Returns size and sha256 of every file in a checkpoint but the manifest, by relative path.
 
     Raises:
-        UserError: There is something else than files and folders, such as a symbolic link.
+        UserError: `refuse_links` refuses the checkpoint.
     """
     return {
         name: {"size": size, "sha256": _sha256(checkpoint / name)}
@@ -125,10 +125,11 @@ def _sha256(path: Path) -> str:
 
 
 def refuse_links(checkpoint: Path) -> None:
-    """Makes sure that a checkpoint consists of folders and files of its own.
+    """Refuses a checkpoint that contains anything but folders and ordinary files.
 
     Raises:
-        UserError: A symbolic link, which may lead anywhere, or a device, pipe or the like.
+        UserError: There is a symbolic link, which may lead outside the checkpoint, a device, a
+            pipe, or a large sparse file.
     """
     problems = []
     for folder, folders, files in os.walk(checkpoint):
@@ -150,7 +151,7 @@ def refuse_links(checkpoint: Path) -> None:
 
 
 def _is_hole(path: Path) -> bool:
-    """Whether a file is larger than 1 GiB with next to nothing on the disk.
+    """Tells whether a file is larger than 1 GiB and almost empty on disk.
 
     Hashing a sparse file of a terabyte takes hours.
     """
@@ -160,7 +161,7 @@ def _is_hole(path: Path) -> bool:
 
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
-    """Writes `manifest.json`; all other files have to be in place."""
+    """Writes `manifest.json`; all other files have to be complete."""
     content = manifest.content | {OWN_DIGEST: manifest.digest}
     with (checkpoint / MANIFEST).open("w") as file:
         file.write(json.dumps(content, indent=1) + "\n")
@@ -169,11 +170,13 @@ def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Reads `manifest.json` without looking at the other files.
+    """Reads and checks `manifest.json`, without reading the other files.
 
     Raises:
-        UserError: There is no such checkpoint, no manifest in it, it cannot be understood, it was
-            edited, or it is of another step than the folder's name says.
+        UserError: The checkpoint or its manifest does not exist. Or the manifest cannot be parsed,
+            was edited, lists files outside the checkpoint, or has another step than the name of
+            the folder.
+        OtherFormatError: Another version of this program wrote the checkpoint.
     """
     if not checkpoint.is_dir():
         raise UserError(f"{checkpoint}: there is no such checkpoint.")
@@ -215,7 +218,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def _check_types(manifest: Manifest) -> None:
-    """Raises TypeError unless every field is what it has to be."""
+    """Raises TypeError or ValueError if a field has a wrong type or value."""
     for name, types in {
         **dict.fromkeys(("stage", "model", "dataset"), (str,)),
         **dict.fromkeys(("run", "versions", "files", "values"), (dict,)),
@@ -248,11 +251,11 @@ def _leads_outside(name: str) -> bool:
 
 
 def verify(checkpoint: Path) -> Manifest:
-    """Reads the manifest and checks every file against it.
+    """Reads the manifest and checks every file of the checkpoint against it.
 
     Raises:
-        UserError: A file is missing, cut, altered, or one too many; all of them are named. Or
-            there is something that could lead outside.
+        UserError: Files are missing, truncated, altered or unexpected; the message names them. Or
+            the checkpoint contains a path or link that could lead outside.
     """
     manifest = read_manifest(checkpoint)
     sizes = _list_sizes(checkpoint)
@@ -275,12 +278,12 @@ def verify(checkpoint: Path) -> Manifest:
 
 
 def verify_if_possible(checkpoint: Path) -> None:
-    """Checks a checkpoint that code names, such as one that NeMo's own ModelCheckpoint wrote.
+    """Verifies a checkpoint that user code names; warns if the checkpoint has no manifest.
 
-    That one has no manifest: a warning of one line says so. The job's first process checks for all.
+    NeMo's own ModelCheckpoint writes no manifest. Only rank 0 reads manifest and files.
 
     Raises:
-        UserError: It is damaged, or there is something in it that could lead outside.
+        UserError: The checkpoint is damaged, or contains a path or link that could lead outside.
     """
     refuse_links(checkpoint)
     if int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) != 0:

@@ -1,4 +1,4 @@
-"""Choosing among a run's checkpoints, and cleaning up after a run that was cut short."""
+"""Chooses among a run's checkpoints, and cleans up after an interrupted run."""
 
 import contextlib
 import errno
@@ -15,9 +15,9 @@ from megakit.checkpoints.folders import MANIFEST, list_checkpoints
 from megakit.checkpoints.manifest import Manifest, OtherFormatError, read_manifest, same_run, verify
 from megakit.errors import UserError
 
-#: Errors of `flock` on a file system that has no locks.
+#: Errors of `flock` on a file system without locks.
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-#: Errors of a file system or process that may be gone at the next start.
+#: Temporary errors of a file system or process, which may not occur at the next start.
 PASSING_ERRORS = (
     *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR),
@@ -28,9 +28,10 @@ def best_checkpoint(folder: Path, by: str = "val_loss") -> Path | None:
     """Returns the checkpoint that the next stage uses, or None if there is none.
 
     Args:
-        folder: Of checkpoints.
-        by: A validated column of metrics.csv: the best value, of two equal ones the older; where
-            no checkpoint has the value, the last. `last`: the last.
+        folder: The folder of the checkpoints.
+        by: A validated column of metrics.csv, or `last`. A column selects the checkpoint with the
+            best value; of two equal values, the older checkpoint. `last` selects the last
+            checkpoint, and so does a column without values.
 
     Raises:
         UserError: A manifest is damaged.
@@ -39,7 +40,7 @@ def best_checkpoint(folder: Path, by: str = "val_loss") -> Path | None:
 
 
 def best_of(manifests: Mapping[Path, Manifest], by: str) -> Path | None:
-    """Chooses as `best_checkpoint` does, among manifests by folder, oldest first."""
+    """Chooses like `best_checkpoint`, from manifests by folder, oldest first."""
     best: tuple[Path, float] | None = None
     for path, manifest in manifests.items():
         value = manifest.validated(by)
@@ -51,7 +52,7 @@ def best_of(manifests: Mapping[Path, Manifest], by: str) -> Path | None:
 
 
 def is_better(value: float, best: float, higher_is_better: bool) -> bool:
-    """Compares a validated value with the best one so far. Any number is better than NaN."""
+    """Tells whether a validated value is better than the best so far; NaN is the worst value."""
     if math.isnan(value) or math.isnan(best):
         return not math.isnan(value)
     return value > best if higher_is_better else value < best
@@ -61,9 +62,9 @@ def own_checkpoints(folder: Path, stage: str, run: Mapping[str, Any]) -> dict[Pa
     """Returns the readable checkpoints of one run, oldest first, with their manifests.
 
     Args:
-        folder: Of checkpoints.
+        folder: The folder of the checkpoints.
         stage: The run's stage.
-        run: What identifies the run, as its manifests have it.
+        run: The identity of the run, as in its manifests.
     """
     own = {}
     for checkpoint in list_checkpoints(folder):
@@ -77,22 +78,23 @@ def own_checkpoints(folder: Path, stage: str, run: Mapping[str, Any]) -> dict[Pa
 def keep_own_checkpoints(
     folder: Path, stage: str, run: Mapping[str, Any], report: Callable[[str], None]
 ) -> dict[Path, Manifest]:
-    """Sets aside, by name, each checkpoint that its run cannot use; returns the others.
+    """Renames each checkpoint that the run cannot use; returns the usable checkpoints.
 
-    A run cannot use a checkpoint that is damaged, that is of another stage, run or step than its
-    place says, or whose settings are not to be trusted.
+    A run cannot use a checkpoint of another stage or run. A run also cannot use a checkpoint that
+    is damaged, whose step differs from its folder's name, or whose settings are not to be trusted.
 
     Args:
-        folder: Of checkpoints.
+        folder: The folder of the checkpoints.
         stage: The run's stage.
-        run: What identifies the run, as its manifests have it.
-        report: Takes one line for the user about each that is set aside.
+        run: The identity of the run, as in its manifests.
+        report: Receives one line for the user about each renamed checkpoint.
 
     Returns:
         Verified checkpoints with their manifests, oldest first.
 
     Raises:
         OtherFormatError: Another version of this program wrote a checkpoint.
+        UserError: A checkpoint cannot be read, perhaps because of a temporary error.
     """
     kept = {}
     for checkpoint in list_checkpoints(folder):
@@ -100,10 +102,10 @@ def keep_own_checkpoints(
             manifest = verify(checkpoint)
             read_model_settings(checkpoint)
         except OtherFormatError:
-            raise  # it is whole, and another version of this program can use it
+            raise  # it is complete, and another version of this program can use it
         except UserError as error:
             if _may_pass(error.__cause__):
-                raise  # the checkpoint may be whole
+                raise  # the checkpoint may be undamaged
             aside = set_aside(checkpoint, "damaged")
             report(f"{error} It is now {aside.name}.")
             continue
@@ -116,18 +118,18 @@ def keep_own_checkpoints(
 
 
 def _may_pass(cause: BaseException | None) -> bool:
-    """Whether a checkpoint could not be read for a reason that does not lie in it."""
+    """Tells whether a read error may be temporary, with an undamaged checkpoint."""
     return isinstance(cause, MemoryError) or (
         isinstance(cause, OSError) and cause.errno in PASSING_ERRORS
     )
 
 
 def set_aside(checkpoint: Path, reason: str) -> Path:
-    """Renames a checkpoint so that no program looks for it; returns the new path.
+    """Renames a checkpoint so that no program finds it; returns the new path.
 
     Args:
-        checkpoint: Its folder.
-        reason: What the new name begins with.
+        checkpoint: The folder of the checkpoint.
+        reason: The first part of the new name.
     """
     aside = checkpoint.with_name(f"{reason}-{checkpoint.name}")
     number = 1
@@ -138,22 +140,22 @@ def set_aside(checkpoint: Path, reason: str) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what a save or a removal that was cut short has left in a folder of checkpoints."""
+    """Removes the remains of interrupted saves and removals from a folder of checkpoints."""
     for path in folder.glob(".*step=*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
 
 
 def hold(checkpoint: Path) -> TextIO:
-    """Keeps the run that made a checkpoint from removing it, until the returned file is closed.
+    """Locks a checkpoint, so that its run does not remove it until the returned file is closed.
 
     Raises:
-        FileNotFoundError: The checkpoint was removed before.
+        FileNotFoundError: The checkpoint is already removed.
     """
     file = (checkpoint / MANIFEST).open()
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_SH)
-    # The removal of a checkpoint begins with a new name, and may have begun before the lock.
+    # A removal starts with a rename, which may have happened before the lock.
     try:
         is_there = os.path.samestat(os.fstat(file.fileno()), (checkpoint / MANIFEST).stat())
     except OSError:
@@ -165,13 +167,13 @@ def hold(checkpoint: Path) -> TextIO:
 
 
 def remove(checkpoint: Path) -> bool:
-    """Removes a checkpoint, unless another program holds it; returns whether it did.
+    """Removes a checkpoint unless another program holds it; returns whether it was removed.
 
-    It is renamed first: cut off in the middle, a removal leaves nothing that looks complete. What
-    cannot be removed stays under the new name, which no program looks for.
+    The checkpoint is renamed first, so an interrupted removal leaves nothing that looks complete.
+    Files that cannot be removed stay under the new name, which no program reads.
     """
     try:
-        with (checkpoint / MANIFEST).open("r+") as manifest:  # NFS locks only what can be written
+        with (checkpoint / MANIFEST).open("r+") as manifest:  # NFS locks only files open to write
             try:
                 fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -1,9 +1,9 @@
-"""Writing checkpoints that are complete or not there.
+"""Writes each checkpoint completely or not at all.
 
-NeMo's own ModelCheckpoint writes in place and marks what is unfinished with a file beside it: cut
-off during the first save it leaves a run that cannot start again, and its file names carry the
-validation loss of the time before. This callback lets NeMo's strategy write into a hidden folder,
-adds context and manifest, and makes the whole visible by one rename.
+NeMo's own ModelCheckpoint writes in place, and marks an unfinished checkpoint with a separate file.
+If its first save is interrupted, the run cannot start again. Its file names contain the loss of the
+previous validation. `CheckpointWriter` lets NeMo's strategy write into a hidden folder, adds
+context and manifest, and publishes the checkpoint with one rename.
 """
 
 import os
@@ -25,25 +25,26 @@ from megakit.checkpoints.select import best_of, own_checkpoints, remove, set_asi
 
 
 class CheckpointWriter(Checkpoint):
-    """Saves every so many steps and after the last; keeps the best checkpoint and the last.
+    """Saves at an interval and after the last step; keeps the best and the last checkpoint.
 
-    Where validation falls on the same step it comes first, so that the checkpoint knows its own
-    validation loss.
+    If a step is validated and saved, the validation runs first. The checkpoint then contains its
+    own validation loss.
 
     Args:
-        folder: Where checkpoints go.
-        manifest: What to write of each but step, loss and files.
-        every_n_steps: Save after every so many optimizer steps.
-        best_by: How the best is chosen: see `best_checkpoint`.
-        copied: Files that each checkpoint gets a copy of, where they exist.
-        check_place: Raises where `folder` is not this run's any more; called before each save.
+        folder: The folder of the checkpoints.
+        manifest: The content of each manifest, except step, validated values and files.
+        every_n_steps: The number of optimizer steps between two saves.
+        best_by: How the best checkpoint is chosen: see `best_checkpoint`.
+        copied: Files to copy into each checkpoint, if they exist.
+        check_place: Raises an error if `folder` no longer belongs to this run; called before each
+            save and after a failed save.
 
     Attributes:
         last_model_path: The newest checkpoint, or "".
-        best_model_path: The best one, or "".
-        seconds: Time spent saving.
+        best_model_path: The best checkpoint, or "".
+        seconds: Seconds spent saving.
         best_is_highest: Whether the best checkpoint has the highest value of `best_by`.
-        wanted_step: A step whose checkpoint is written whatever the interval, or None.
+        wanted_step: A step to save in addition to the interval, or None.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class CheckpointWriter(Checkpoint):
         self._saved_step: int | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Looks for what earlier starts of the run have left."""
+        """Finds the checkpoints of the run's earlier starts."""
         self._note_paths()
         if self.last_model_path:
             self._saved_step = step_of(Path(self.last_model_path))
@@ -84,12 +85,12 @@ class CheckpointWriter(Checkpoint):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
     ) -> None:
-        """Saves if it is time, unless validation, which comes after this hook, is due as well."""
+        """Saves if a save is due; if validation is also due, the save follows the validation."""
         if self._is_due(trainer) and not will_validate(trainer):
             self.save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Notes the validation loss, and saves if it is time."""
+        """Stores the validated values, and saves if a save is due."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self._validated = (trainer.global_step, logged_values(trainer, "val_"))
@@ -102,17 +103,18 @@ class CheckpointWriter(Checkpoint):
         return step % self.every_n_steps == 0 or is_last or step == self.wanted_step
 
     def save(self, trainer: pl.Trainer, regular: bool = True) -> Path:
-        """Writes a checkpoint of this moment; every rank has to call it.
+        """Writes a checkpoint of the current state; every rank has to call this method.
 
         Args:
-            trainer: Whose state is saved.
-            regular: Whether it may be the best one; one saved by a stop may not.
+            trainer: The trainer with the state to save.
+            regular: Whether the checkpoint stores the validated values of its step. A checkpoint of
+                a stop signal does not store them.
 
         Returns:
-            Where it is.
+            The folder of the checkpoint.
 
         Raises:
-            OSError: It could not be written; those from before are untouched.
+            OSError: The checkpoint could not be written; earlier checkpoints are not changed.
         """
         started = time.perf_counter()
         step = trainer.global_step
@@ -123,7 +125,7 @@ class CheckpointWriter(Checkpoint):
                 self.check_place()
                 self._write(trainer, partial, final, regular)
             except BaseException as error:
-                self.check_place()  # a folder that is gone is the better reason
+                self.check_place()  # if the folder is lost, raises this clearer error
                 if trainer.is_global_zero:
                     shutil.rmtree(partial, ignore_errors=True)
                 reason = _why_not_written(error)
@@ -139,7 +141,7 @@ class CheckpointWriter(Checkpoint):
         return final
 
     def _write(self, trainer: pl.Trainer, partial: Path, final: Path, regular: bool) -> None:
-        """Writes into a hidden folder, which gets its real name once all of it is on disk."""
+        """Writes into a hidden folder, and renames the folder when all files are on disk."""
         step = trainer.global_step
         if trainer.is_global_zero:
             shutil.rmtree(partial, ignore_errors=True)
@@ -167,10 +169,10 @@ class CheckpointWriter(Checkpoint):
             for folder, _, files in os.walk(partial):
                 for name in [".", *files]:
                     _flush(Path(folder, name))
-            if final.exists():  # somebody else put it there while this run was training
+            if final.exists():  # another program created it during this training
                 set_aside(final, "foreign")
             partial.rename(final)
-            _flush(self.folder)  # alone: what else lies in it is not this run's to open
+            _flush(self.folder)  # not its other files, which this run may not own
             self._prune(final)
         trainer.strategy.barrier("checkpoint complete")
 
@@ -182,16 +184,16 @@ class CheckpointWriter(Checkpoint):
                 remove(checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint remembers of this callback."""
+        """Returns the state of this callback for a checkpoint."""
         return {"seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on counting where the checkpoint stopped."""
+        """Restores the state of this callback from a checkpoint."""
         self.seconds = float(state_dict["seconds"])
 
 
 def will_validate(trainer: pl.Trainer) -> bool:
-    """Whether Lightning validates after the step that has just ended.
+    """Tells whether Lightning validates after the step that has just ended.
 
     Lightning also validates after a step in which a callback set `trainer.should_stop`.
     """
@@ -200,26 +202,26 @@ def will_validate(trainer: pl.Trainer) -> bool:
 
 
 def is_validated(trainer: pl.Trainer, step: int) -> bool:
-    """Whether a step is one after which the trainer's interval asks for validation."""
+    """Tells whether the trainer's interval includes a validation after a step."""
     return bool(step % trainer.val_check_batch == 0)
 
 
 def logged_values(trainer: pl.Trainer, prefix: str) -> dict[str, float]:
-    """Returns the values that were logged last, by column of metrics.csv.
+    """Returns the last logged values by column of metrics.csv.
 
     Args:
-        trainer: Where they were logged.
-        prefix: `val_` or `train_`, with which the columns begin.
+        trainer: The trainer with the logged values.
+        prefix: The prefix of the columns: `val_` or `train_`.
     """
     logged = trainer.callback_metrics.items()
     return {name: float(value) for name, value in logged if name.startswith(prefix)}
 
 
 def _why_not_written(error: BaseException) -> str | None:
-    """What the system had against a save; None if the reason lies in the program.
+    """Returns the system's reason for a failed save; None if the program caused the error.
 
-    torch collects the errors of all ranks in one that is no `Exception`, and its own archive writer
-    does not tell what went wrong with the file.
+    torch collects the errors of all ranks in one error that is not an `Exception`. The error of
+    torch's archive writer does not contain the reason.
     """
     seen: list[BaseException] = []
     waiting = [error]
@@ -234,7 +236,7 @@ def _why_not_written(error: BaseException) -> str | None:
             behind += [failure[0] for failure in failures.values()]
         waiting += [one for one in behind if one is not None and one not in seen]
     for one in seen:
-        # An error that came from another rank, or through torch, has only its text left.
+        # An error from another rank, or from torch, is available as text only.
         if told := re.search(r"\[Errno \d+\] ([^:\n]+)", str(one)):
             return told.group(1)
     if any(
@@ -245,7 +247,7 @@ def _why_not_written(error: BaseException) -> str | None:
 
 
 def _flush(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on disk."""
+    """Waits until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What a person sees and keeps of a run: console, metrics.csv, summary.json, predictions.csv."""
+"""Reports a run to the user: console, metrics.csv, predictions.csv, figures and reports."""
 
 import lazy_loader as lazy
 

@@ -1,4 +1,4 @@
-"""What a person sees while a script runs: on standard error, and one line on standard output."""
+"""Prints messages for the user to standard error, and one result to standard output."""
 
 import io
 import os
@@ -12,26 +12,26 @@ from megakit.reporting.streams import lasting_file, open_stream
 
 
 class Console:
-    """Writes for people to standard error and results to standard output.
+    """Prints messages to standard error, and results to standard output.
 
-    Frameworks write to both, from Python and from C++, so the two file descriptors themselves are
-    led into the log file once there is one (`divert`), and this console keeps copies of the real
-    ones. If a stream's reader is gone, the console writes to the log file instead (`streams`).
+    Frameworks write to both streams, from Python and from C++. Therefore `divert` redirects the two
+    file descriptors to the log file, and the console uses copies of the original descriptors. If a
+    stream's reader is gone, the console writes to the log file instead (see `streams`).
 
     Args:
-        silent: Say nothing but errors; for all ranks but one.
+        silent: Whether to print only errors; true for all ranks but one.
     """
 
     def __init__(self, silent: bool = False) -> None:
         self.silent = silent
         self._err = _copy_of(sys.stderr, 2)
         self._out = _copy_of(sys.stdout, 1)
-        # A dumb terminal, as in an editor, cannot go back to the start of a line.
+        # A dumb terminal, as in an editor, cannot return to the start of a line.
         self.is_terminal = self._err.isatty() and not silent and os.environ.get("TERM") != "dumb"
         self._open_line = ""
 
     def divert(self, log: Path) -> None:
-        """Leads everything that others write to standard output or error into a log file."""
+        """Redirects what other code writes to standard output or error into a log file."""
         sys.stdout.flush()
         sys.stderr.flush()
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -40,48 +40,48 @@ class Console:
         os.close(descriptor)
 
     def fall_back_to(self, log: Path) -> None:
-        """Sets the file that receives what is written after a stream's reader has gone."""
+        """Sets the file that receives the output after a stream's reader has gone."""
         for stream in (self._err, self._out, sys.stderr, sys.stdout):
             if file := lasting_file(stream):
                 file.fall_back_to(log)
 
     def say(self, line: str) -> None:
-        """One line for the user."""
+        """Prints one line, unless this rank is silent."""
         if not self.silent:
             self.error(line)
 
     def error(self, line: str) -> None:
-        """One line that is shown even by a silent rank: an error."""
+        """Prints one line, even on a silent rank."""
         self.end_line()
         print(line, file=self._err, flush=True)
 
     def replace_line(self, line: str) -> None:
-        """On a terminal: a line in the place of the one that was last shown by this method."""
-        # Spaces and not an escape sequence wipe out the rest, as notebooks know no other way.
+        """Replaces the line that this method printed last; works on terminals only."""
+        # Spaces overwrite the rest, because notebooks do not support the escape sequence.
         print(f"\r{line:<{len(self._open_line)}}", end="", file=self._err, flush=True)
         self._open_line = line
 
     def end_line(self) -> None:
-        """Lets what comes next start on a line of its own."""
+        """Ends the replaced line, so that the next output starts on a new line."""
         if self._open_line:
             print(file=self._err, flush=True)
             self._open_line = ""
 
     @property
     def columns(self) -> int:
-        """Width of the terminal."""
+        """Returns the width of the terminal in columns; 80 if it is unknown."""
         try:
             return os.get_terminal_size(self._err.fileno()).columns or 80
         except OSError:
             return 80
 
     def result(self, path: Path) -> None:
-        """The one line on standard output."""
+        """Prints the result, the only line on standard output."""
         if not self.silent:
             print(path, file=self._out, flush=True)
 
     def table(self, rows: Mapping[str, str]) -> None:
-        """A small table of names and values; a value may have several lines."""
+        """Prints a table of names and values; a value may have several lines."""
         width = max(map(len, rows))
         for name, value in rows.items():
             first, *others = value.splitlines()
@@ -90,25 +90,25 @@ class Console:
                 self.say(f"  {'':<{width}}  {line}")
 
     def progress(self, title: str, total: int, start: int = 0) -> "Progress":
-        """A progress display for `total` steps, of which `start` are done."""
+        """Returns a progress display for `total` steps, of which `start` are done."""
         return Progress(self, title, total, start)
 
     def __deepcopy__(self, memo: object) -> "Console":
-        """NeMo copies a trainer's callbacks in order to record them; a console is the only one."""
+        """Returns the console itself: NeMo copies a trainer's callbacks to record them."""
         return self
 
 
 class Progress:
-    """One line that is kept up to date on a terminal, and a line now and then elsewhere.
+    """Shows progress: one updated line on a terminal, an occasional new line elsewhere.
 
-    rich's would take 0.65 ms for each update, and this takes 0.01 ms: a training of small steps
-    shows ten in a second.
+    An update takes 0.01 ms, compared with 0.65 ms for the library rich. Training with small steps
+    shows ten updates per second.
 
     Args:
-        console: Where it is shown.
-        title: What is going on.
-        total: Steps in all.
-        start: Steps done before.
+        console: Prints the progress.
+        title: The start of the line.
+        total: The number of all steps.
+        start: The number of steps of earlier starts.
     """
 
     BAR = 20  # columns
@@ -122,11 +122,11 @@ class Progress:
         self.shown_tenth = start * 10 // max(1, total)
 
     def update(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Shows the step and some values, if it is time to.
+        """Shows the step and some values, if an update is due.
 
         Args:
-            step: Steps done.
-            values: Losses and the like, by name; None is left out.
+            step: The number of completed steps.
+            values: Losses and other values by name; None is left out.
         """
         if self.console.silent:
             return
@@ -139,14 +139,14 @@ class Progress:
             return
         self.shown_at, self.shown_tenth = now, tenth
         if self.console.is_terminal:
-            # In the last column some terminals begin the next line already.
+            # Some terminals start a new line when the last column is written.
             width = self.console.columns - 1
             self.console.replace_line(self._line(step, now - self.began, values, width))
         else:
             self.console.say(self._line(step, now - self.began, values))
 
     def close(self) -> None:
-        """Ends the line, so that others start on one of their own."""
+        """Ends the line, so that the next output starts on a new line."""
         self.console.end_line()
 
     def _line(
@@ -156,7 +156,11 @@ class Progress:
         values: Mapping[str, float | None],
         width: int | None = None,
     ) -> str:
-        """The line, in at most `width` columns: the bar gives way, then the words, then the end."""
+        """Returns the line in at most `width` columns.
+
+        If there is too little space, the bar is shortened, then the unit; then the bar is left
+        out, and the line is cut.
+        """
         rate = (step - self.start) / seconds if seconds > 0 else 0.0
         left = (self.total - step) / rate if rate > 0 else 0.0
         shown = "".join(
@@ -184,9 +188,9 @@ def _clock(seconds: float) -> str:
 
 
 def _copy_of(stream: TextIO, descriptor: int) -> TextIO:
-    """A stream of our own on the same file; on the stream itself where it is no real file."""
+    """Returns a new stream on a copy of the descriptor; the stream itself if it is not a file."""
     try:
         own = os.dup(stream.fileno() if stream.fileno() == descriptor else descriptor)
-    except (OSError, io.UnsupportedOperation):  # a notebook's or a test's stand-in
+    except (OSError, io.UnsupportedOperation):  # a notebook's or a test's stream
         return stream
     return open_stream(own, is_result=descriptor == 1)

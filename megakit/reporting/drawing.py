@@ -1,7 +1,8 @@
-"""Small pictures for TensorBoard, drawn with Pillow: matplotlib takes half a second to import.
+"""Draws small pictures for TensorBoard with Pillow; importing matplotlib takes half a second.
 
-A picture is uint8 (height, width, 3), a sample's image uint8 (height, width). TensorBoard shows
-them some 350 pixels wide: they are not much wider, so that what is written in them can be read.
+A picture is uint8 (height, width, 3); the image of a sample is uint8 (height, width). TensorBoard
+shows pictures about 350 pixels wide. These pictures are not much wider, so that their text remains
+readable.
 """
 
 import math
@@ -16,7 +17,7 @@ Picture = NDArray[np.uint8]
 
 
 def rows_of_images(rows: list[Picture], scale: int = 2, gap: int = 4) -> Picture:
-    """Rows of images of one size, each row (N, height, width), one below the other."""
+    """Draws rows of images of one size below each other; each row is (N, height, width)."""
     lines = [np.concatenate([np.pad(image, gap // 2) for image in row], axis=1) for row in rows]
     grid = np.concatenate(lines)
     return np.repeat(grid.repeat(scale, axis=0).repeat(scale, axis=1)[..., None], 3, axis=2)
@@ -25,7 +26,7 @@ def rows_of_images(rows: list[Picture], scale: int = 2, gap: int = 4) -> Picture
 def confusion_matrix(
     label: NDArray[np.int64], prediction: NDArray[np.int64], num_classes: int
 ) -> Picture:
-    """How often each class (a row) was taken for each (a column), the darker the more often."""
+    """Draws how often each label (row) got each prediction (column); frequent cells are darker."""
     from PIL import Image, ImageDraw, ImageFont
 
     counts, shares = count_confusions(label, prediction, num_classes)
@@ -41,7 +42,7 @@ def confusion_matrix(
         draw.text((left + middle, top - 10), str(number), INK, font, anchor="mm")
     for (row, column), share in np.ndenumerate(shares):
         x, y = left + column * cell, top + row * cell
-        # A root, as the few that are wrong are what one looks for.
+        # The square root makes rare mistakes more visible.
         weight = math.sqrt(share)
         color = tuple(map(round, colors[0] * (1 - weight) + colors[1] * weight))
         draw.rectangle((x, y, x + cell - 2, y + cell - 2), fill=color)
@@ -59,7 +60,7 @@ def mistakes(
     probability: NDArray[np.float64],
     columns: int = 5,
 ) -> Picture:
-    """Images (N, height, width), each above what it is, and what it was taken for, how surely."""
+    """Draws images (N, height, width) with label, prediction and probability below each image."""
     from PIL import Image, ImageDraw, ImageFont
 
     scale, line, gap = 2, 14, 12

@@ -1,4 +1,4 @@
-"""One look for all figures: readable on a page and on a phone, whoever sees the colours how."""
+"""Sets one style for all figures: readable on a page, on a phone and with colour blindness."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ CLASS_COLORS = (
     *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
     *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
 )
-"""Ten that stay apart under colour blindness (Petroff, 'Accessible color sequences', 2021)."""
+"""Ten colours that colour-blind readers can distinguish.
+
+Source: Petroff, 'Accessible color sequences', 2021.
+"""
 INK = "#24292f"
 GOOD, BAD = "#2f6fb0", "#bd1f01"
 
@@ -22,7 +25,7 @@ STYLE: dict[str, Any] = {
     "figure.facecolor": "white",
     "figure.dpi": 120,
     "savefig.dpi": 120,
-    "font.family": "DejaVu Sans",  # the one that comes with matplotlib
+    "font.family": "DejaVu Sans",  # included in matplotlib
     "font.size": 11,
     "text.color": INK,
     "axes.titlesize": 14,
@@ -43,22 +46,22 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Lets figures that are made and drawn within it look alike."""
+    """Applies the style to figures that are created and drawn inside the `with` block."""
     import matplotlib
     from cycler import cycler
 
-    cycle = {"axes.prop_cycle": cycler(color=CLASS_COLORS)}  # for what names no colour of its own
+    cycle = {"axes.prop_cycle": cycler(color=CLASS_COLORS)}  # for elements without a colour
     with matplotlib.rc_context({**STYLE, **cycle}):
         yield
 
 
 def class_color(number: int) -> str:
-    """The colour of a class, the same in all figures; from the eleventh on they repeat."""
+    """Returns the colour of a class, the same in all figures; colours repeat after ten classes."""
     return CLASS_COLORS[number % len(CLASS_COLORS)]
 
 
 def to_png(figure: Figure) -> bytes:
-    """A figure as the content of a PNG file, the same bytes for the same figure."""
+    """Returns a figure as PNG data; equal figures give equal bytes."""
     content = io.BytesIO()
     with figure_style():
         figure.savefig(content, format="png", metadata={"Software": None})

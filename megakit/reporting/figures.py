@@ -1,7 +1,7 @@
-"""Figures of what a classifier does, from arrays; matplotlib is imported when the first is made.
+"""Draws the results of a classifier with matplotlib, which the first figure imports.
 
-Each returns a `matplotlib.figure.Figure`, which a notebook shows and `to_png` turns into a file.
-pyplot, which keeps figures of its own and looks for a screen, is left alone.
+A figure is a `matplotlib.figure.Figure`. Notebooks show figures, and `to_png` converts them to
+files. pyplot is not used, because pyplot stores figures and searches for a display.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def confusion_matrix(
     labels: NDArray[np.int64], predictions: NDArray[np.int64], num_classes: int
 ) -> Figure:
-    """How often each class was taken for each.
+    """Draws how often each label got each prediction.
 
     Args:
         labels: True classes (N,).
         predictions: Predicted classes (N,).
-        num_classes: How many there are.
+        num_classes: The number of classes.
     """
     from matplotlib.figure import Figure
 
@@ -69,7 +69,7 @@ def confusion_matrix(
 
 
 def _confusion_colors(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Blue on the diagonal, red beside it, where a few per cent show already; (K, K, 3)."""
+    """Returns cell colours (K, K, 3): blue for right, red for mistakes, visible from a few %."""
     from matplotlib.colors import to_rgb
 
     is_right = np.eye(len(shares), dtype=bool)
@@ -84,12 +84,12 @@ def _confusion_colors(shares: NDArray[np.float64]) -> NDArray[np.float64]:
 def surest_mistakes(
     labels: NDArray[np.int64], probabilities: NDArray[np.float64], most: int = 25
 ) -> NDArray[np.int64]:
-    """The samples that were mistaken with the highest probability, the surest first.
+    """Returns the indices of the wrong predictions with the highest probability, highest first.
 
     Args:
         labels: True classes (N,).
-        probabilities: Of each class (N, K).
-        most: Return so many at most.
+        probabilities: Probability of each class (N, K).
+        most: The largest number of indices.
     """
     wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
     order = np.argsort(-probabilities[wrong].max(axis=1), kind="stable")
@@ -103,14 +103,14 @@ def mistakes(
     probabilities: NDArray[np.float64],
     num_mistakes: int,
 ) -> Figure:
-    """Pictures that were mistaken, with what they are, what they were taken for, and how surely.
+    """Draws wrongly predicted pictures with label, prediction and probability.
 
     Args:
-        images: The M pictures to show, (height, width) each; the higher a number, the darker.
-        labels: What they are (M,).
-        predictions: What they were taken for (M,).
-        probabilities: Of the predicted classes (M,).
-        num_mistakes: How many there are in all.
+        images: The M pictures to show, each (height, width); high values are dark.
+        labels: True classes (M,).
+        predictions: Predicted classes (M,).
+        probabilities: Probabilities of the predicted classes (M,).
+        num_mistakes: The number of all mistakes.
     """
     from matplotlib.figure import Figure
 
@@ -143,16 +143,17 @@ def mistakes(
 
 
 def _percent(share: float) -> str:
-    """A share with one decimal, rounded down: 100% is nothing less."""
+    """Returns a share in per cent, rounded down: only a share of 1 gives 100%."""
     return f"{np.floor(share * 1000) / 10:.1f}%"
 
 
 def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
-    """Where samples lie in a model's latent space, by class, seen from where they spread most.
+    """Draws the samples in a model's latent space by class, from the view of largest spread.
 
     Args:
-        points: (N, D), D at least 2. Of more than 3 dimensions, the 3 directions of most spread.
-        labels: Classes (N,).
+        points: The points (N, D), with D at least 2. If D is above 3, the figure shows the 3
+            directions of largest spread.
+        labels: The classes (N,).
 
     Raises:
         ValueError: D is less than 2.
@@ -172,15 +173,15 @@ def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
         figure.suptitle("Latent space", x=0.03, y=0.96, ha="left", weight="bold", size=14)
         if num_dimensions == 3:
             axes: Any = figure.add_axes((0.0, 0.03, 0.9, 0.92), projection="3d")
-            x, y, z = directions[2]  # of least spread: along it nothing hides the rest
+            x, y, z = directions[2]  # this view direction hides the fewest points
             axes.view_init(elev=np.degrees(np.arcsin(z)), azim=np.degrees(np.arctan2(y, x)))
             axes.set_box_aspect(None, zoom=1.05)
-            axes.computed_zorder = False  # else points hide the names of their classes
+            axes.computed_zorder = False  # otherwise, points hide class names
             flat = {"depthshade": False}
         else:
             axes, flat = figure.add_axes((0.1, 0.1, 0.84, 0.8)), {}
         colors = [class_color(label) for label in labels]
-        area = np.clip(30_000 / max(len(points), 1), 5, 40)  # the fewer points, the larger
+        area = np.clip(30_000 / max(len(points), 1), 5, 40)  # fewer points are larger
         axes.scatter(*points.T, s=area, c=colors, alpha=0.5, linewidths=0, **flat)
         for label in np.unique(labels):
             middle = np.median(points[labels == label], axis=0)
@@ -189,14 +190,14 @@ def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
             axes.text(*middle, str(label), bbox=box, **style)
         for axis, number in zip("xyz", range(num_dimensions), strict=False):
             low, high = np.percentile(points[:, number], (0.2, 99.8))
-            if low < high:  # a few samples lie far out, and would leave the many a small corner
+            if low < high:  # leaves out outliers, which would compress the rest
                 getattr(axes, f"set_{axis}lim")(low, high)
             getattr(axes, f"set_{axis}label")(f"{axis_name} {number + 1}")
     return figure
 
 
 def _directions_of_spread(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Unit vectors (D, D), in rows: along the first, points spread most, along the last, least."""
+    """Returns unit vectors (D, D) in rows, ordered by the spread of the points, largest first."""
     covariance = np.cov(points.T) if len(points) > 1 else np.eye(points.shape[1])
     directions: NDArray[np.float64] = np.linalg.eigh(covariance).eigenvectors.T[::-1]
     return directions

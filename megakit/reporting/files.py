@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Writes each file completely or not at all."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replaces a file in one step, once the new one is on disk; text is written as UTF-8."""
+    """Replaces a file in one step when the new content is on disk; encodes text as UTF-8."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)

@@ -1,4 +1,4 @@
-"""metrics.csv: one row for each logged step of a run, over all its starts."""
+"""Reads and writes metrics.csv: one row for each logged step, over all starts of a run."""
 
 import csv
 import io
@@ -13,17 +13,17 @@ from megakit.runtime.foreign_files import read_regular_file, reading
 
 @dataclass
 class Metrics:
-    """One logged step; what was not measured is None.
+    """Holds the values of one logged step; values that were not measured are None.
 
     Attributes:
-        step: Optimizer steps done.
-        consumed_samples: Training samples seen, over all ranks.
-        train_loss: Of this step's global batch.
-        val_loss: Over the validation set, after this step.
+        step: The number of completed optimizer steps.
+        consumed_samples: The number of training samples used, over all ranks.
+        train_loss: Training loss of this step's global batch.
+        val_loss: Loss over the validation set after this step.
         lr: Learning rate of this step.
         grad_norm: Norm of this step's gradient before clipping.
         values: Further values by column: `train_<name>` of this step, `val_<name>` of the
-            validation after it.
+            validation after this step.
     """
 
     step: int
@@ -35,36 +35,36 @@ class Metrics:
     values: dict[str, float] = field(default_factory=dict)
 
     def __getitem__(self, column: str) -> float | None:
-        """Returns the value of a column; None where the step has none."""
+        """Returns the value of a column; None if the step has no value."""
         value: float | None = (
             getattr(self, column) if column in COLUMNS else self.values.get(column)
         )
         return value
 
 
-#: Ten million rows: no run logs more.
+#: Size limit of metrics.csv: about ten million rows, more than any run logs.
 METRICS_BYTES = 1 << 30
 PARTS = {"train": "training", "val": "validation"}
-#: The columns that every metrics.csv has; the others follow in the order of their appearance.
+#: The columns of every metrics.csv; further columns follow in order of appearance.
 COLUMNS = [column.name for column in fields(Metrics) if column.name != "values"]
 
 
 class MetricsFile:
-    """Appends rows to metrics.csv, and forgets those that a resumption will repeat.
+    """Appends rows to metrics.csv, and drops earlier rows that a resumed run will repeat.
 
     Args:
-        path: The file; made with its header if it is not there.
-        after: The step that the run goes on from: rows of later ones are dropped.
-        saved: The copy in the checkpoint that the run goes on from. If it exists, it counts, and
-            not what became of `path` since.
-        check_place: Raises where `path` does not belong to this run any more; called before each
-            row is written.
+        path: The file, which is rewritten with its header and the kept rows.
+        after: The step that the run resumes from. Rows of later steps are dropped; 0 drops all.
+        saved: The copy in the checkpoint that the run resumes from. If the copy exists, its rows
+            are kept instead of the rows of `path`.
+        check_place: Raises an error if `path` no longer belongs to this run; called before each row
+            is written.
 
     Attributes:
         kept: The rows of the run's earlier starts.
 
     Raises:
-        UserError: The rows that exist cannot be read.
+        UserError: The existing rows cannot be read.
     """
 
     def __init__(
@@ -101,32 +101,32 @@ class MetricsFile:
 
 
 def further_columns(rows: Iterable[Metrics]) -> list[str]:
-    """Returns the columns of some rows beyond the fixed ones, in the order of appearance."""
+    """Returns the columns of rows without the fixed columns, in order of appearance."""
     return list(dict.fromkeys(chain.from_iterable(row.values for row in rows)))
 
 
 def in_words(column: str) -> str:
-    """Returns what a `train_` or `val_` column of metrics.csv is called for people."""
+    """Returns the name of a `train_` or `val_` column in words, such as `validation loss`."""
     part, _, name = column.partition("_")
     return f"{PARTS[part]} {name.replace('_', ' ')}"
 
 
 def as_stored(value: float) -> float:
-    """Returns a value as metrics.csv stores it."""
+    """Returns a value with the rounding of metrics.csv."""
     return float(_as_text(value))
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """All complete rows of a metrics.csv, in order. A row without its line's end is left out.
+    """Returns all complete rows of a metrics.csv, in order; a row without line end is left out.
 
     Raises:
-        UserError: It cannot be read, or is no such file.
+        UserError: The file cannot be read, or is not a metrics.csv.
     """
     return _read(path)[0]
 
 
 def _read(path: Path) -> tuple[list[Metrics], list[str]]:
-    """Returns the rows of a metrics.csv and its columns beyond the fixed ones."""
+    """Returns the rows of a metrics.csv, and its columns without the fixed columns."""
     with reading(path, "Remove it, or start over with --fresh."):
         text = read_regular_file(path, METRICS_BYTES).decode()
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
@@ -155,5 +155,5 @@ def _as_csv(rows: Iterable[Metrics], further: list[str], header: bool = False) -
 
 
 def _as_text(value: float | None) -> str:
-    # Nine significant figures bring a float32 back exactly.
+    # Nine significant digits restore a float32 exactly.
     return format(value, ".9g") if isinstance(value, float) else "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""predictions.csv, and what it says about a classifier."""
+"""Scores the predictions of a classifier, and writes predictions.csv."""
 
 import csv
 import io
@@ -17,10 +17,11 @@ from megakit.reporting.files import write_atomically
 def count_confusions(
     label: NDArray[np.int64], prediction: NDArray[np.int64], num_classes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """How often each class (a row) was taken for each (a column).
+    """Counts how often each label (row) got each prediction (column).
 
     Returns:
-        Counts, int64, and their shares of the row, 0 where a class has no sample; both (K, K).
+        Counts, int64 (K, K), and shares of the row's total, float64 (K, K). The shares of a class
+        without samples are 0.
     """
     counts = np.zeros((num_classes, num_classes), np.int64)
     np.add.at(counts, (label, prediction), 1)
@@ -29,13 +30,13 @@ def count_confusions(
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a classifier says of N samples, ordered by their index.
+    """Holds a classifier's predictions for N samples, ordered by index.
 
     Attributes:
         idx: Index of each sample, int64 (N,).
-        label: True class, int64 (N,); -1 where nobody knows.
-        probabilities: Of each class, float64 (N, classes).
-        latent: Where the model places each sample, float32 (N, dimensions), or None.
+        label: True class, int64 (N,); -1 if unknown.
+        probabilities: Probability of each class, float64 (N, classes).
+        latent: Latent point of each sample, float32 (N, dimensions), or None.
     """
 
     idx: NDArray[np.int64]
@@ -51,7 +52,7 @@ class Predictions:
         logits: NDArray[np.float32],
         latent: NDArray[np.float32] | None = None,
     ) -> "Predictions":
-        """Orders samples by index and turns logits (N, classes) into probabilities."""
+        """Orders samples by index, and converts logits (N, classes) to probabilities."""
         order = np.argsort(idx, kind="stable")
         shifted = logits[order].astype(np.float64)
         shifted -= shifted.max(axis=1, keepdims=True)
@@ -65,18 +66,18 @@ class Predictions:
 
     @property
     def is_labelled(self) -> bool:
-        """Whether the true class of every sample is known."""
+        """Tells whether the true class of every sample is known."""
         return bool((self.label >= 0).all())
 
     @property
     def prediction(self) -> NDArray[np.int64]:
-        """The likeliest class of each sample, int64 (N,)."""
+        """Returns the most probable class of each sample, int64 (N,)."""
         return self.probabilities.argmax(axis=1)
 
     def scores(self) -> dict[str, Any]:
-        """Accuracy, cross entropy in nats, and accuracy within each class that occurs.
+        """Returns accuracy, cross entropy in nats, and the accuracy of each class that occurs.
 
-        Without labels all but the number of samples is None.
+        If a label is unknown, all values except the number of samples are None.
         """
         if not self.is_labelled:
             unknown = ("accuracy", "cross_entropy", "per_class_accuracy")
@@ -102,8 +103,8 @@ def write_predictions(
 
     Args:
         path: The file.
-        predictions: What it shall hold; labels that nobody knows are left empty.
-        sources: Where each sample comes from, for a column `source` after `idx`.
+        predictions: The predictions; unknown labels are left empty.
+        sources: The origin of each sample, for a column `source` after `idx`.
     """
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")

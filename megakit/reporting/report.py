@@ -1,7 +1,7 @@
-"""A report as one HTML file: it opens without a network, and sends nothing anywhere.
+"""Writes a report as one HTML file, which needs no network and sends no data.
 
-The page holds all it needs: its style, its pictures, its data, and the script that draws its
-charts (plotly's). A policy in its head forbids the browser to fetch anything.
+The page contains its style, pictures and data, and plotly's script, which draws the charts. A
+content security policy in the page's head forbids the browser to fetch anything.
 """
 
 import base64
@@ -28,12 +28,12 @@ INTERPRETER = TEMPLATE.with_name("graph.js")
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page under a heading of its own.
+    """Holds a section of the page.
 
     Attributes:
         title: The heading.
-        text: What there is to see, as plain text.
-        body: HTML. A script in it that needs the charts waits for the event `DOMContentLoaded`.
+        text: A description of the content, as plain text.
+        body: HTML. A script that needs the charts has to wait for the event `DOMContentLoaded`.
     """
 
     title: str
@@ -48,14 +48,14 @@ def write_report(
     sections: Sequence[Section],
     notes: Sequence[str] = (),
 ) -> None:
-    """Writes the page, in one step.
+    """Writes the page in one step.
 
     Args:
         path: The file, `.html`.
-        title: Heading of the page, and what the browser calls it.
-        facts: The few numbers that count, by name; they stand below the heading.
-        sections: The parts, in order.
-        notes: Lines for the reader, such as what is left out and why.
+        title: The heading of the page, and the title in the browser.
+        facts: The most important numbers by name, shown below the heading.
+        sections: The sections of the page, in order.
+        notes: Notes for the reader, such as what is left out and why.
     """
     parts = {
         "title": html.escape(title),
@@ -73,7 +73,7 @@ def write_report(
         "wrong": BAD,
         "plotly": importlib.import_module("plotly.offline").get_plotlyjs(),
     }
-    # In one pass: what is put in is not searched for further places.
+    # Replaces in one pass, so that inserted text is not searched for placeholders.
     page = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], TEMPLATE.read_text("utf-8"))
     write_atomically(path, page)
 
@@ -86,14 +86,14 @@ def chart(
     name: str = "",
     height: int = 360,
 ) -> str:
-    """A chart, drawn by plotly when the page opens.
+    """Returns the HTML of a chart, which plotly draws when the page opens.
 
     Args:
-        traces: As plotly's JSON has them; sequences of numbers may be arrays.
-        layout: Likewise; the template holds what all charts share.
-        label: What the chart shows, for those who cannot see it.
-        name: Identifies the element, for a script.
-        height: In CSS pixels.
+        traces: The traces in plotly's JSON format; sequences of numbers may be arrays.
+        layout: The layout in the same format. The template adds the settings of all charts.
+        label: A description of the chart, for users who cannot see the chart.
+        name: The id of the element, for a script.
+        height: The height in CSS pixels.
     """
     identity = f' id="{html.escape(name)}"' if name else ""
     figure = embed_json({"data": list(traces), "layout": dict(layout)})
@@ -104,7 +104,7 @@ def chart(
 
 
 def picture(image: NDArray[np.uint8], description: str) -> str:
-    """An image (H, W), 0 black and 255 white, as an element that carries its own data."""
+    """Returns an image (H, W), 0 black and 255 white, as an HTML element with embedded data."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -114,15 +114,15 @@ def picture(image: NDArray[np.uint8], description: str) -> str:
 
 
 def embed_json(value: Any, name: str = "") -> str:
-    """Data for a script of the page, as an element of its own; not-a-number becomes null.
+    """Returns an HTML element with JSON data for a script; NaN and infinity become null.
 
     Args:
-        value: Of what JSON knows, and arrays of numbers.
-        name: Identifies the element; the script parses its text.
+        value: A value of JSON types and arrays of numbers.
+        name: The id of the element; the script parses the element's text.
     """
     text = json.dumps(_as_json(value), separators=(",", ":"), allow_nan=False)
     identity = f' id="{html.escape(name)}"' if name else ""
-    # "<" could end the element; inside of JSON's strings it may be written like this.
+    # "<" could end the element; JSON strings may contain this escape sequence instead.
     return (
         f'<script type="application/json"{identity}>{text.replace("<", chr(92) + "u003c")}</script>'
     )
@@ -131,21 +131,21 @@ def embed_json(value: Any, name: str = "") -> str:
 def embed_graph(
     description: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]], name: str
 ) -> str:
-    """Embeds a traced model and the script that runs it.
+    """Returns HTML with a traced model and the script that runs the model.
 
-    A script further down the page passes the element's text to `readGraph`.
+    A later script of the page passes the element's text to `readGraph`.
 
     Args:
         description: `description()` of a `megakit.models.graph.Graph`.
         weights: The graph's weights.
-        name: Identifies the element.
+        name: The id of the element with the model.
     """
     model = embed_json({"graph": description, "weights": embed_arrays(weights)}, name)
     return f"{model}\n<script>\n{INTERPRETER.read_text('utf-8')}</script>"
 
 
 def embed_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
-    """Arrays as JSON: the shape, and the float32 values in base64, lowest byte first."""
+    """Returns arrays as JSON: the shape, and the little-endian float32 values in base64."""
     return {
         name: {
             "shape": list(array.shape),

@@ -1,4 +1,4 @@
-"""Parts of a report, as HTML: curves, points in space, a confusion matrix, pictures."""
+"""Builds parts of a report as HTML: curves, points in space, a confusion matrix, pictures."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -12,16 +12,16 @@ from megakit.reporting.metrics import Metrics, further_columns, in_words
 from megakit.reporting.predictions import count_confusions
 from megakit.reporting.report import chart, picture
 
-#: Of logarithmic axes; plotly's own are written "5" for 0.5.
+#: Tick values of logarithmic axes; plotly's own ticks show "5" for 0.5.
 TICKS = [times * 10.0**power for power in range(-6, 4) for times in (1, 2, 5)]
 
 
 def curves(rows: Sequence[Metrics], label: str) -> str:
-    """Losses over steps, below them the further values, if there are any, and the learning rate.
+    """Returns a chart of losses over steps; below, further values (if any) and the learning rate.
 
     Args:
-        rows: Of a metrics.csv.
-        label: What the chart shows, for those who cannot see it.
+        rows: The rows of a metrics.csv.
+        label: A description of the chart, for users who cannot see the chart.
     """
 
     def line(column: str, title: str, color: str, **more: Any) -> dict[str, Any]:
@@ -61,18 +61,18 @@ def points_in_space(
     name: str = "",
     most: int = 3000,
 ) -> str:
-    """Points in three dimensions, in the colours of their classes, to be turned.
+    """Returns a 3-D chart of points, which users can rotate, with one colour for each class.
 
     Args:
-        points: (N, D); of more than three dimensions the first three are shown.
-        classes: Class of each, int64 (N,).
-        label: What the chart shows, for those who cannot see it.
-        name: Identifies the element, for a script.
-        most: Show at most so many points, evenly spread over all.
+        points: The points (N, D); only the first three dimensions are shown.
+        classes: The class of each point, int64 (N,).
+        label: A description of the chart, for users who cannot see the chart.
+        name: The id of the element, for a script.
+        most: The largest number of points to show, evenly selected from all points.
     """
     shown = np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).astype(np.int64))
     points, classes = np.round(points[shown, :3].astype(np.float64), 3), classes[shown]
-    points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))  # a plane lies in space, too
+    points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))  # missing dimensions are 0
     traces, names = [], []
     for k in np.unique(classes).tolist():
         of_class = points[classes == k]
@@ -83,7 +83,7 @@ def points_in_space(
                 "marker": {"size": 2, "color": class_color(k)},
             }
         )
-        # Classes are named where they lie, too: colours alone do not tell everybody.
+        # Names at the class medians help users who cannot distinguish the colours.
         middle = dict(zip("xyz", np.median(of_class, axis=0).tolist(), strict=True))
         names.append(
             {**middle, "text": f"<b>{k}</b>", "showarrow": False, "bgcolor": "rgba(255,255,255,.7)"}
@@ -95,16 +95,16 @@ def points_in_space(
 def confusion_matrix(
     labels: NDArray[np.int64], predictions: NDArray[np.int64], num_classes: int
 ) -> str:
-    """A table of how often each class was taken for each, and the share of right ones.
+    """Returns a table of how often each label got each prediction, with the share of right ones.
 
     Args:
         labels: True classes (N,).
         predictions: Predicted classes (N,).
-        num_classes: How many there are.
+        num_classes: The number of classes.
     """
     counts, shares = count_confusions(labels, predictions, num_classes)
     totals = counts.sum(axis=1)
-    # Mistakes are few: a scale of their own shows which are the most frequent.
+    # Mistakes are few. A separate colour scale shows the most frequent mistakes.
     is_right = np.eye(num_classes, dtype=bool)
     depths = np.where(is_right, shares, shares / max(shares[~is_right].max(initial=0), 1e-9))
     kinds = np.where(is_right, np.where(shares > 0.4, "right deep", "right"), "wrong")
@@ -128,12 +128,12 @@ def confusion_matrix(
 def mistakes(
     images: NDArray[np.uint8], labels: NDArray[np.int64], probabilities: NDArray[np.float64]
 ) -> str:
-    """Pictures with what they are, what they were taken for, and how surely.
+    """Returns pictures with label, prediction and probability.
 
     Args:
-        images: (M, H, W).
-        labels: What they are (M,).
-        probabilities: Of each class (M, K).
+        images: The pictures (M, H, W).
+        labels: True classes (M,).
+        probabilities: Probability of each class (M, K).
     """
 
     def figure(image: NDArray[np.uint8], label: int, of_class: NDArray[np.float64]) -> str:
@@ -148,7 +148,7 @@ def mistakes(
 
 
 def pairs(upper: NDArray[np.uint8], lower: NDArray[np.uint8], titles: tuple[str, str]) -> str:
-    """Pictures (N, H, W), each with another one below it, and what the two rows are called."""
+    """Returns pairs of pictures (N, H, W), one above the other, and the titles of both rows."""
     names = [html.escape(title) for title in titles]
     columns = [
         f"<figure>{picture(one, names[0])}{picture(other, names[1])}</figure>"
@@ -161,11 +161,11 @@ def pairs(upper: NDArray[np.uint8], lower: NDArray[np.uint8], titles: tuple[str,
 
 
 def side_by_side(parts: Iterable[tuple[str, str]]) -> str:
-    """Parts under small headings, beside each other where there is room."""
+    """Returns parts under small headings, side by side if the page is wide enough."""
     cells = [f"<div><h3>{html.escape(title)}</h3>{part}</div>" for title, part in parts]
     return f"<div class=side-by-side>{''.join(cells)}</div>"
 
 
 def _percent(share: float) -> str:
-    """A share in per cent, but never 100% of what is less."""
+    """Returns a share in per cent, rounded down: only a share of 1 gives 100%."""
     return f"{np.floor(share * 1000) / 10:.1f}%"

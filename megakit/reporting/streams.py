@@ -1,4 +1,4 @@
-"""Standard streams that outlive their reader: a closed pipe or a lost terminal ends no run."""
+"""Protects standard streams: a closed pipe or a lost terminal does not end a run."""
 
 import contextlib
 import errno
@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-#: Errors of a write whose reader is gone: a closed pipe, a lost terminal, a closed descriptor.
+#: Errors of a write without a reader: a closed pipe, a lost terminal, a closed descriptor.
 GONE = frozenset({errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO})
 
 
 class LastingFile(io.FileIO):
-    """A descriptor for writing. After its reader has gone, it leads to another file.
+    """Writes to a descriptor, and to another file after the descriptor's reader has gone.
 
     Args:
-        descriptor: Open for writing.
-        is_result: Whether a full disk is an error. Messages for people are dropped in that case.
+        descriptor: A descriptor that is open for writing.
+        is_result: Whether errors other than a missing reader, such as a full disk, are raised. If
+            false, such an error is treated like a missing reader.
     """
 
     def __init__(self, descriptor: int, is_result: bool) -> None:
@@ -29,7 +30,11 @@ class LastingFile(io.FileIO):
         self.instead: str | Path = os.devnull
 
     def write(self, data: Any) -> int:
-        """Writes, here or to the other file; raises only where a result meets a full disk."""
+        """Writes to the descriptor or the other file; drops data that neither accepts.
+
+        Raises:
+            OSError: A result cannot be written, for example to a full disk.
+        """
         while True:
             try:
                 written = super().write(data)
@@ -43,19 +48,19 @@ class LastingFile(io.FileIO):
                 continue
             if written is not None:
                 return written
-            # A descriptor in non-blocking mode, as some parent processes leave it: wait for room.
+            # Some parent processes leave the descriptor in non-blocking mode: wait for space.
             waiting = select.poll()
             waiting.register(self, select.POLLOUT)
             waiting.poll()
 
     def fall_back_to(self, path: Path) -> None:
-        """Sets the file to write to after the reader has gone."""
+        """Sets the file that receives the data after the reader has gone."""
         self.instead = path
         if self.is_lost:
             self._redirect()
 
     def _redirect(self) -> None:
-        # The descriptor itself, since libraries in C++ write to it as well.
+        # Replaces the descriptor itself, because C++ libraries write to it as well.
         for path in (self.instead, os.devnull):
             try:
                 other = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -69,14 +74,14 @@ class LastingFile(io.FileIO):
 def secure_streams() -> None:
     """Prepares descriptors 0, 1 and 2, `sys.stdout` and `sys.stderr` at the start of a script.
 
-    A closed descriptor is opened on /dev/null. Otherwise the next file that is opened, a checkpoint
-    for example, would take its number and receive messages.
+    A closed descriptor is opened on /dev/null. Otherwise the next opened file, for example a
+    checkpoint, would get the number of the descriptor and receive messages.
     """
     for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, flags)  # takes the lowest free number, which is this one
+            os.open(os.devnull, flags)  # uses the lowest free number, which is this one
             os.set_inheritable(descriptor, True)
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
@@ -90,7 +95,10 @@ def secure_streams() -> None:
 
 
 def open_stream(descriptor: int, is_result: bool, like: TextIO | None = None) -> TextIO:
-    """Opens a text stream on a `LastingFile`, line-buffered and UTF-8 or as another stream."""
+    """Opens a text stream on a `LastingFile`, with the settings of another stream.
+
+    Without another stream, the text stream is line-buffered and uses UTF-8.
+    """
     return io.TextIOWrapper(
         io.BufferedWriter(LastingFile(descriptor, is_result)),
         encoding=getattr(like, "encoding", "utf-8"),
@@ -107,13 +115,14 @@ def lasting_file(stream: TextIO | None) -> LastingFile | None:
 
 @contextlib.contextmanager
 def diverted(log: Path | str = os.devnull) -> Iterator[None]:
-    """Appends what is printed meanwhile to a file, from C++ too, and then lets it through again.
+    """Redirects the output of Python and C++ to a file inside the `with` block.
 
-    A notebook's `sys.stdout` is no file, and a logger keeps the stream that it finds when it is
-    made. So Python's names lead to the real ones for that time, and those into the file.
+    A notebook's `sys.stdout` is not a file, and a logger keeps the stream that exists at the
+    logger's creation. Therefore `sys.stdout` and `sys.stderr` are set to the process's original
+    streams, and descriptors 1 and 2 are redirected to the file.
 
     Args:
-        log: The file; by default what is printed is dropped.
+        log: The file to append to; by default, the output is dropped.
     """
     real_out, real_err = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
     streams = (sys.stdout, sys.stderr, real_out, real_err)

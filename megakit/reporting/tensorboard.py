@@ -1,7 +1,7 @@
-"""A run as TensorBoard shows it: curves, pictures, a latent space to turn, hyper-parameters.
+"""Writes a run for TensorBoard: curves, pictures, latent space and hyperparameters.
 
-TensorBoard draws the curves of one name that lie in several folders on one chart. So what training
-and validation measure goes to `train` and `validation` below the run's folder, under one name.
+If curves in several folders have the same name, TensorBoard draws them in one chart. Training and
+validation values therefore go to the folders `train` and `validation`, under the same names.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 
 class TensorBoard:
-    """Writes one run's folder, for the one process that writes.
+    """Writes the TensorBoard folder of one run; only one process of a job uses this class.
 
     Args:
-        logger: Lightning's, which names the folder, and writes hyper-parameters there.
-        section: Under what TensorBoard puts together whatever belongs to this run.
-        after: The step that the run goes on from: what was written of later ones is hidden.
+        logger: Lightning's logger, which defines the folder and writes the hyperparameters.
+        section: The TensorBoard section of this run's curves and pictures.
+        after: The step that the run resumes from. Values of later steps, which an earlier start
+            wrote, are hidden.
     """
 
     def __init__(self, logger: TensorBoardLogger, section: str, after: int = 0) -> None:
@@ -38,25 +39,25 @@ class TensorBoard:
         }
 
     def add_values(self, part: str, values: Mapping[str, float | None], step: int) -> None:
-        """Adds a point to each of some curves.
+        """Adds one point to each of several curves.
 
         Args:
             part: `train` or `validation`.
-            values: By name; None is left out.
-            step: Where on the curves.
+            values: The values by name of the curve; None is left out.
+            step: The step of the values.
         """
         for name, value in values.items():
             if value is not None:
                 self._writers[part].add_scalar(f"{self.section}/{name}", value, step)
 
     def add_image(self, name: str, image: NDArray[np.uint8], step: int) -> None:
-        """Adds a picture (height, width, 3), one of a sequence that can be gone through."""
-        # In a group of their own, as they would stand among the curves otherwise.
+        """Adds a picture (height, width, 3) to a series, from which users select by step."""
+        # A separate section; otherwise TensorBoard shows pictures among the curves.
         tag = f"{self.section}_pictures/{name}"
         self._writers["validation"].add_image(tag, image, step, dataformats="HWC")
 
     def add_hyperparameters(self, values: Mapping[str, Any]) -> None:
-        """Notes what a run was asked for, once, at its start; None is left out."""
+        """Writes the settings of a run at its first start; None is left out."""
         if self.after > 0:
             return
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
@@ -67,8 +68,8 @@ class TensorBoard:
             if value is not None
         }
         self.logger.log_hyperparams(plain)
-        # With no step: a resumption hides what belongs to one. Lightning's own method would want
-        # metrics with it; TensorBoard takes those from the curves.
+        # Written without a step, because a resumed run hides entries of later steps. Lightning's
+        # method also requires metrics; TensorBoard reads the metrics from the curves.
         self.logger.experiment.file_writer.add_summary(hparams_pb(plain))
 
     def add_latent_space(
@@ -78,13 +79,13 @@ class TensorBoard:
         images: NDArray[np.uint8],
         step: int,
     ) -> None:
-        """Shows where a model places samples, for TensorBoard's projector; 1,000 take 0.1 s.
+        """Adds latent points for TensorBoard's projector; 1,000 points take 0.1 s.
 
         Args:
-            latent: (N, dimensions).
-            label: (N,).
-            images: (N, height, width), drawn at their places.
-            step: When that is.
+            latent: The latent points (N, dimensions).
+            label: The class of each point (N,).
+            images: The image at each point (N, height, width).
+            step: The step of the model.
         """
         import torch
 
@@ -97,10 +98,10 @@ class TensorBoard:
         )
 
     def flush(self) -> None:
-        """Hands everything to the system: a resumption takes it as written."""
+        """Flushes all files, because a resumed run does not write their content again."""
         for writer in (self.logger.experiment, *self._writers.values()):
             writer.flush()
 
     def __deepcopy__(self, memo: object) -> "TensorBoard":
-        """NeMo copies a trainer's callbacks in order to record them; open files cannot be."""
+        """Returns the object itself: NeMo copies callbacks, and open files cannot be copied."""
         return self

@@ -1,4 +1,4 @@
-"""Strategy, trainer, losses, callbacks, optimizer, resumption: what runs a step."""
+"""Trains models: strategy, trainer, losses, callbacks, optimizer and resumption."""
 
 import lazy_loader as lazy
 

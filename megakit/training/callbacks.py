@@ -1,4 +1,4 @@
-"""What our trainer does beside training: count, choose the best, and stop when asked."""
+"""Provides callbacks that correct step counters, find the best value, and stop training."""
 
 import signal
 import time
@@ -17,19 +17,19 @@ from megakit.training.validation import higher_is_better
 
 
 class ExactSteps(pl.Callback):
-    """Lets a resumed run count, and validate, as one that was never stopped.
+    """Makes a resumed run count and validate like an uninterrupted run.
 
-    Lightning saves its batch counters in the middle of a step, one behind. It validates once more
-    when it goes on from a step that was validated. And it validates only at multiples of the
-    interval; here it does so after the last step as well.
+    Lightning saves its batch counters in the middle of a step, one step behind. Lightning repeats
+    the validation when a run resumes from a validated step. This callback corrects both. The
+    callback also adds a validation after the last step.
     """
 
     def __init__(self) -> None:
         self._val_check_batch: int | float | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """After a checkpoint was loaded: sets the counters to the steps that were done."""
-        # Never, until the first step begins.
+        """Sets the counters to the number of completed steps, after a checkpoint was loaded."""
+        # Disables validation until the first step begins.
         self._val_check_batch, trainer.val_check_batch = trainer.val_check_batch, float("inf")
         progress = trainer.fit_loop.epoch_loop.batch_progress
         for counter in (progress.total, progress.current):
@@ -37,7 +37,7 @@ class ExactSteps(pl.Callback):
             counter.processed = counter.completed = trainer.global_step
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Before the first step: validates as before; before the last: makes it a validated one."""
+        """Enables validation at the first step, and sets a validation after the last step."""
         if self._val_check_batch is not None:
             self._val_check_batch, trainer.val_check_batch = None, self._val_check_batch
         if trainer.global_step == trainer.max_steps - 1:
@@ -45,20 +45,21 @@ class ExactSteps(pl.Callback):
 
 
 class StopWithoutProgress(pl.Callback):
-    """Finds the best value of what `--best-by` names, and applies `--stop-after`.
+    """Checks the column that `--best-by` names, and applies `--stop-after`.
 
-    Each better value gets a checkpoint, whatever the save interval. At the stop,
-    `trainer.should_stop` makes Lightning end the training after this step, and makes
-    the checkpoint writer save and mark this step's checkpoint. All ranks have the same validated
-    values, so all ranks stop after the same step.
+    With `--stop-after`, each better value gets a checkpoint, at any save interval. To stop, the
+    callback sets `trainer.should_stop`. Lightning then ends the training after this step, and
+    the checkpoint writer saves this step and marks its checkpoint as final. All ranks have the same
+    validated values, so all ranks stop after the same step.
 
     Args:
-        writer: Chooses the best checkpoint.
-        stop_after: Stop after so many validations in a row without a better value; None: never.
+        writer: The checkpoint writer, which chooses the best checkpoint.
+        stop_after: The number of successive validations without a better value after which
+            training stops; None: training does not stop early.
 
     Attributes:
-        best: The best value so far, or None.
-        num_without: Validations since then.
+        best: The best value so far; None without `stop_after`.
+        num_without: The number of validations since the best value.
     """
 
     def __init__(self, writer: CheckpointWriter, stop_after: int | None) -> None:
@@ -68,13 +69,17 @@ class StopWithoutProgress(pl.Callback):
         self.num_without = 0
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Finds out whether a higher or a lower value is better."""
+        """Sets whether a higher or a lower value is better."""
         name = self.writer.best_by
         if name != "last":
             self.writer.best_is_highest = higher_is_better(name, trainer, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuses options that need validation in a run without validation."""
+        """Refuses options that need validation in a run without validation.
+
+        Raises:
+            UserError: `--best-by` or `--stop-after` is set, and there is no validation data.
+        """
         needs = [] if self.writer.best_by in ("val_loss", "last") else ["--best-by"]
         needs += [] if self.stop_after is None else ["--stop-after"]
         if needs and not trainer.enable_validation:
@@ -83,7 +88,11 @@ class StopWithoutProgress(pl.Callback):
             )
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compares the new value with the best one."""
+        """Compares the new value with the best value.
+
+        Raises:
+            UserError: There is no validated column of the name in `--best-by`.
+        """
         if trainer.state.fn != "fit":
             return
         values, name = logged_values(trainer, "val_"), self.writer.best_by
@@ -96,34 +105,34 @@ class StopWithoutProgress(pl.Callback):
             return
         if self.best is None or is_better(values[name], self.best, self.writer.best_is_highest):
             self.best, self.num_without = values[name], 0
-            self.writer.wanted_step = trainer.global_step  # what the run stops for is kept
+            self.writer.wanted_step = trainer.global_step  # writes a checkpoint of the best value
         else:
             self.num_without += 1
         if self.num_without >= self.stop_after:
             trainer.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint remembers of this callback."""
+        """Returns the state of this callback for a checkpoint."""
         return {"best": self.best, "num_without": self.num_without}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on counting where the checkpoint stopped."""
+        """Restores the state of this callback from a checkpoint."""
         best = state_dict["best"]
         self.best = None if best is None else float(best)
         self.num_without = int(state_dict["num_without"])
 
 
 class StopOnSignal(pl.Callback):
-    """Ends training after the step in which a stopping signal came, with a checkpoint.
+    """Saves a checkpoint and ends training after the step in which a stop signal arrived.
 
-    A second signal ends the process at once; complete checkpoints stay.
+    A second signal ends the process at once; complete checkpoints are not changed.
 
     Args:
         writer: Saves the checkpoint.
     """
 
-    #: With several ranks, how often they agree on whether to stop: as many steps as take a second,
-    #: and at most so many.
+    #: The largest number of steps between two agreements of several ranks on whether to stop. The
+    #: ranks agree about once a second, or more often because of this limit.
     AGREE_AT_MOST_EVERY = 8
 
     def __init__(self, writer: CheckpointWriter) -> None:
@@ -135,18 +144,18 @@ class StopOnSignal(pl.Callback):
         self._steps_since_agreement = 1
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Starts to listen."""
+        """Installs the signal handlers for training."""
         if stage == "fit":
             self._before = handle_signals(self._receive)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listens again: Lightning has put handlers of its own in place by now."""
+        """Installs the signal handlers again, because Lightning has installed its own."""
         handle_signals(self._receive)
-        # What came in between is ours to answer; Lightning's answer saves nothing.
+        # Lightning's handler also called ours. Lightning itself would stop without a checkpoint.
         replace(trainer._signal_connector, "received_sigterm", False)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Puts back who listened before."""
+        """Restores the previous signal handlers."""
         while self._before:
             signal.signal(*self._before.popitem())
 
@@ -156,14 +165,18 @@ class StopOnSignal(pl.Callback):
             signal.raise_signal(number)
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Stops if asked to: the step before is over by now, its validation and saving included."""
+        """Stops after a signal, when the previous step, its validation and its save are complete.
+
+        Raises:
+            Stopped: A rank received a signal.
+        """
         number = self._agreed(trainer)
         if number:
             self.writer.save(trainer, regular=False)
             raise Stopped(number, trainer.global_step)
 
     def _agreed(self, trainer: pl.Trainer) -> int:
-        """The signal that any rank received; ranks have to stop after the same step."""
+        """Returns the signal that any rank received, or 0; all ranks stop after the same step."""
         if trainer.world_size == 1:
             return self.request.received
         step, now = trainer.global_step, time.monotonic()
@@ -176,7 +189,7 @@ class StopOnSignal(pl.Callback):
         )
         torch.distributed.all_reduce(message, torch.distributed.ReduceOp.MAX)
         number, seconds = message.tolist()
-        # The first interval was one step, or none.
+        # The first agreement follows no step; it counts as one step.
         steps = max(1, self._steps_since_agreement)
         self._steps_since_agreement = int(
             max(1, min(self.AGREE_AT_MOST_EVERY, steps / max(seconds, 1e-3)))

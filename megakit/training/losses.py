@@ -1,4 +1,4 @@
-"""Means over ranks and tokens for losses, and predictions by way of a loss that computes none."""
+"""Averages losses over samples, tokens and ranks; passes predictions through Megatron."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 def mean_over_data_parallel_ranks(averages: Sequence[Tensor]) -> Tensor:
-    """The mean of micro batches' averages, over all data-parallel ranks as well.
+    """Returns the mean of the micro batches' averages over all data-parallel ranks.
 
-    Without the mean over ranks each rank would log, and choose checkpoints by, a loss of its own.
+    Without the mean over ranks, each rank would log a different loss, and choose checkpoints by it.
 
     Args:
-        averages: One scalar for each micro batch, all of equally many samples; or one tensor of
-            several averages.
+        averages: One scalar, or one tensor of several averages, for each micro batch. All micro
+            batches have the same number of samples.
 
     Returns:
         A float32 tensor of the same shape, the same on all ranks of the last pipeline stage.
@@ -30,15 +30,16 @@ def mean_over_data_parallel_ranks(averages: Sequence[Tensor]) -> Tensor:
 
 
 def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, Tensor]:
-    """The mean of micro batches' reports, by name, over all data-parallel ranks as well.
+    """Averages the reports of micro batches, by name, over all data-parallel ranks.
 
-    One collective serves all names.
+    One collective operation reduces all names.
 
     Args:
-        reports: For each micro batch `avg`, the mean loss, and further means by name.
+        reports: For each micro batch, the mean loss as `avg`, and further means by name.
 
     Returns:
-        The mean loss if there is nothing else; else a dict with the mean loss as `loss`.
+        The mean loss if the reports have no further means; otherwise a dict of all means, with the
+        mean loss as `loss`.
     """
     names = list(reports[0])
     if names == ["avg"]:
@@ -49,13 +50,14 @@ def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, 
 
 
 def mean_over_samples(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
-    """The mean of per-sample values over a micro batch, for a loss to report.
+    """Returns the mean of per-sample values over a micro batch, for the report of a loss.
 
-    In evaluation, `batch["loss_mask"]` (B,) weighs the samples: 0 for padding, and 1 on average
-    over the whole evaluation.
+    In evaluation, `batch["loss_mask"]` (B,) contains the sample weights: 0 for padding, and 1 on
+    average over the whole evaluation.
 
     Args:
-        values: One value for each sample, (B,); or several, (B, ...), which are averaged first.
+        values: One value for each sample, (B,). Several values for each sample, (B, ...), are
+            averaged first.
         batch: The micro batch.
 
     Returns:
@@ -64,19 +66,19 @@ def mean_over_samples(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
     per_sample = values.detach().float().reshape(len(values), -1).mean(dim=1)
     if "loss_mask" in batch:
         weights = batch["loss_mask"]
-        # Not a product alone: what a model makes of padding may be infinite.
+        # Outputs for padding may be infinite, and infinity times 0 is NaN.
         per_sample = per_sample.masked_fill(weights <= 0, 0) * weights
     return per_sample.mean()
 
 
 class SameSizeLossDict(TypedDict):
-    """What a loss reports of one micro batch, where all micro batches have the same size."""
+    """Holds a loss's report on one micro batch, if all micro batches have the same size."""
 
     avg: Tensor
 
 
 class MeanLossReduction(MegatronLossReduction):
-    """A mean over samples: a subclass has `forward` return what `report` makes of its criterion."""
+    """Averages a loss over samples; `forward` of a subclass returns the result of `report`."""
 
     def report(
         self,
@@ -86,34 +88,34 @@ class MeanLossReduction(MegatronLossReduction):
         batch: Mapping[str, Any],
         **values: Tensor,
     ) -> tuple[Tensor, SameSizeLossDict]:
-        """A micro batch's mean loss in float32, to backpropagate and for the log.
+        """Returns a micro batch's mean loss in float32, to backpropagate and for the log.
 
         Args:
-            criterion: Such as `mse_loss`; called as `criterion(output, target)`, in evaluation with
-                `reduction="none"` too.
-            output: The model's, (B, ...).
-            target: What it should be.
+            criterion: A loss function such as `mse_loss`, called as `criterion(output, target)`. In
+                evaluation, the call also has the argument `reduction="none"`.
+            output: The model's output, (B, ...).
+            target: The correct output.
             batch: The micro batch.
             values: Further values of each sample, (B,): `margin=x` logs the mean of x as
                 `train_margin` and `val_margin`.
         """
         if "loss_mask" in batch:
-            # Only evaluation pads its last batch: there this is 0, and 1 on average over all.
+            # Only evaluation pads its last batch. The mask is 0 for padding, and 1 on average.
             losses = criterion(output.float(), target, reduction="none")
             loss = (losses.reshape(len(losses), -1).mean(dim=1) * batch["loss_mask"]).mean()
         else:
             loss = criterion(output.float(), target)
-        # Megatron divides the first in place by the number of micro batches: hence the clone.
         means: Any = {name: mean_over_samples(value, batch) for name, value in values.items()}
+        # Megatron divides the loss in place by the number of micro batches; the log gets a clone.
         return loss, {"avg": loss.detach().clone(), **means}
 
     def reduce(self, losses_reduced_per_micro_batch: Sequence[Any]) -> Any:
-        """The means over a global batch: over its micro batches and over data-parallel ranks."""
+        """Averages the reports over the micro batches of a global batch and data-parallel ranks."""
         return mean_reports(losses_reduced_per_micro_batch)
 
 
 class TokenReport(TypedDict):
-    """What a loss reports of one micro batch, where micro batches hold unequally many tokens."""
+    """Holds a loss's report on one micro batch, if micro batches differ in number of tokens."""
 
     loss_sum: Tensor
     num_tokens: Tensor
@@ -122,38 +124,39 @@ class TokenReport(TypedDict):
 
 
 class TokenMeanLossReduction(MegatronLossReduction):
-    """Mean over all real tokens of a global batch, however micro batches and ranks share them.
+    """Averages a loss over all real tokens of a global batch, with equal weight for each token.
 
-    A mean of micro batches' means weighs a token by how few others are beside it. This loss gives
-    Megatron sums and counts instead, and Megatron divides the gradient by the number of tokens of
-    all micro batches and ranks. It does so only where the model's config says
-    `calculate_per_token_loss=True`; a step without that is an error.
+    In a mean of micro batches' means, a token in a micro batch with few tokens has more weight.
+    This loss therefore returns sums and counts. Megatron divides the gradient by the number of
+    tokens of all micro batches and ranks. Megatron does so only if the model's config has
+    `calculate_per_token_loss=True`; without this setting, a step raises an error.
 
-    A token is whatever has a loss of its own: a word, a pixel, an image.
+    A token is anything that has its own loss: a word, a pixel, an image.
     """
 
     def token_losses(self, batch: Any, forward_out: Any) -> Tensor:
-        """The loss of each token of a micro batch, floating point (B, ...); a subclass says it."""
+        """Returns the loss of each token, floating point (B, ...); a subclass implements this."""
         raise NotImplementedError(f"{type(self).__name__}.token_losses")
 
     def token_values(self, batch: Any, forward_out: Any) -> dict[str, Tensor]:
-        """Further values of each token by name, like the losses in shape, for the log.
+        """Returns further values of each token by name, for the log, in the shape of the losses.
 
         Their means over all real tokens are logged as `train_<name>` and `val_<name>`.
         """
         return {}
 
     def token_mask(self, batch: Any) -> Tensor | None:
-        """Which tokens are real: above 0; of shape (B, ...), like the losses or shorter.
+        """Returns a mask that is above 0 for real tokens; None if all tokens are real.
 
-        None if all are. The default is `batch["loss_mask"]`, which a dataset may give, and which
-        the loader gives in evaluation, to mark padding.
+        The mask has the shape of the losses (B, ...), or their leading dimensions. The default is
+        `batch["loss_mask"]`, which marks padding: a dataset may add the mask, and the data loader
+        adds the mask in evaluation.
         """
         mask: Tensor | None = batch.get("loss_mask")
         return mask
 
     def forward(self, batch: Any, forward_out: Any) -> Any:
-        """The sum to backpropagate, the number of tokens (int32, scalar), and both for the log."""
+        """Returns the loss sum to backpropagate, the token count (int32 scalar), and the report."""
         losses = self.token_losses(batch, forward_out).float()
         mask = self.token_mask(batch)
         if mask is None:
@@ -161,7 +164,7 @@ class TokenMeanLossReduction(MegatronLossReduction):
         else:
             missing = losses.dim() - mask.dim()
             real = (mask > 0).reshape(*mask.shape, *[1] * missing).expand_as(losses)
-        # Not a product: what a model makes of padding may be infinite.
+        # Not a product: outputs for padding may be infinite, and infinity times 0 is NaN.
         loss_sum = losses.masked_fill(~real, 0).sum()
         num_tokens = real.sum(dtype=torch.int32)
         report: TokenReport = {
@@ -178,16 +181,18 @@ class TokenMeanLossReduction(MegatronLossReduction):
     def reduce(
         self, losses_reduced_per_micro_batch: Sequence[TokenReport]
     ) -> Tensor | dict[str, Tensor]:
-        """The means over a global batch's tokens; 0 if it has none.
+        """Averages the reports over the tokens of a global batch; without tokens, the mean is 0.
 
         Returns:
-            A float32 scalar, or a dict of them if there are `token_values`; the same on all ranks
-            of the last pipeline stage.
+            A float32 scalar, or a dict of scalars if there are `token_values`. The result is the
+            same on all ranks of the last pipeline stage.
 
         Raises:
-            ValueError: Megatron took means of micro batches, for want of the config's field.
+            ValueError: Megatron averaged over micro batches, because the config lacks
+                `calculate_per_token_loss=True`.
         """
-        # Each a column: what Megatron made of the sums, in place; counts, sums, further sums.
+        # One row per micro batch. Columns: the loss sum, which Megatron may have divided in place;
+        # the token count; the loss sum; the sums of further values.
         names = ("backpropagated", "num_tokens", "loss_sum")
         values = torch.stack(
             [
@@ -215,22 +220,22 @@ class TokenMeanLossReduction(MegatronLossReduction):
 
 
 class PassthroughLossReduction(MegatronLossReduction):
-    """Lets a model's output through Megatron's schedule, which only returns what losses report."""
+    """Passes a model's output through Megatron's schedule, which returns only loss reports."""
 
     def forward(self, batch: Any, forward_out: Any) -> tuple[Tensor, Any]:
-        """A loss of zero, and the output as it is."""
+        """Returns a loss of zero, and the unchanged output."""
         return torch.zeros((), device=_first_tensor(forward_out).device), forward_out
 
     def reduce(self, forward_out: Sequence[Any]) -> Any:
-        """The outputs of all micro batches as one, concatenated along the first dimension."""
+        """Concatenates the outputs of all micro batches along the first dimension."""
         return _concatenate(list(forward_out))
 
 
 class LightningPassthroughPredictionMixin:
-    """Gives a Lightning module the loss that makes `trainer.predict` return its outputs."""
+    """Adds to a Lightning module the loss with which `trainer.predict` returns the outputs."""
 
     def predict_loss_reduction(self) -> PassthroughLossReduction:
-        """The loss that NeMo's strategy asks for when predicting."""
+        """Returns the loss that NeMo's strategy requests for prediction."""
         return PassthroughLossReduction()
 
 

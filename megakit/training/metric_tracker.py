@@ -1,4 +1,4 @@
-"""A callback that collects what steps return."""
+"""Collects the outputs of steps with a callback."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from torch import Tensor
 
 
 class MetricTracker(pl.Callback):
-    """Collects what the steps return, for a look at it after training.
+    """Collects the outputs of steps, for analysis after training.
 
     Args:
-        metrics_to_track_val: Keys of validation outputs; an output that is a bare tensor goes
+        metrics_to_track_val: Keys of validation outputs. If an output is a tensor, it is collected
             under "unnamed".
-        metrics_to_track_train: The same of training outputs.
+        metrics_to_track_train: Keys of training outputs.
 
     Attributes:
-        collection_val: A tensor of values for each key, and `logged_metrics`: one dict of all that
-            was logged for each validation.
-        collection_train: The same of training, one dict for each epoch.
+        collection_val: A tensor of values for each key. `logged_metrics` is a list with one dict of
+            all logged values for each validation.
+        collection_train: The same for training; `logged_metrics` has one dict for each epoch.
     """
 
     def __init__(
@@ -42,19 +42,19 @@ class MetricTracker(pl.Callback):
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, *args: Any
     ) -> None:
-        """Collects what a validation step returned."""
+        """Collects the output of a validation step."""
         self._collect(self._val, outputs, self.metrics_to_track_val)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
-        """Collects what a training step returned."""
+        """Collects the output of a training step."""
         self._collect(self._train, outputs, self.metrics_to_track_train)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Collects what was logged of this validation."""
+        """Collects the values that were logged for this validation."""
         self._val["logged_metrics"].append(dict(trainer.logged_metrics))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Collects what was logged of this epoch."""
+        """Collects the values that were logged for this epoch."""
         self._train["logged_metrics"].append(dict(trainer.logged_metrics))
 
     @staticmethod
@@ -64,10 +64,10 @@ class MetricTracker(pl.Callback):
 
     @property
     def collection_val(self) -> dict[str, Any]:
-        """What validation returned, by key."""
+        """Returns the collected validation outputs by key."""
         return self._as_tensors(self._val)
 
     @property
     def collection_train(self) -> dict[str, Any]:
-        """What training returned, by key."""
+        """Returns the collected training outputs by key."""
         return self._as_tensors(self._train)

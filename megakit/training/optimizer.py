@@ -1,4 +1,4 @@
-"""Megatron's optimizer and NeMo's schedule, as the scripts use them."""
+"""Builds Megatron's optimizer and NeMo's learning-rate schedule, as the scripts use them."""
 
 from typing import Any
 
@@ -12,24 +12,25 @@ from nemo.lightning.pytorch.optim import (
 
 
 class LeanOptimizerModule(MegatronOptimizerModule):
-    """NeMo's module for Megatron's optimizer, without what costs a small model's step its time."""
+    """Wraps Megatron's optimizer like NeMo's module, with less overhead for each step."""
 
     def on_train_batch_start(self, *args: Any) -> None:
-        """Does not log the learning rate.
+        """Does not log the learning rate; `Reporter` logs it.
 
-        NeMo's logs it at every step, through Lightning: a tenth of the step. `Reporter` logs it.
+        NeMo's module logs the learning rate at every step through Lightning. This logging takes a
+        tenth of the step.
         """
 
     def optimizers(self, model: Any) -> list[Any]:
-        """Megatron's optimizer; where it is built on torch's Adam, as one kernel for all weights.
+        """Returns Megatron's optimizer, with a fused kernel if it is built on torch's AdamW.
 
-        Megatron has an option for Transformer Engine's fused Adam, and none for torch's.
+        Megatron has an option for Transformer Engine's fused Adam, but no option for torch's.
         """
         optimizers = super().optimizers(model)
         for optimizer in optimizers:
             for part in optimizer.mcore_optimizer.chained_optimizers:
                 if type(part.optimizer) is torch.optim.AdamW:
-                    # The same object, to which Megatron's own holds on.
+                    # Changes the class in place, because Megatron keeps a reference to the object.
                     part.optimizer.__class__ = FusedAdamW
                     for group in part.optimizer.param_groups:
                         group["fused"] = True
@@ -37,20 +38,20 @@ class LeanOptimizerModule(MegatronOptimizerModule):
 
 
 class FusedAdamW(torch.optim.AdamW):
-    """torch's, at whose step little but the fused kernel runs.
+    """Runs torch's fused AdamW kernel with little overhead.
 
-    torch's own sorts the weights by kind and device at every step, and looks for hooks and options,
-    which takes longer than the kernel on a small model. Here its hooks are not called.
+    torch's own step sorts the weights by type and device, and checks hooks and options. On a small
+    model this work takes longer than the kernel. The step of this class does not call hooks.
     """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step; Megatron gives no closure."""
+        """Makes one optimizer step; Megatron passes no closure."""
         if closure is not None or not all(map(self._is_plain, self.param_groups)):
             return super().step(closure)
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            if not weights:  # as on a rank whose share of the optimizer has none of the group
+            if not weights:  # the rank's optimizer shard has no weights of this group
                 continue
             states = [self.state[weight] for weight in weights]
             beta1, beta2 = group["betas"]
@@ -73,11 +74,14 @@ class FusedAdamW(torch.optim.AdamW):
             )
         return None
 
-    # torch wraps a step without this mark, to call hooks, whenever it loads a state.
+    # Without this mark, torch wraps `step` in order to call hooks whenever it loads a state.
     step.__dict__["hooked"] = True
 
     def _is_plain(self, group: dict[str, Any]) -> bool:
-        """Whether this is not the first step, and was fused from the first on."""
+        """Tells whether the fused kernel alone can step a group.
+
+        torch's own step has to make the first step, which creates the states.
+        """
         special = group["amsgrad"] or group["maximize"] or not group["fused"]
         return not special and all(
             weight in self.state for weight in group["params"] if weight.grad is not None
@@ -93,19 +97,22 @@ def megatron_adam(
     clip_grad: float = 1.0,
     use_distributed_optimizer: bool = False,
 ) -> MegatronOptimizerModule:
-    """Adam with decoupled weight decay and clipping of the gradients' norm.
+    """Returns Adam with decoupled weight decay and gradient clipping.
 
-    Precision is filled in by the strategy.
+    The strategy sets the precision.
 
     Args:
         lr: Peak learning rate.
-        lr_scheduler: How it changes from step to step; constant by default.
-        beta2: How slowly Adam forgets the size of gradients; below its usual 0.999, since runs of
-            some thousand steps at a high rate end better so, and differ less by seed.
-        weight_decay: Of Adam.
-        clip_grad: Largest norm of the gradient.
-        use_distributed_optimizer: Whether data-parallel ranks share the optimizer's state among
-            them. Saves memory in large models; its resumption is not exact in this Megatron.
+        lr_scheduler: Changes the learning rate from step to step. By default, the learning rate is
+            constant.
+        beta2: Decay rate of Adam's average of squared gradients. With the default, runs of some
+            thousand steps at a high learning rate end with better results than with the usual
+            0.999, and differ less between seeds.
+        weight_decay: The weight decay.
+        clip_grad: The largest norm of the gradient.
+        use_distributed_optimizer: Whether to shard the optimizer's state over the data-parallel
+            ranks. Sharding saves memory in large models. With this version of Megatron, resuming is
+            then not exact.
     """
     config = OptimizerConfig(
         optimizer="adam",
@@ -119,7 +126,7 @@ def megatron_adam(
 
 
 def cosine_annealing(max_steps: int, warmup_share: float = 0.1) -> CosineAnnealingScheduler:
-    """A linear warm-up, then half a cosine down to zero at the last step."""
+    """Returns a schedule: a linear warm-up, then half a cosine down to zero at the last step."""
     return CosineAnnealingScheduler(
         max_steps=max_steps,
         warmup_steps=max(1, round(warmup_share * max_steps)),

@@ -1,4 +1,4 @@
-"""What a training reports as it goes on: rows, curves, progress, and where its time goes."""
+"""Reports a training run: metrics.csv rows, curves, progress, and the time of each activity."""
 
 import time
 from typing import Any
@@ -20,25 +20,27 @@ from megakit.reporting.metrics import COLUMNS, Metrics, MetricsFile, as_stored
 from megakit.reporting.tensorboard import TensorBoard
 from megakit.training.validation import FromLastStage, to_floats
 
-#: Steps between two rows of metrics.csv and two points of a curve.
+#: Steps between two rows of metrics.csv, and between two points of a curve.
 LOG_INTERVAL = 10
 
 
 class Reporter(pl.Callback):
-    """Writes metrics.csv and TensorBoard's curves, shows progress, and keeps the time.
+    """Writes metrics.csv and TensorBoard curves, shows progress, and measures time.
 
     Args:
-        console: Where progress is shown.
-        title: What is going on.
-        writer: Knows how long saving takes.
-        metrics: The file to append to; None on ranks that write nothing.
-        board: Where curves go; None on ranks that write nothing.
+        console: Shows the progress.
+        title: The start of the progress line.
+        writer: The checkpoint writer, which measures the time of saves.
+        metrics: The file that receives rows; None on ranks that write no files.
+        board: Receives the curves; None on ranks that write no files.
 
     Attributes:
-        seconds: Time from the first step to the last, over all starts of the run.
-        validation_seconds: The part of it spent validating.
-        first: The first value of each column of metrics.csv, on ranks that write the file.
-        last: The last one.
+        seconds: Seconds from the first step to the last step, over all starts of the run.
+        validation_seconds: The part of `seconds` that validation took.
+        val_loss: The last validation loss, or None.
+        first: The first value of each loss or named value, by column of metrics.csv. Only ranks
+            that write the file know the values of earlier starts.
+        last: The last value of each loss or named value.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Reporter(pl.Callback):
         self._before: dict[str, float] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Starts the clock and the progress display."""
+        """Prints the size of the run; starts the clock and the progress display."""
         batch = trainer.datamodule.data_sampler.global_batch_size
         self.console.say(
             f"  {parameters_of_the_job(pl_module):,} parameters, "
@@ -79,14 +81,14 @@ class Reporter(pl.Callback):
         self.progress = self.console.progress(self.title, trainer.max_steps, trainer.global_step)
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Notes the learning rate: after the step it is the next one's already."""
+        """Stores the learning rate of this step; after the step, the next rate is already set."""
         is_logged = self._is_logged(trainer, trainer.global_step + 1)
         self._lr = trainer.optimizers[0].param_groups[0]["lr"] if is_logged else None
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
-        """Logs the step, if it is one to be logged."""
+        """Logs the step if it is one of the logged steps."""
         self._stop_the_clock()
         step = trainer.global_step
         if not self._is_logged(trainer, step):
@@ -112,11 +114,11 @@ class Reporter(pl.Callback):
             self._write()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Starts the clock of this validation."""
+        """Starts the clock of the validation."""
         self._validation_started = time.perf_counter()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Adds the validated values to the step's row."""
+        """Adds the validated values to the row of the step, and writes the row."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self.validation_seconds += time.perf_counter() - self._validation_started
@@ -135,17 +137,17 @@ class Reporter(pl.Callback):
             self.board.flush()
 
     def on_exception(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Ends the progress display, so that what follows has a line of its own."""
+        """Ends the progress line, so that the next message starts on a new line."""
         if hasattr(self, "progress"):
             self.progress.close()
 
     def on_save_checkpoint(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Hands TensorBoard's curves to the system: a resumption takes them as written."""
+        """Flushes the TensorBoard curves, because a resumed run does not write them again."""
         if self.board is not None:
             self.board.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint remembers of this callback."""
+        """Returns the state of this callback for a checkpoint."""
         return {
             "seconds": self.seconds,
             "validation_seconds": self.validation_seconds,
@@ -153,25 +155,27 @@ class Reporter(pl.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on counting where the checkpoint stopped."""
+        """Restores the state of this callback from a checkpoint."""
         self.seconds = float(state_dict["seconds"])
         self.validation_seconds = float(state_dict["validation_seconds"])
         self.val_loss = state_dict.get("val_loss")
 
     @property
     def stepping_seconds(self) -> float:
-        """Time spent on steps, without validation and saves, over all starts of the run."""
+        """Returns the seconds of steps without validation and saves, over all starts of the run."""
         return self.seconds - self.validation_seconds - self.writer.seconds
 
     def times(self, total: float, clock: "DataClock") -> dict[str, float]:
-        """Where the seconds of this start went; what is in no other entry is the start-up.
+        """Returns the seconds of each activity in this start of the run.
+
+        Time that belongs to no other entry counts as `start_up`.
 
         Args:
             total: Seconds since the script began.
-            clock: Has measured what the data took.
+            clock: The profiler that measured the setup and the fetching of data.
         """
         now = self._totals()
-        before = self._before or now  # a start that finds all steps done
+        before = self._before or now  # without steps to do, `on_train_start` was not called
         validation = now["validation"] - before["validation"]
         checkpoints = now["checkpoints"] - before["checkpoints"]
         steps = now["all"] - before["all"] - validation - checkpoints
@@ -217,7 +221,7 @@ class Reporter(pl.Callback):
             self.board.add_values("validation", validated, row.step)
 
     def _note(self, row: Metrics) -> None:
-        """Keeps a row's values as metrics.csv has them, for the summary and the console."""
+        """Stores a row's values as metrics.csv rounds them, for the summary and the console."""
         columns = {"train_loss": row.train_loss, "val_loss": row.val_loss} | row.values
         values = {name: as_stored(v) for name, v in columns.items() if v is not None}
         self.first = values | self.first
@@ -225,17 +229,17 @@ class Reporter(pl.Callback):
 
 
 def _of_part(row: Metrics, prefix: str) -> dict[str, float]:
-    """The further values of a row whose columns begin with a prefix, without the prefix."""
+    """Returns a row's named values whose columns have a prefix, by name without the prefix."""
     named = row.values.items()
     return {name.removeprefix(prefix): v for name, v in named if name.startswith(prefix)}
 
 
 class DataClock(Profiler):
-    """Measures how long a training waits for its data; Lightning tells profilers what it does.
+    """Measures, as a Lightning profiler, how long training waits for data.
 
     Attributes:
-        setup_seconds: Time to open the data.
-        fetch_seconds: Time to fetch the batches of training.
+        setup_seconds: Seconds to prepare and open the data.
+        fetch_seconds: Seconds to fetch the training batches.
     """
 
     FETCH = f"[{_TrainingEpochLoop.__name__}].train_dataloader_next"
@@ -248,12 +252,12 @@ class DataClock(Profiler):
         self._started: dict[str, float] = {}
 
     def start(self, action_name: str) -> None:
-        """Lightning begins to do something."""
+        """Stores the start time of an action of Lightning that loads data."""
         if action_name == self.FETCH or action_name.startswith("[LightningDataModule]"):
             self._started[action_name] = time.perf_counter()
 
     def stop(self, action_name: str) -> None:
-        """Lightning is done with it."""
+        """Adds the duration of an action that `start` stored."""
         if (started := self._started.pop(action_name, None)) is None:
             return
         seconds = time.perf_counter() - started
@@ -264,10 +268,11 @@ class DataClock(Profiler):
             self.setup_seconds += seconds
 
     def check(self) -> None:
-        """Makes sure, once a step has been made, that Lightning reports the fetching of batches.
+        """Checks, after a training step, that Lightning has reported the fetching of batches.
 
         Raises:
-            RuntimeError: Lightning uses another name for it, so the time would count as training.
+            RuntimeError: Lightning uses another name for this action. The time would then count as
+                training.
         """
         if not self._has_fetched:
             raise RuntimeError(
@@ -277,7 +282,7 @@ class DataClock(Profiler):
 
 
 def parameters_of_the_job(model: torch.nn.Module) -> int:
-    """How many numbers all ranks train together; every rank has to call it."""
+    """Returns the number of trained parameters of the whole model; every rank has to call it."""
     tensor = parallel_state.get_tensor_model_parallel_world_size()
     count = sum(
         weight.numel() * (tensor if getattr(weight, "tensor_model_parallel", False) else 1)

@@ -1,7 +1,7 @@
-"""Checks what a checkpoint brings into a run that goes on, before any of it is used.
+"""Checks the state in a checkpoint before a resumed run uses it.
 
-Lightning and torch restore loops and schedulers by copying the saved attributes as they are. A
-value of another type fails many steps later, in a place that says nothing of the checkpoint.
+Lightning and torch restore loops and schedulers by copying the saved attributes unchanged. A value
+of a wrong type causes an error many steps later, and the error does not mention the checkpoint.
 """
 
 from pathlib import Path
@@ -17,16 +17,18 @@ _PROGRESS = "epoch_loop.automatic_optimization.optim_progress"
 
 
 def check_restored(checkpoint: Any, folder: Path, trainer: Any) -> None:
-    """Compares what was read from a checkpoint with the state of the run that goes on.
+    """Compares the content of a checkpoint with the state of the resumed run.
 
     Args:
-        checkpoint: What NeMo's strategy returned for a fit.
-        folder: The checkpoint's. Without a manifest in it, the step is not compared.
-        trainer: Of the run, set up but not yet restored.
+        checkpoint: The content that NeMo's strategy loaded for training.
+        folder: The checkpoint's folder, or the weights folder in it. Without a manifest, the step
+            is not compared with the manifest's step.
+        trainer: The trainer of the resumed run, set up but not yet restored.
 
     Raises:
-        ValueError: Something is missing, has another type, or contradicts the manifest.
-        KeyError: Something is missing.
+        ValueError: An entry is missing, is NaN or infinite, or has another type; or the steps in
+            the checkpoint differ.
+        KeyError: An entry is missing.
     """
     check_finite({key: part for key, part in checkpoint.items() if key != "callbacks"})
     progress = checkpoint["loops"]["fit_loop"]
@@ -37,14 +39,15 @@ def check_restored(checkpoint: Any, folder: Path, trainer: Any) -> None:
     if data is not None and (name := type(data).__qualname__) in checkpoint:
         check_form(checkpoint[name], data.state_dict(), name)
     for callback in trainer.callbacks:
-        # Other people's callbacks may save another form each time.
+        # Callbacks of users may save a different structure each time.
         if type(callback).__module__.startswith("megakit."):
             found = checkpoint["callbacks"].get(callback.state_key, {})
             check_form(found, callback.state_dict() if found else {}, callback.state_key)
     _check_optimizers(checkpoint["optimizer"], trainer.strategy.optimizers)
     step = progress[_PROGRESS]["optimizer"]["step"]["total"]["completed"]
     steps = {"global_step": checkpoint["global_step"], "the optimizer": step}
-    folder = folder.parent if folder.name == WEIGHTS else folder  # NeMo names the weights' folder
+    # NeMo passes the path of the weights folder.
+    folder = folder.parent if folder.name == WEIGHTS else folder
     if (folder / MANIFEST).is_file():
         steps["the manifest"] = read_manifest(folder).step
     if len(set(steps.values())) != 1:
@@ -53,11 +56,13 @@ def check_restored(checkpoint: Any, folder: Path, trainer: Any) -> None:
 
 
 def check_form(found: Any, own: Any, place: str) -> None:
-    """Compares a saved value with the run's own by keys, lengths and types.
+    """Checks that a saved value has the keys, lengths and types of the run's own value.
+
+    If the run's own value is None, because it is not known yet, the saved value may be a number. If
+    the run's own value is a float, the saved value may be an integer.
 
     Raises:
-        ValueError: They differ. None and numbers may stand for each other: a value that is not
-            known yet is None. An integer does for a float.
+        ValueError: The keys, lengths or types differ.
     """
     if own is None:
         fits = found is None or type(found) in (bool, int, float)
@@ -80,7 +85,10 @@ def check_form(found: Any, own: Any, place: str) -> None:
 
 
 def _check_optimizers(states: Any, optimizers: Any) -> None:
-    """Compares the settings of the groups of weights; the states themselves have checked shapes."""
+    """Checks the settings of the parameter groups, and that the step counts are numbers.
+
+    The shapes of the optimizer's states were checked when the checkpoint was loaded.
+    """
     found, own = list(_groups(states)), list(_groups([one.state_dict() for one in optimizers]))
     if len(found) != len(own):
         raise ValueError(f"its optimizer has {len(found)} groups of weights, not {len(own)}")
@@ -98,7 +106,7 @@ def _groups(value: Any) -> Any:
 
 
 def _values_of(value: Any, name: str) -> list[Any]:
-    """All values under a name, anywhere in dictionaries and lists."""
+    """Returns all values under a key, at any depth of dictionaries and lists."""
     if isinstance(value, dict):
         found = [value[name]] if name in value else []
         return found + [one for part in value.values() for one in _values_of(part, name)]

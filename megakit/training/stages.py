@@ -1,4 +1,4 @@
-"""A stage's work from a model and its data: train or predict, then write down what came of it."""
+"""Runs a stage: trains or predicts with a model and its data, and writes the results."""
 
 import shlex
 import time
@@ -34,20 +34,20 @@ def train_stage(
     next_verb: str | None = None,
     callbacks: Sequence[pl.Callback] = (),
 ) -> Path:
-    """Trains a model from where the run stands to its last step, and writes summary.json.
+    """Trains a model from the run's current step to its last step, and writes summary.json.
 
     Args:
-        run: What is to be done, and where.
+        run: The run's options, plan and directory.
         model: The Lightning module.
-        data: Its data module.
-        view: Says what TensorBoard can show of a validation batch and the model's output.
-        next_verb: What `./run` does next with the result.
-        callbacks: Further callbacks of Lightning. Each value that one of them logs as `val_<name>`
-            in `on_validation_epoch_end` becomes a column of metrics.csv, a curve and a figure on
-            the console.
+        data: The Lightning data module.
+        view: Converts a validation batch and the model's output to what TensorBoard shows.
+        next_verb: The `./run` command that uses the result, for a hint on the console.
+        callbacks: Further Lightning callbacks. Each value that a callback logs as `val_<name>` in
+            `on_validation_epoch_end` becomes a column of metrics.csv, a curve in TensorBoard and a
+            number on the console.
 
     Returns:
-        The best checkpoint.
+        The path of the best checkpoint.
     """
     resume_collector()
     _say_header(run)
@@ -74,18 +74,18 @@ def predict_stage(
     sources: Sequence[str] | None = None,
     write_report: Callable[[Path, Predictions], None] | None = None,
 ) -> Path:
-    """Classifies every sample of a data module's prediction set; writes down what came of it.
+    """Classifies each sample of a data module's prediction set, and writes the results.
 
-    That is predictions.csv, summary.json and figures. The figure of mistakes shows what samples
-    have as `data`, and is left out if that is no grey picture. Where labels are -1, since nobody
-    knows them, there are neither figures nor scores, nor a report.
+    The results are predictions.csv, summary.json and figures. The figure of mistakes shows the
+    `data` of samples. This figure is left out if `data` is not a grey picture. If a label is
+    unknown (-1), the function writes no figures, scores or report.
 
     Args:
-        run: What is to be done, and where.
+        run: The run's options, plan and directory.
         model: The Lightning module of a classifier.
-        data: Its data module.
-        sources: Where each sample comes from, for predictions.csv.
-        write_report: Writes report.html, given its path and the predictions.
+        data: The Lightning data module.
+        sources: The origin of each sample, for predictions.csv.
+        write_report: Writes report.html from its path and the predictions.
 
     Returns:
         The path of predictions.csv.
@@ -140,7 +140,7 @@ def predict_stage(
 
 
 def _answers(predictions: Predictions, sources: Sequence[str], most: int = 10) -> dict[str, str]:
-    """What was predicted of each sample, and how surely, if they are few enough to be listed."""
+    """Returns prediction and probability by source, or nothing for more than `most` samples."""
     if len(sources) > most:
         return {}
     shares = predictions.probabilities.max(axis=1)
@@ -149,7 +149,7 @@ def _answers(predictions: Predictions, sources: Sequence[str], most: int = 10) -
 
 
 def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list[str]:
-    """Draws what a classifier did to samples of known labels; returns the files' names."""
+    """Draws the figures of predictions for labelled samples; returns the names of the files."""
     labels, predicted = predictions.label, predictions.prediction
     num_classes = predictions.probabilities.shape[1]
     drawn = {"confusion_matrix.png": figures.confusion_matrix(labels, predicted, num_classes)}
@@ -181,7 +181,7 @@ def _say_header(run: Run) -> None:
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    """The part of summary.json that all stages share; what does not apply stays null."""
+    """Returns the entries of summary.json that all stages share. Unused entries are None."""
     layout = run.layout
     return {
         "stage": run.stage.name,
@@ -266,14 +266,19 @@ def _say_result(run: Run, best: Path, next_verb: str | None) -> None:
 
 
 def _sorted_columns(values: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Values by column of metrics.csv, those of validation first, the losses before the others."""
+    """Sorts values by column of metrics.csv: validation first, and losses before other values."""
     return sorted(
         values.items(), key=lambda item: (item[0][:4] != "val_", not item[0].endswith("_loss"))
     )
 
 
 def _not_default(options: Any, **names: str) -> list[str]:
-    """Those of some flags whose options differ from their defaults, with their values."""
+    """Returns the flags, with values, of options that differ from their defaults.
+
+    Args:
+        options: The options of the run.
+        names: The name of the option for each flag.
+    """
     fields = type(options).__dataclass_fields__
     return [
         part

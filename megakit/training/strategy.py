@@ -1,4 +1,4 @@
-"""NeMo's MegatronStrategy without what it does at every step and nobody reads."""
+"""Changes NeMo's MegatronStrategy: less work at every step, and an exact validation loss."""
 
 import functools
 import math
@@ -26,31 +26,31 @@ from megakit.training.validation import FromLastStage
 
 
 class ExactStrategy(nl.MegatronStrategy):
-    """MegatronStrategy with less logging, and an exact validation loss.
+    """Runs steps like NeMo's MegatronStrategy, with less logging and an exact validation loss.
 
-    NeMo's logs five values at every step through Lightning, each by way of a copied metric object;
-    that takes more time than the step of a small model. Here a step returns its loss, the strategy
-    remembers the gradient's norm, and callbacks log at their own interval.
+    NeMo's strategy logs five values at every step through Lightning, and copies a metric object for
+    each value. This logging takes longer than the step of a small model. Here, a step returns its
+    loss, the strategy stores the gradient norm, and callbacks log at their own interval.
 
     Attributes:
-        grad_norm: Norm of the last step's gradient before clipping, or None.
+        grad_norm: Norm of the last step's gradient before clipping; None before the first step.
     """
 
     grad_norm: float | None = None
-    ckpt_load_strictness: Any  # NeMo's, which it sets without a type
+    ckpt_load_strictness: Any  # NeMo sets this attribute without a type
 
     def _configure_launcher(self) -> None:
-        """Chooses what starts the other ranks; Lightning refuses in a notebook whatever could."""
+        """Chooses the launcher of the ranks; a single process gets one that works in a notebook."""
         super()._configure_launcher()
         if self.launcher is not None and self.num_processes == self.num_nodes == 1:
             self._launcher = _LauncherOfOne(self.cluster_environment, 1, 1)
 
     def setup_distributed(self) -> None:
-        """Sets up process groups; a process on its own needs no port for that."""
+        """Sets up the process groups; a single CPU process needs no network port."""
         if self.cluster_environment.world_size() == 1 and self.root_device.type == "cpu":
             self.store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # from C++
-        # NeMo gives its time-out to the first group only; Megatron lets all others wait for half an
-        # hour. To change it later is no use: gloo keeps to the one that a group was made with.
+        # NeMo sets its timeout on the first process group only. Megatron sets half an hour on all
+        # other groups. A later change has no effect: gloo keeps the timeout of a group's creation.
         seconds = int(os.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "600"))
         initialize = parallel_state.initialize_model_parallel
         parallel_state.initialize_model_parallel = functools.partial(
@@ -64,7 +64,11 @@ class ExactStrategy(nl.MegatronStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | os.PathLike[str], selective_restore: bool = False
     ) -> dict[str, Any]:
-        """Loads a checkpoint; one to go on from has to have this run's names, shapes and types."""
+        """Loads a checkpoint; resuming requires the run's own names, shapes and types.
+
+        Raises:
+            ValueError: The state in the checkpoint does not fit the run: see `check_restored`.
+        """
         goes_on = not selective_restore and self.trainer.state.fn == TrainerFn.FITTING
         strictness = self.ckpt_load_strictness
         if goes_on and strictness is None:
@@ -78,16 +82,16 @@ class ExactStrategy(nl.MegatronStrategy):
         return checkpoint
 
     def setup_megatron_parallel(self, trainer: Any) -> None:
-        """Sets up Megatron's parallel model."""
+        """Sets up Megatron's parallel model, and clears the caches of an earlier model."""
         super().setup_megatron_parallel(trainer)
         for name in ("_training_functions", "_calls_schedule", "_looked_up", "_from_last_stage"):
-            self.__dict__.pop(name, None)  # of another model, fitted before
+            self.__dict__.pop(name, None)
 
     def training_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> Any:
-        """One step through Megatron's schedule; returns the global batch's loss.
+        """Runs a training step through Megatron's schedule; returns the loss of the global batch.
 
         If the loss's `reduce` returns a dict of named values, this method returns the dict. On
-        pipeline stages before the last it returns a loss of 0.
+        pipeline stages before the last stage, this method returns a loss of 0.
         """
         with self.precision_plugin.train_step_context():
             for chunk in self.model:
@@ -102,7 +106,7 @@ class ExactStrategy(nl.MegatronStrategy):
 
     @functools.cached_property
     def _training_functions(self) -> dict[str, Any]:
-        """Which of the module's methods take part in a step: NeMo would look at every step."""
+        """Returns the module's methods for a training step; NeMo looks them up at every step."""
         find, module = _ModuleStepFunction, self.model.module
         return {
             "data_step": find.from_data_step(module, "training"),
@@ -112,12 +116,15 @@ class ExactStrategy(nl.MegatronStrategy):
 
     @functools.cached_property
     def _calls_schedule(self) -> bool:
-        """Whether a step may go straight to Megatron's schedule.
+        """Tells whether a training step can call Megatron's schedule directly.
 
-        NeMo's MegatronParallel stands in between. At every step it looks up the module's methods,
-        builds a record of the step, and tells callbacks of eight events: a twelfth of a small
-        model's time. It can be left out where nobody waits for those events but the data sampler,
-        which answers with constants, and where a stage has no neighbour to agree with on shapes.
+        By default, NeMo's MegatronParallel calls the schedule. At every step, MegatronParallel
+        looks up the module's methods, builds a record of the step, and notifies callbacks of eight
+        events. For a small model, this takes a twelfth of the time.
+
+        A direct call requires that only the data sampler handles these events, and that the data
+        sampler returns constants. A direct call also requires a single pipeline stage, because
+        several stages agree on tensor shapes.
         """
         sampler = self.data_sampler
         if not isinstance(sampler, MegatronDataSampler):
@@ -143,7 +150,7 @@ class ExactStrategy(nl.MegatronStrategy):
         return _LookedUp(self.model[0])
 
     def _run_schedule(self, dataloader_iter: Any) -> Any:
-        """What MegatronParallel makes of a training step, without its events."""
+        """Runs a training step like NeMo's MegatronParallel, but without its events."""
         module, plugin, sampler = self.model[0], self.precision_plugin, self.data_sampler
         found = self._training_functions
         data_step = found["data_step"](module) if found["data_step"] else default_data_step
@@ -167,16 +174,21 @@ class ExactStrategy(nl.MegatronStrategy):
         return loss_reduction.reduce(reports)
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
-        """Steps, and remembers what Megatron says of the gradient."""
-        is_first = self.grad_norm is None  # of this start
-        # Beyond NeMo's own method, which logs the norm at every step.
+        """Makes an optimizer step, and stores the gradient norm.
+
+        Raises:
+            UserError: The norm is NaN or infinite at the first step of this start.
+            RuntimeError: The norm is NaN or infinite at a later step.
+        """
+        is_first = self.grad_norm is None  # the first step of this start
+        # Skips NeMo's method, which logs the norm at every step.
         output = super(nl.MegatronStrategy, self).optimizer_step(
             optimizer, closure, model, **kwargs
         )
         _, self.grad_norm, _ = output
         if self.grad_norm is not None and not math.isfinite(self.grad_norm):
             found = f"Step {self.trainer.global_step + 1}: the gradient's norm is {self.grad_norm}"
-            if is_first:  # no step was made that a learning rate could have spoilt
+            if is_first:  # the learning rate cannot be the cause yet
                 raise UserError(
                     f"{found} with the weights that this run starts from. Use another checkpoint, "
                     "and look at the data."
@@ -187,15 +199,15 @@ class ExactStrategy(nl.MegatronStrategy):
         return output
 
     def validation_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> Any:
-        """One validation step; logs `val_loss` and the loss's other values on every rank.
+        """Runs a validation step; logs `val_loss` and the loss's other values on every rank.
 
-        The value NAME of a dict that the loss's `reduce` returned is logged as `val_NAME`.
+        If the loss's `reduce` returns a dict, its value `NAME` is logged as `val_NAME`.
         """
         with self.precision_plugin.val_step_context():
             result = self.model.validation_step(dataloader_iter, *args, **kwargs)
         values = self._from_last_stage(result)
         for name, value in values.items():
-            # batch_size=1 weighs all steps alike: padding makes them equal (see the data loader).
+            # batch_size=1 gives all steps equal weight: the data loader pads all to one size.
             self.lightning_module.log(
                 f"val_{name}", value, on_step=False, on_epoch=True, batch_size=1, logger=False
             )
@@ -207,10 +219,10 @@ class ExactStrategy(nl.MegatronStrategy):
 
 
 class _LookedUp:
-    """A model as Megatron's schedule sees it, which asks it for the same things at every step.
+    """Caches the attributes of a model that Megatron's schedule reads at every step.
 
-    Config, kind and methods lie four wrappers deep, and each look-up fails on its way at each of
-    them. Here what was found once is remembered.
+    Config, type and methods of the model are four wrappers deep. Without the cache, each lookup
+    first fails in each wrapper.
     """
 
     def __init__(self, model: Any) -> None:
@@ -222,6 +234,6 @@ class _LookedUp:
 
 
 class _LauncherOfOne(_SubprocessScriptLauncher):
-    """Lightning's launcher where there is nothing to start: that works in a notebook, too."""
+    """Launches nothing, for a job of a single process; Lightning accepts it in a notebook."""
 
     is_interactive_compatible = True

@@ -1,4 +1,4 @@
-"""NeMo's strategy and trainer, set up for one of our runs, and the two things to do with them."""
+"""Builds NeMo's strategy and trainer for a run; trains and predicts with them."""
 
 import os
 from collections.abc import Sequence
@@ -31,12 +31,12 @@ from megakit.training.views import MakeView, Pictures
 
 
 def build_strategy(layout: Layout, use_distributed_optimizer: bool = False) -> ExactStrategy:
-    """The strategy for a layout.
+    """Returns the strategy for a layout.
 
     Args:
-        layout: Sizes of the job.
-        use_distributed_optimizer: Whether data-parallel ranks share the optimizer's state; the
-            optimizer module has to say the same.
+        layout: The parallel sizes of the job.
+        use_distributed_optimizer: Whether to shard the optimizer's state over the data-parallel
+            ranks. The optimizer module needs the same setting.
     """
     write_within_this_process()
     return ExactStrategy(
@@ -45,9 +45,9 @@ def build_strategy(layout: Layout, use_distributed_optimizer: bool = False) -> E
         ddp=DistributedDataParallelConfig(
             use_distributed_optimizer=use_distributed_optimizer,
         ),
-        # Saves are short, and a writer in the background would not be exact.
+        # Saves are short, and asynchronous saves would not be exact.
         ckpt_async_save=False,
-        # Of the distributed optimizer's formats, the one that can be read back.
+        # The only format of the distributed optimizer that can be loaded again.
         ckpt_optim_fully_reshardable=use_distributed_optimizer,
         replace_progress_bar=False,
     )
@@ -60,17 +60,18 @@ def build_trainer(
     view: MakeView | None = None,
     callbacks: Sequence[pl.Callback] = (),
 ) -> nl.Trainer:
-    """A trainer for this run's layout, precision and length, with what our runs leave behind.
+    """Returns a trainer for a run's layout, precision and length, with callbacks and logger.
 
     Args:
-        run: What is to be done, and where.
+        run: The run's options, plan and directory.
         use_distributed_optimizer: See `build_strategy`.
-        view: Says what TensorBoard can show of a validation batch and the model's output.
-        callbacks: Further callbacks of Lightning; Lightning calls them before ours report and save.
+        view: Converts a validation batch and the model's output to what TensorBoard shows.
+        callbacks: Further Lightning callbacks. Lightning calls them before our callbacks report and
+            save.
     """
     options, layout = run.options, run.layout
     end_with_torchrun(run.console)
-    # NeMo takes the time-out of its process groups from here.
+    # NeMo reads the timeout of its process groups from this variable.
     os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(options.timeout)
     common: dict[str, Any] = {
         "accelerator": run.accelerator.name,
@@ -78,7 +79,7 @@ def build_trainer(
         "num_nodes": layout.num_nodes,
         "strategy": build_strategy(layout, use_distributed_optimizer),
         "plugins": nl.MegatronMixedPrecision(precision=options.precision),
-        # One validation step before training finds out whether --best-by names a validated value.
+        # One validation step before training checks that --best-by names a validated value.
         "num_sanity_val_steps": int(run.trains and run.best_by not in ("val_loss", "last")),
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -88,7 +89,7 @@ def build_trainer(
         return nl.Trainer(**common, logger=False, enable_checkpointing=False)
     resumed_step, max_steps = run.resumed_step, options.max_steps
     if run.plan.resume and read_manifest(Path(run.plan.resume)).final:
-        max_steps = resumed_step  # the run ended early, and only its summary is missing
+        max_steps = resumed_step  # the run ended early; only its summary is missing
     path = run.path / METRICS
     metrics = None
     if run.is_main:
@@ -102,10 +103,10 @@ def build_trainer(
         copied=[path],
         check_place=run.check_directory,
     )
-    # Lightning calls each callback several times a step, so there is none without a need.
+    # Lightning calls each callback several times a step, so an unneeded callback is left out.
     is_default = options.stop_after is None and run.best_by in ("val_loss", "last")
     stop = [] if is_default else [StopWithoutProgress(writer, options.stop_after)]
-    # What an earlier start logged beyond the step that it goes on from is hidden.
+    # `purge_step` hides the values that an earlier start logged after the resumed step.
     logger = TensorBoardLogger(
         run.path,
         name="",
@@ -120,11 +121,11 @@ def build_trainer(
         **common,
         max_steps=max_steps,
         val_check_interval=options.val_interval,
-        # Steps, not epochs, count: the training set is as long as the training.
+        # The interval counts steps, not epochs: the whole training is one epoch.
         check_val_every_n_epoch=None,
-        # A whole number counts global batches: see `MegatronDataModule.reconfigure_limit_batches`.
+        # An integer counts global batches: see `MegatronDataModule.reconfigure_limit_batches`.
         limit_val_batches=options.limit_val_batches or 1.0,
-        # Values go to TensorBoard by `Reporter`.
+        # Lightning logs nothing: `Reporter` writes the values to TensorBoard.
         log_every_n_steps=options.max_steps + 1,
         logger=logger,
         profiler=DataClock(),
@@ -141,7 +142,7 @@ def build_trainer(
 
 
 def _hyperparameters(run: Run) -> dict[str, Any]:
-    """What a run was asked for, as far as a person would compare runs by it."""
+    """Returns the settings of a run by which a user compares runs."""
     layout, left_out = run.layout, ("start", CODE, CHANGES)
     return {
         "stage": run.stage.name,
@@ -154,14 +155,14 @@ def _hyperparameters(run: Run) -> dict[str, Any]:
 
 
 def train(*, model: Any, data: Any, trainer: Any, log: Any = None, resume: Any = None) -> None:
-    """Trains a model: what `nemo.collections.llm.train` does, without the packages that it needs.
+    """Trains a model like `nemo.collections.llm.train`, which needs more packages.
 
     Args:
-        model: A Lightning module as NeMo's strategies want it.
-        data: Its data module.
-        trainer: `nemo.lightning.Trainer`.
+        model: A Lightning module for NeMo's strategies.
+        data: The Lightning data module.
+        trainer: The `nemo.lightning.Trainer`.
         log: A NeMoLogger, or None.
-        resume: An AutoResume that finds where to go on, or None.
+        resume: An AutoResume that finds the checkpoint to resume from, or None.
     """
     if log is not None:
         log.setup(trainer, resume_if_exists=getattr(resume, "resume_if_exists", False))
@@ -172,13 +173,13 @@ def train(*, model: Any, data: Any, trainer: Any, log: Any = None, resume: Any =
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model returned for every sample, in no particular order.
+    """Holds a model's outputs for all samples, in no particular order.
 
     Attributes:
-        output: float32 (N, ...).
-        idx: int64 (N,).
-        label: int64 (N,).
-        latent: float32 (N, dimensions), or None where the model tells none.
+        output: The outputs, float32 (N, ...).
+        idx: The index of each sample, int64 (N,).
+        label: The label of each sample, int64 (N,).
+        latent: The latent points, float32 (N, dimensions); None if the model returns none.
     """
 
     output: np.ndarray
@@ -187,13 +188,13 @@ class Outputs:
     latent: np.ndarray | None = None
 
     def check_finite(self, source: str | None) -> None:
-        """Refuses outputs that are NaN or infinite: finite weights can be too large as well.
+        """Refuses NaN and infinite outputs, which finite but too large weights can cause.
 
         Args:
             source: The checkpoint that the model was loaded from, for the message.
 
         Raises:
-            UserError: There are some.
+            UserError: An output is NaN or infinite.
         """
         values = [self.output] if self.latent is None else [self.output, self.latent]
         if not all(np.isfinite(value).all() for value in values):
@@ -204,16 +205,16 @@ class Outputs:
 
 
 def predict(*, model: Any, data: Any, trainer: Any) -> Outputs | None:
-    """Runs a model over the data module's prediction set, each sample exactly once.
+    """Runs a model on the data module's prediction set, each sample exactly once.
 
     Args:
-        model: Its `predict_step` returns a dict of `output`, `idx`, `label`, `loss_mask` and, where
-            the model has one, `latent`.
-        data: The data module.
-        trainer: `nemo.lightning.Trainer`.
+        model: A Lightning module. Its `predict_step` returns a dict with `output`, `idx`, `label`,
+            `loss_mask` and optionally `latent`.
+        data: The Lightning data module.
+        trainer: The `nemo.lightning.Trainer`.
 
     Returns:
-        All ranks' outputs on the job's first process, None on the others.
+        The outputs of all ranks on rank 0; None on other ranks.
     """
     batches = trainer.predict(model, datamodule=data) or []
     columns: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""Named values of a validation: those that a loss reports, and metrics of torchmetrics."""
+"""Computes the named values of a validation: values of the loss and torchmetrics metrics."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from megakit.runtime.patching import existing
 
 @dataclass(frozen=True)
 class ValidationMetric:
-    """A metric of torchmetrics, and what it is computed from.
+    """Describes a torchmetrics metric and its arguments.
 
-    A Lightning module returns these by name from `validation_metrics()`. The value of the metric
-    `accuracy` over the whole validation set is logged as `val_accuracy`.
+    The method `validation_metrics()` of a Lightning module returns a dict of these objects by name.
+    The value of the metric `accuracy` over the whole validation set is logged as `val_accuracy`.
 
     Attributes:
-        metric: The metric, new.
-        arguments: Maps a micro batch and the model's output on it to the arguments of the metric's
-            `update`: tensors (B, ...), from which padding samples are then removed.
-        higher_is_better: For `--best-by`; by default the metric says it.
+        metric: A new metric object.
+        arguments: Maps a micro batch and the model's output to the arguments of the metric's
+            `update`. The arguments are tensors (B, ...); padding samples are then removed.
+        higher_is_better: The direction for `--best-by`. The default is the metric's own attribute.
     """
 
     metric: Metric
@@ -35,10 +35,10 @@ class ValidationMetric:
 
 
 class ValidationMetrics(pl.Callback):
-    """Computes the metrics that a Lightning module names, exactly, at each validation.
+    """Computes the metrics of a Lightning module exactly at each validation.
 
-    Each micro batch updates the metrics on the last pipeline stage, where the model's output is.
-    torchmetrics gathers their states over the data-parallel ranks at the end of the validation.
+    Each micro batch updates the metrics on the last pipeline stage, where the model's output is. At
+    the end of the validation, torchmetrics gathers the metric states over the data-parallel ranks.
 
     Args:
         metrics: The metrics by name, at least one.
@@ -49,7 +49,7 @@ class ValidationMetrics(pl.Callback):
         self._listener = MicroBatchListener(self._update)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Resets the metrics, and has NeMo report micro batches on the last pipeline stage."""
+        """Resets the metrics, and adds a listener for micro batches on the last pipeline stage."""
         for each in self.metrics.values():
             metric = each.metric.to(trainer.strategy.root_device)
             metric.process_group = parallel_state.get_data_parallel_group()
@@ -73,7 +73,7 @@ class ValidationMetrics(pl.Callback):
                 each.metric.update(*arguments)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Logs each metric's value, the same on every rank."""
+        """Logs the value of each metric; all ranks log the same value."""
         values = {}
         if parallel_state.is_pipeline_last_stage():
             values = {name: each.metric.compute() for name, each in self.metrics.items()}
@@ -83,22 +83,25 @@ class ValidationMetrics(pl.Callback):
             pl_module.log(f"val_{name}", value, batch_size=1, logger=False)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Ends NeMo's reports of micro batches."""
+        """Removes the listener for micro batches."""
         if self._listener in listeners(trainer):
             listeners(trainer).remove(self._listener)
 
 
 def metrics_of(pl_module: Any) -> list[ValidationMetrics]:
-    """Returns the callback for a Lightning module's metrics; none for a module without metrics."""
+    """Returns a list with the callback for a module's metrics; empty without metrics."""
     find = getattr(pl_module, "validation_metrics", None)
     metrics = dict(find()) if find is not None else {}
     return [ValidationMetrics(metrics)] if metrics else []
 
 
 class FromLastStage:
-    """Brings named values from the last pipeline stage to every stage.
+    """Broadcasts named values from the last pipeline stage to all stages.
 
-    The stages exchange the names once. After that, one tensor per call is broadcast.
+    The first call broadcasts the names. Every call broadcasts one tensor of values.
+
+    Args:
+        device: The device of the tensor. The default is the device of the values.
     """
 
     def __init__(self, device: Any = None) -> None:
@@ -106,13 +109,14 @@ class FromLastStage:
         self._names: list[str] | None = None
 
     def __call__(self, values: Any) -> dict[str, Tensor]:
-        """Returns the last stage's values, float32 scalars, on every stage.
+        """Returns the values of the last stage as float32 scalars, on every stage.
 
         Args:
-            values: What a loss's `reduce` returned, or a dict of scalars. Ignored on other stages.
+            values: The return value of a loss's `reduce`, or a dict of scalars. On other stages,
+                only the device of the values is used.
 
         Raises:
-            ValueError: A value is no scalar, or the names differ from those of the first call.
+            ValueError: A value is not a scalar, or the names differ from the first call's names.
         """
         is_last = parallel_state.is_pipeline_last_stage()
         own = checked(values, "the loss's reduce") if is_last else {}
@@ -155,10 +159,14 @@ def _device_of(values: Any) -> torch.device:
 
 
 def checked(values: Any, source: str) -> dict[str, Tensor]:
-    """Returns named values as float32 scalars; a tensor alone is the loss.
+    """Returns named values as float32 scalars; a single tensor gets the name `loss`.
+
+    Args:
+        values: A tensor, or values by name.
+        source: The function that returned the values, for messages.
 
     Raises:
-        ValueError: A value is not one number, or has no name that a column can have.
+        ValueError: A value is not one number, or a name is not a Python identifier.
     """
     named = values if isinstance(values, Mapping) else {"loss": values}
     device = next((v.device for v in named.values() if isinstance(v, Tensor)), None)
@@ -180,28 +188,32 @@ def checked(values: Any, source: str) -> dict[str, Tensor]:
 
 
 def to_floats(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Copies named scalars from their device at once."""
+    """Copies named scalars from their device in one transfer."""
     return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
 
 def real_samples(batch: Any) -> Tensor:
-    """Returns which samples of an evaluation batch are not padding: bool (B,)."""
+    """Returns a mask of an evaluation batch, True for samples that are not padding: bool (B,)."""
     mask: Tensor = batch["loss_mask"]
     return (mask > 0).reshape(len(mask), -1).any(dim=1)
 
 
 class MicroBatchListener:
-    """What NeMo calls after each micro batch.
+    """Passes each micro batch and the model's output to a function.
 
-    A callback that had this method itself would be called in training too, which makes each step
-    slower. Callbacks therefore add a listener to `listeners(trainer)` for a validation only.
+    If a callback had the method `on_megatron_microbatch_end`, NeMo would also call the method in
+    training, which slows down each step. Callbacks therefore add a listener to
+    `listeners(trainer)`, only for the duration of a validation.
+
+    Args:
+        look: The function.
     """
 
     def __init__(self, look: Callable[[Any, Any], None]) -> None:
         self._look = look
 
     def on_megatron_microbatch_end(self, batch: Any, output: Any) -> None:
-        """Passes on the batch and the model's output."""
+        """Calls the function with the batch and the model's output."""
         self._look(batch, output)
 
 
@@ -215,11 +227,12 @@ def listeners(trainer: pl.Trainer) -> list[Any]:
 def higher_is_better(column: str, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
     """Tells whether the best value of a validated column is the highest one.
 
-    A metric says so itself, or its `ValidationMetric` does. A loss or a callback says so by an
-    attribute `higher_is_better`, a collection of names. By default the lowest value is best.
+    A metric or its `ValidationMetric` has an attribute `higher_is_better`. A loss or a callback may
+    have an attribute `higher_is_better`, a collection of names. By default the lowest value is
+    best.
 
     Raises:
-        UserError: A metric of torchmetrics does not say.
+        UserError: Neither a metric nor its `ValidationMetric` defines the direction.
     """
     name = column.removeprefix("val_")
     for callback in trainer.callbacks:

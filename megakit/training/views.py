@@ -1,4 +1,4 @@
-"""Pictures of what a model does to the validation set, for TensorBoard."""
+"""Draws pictures of a model's outputs on the validation set, for TensorBoard."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from megakit.training.validation import MicroBatchListener, listeners, real_samp
 
 @dataclass(frozen=True)
 class View:
-    """What can be seen of B samples; what a model does not have stays None.
+    """Holds what can be drawn of B samples; an output that the model does not have is None.
 
     Attributes:
-        images: In [0, 1], (B, 1, height, width).
-        label: Classes, int64 (B,).
-        reconstructions: What an autoencoder makes of the images, like them.
-        latent: Where the model places each sample, (B, dimensions).
-        logits: Of each class, (B, classes).
+        images: The images, with values in [0, 1], (B, 1, height, width).
+        label: The classes, int64 (B,).
+        reconstructions: An autoencoder's reconstructions, with the range and shape of `images`.
+        latent: The latent point of each sample, (B, dimensions).
+        logits: The logits of each class, (B, classes).
     """
 
     images: Tensor
@@ -36,19 +36,20 @@ class View:
     logits: Tensor | None = None
 
 
-#: What a script says of its model: what can be seen of a batch and the model's output.
+#: The function of a script that converts a batch and the model's output to a `View`.
 MakeView = Callable[[Any, Any], View]
 
 
 class Pictures(pl.Callback):
-    """Draws some reconstructions at each validation, and at the last one all that there is to see.
+    """Draws some reconstructions at each validation, and all pictures after step `max_steps`.
 
-    It watches the micro batches that validation computes anyway, on the last pipeline stage, where
-    the model's output is, and sends what is drawn to the process that writes.
+    The callback collects samples from the micro batches of the validation, on the last pipeline
+    stage, where the model's output is. All ranks gather the samples, and the rank that writes files
+    draws the pictures.
 
     Args:
-        make_view: Says what can be seen of a micro batch.
-        board: Where the pictures go; None on ranks that write nothing.
+        make_view: Converts a micro batch and the model's output to a `View`.
+        board: Receives the pictures; None on ranks that write no files.
     """
 
     NUM_RECONSTRUCTIONS = 10
@@ -63,7 +64,7 @@ class Pictures(pl.Callback):
         self._listener = MicroBatchListener(self.look)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Decides how many samples to look at, and on which ranks."""
+        """Sets the number of samples to collect, and starts collecting on ranks with outputs."""
         self._kept = []
         is_source = (
             parallel_state.is_pipeline_last_stage()
@@ -75,7 +76,7 @@ class Pictures(pl.Callback):
             listeners(trainer).append(self._listener)
 
     def look(self, batch: Any, output: Any) -> None:
-        """Looks at a micro batch, if more of them are wanted."""
+        """Collects the samples of a micro batch, unless there are enough samples."""
         if self._wanted <= 0:
             return
         view = self.make_view(batch, output)
@@ -90,7 +91,7 @@ class Pictures(pl.Callback):
         self._wanted -= len(view.label)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draws what was seen."""
+        """Stops collecting, gathers the samples of all ranks, and draws the pictures."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         if self._listener in listeners(trainer):

@@ -1,22 +1,22 @@
 "use strict";
 
-// Runs a model that `megakit/models/graph.py` traced. A tensor is { shape, data }; numbers are
-// doubles.
+// Runs a model that `megakit/models/graph.py` traced. A tensor is { shape, data }, with 64-bit
+// numbers.
 
-// The operations, by name. Each takes the operation's settings (`shape` is the output's) and the
-// input tensors, and returns the numbers of the output.
+// The operations by name. Arguments: the operation's settings, in which `shape` is the output's
+// shape, and the input tensors. Each operation returns the numbers of the output.
 const OPERATIONS = (() => {
   const each = (change) => (settings, [x]) => x.data.map(change);
   const sigmoid = (v) => 1 / (1 + Math.exp(-v));
 
-  function erf(v) { // Abramowitz and Stegun 7.1.26: the error is below 1.5e-7, as of a float32
+  function erf(v) { // Abramowitz and Stegun 7.1.26: the error is below 1.5e-7, like that of float32
     const t = 1 / (1 + 0.3275911 * Math.abs(v));
     const factors = [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592];
     const sum = factors.reduce((total, factor) => (total + factor) * t, 0);
     return Math.sign(v) * (1 - sum * Math.exp(-v * v));
   }
 
-  // For each number of the output: the place of the input's number that is broadcast to it.
+  // Returns, for each output number, the index of the input number that is broadcast to it.
   function places(from, to) {
     const shape = [...Array(to.length - from.length).fill(1), ...from];
     let found = [0], stride = 1;
@@ -47,7 +47,7 @@ const OPERATIONS = (() => {
     });
   }
 
-  // Replaces each group of so many numbers that follow each other.
+  // Applies `change` to each group of `length` successive numbers.
   function inGroups(data, length, change) {
     const result = new Float64Array(data.length);
     for (let start = 0; start < data.length; start += length) {
@@ -94,8 +94,8 @@ function softmax(values) {
   return exponentials.map((v) => v / total);
 }
 
-// Reads the text that `embed_graph` of `megakit/reporting/report.py` puts into a page. Returns a
-// function from the numbers of an input to the numbers of each output, by the output's name.
+// Reads the text that `embed_graph` of `megakit/reporting/report.py` writes into a page. Returns a
+// function that maps the numbers of an input to the numbers of each output, by output name.
 function readGraph(text) {
   const { graph, weights } = JSON.parse(text);
   const constants = Object.fromEntries(Object.entries(weights).map(([name, { shape, float32 }]) => {
