@@ -68,6 +68,11 @@ class StopWithoutProgress(pl.Callback):
         self.best: float | None = None
         self.num_without = 0
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether training stops if the next validation has no better value."""
+        return self.stop_after is not None and self.num_without + 1 >= self.stop_after
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets whether a higher or a lower value is better."""
         name = self.writer.best_by

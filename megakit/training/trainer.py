@@ -132,9 +132,9 @@ def build_trainer(
         callbacks=[
             ExactSteps(),
             *callbacks,
+            *stop,  # before `Pictures`, which draws more after the last validation
             *([Pictures(view, board)] if view is not None else []),
             Reporter(run.console, run.stage.name, writer, metrics, board),
-            *stop,
             StopOnSignal(writer),
             writer,
         ],

@@ -14,6 +14,7 @@ from torch import Tensor
 from megakit.reporting import drawing, figures
 from megakit.reporting.predictions import Predictions
 from megakit.reporting.tensorboard import TensorBoard
+from megakit.training.callbacks import StopWithoutProgress
 from megakit.training.validation import MicroBatchListener, listeners, real_samples
 
 
@@ -41,7 +42,7 @@ MakeView = Callable[[Any, Any], View]
 
 
 class Pictures(pl.Callback):
-    """Draws some reconstructions at each validation, and all pictures after step `max_steps`.
+    """Draws some reconstructions at each validation, and all pictures after the last validation.
 
     The callback collects samples from the micro batches of the validation, on the last pipeline
     stage, where the model's output is. All ranks gather the samples, and the rank that writes files
@@ -70,8 +71,13 @@ class Pictures(pl.Callback):
             parallel_state.is_pipeline_last_stage()
             and parallel_state.get_tensor_model_parallel_rank() == 0
         )
-        is_last = trainer.global_step == trainer.max_steps
-        self._wanted = 10**9 if is_last else self.NUM_RECONSTRUCTIONS
+        may_stop = any(
+            callback.may_stop
+            for callback in trainer.callbacks
+            if isinstance(callback, StopWithoutProgress)
+        )
+        may_be_last = may_stop or trainer.global_step == trainer.max_steps
+        self._wanted = 10**9 if may_be_last else self.NUM_RECONSTRUCTIONS
         if is_source and trainer.state.fn == "fit" and not trainer.sanity_checking:
             listeners(trainer).append(self._listener)
 
@@ -107,7 +113,7 @@ class Pictures(pl.Callback):
         columns = {name: np.concatenate([batch[name] for batch in seen]) for name in seen[0]}
         step = trainer.global_step
         self._draw_reconstructions(columns, step)
-        if step == trainer.max_steps:
+        if step == trainer.max_steps or trainer.should_stop:
             self._draw_the_rest(columns, step)
 
     def _draw_reconstructions(self, seen: Mapping[str, NDArray[Any]], step: int) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from megakit.checkpoints import best_checkpoint, read_manifest
-from tests.faults.harness import BEFORE_STEP, Fault, Training
+from tests.faults.harness import BEFORE_STEP, Fault, Training, curves
 from tests.scripts import read_csv, read_json
 
 #: The learning rate is so high that the loss soon rises now and then.
@@ -54,6 +54,11 @@ def test_it_stops_after_two_validations_without_a_better_accuracy(whole: Trainin
     assert read_manifest(whole.checkpoints / f"step={last:06}").final
     # The learning rate is that of step N of 200.
     assert float(rows[-1]["lr"]) > 0.01
+
+
+def test_the_last_pictures_are_drawn_where_it_stopped(whole: Training) -> None:
+    shown = curves(whole.path / "tensorboard")
+    assert [step for step, _ in shown["validation/finetune_pictures/mistakes"]] == [steps_of(whole)]
 
 
 def test_the_same_command_says_done(whole: Training) -> None:

@@ -40,6 +40,8 @@ def validate(callback: Any, step: int, sizes: tuple[int, ...], padding: int = 0)
     trainer: Any = SimpleNamespace(
         global_step=step,
         max_steps=40,
+        should_stop=False,
+        callbacks=[callback],
         world_size=1,
         sanity_checking=False,
         state=SimpleNamespace(fn="fit"),
