@@ -134,7 +134,7 @@ class TrainingOptions(CommonOptions):
     """Validate on the first N global batches; by default on all validation data."""
 
     best_by: str = "val_loss"
-    """Column of metrics.csv that selects the best checkpoint, for example val_accuracy; last
+    """Column of metrics.csv that selects the best checkpoint, for example val_accuracy. "last"
     selects the last checkpoint."""
 
     stop_after: Annotated[int | None, Range(least=1, most=MOST)] = None
