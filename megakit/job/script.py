@@ -1,6 +1,6 @@
 """Runs a script: checks everything, plans the job, does the work, reports the result and exits.
 
-No module here imports torch before the command line is parsed.
+Nothing here imports torch before the command line is parsed.
 """
 
 import contextlib

@@ -23,8 +23,8 @@ from megakit.job.cluster import Cluster
 def join_store(cluster: Cluster, timeout: int) -> Iterator[Any]:
     """Connects this rank to the store of its job; rank 0 hosts the store.
 
-    Until the end of the block, rank 0 sends the port of the store to every rank that connects. The
-    environment then names the store, so that torch's process group uses the same store.
+    Until the end of the block, rank 0 sends the port of the store to every rank that connects.
+    Environment variables make torch's process group use the same store.
 
     Args:
         cluster: The job, and the rank of this process.
