@@ -221,7 +221,10 @@ def rng_tracker_is_seeded() -> None:
 
 
 def loaded_tensors_stay() -> None:
-    """Leaves loaded tensors on the CPU; NeMo moves them to the current GPU, which it asserts."""
+    """Leaves loaded tensors on the CPU.
+
+    NeMo asserts that there is a GPU, and moves loaded tensors to the current GPU.
+    """
     from nemo.lightning.io import pl
 
     replace(pl, "_fix_tensors_device", lambda checkpoint: checkpoint)

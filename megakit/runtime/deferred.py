@@ -39,7 +39,7 @@ class _Later:
         return self._real()(*args, **kwargs)
 
     def context(self, *args: Any) -> Callable[[Callable], Callable]:
-        """Works as `pyplot.style.context`, with which torchmetrics decorates its plots."""
+        """Works like `pyplot.style.context`, with which torchmetrics decorates its plots."""
 
         def decorate(plot: Callable) -> Callable:
             @functools.wraps(plot)

@@ -38,7 +38,7 @@ def reading(what: object, remedy: str) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Escapes characters that break a line or control a terminal, such as newlines in file names."""
+    """Escapes characters that break a line or control a terminal, e.g. newlines in file names."""
     return "".join(
         char
         if char.isprintable() or unicodedata.category(char) == "Zs"  # spaces of all kinds
