@@ -1,4 +1,4 @@
-"""Options, checks, processes and run directories of a job. Importing it does not import torch."""
+"""Options, checks, processes and run directories of a job, imported without torch."""
 
 import lazy_loader as lazy
 

@@ -33,7 +33,7 @@ class Cluster:
         num_nodes: Number of machines.
         left_over: Processes that remain after every machine has `devices` processes; has to be 0.
         local_rank: Rank of this process on its machine.
-        node: Index of this machine in a job of srun; otherwise 0.
+        node: Index of this machine in an srun job; otherwise 0.
         address: Host name or address of the machine of rank 0.
         ports: Ports at which rank 0 may listen, in the order in which the ranks try them.
         name: Distinguishes this job from another job on the same machines.

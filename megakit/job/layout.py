@@ -1,4 +1,4 @@
-"""Plans how a job's processes share the work, and checks the plan before they start."""
+"""Plans how a job's processes share the work, and checks the plan before the processes start."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,7 +54,7 @@ def plan_layout(
     num_pipeline_stages: int,
     num_heads: int = 0,
 ) -> tuple[Layout, list[str]]:
-    """Plans the requested layout and finds the reasons why it is impossible.
+    """Plans the requested layout, and returns the reasons if the layout is impossible.
 
     Args:
         options: Options of the command line.

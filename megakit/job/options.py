@@ -58,7 +58,7 @@ class CommonOptions:
     """Pipeline stages that split the layers; the remaining ranks are data parallel."""
 
     micro_batch_size: Annotated[int | None, Range(least=1, most=2**24)] = None
-    """Samples per rank and forward pass; by default the fastest measured number."""
+    """Samples per rank and forward pass; by default as many as were fastest in measurements."""
 
     num_workers: Annotated[int, Range(least=0, most=256)] = 0
     """Data loader workers per rank; they prefetch batches."""
@@ -91,8 +91,8 @@ class CommonOptions:
         Args:
             previous: Dataset of the run or checkpoint that this run continues from, if any.
             report: Prints one line for the user.
-            may_download: Whether to download missing data. It is False for a command that is
-                refused for another reason; `report` then prints nothing.
+            may_download: Whether to download missing data. False if the command is refused for
+                another reason; `report` then prints nothing.
 
         Raises:
             UserError: The data is missing or damaged.
@@ -134,8 +134,8 @@ class TrainingOptions(CommonOptions):
     """Validate on the first N global batches; by default on all validation data."""
 
     best_by: str = "val_loss"
-    """Column of metrics.csv that selects the best checkpoint, for example val_accuracy. "last"
-    selects the last checkpoint."""
+    """Column of metrics.csv that selects the best checkpoint, for example val_accuracy. last: use
+    the last checkpoint."""
 
     stop_after: Annotated[int | None, Range(least=1, most=MOST)] = None
     """Stop after N validations in a row without a better value of --best-by; by default never.

@@ -100,7 +100,7 @@ def prepare(
 
     Returns:
         The plan, and an `ExitStack` that holds the locks on the run directory and on the
-        checkpoint that the job starts from. It has to stay open while the job runs.
+        checkpoint that the job starts from. The stack has to stay open while the job runs.
 
     Raises:
         UserError: Lists all problems that can be found together.

@@ -249,7 +249,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def _is_silent(statement: ast.stmt) -> bool:
-    """Returns whether a statement has no digest: a docstring, an import or a main guard."""
+    """Returns whether a statement has no digest, such as a docstring, import or main guard."""
     if isinstance(statement, ast.Import | ast.ImportFrom) or _is_idle(statement):
         return True
     if isinstance(statement, ast.If):

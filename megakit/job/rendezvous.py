@@ -88,7 +88,7 @@ def _agree(
 
 
 def _are_there(store: Any, keys: list[str], timeout: int) -> bool:
-    """Waits until a store has all keys; returns whether it has them in time.
+    """Waits until a store has all keys; returns False after the timeout.
 
     The loop is in Python, because Python handles no signals during a wait in torch's C++ code.
     """
@@ -135,7 +135,7 @@ def is_first_to_fail() -> bool:
 
 
 def _as_torchrun_says_it(cluster: Cluster) -> dict[str, str]:
-    """Returns a rank's place in a job of srun as torchrun's variables, which all libraries read."""
+    """Returns a rank's place in an srun job as torchrun's variables, which all libraries read."""
     return {
         "RANK": str(cluster.rank),
         "LOCAL_RANK": str(cluster.local_rank),

@@ -58,7 +58,7 @@ class Run(Generic[OptionsT_co]):
         options: Options of the command line.
         plan: The plan made from the options.
         console: Prints messages for the user.
-        is_main: Whether this process, the only one of the job, writes files and prints messages.
+        is_main: Whether this process writes files and prints messages; one process of a job does.
         began: When the script began, by `time.perf_counter()`.
         results: Entries for summary.json, which the work function adds.
     """

@@ -66,10 +66,10 @@ def is_certainly_cpu(requested: AcceleratorName) -> bool:
 def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
     """Makes Megatron and NeMo run on an accelerator; call it before any other use of them.
 
-    Imports NeMo. The patches of `megakit.runtime.cpu` are applied only for a CPU. For both
-    accelerators, stand-ins replace absent optional parts of NeMo (`optional_packages`), collectives
-    of a single rank are skipped (`single_rank`), and no code in checkpoints is run
-    (`safe_reading`).
+    Imports NeMo. The patches of `megakit.runtime.cpu` are applied only for a CPU. The following
+    patches are applied for both accelerators. Stand-ins replace absent optional parts of NeMo
+    (`optional_packages`). Collectives of a single rank are skipped (`single_rank`). No code in
+    checkpoints is run (`safe_reading`).
 
     Raises:
         ValueError: The name is not `cpu` or `gpu`.

@@ -34,7 +34,7 @@ def _means_cuda(device: Any) -> bool:
 
 
 def current_device_is_the_cpu() -> None:
-    """Makes `torch.cuda.current_device()`, where Megatron creates its buffers, the CPU."""
+    """Makes `torch.cuda.current_device()` return the CPU; Megatron creates its buffers there."""
     replace(torch.cuda, "current_device", lambda: CPU)
     replace(torch.cuda, "set_device", lambda device: None)
 
@@ -135,7 +135,7 @@ def streams_do_nothing() -> None:
 
 
 def memory_figures_are_zero() -> None:
-    """Makes the figures of GPU memory, which NeMo and Megatron report, 0."""
+    """Makes torch report 0 bytes of GPU memory to NeMo and Megatron, which report the figures."""
     for name in (
         *("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"),
         "reset_peak_memory_stats",
@@ -154,7 +154,7 @@ def random_state_is_the_cpus() -> None:
 
 
 def nccl_means_gloo() -> None:
-    """Replaces the backend NCCL by gloo, since options of NeMo and Megatron may name NCCL."""
+    """Replaces the backend NCCL with gloo, since options of NeMo and Megatron may name NCCL."""
     for name in ("init_process_group", "new_group"):
         original = getattr(torch.distributed, name)
 

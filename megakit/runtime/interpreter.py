@@ -1,4 +1,4 @@
-"""Checks the settings of Python and the system that the frameworks need, before their import."""
+"""Checks settings of Python and the system before the frameworks are imported."""
 
 import os
 import resource

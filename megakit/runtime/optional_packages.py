@@ -28,7 +28,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def without_modelopt() -> None:
-    """Replaces NeMo's helpers for ModelOpt by functions that do nothing.
+    """Replaces NeMo's helpers for ModelOpt with functions that do nothing.
 
     NeMo calls these helpers at every save, load and step. Only the helpers' modules are replaced,
     so `nemo.collections.llm` itself does not change.

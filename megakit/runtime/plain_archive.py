@@ -24,7 +24,7 @@ from megakit.runtime.plain_pickle import (
     load,
 )
 
-#: Largest accepted pickle in an archive, in bytes. It is small, since it has no tensor data.
+#: Largest accepted pickle in an archive, in bytes: pickles are small, as they have no tensor data.
 MAX_PICKLE = 64 << 20
 MAX_DIMENSIONS = 64
 _File = io.RawIOBase | io.BufferedIOBase

@@ -231,13 +231,13 @@ class _Machine:
         target.__dict__.update(state)
 
     def push_storage(self) -> None:
-        """Executes pickle's BINPERSID: replaces a persistent id by its storage."""
+        """Executes pickle's BINPERSID: replaces a persistent id with its storage."""
         if self.storage is None:
             raise RefusedError("it has a persistent id, which no checkpoint needs")
         self.stack.append(self.storage(self.stack.pop()))
 
     def tuple_of(self, size: int) -> None:
-        """Replaces the topmost values by a tuple of them."""
+        """Replaces the topmost values with a tuple of them."""
         if len(self.stack) < size:
             raise RefusedError("it takes values that are not there")
         items = self.stack[len(self.stack) - size :]
@@ -325,7 +325,7 @@ def _check_result(root: Any, machine: _Machine) -> None:
     """Raises RefusedError for a vocabulary entry, a cycle, deep nesting or excessive sharing.
 
     With shared values, a small pickle causes endless work in code that walks through the result.
-    Replacing x by `[x, x]` ten times turns one value into a thousand. Replacing x sixty times makes
+    Replacing x with `[x, x]` ten times turns one value into a thousand. Replacing x sixty times makes
     more values than a program can visit.
     """
     # Depth and number of values of every measured container, by id; None while it is measured.

@@ -20,7 +20,7 @@ from megakit.runtime.patching import replace
 
 
 def results_queue_is_an_ordinary_one() -> None:
-    """Replaces Megatron's queue, which is in a separate process, by a queue in this process."""
+    """Replaces Megatron's queue, which is in a separate process, with a queue in this process."""
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     results: queue.Queue[Any] = queue.Queue()
@@ -28,7 +28,7 @@ def results_queue_is_an_ordinary_one() -> None:
 
 
 def writers_are_threads() -> None:
-    """Replaces Megatron's forked writer processes by threads.
+    """Replaces Megatron's forked writer processes with threads.
 
     Writing to files and hashing do not hold Python's global interpreter lock.
     """

@@ -1,4 +1,4 @@
-"""Checks the shared memory for batches of data loader workers, and explains ends of workers."""
+"""Checks shared memory for batches of data loader workers, and explains why a worker ended."""
 
 import os
 import re
