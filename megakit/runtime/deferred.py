@@ -3,8 +3,8 @@
 Lightning imports torchmetrics. The audio metrics of torchmetrics import `scipy.signal`, its image
 metrics import torchvision, and its plots import matplotlib. These imports take a third of the start
 of a script. While torchmetrics is imported, stand-in modules replace these packages. An attribute
-of a stand-in imports the real package when it is first used. After the import of torchmetrics,
-`import torchvision` imports the real package.
+of a stand-in imports the real package when the attribute is first used. After the import of
+torchmetrics, `import torchvision` imports the real package.
 """
 
 import functools
@@ -22,7 +22,7 @@ NAMES: tuple[str, ...] = (
 
 
 class _Later:
-    """An attribute of a module, which is imported at a call or attribute access.
+    """An attribute of a module; a call or attribute access imports the module.
 
     Args:
         module: Name of the module.
@@ -58,7 +58,7 @@ class _Later:
 
 
 class _Deferred(ModuleType):
-    """A stand-in module, whose attributes are imported when they are used."""
+    """A stand-in module; the use of one of its attributes imports the real module."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -325,7 +325,7 @@ def _check_result(root: Any, machine: _Machine) -> None:
     """Raises RefusedError for a vocabulary entry, a cycle, deep nesting or excessive sharing.
 
     With shared values, a small pickle causes endless work in code that walks through the result.
-    Replacing x with `[x, x]` ten times turns one value into a thousand. Replacing x sixty times makes
+    Replacing x with `[x, x]` ten times turns one value into a thousand. Sixty replacements make
     more values than a program can visit.
     """
     # Depth and number of values of every measured container, by id; None while it is measured.
