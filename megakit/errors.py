@@ -1,17 +1,18 @@
-"""What a user can mend, and what a user asked for."""
+"""Exceptions that scripts report without a traceback."""
 
 import signal
 from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user can mend: a bad option, missing data, a damaged checkpoint.
+    """A problem that the user can fix: a bad option, missing data, a damaged checkpoint.
 
-    Scripts print the problems without a traceback and exit with status 2. Raise it before any work
-    begins, and with every problem found, not only the first.
+    Scripts print the problems without a traceback and exit with status 2. Raise a `UserError`
+    before any work begins, and list every problem in it, not only the first.
 
     Args:
-        problems: One message each, naming the value, the rule and the remedy; or a single message.
+        problems: One message per problem, or a single message. Each message names the value, the
+            rule and the remedy.
     """
 
     def __init__(self, problems: str | Iterable[str]) -> None:
@@ -20,11 +21,11 @@ class UserError(Exception):
 
 
 class Stopped(BaseException):
-    """A signal asked training to stop, and a checkpoint was saved.
+    """A signal stopped training, after a checkpoint was saved.
 
     Attributes:
-        signal: Which one.
-        step: Steps done.
+        signal: Number of the signal.
+        step: Optimizer steps done.
     """
 
     def __init__(self, signum: int, step: int) -> None:
@@ -34,4 +35,4 @@ class Stopped(BaseException):
 
 
 class RunDirectoryLostError(Exception):
-    """The folder that a run writes to was removed or replaced while the run was working."""
+    """The run directory was removed or replaced while the run was writing to it."""

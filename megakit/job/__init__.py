@@ -1,4 +1,4 @@
-"""From the command line to the exit status, without torch: options, plan, run, processes."""
+"""Options, checks, processes and run directories of a job, imported without torch."""
 
 import lazy_loader as lazy
 

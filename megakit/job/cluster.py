@@ -1,4 +1,4 @@
-"""The job that this process belongs to, as torchrun or srun describe it in the environment."""
+"""Reads the job of this process from the environment variables of torchrun or srun."""
 
 import os
 import re
@@ -7,35 +7,36 @@ from dataclasses import dataclass
 
 from megakit.errors import UserError
 
-#: torchrun gives each process all of these; our own launcher does the same.
+#: Variables that torchrun and our own launcher (`megakit.job.launch`) set for each process.
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT")
-#: A process that runs alone may have these; every other value means a job.
+#: Values that a single process may have; every other value means a job.
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-#: Further variables of a job, which Lightning and torch read in a process alone too.
+#: Other variables of a job, which Lightning and torch also read in a single process.
 LEFT_OVER = (
     *("GROUP_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
     *("SLURM_PROCID", "SLURM_LOCALID"),
 )
-#: Names that Slurm gives a shell to type in.
+#: Job names of Slurm's interactive shells.
 SHELLS = ("bash", "interactive")
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What torchrun or srun says of the job that this process belongs to.
+    """The job of this process, as torchrun or srun describes it.
 
     Attributes:
-        starter: Who started it, or None if it was started alone.
-        rank: This process's number in the job.
+        starter: `torchrun` (also for ranks of our own launcher) or `srun`; None for a process that
+            was started alone.
+        rank: Rank of this process in the job.
         devices: Processes per machine.
-        num_nodes: Machines.
-        left_over: Processes beyond equally many on each machine; has to be 0.
-        local_rank: This process's number on its machine.
-        node: The machine's number in the job.
-        address: Where rank 0 runs.
-        ports: Ports at which rank 0 can be met, in the order in which the ranks try them.
-        name: Distinguishes this job from another one on the same machines.
+        num_nodes: Number of machines.
+        left_over: Processes that remain after every machine has `devices` processes; has to be 0.
+        local_rank: Rank of this process on its machine.
+        node: Index of this machine in an srun job; otherwise 0.
+        address: Host name or address of the machine of rank 0.
+        ports: Ports at which rank 0 may listen, in the order in which the ranks try them.
+        name: Distinguishes this job from another job on the same machines.
     """
 
     starter: str | None = None
@@ -51,14 +52,15 @@ class Cluster:
 
     @classmethod
     def from_environment(cls) -> "Cluster":
-        """Reads what torchrun (or our own launcher, which sets the same variables) or srun set.
+        """Reads the variables that torchrun, our own launcher or srun set.
 
         Raises:
-            UserError: With every variable that is missing or makes no sense.
+            UserError: Lists every variable that is missing or invalid.
         """
         variables = _Variables(os.environ)
         given = [name for name in PLACE if name in os.environ]
-        # An interactive Slurm shell is a step of one task. Steps started in it have its name too.
+        # An interactive Slurm shell is a step of one task. Steps started in the shell have the
+        # same job name.
         is_shell = (
             os.environ.get("SLURM_JOB_NAME") in SHELLS
             and os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
@@ -80,25 +82,26 @@ class Cluster:
 
     @property
     def num_processes(self) -> int:
-        """How many of them the job has."""
+        """Number of processes in the job."""
         return self.devices * self.num_nodes + self.left_over
 
     @property
     def of_rank(self) -> str:
-        """For messages of a job that has several ranks: which of them this is; else nothing."""
+        """Suffix for messages that names this rank; empty in a job of one process."""
         return f" (rank {self.rank})" if self.num_processes > 1 else ""
 
     def correct_environment(self) -> None:
-        """Removes variables that would mislead the frameworks."""
-        # Lightning knows Slurm, too, but refuses `srun --ntasks`, and requeues jobs by itself on
-        # signals that are ours; a job of this name it leaves alone.
+        """Removes or overrides variables that would mislead the frameworks."""
+        # Lightning's support of Slurm refuses `srun --ntasks`, and requeues jobs on signals that
+        # this program handles. Lightning ignores Slurm in a job named "interactive".
         if "SLURM_NTASKS" in os.environ:
             os.environ["SLURM_JOB_NAME"] = "interactive"
         if self.starter != "torchrun":
-            # Lightning takes this one for the machine's number.
+            # Lightning reads NODE_RANK as the index of this machine.
             os.environ.pop("NODE_RANK", None)
         if self.num_processes == 1 and self.starter != "torchrun":
-            # Left over from another job: a single process would look for its rank 0 there.
+            # With variables of another job, a single process would try to connect to rank 0 of
+            # the other job.
             for name in (*PLACE, *MEETING_POINT, *LEFT_OVER):
                 os.environ.pop(name, None)
 
@@ -125,8 +128,8 @@ def _from_torchrun(variables: "_Variables") -> Cluster:
 
 
 def _from_srun(variables: "_Variables") -> Cluster:
-    # The step's own sizes, where it uses but a part of the allocation. A batch script has a
-    # SLURM_PROCID, too, and maybe no number of tasks.
+    # A step may use only a part of the allocation, so the sizes of the step come first. A batch
+    # script also has SLURM_PROCID, but possibly no number of tasks.
     tasks_name = variables.first("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     nodes_name = variables.first("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
     tasks = variables.number(tasks_name, 1, default=1)
@@ -153,18 +156,18 @@ def _from_srun(variables: "_Variables") -> Cluster:
 
 
 def _ports(number: int) -> tuple[int, ...]:
-    """Some ports that depend on a job's number; another program may already use the first."""
+    """Returns eight ports for a job's number, since other programs may use some of them."""
     return tuple(15_000 + (number + 1009 * turn) % 10_000 for turn in range(8))
 
 
 class _Variables:
-    """Reads environment variables, and collects what is wrong with them.
+    """Reads environment variables and collects the problems in them.
 
     Args:
         values: The environment.
 
     Attributes:
-        problems: One message each.
+        problems: One message per problem.
     """
 
     def __init__(self, values: Mapping[str, str]) -> None:
@@ -172,7 +175,7 @@ class _Variables:
         self.problems: list[str] = []
 
     def first(self, *names: str) -> str:
-        """Returns the first of some variables that has a value; the last if none has one."""
+        """Returns the first name whose variable has a value; the last name if none has one."""
         return next((name for name in names if self.values.get(name)), names[-1])
 
     def number(
@@ -183,14 +186,14 @@ class _Variables:
         most_follows: str = "",
         default: int | None = None,
     ) -> int | None:
-        """Returns a whole number, the default if it is not set, or None if it makes no sense.
+        """Returns the integer in a variable: the default if unset, None if invalid.
 
         Args:
-            name: The variable.
-            least: Its smallest value.
-            most: Its largest value, if there is one.
-            most_follows: The variable that the largest value comes from.
-            default: Its value if it is not set.
+            name: Name of the variable.
+            least: Smallest valid value.
+            most: Largest valid value, or None.
+            most_follows: Name of the variable that `most` comes from, for the message.
+            default: Result for an unset variable.
         """
         text = self.values.get(name)
         if text is None:
@@ -207,12 +210,12 @@ class _Variables:
         return None
 
     def address(self, *node_lists: str, default: str = "") -> str:
-        """Returns MASTER_ADDR, or the first machine in the first of some lists that has a value."""
+        """Returns MASTER_ADDR; if unset, the first host in the first node list with a value."""
         name = "MASTER_ADDR"
         if name not in self.values and node_lists:
             name = self.first(*node_lists)
         text = self.values.get(name, default)
-        # node[03-05,09],other: the first of every range, and of those the first
+        # node[03-05,09],other -> node03,other -> node03
         host = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", text).split(",")[0]
         try:
             host.encode("idna")
@@ -227,7 +230,7 @@ class _Variables:
         return host
 
     def refuse_missing(self, given: list[str]) -> None:
-        """Collects one problem if torchrun's variables are there in part only."""
+        """Adds a problem if only a part of torchrun's variables is set."""
         missing = [name for name in (*PLACE, *MEETING_POINT) if name not in self.values]
         if missing:
             there = " ".join(f"{name}={_shown(self.values[name])}" for name in given)
@@ -238,6 +241,6 @@ class _Variables:
 
 
 def _shown(text: str) -> str:
-    """Returns a value in quotes, on one line and of bounded length, if it is not a plain word."""
+    """Returns a value for a message: at most 60 characters of it, quoted unless a plain word."""
     short = text if len(text) <= 60 else text[:60] + "..."
     return short if re.fullmatch(r"[\w.:-]+", short, re.ASCII) else ascii(short)

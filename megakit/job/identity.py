@@ -1,4 +1,4 @@
-"""What a training run's result depends on, and how two runs differ in it."""
+"""Collects everything that a training run's result depends on, and compares two runs."""
 
 import inspect
 import json
@@ -13,24 +13,24 @@ from megakit.job.ranges import flag
 from megakit.job.runs import RunDirectory
 from megakit.job.stage import Stage
 
-#: Entries that are no options.
+#: Entries of an identity that are not options.
 NO_OPTIONS = ("model",)
-#: Where one of two identities has no such name.
+#: Value of an entry that one of two identities lacks.
 ABSENT = "absent"
-#: How many changed names a message lists.
+#: Number of changed names that a message lists.
 LISTED = 8
 
 
 def identify(
     stage: Stage, options: TrainingOptions, dataset: str, start: str | None
 ) -> dict[str, Any]:
-    """Returns all that a run's result depends on, as its manifests have it.
+    """Returns everything that a run's result depends on, in the form that manifests store.
 
     Args:
         stage: The run's stage.
-        options: The command line's.
+        options: Options of the command line.
         dataset: Name of the dataset.
-        start: Digest of the checkpoint that it starts from.
+        start: Digest of the checkpoint that the run starts from.
     """
     identity = options.identity() | {
         "model": stage.model,
@@ -45,31 +45,34 @@ def identify(
 
 
 def script_of(options: CommonOptions) -> Path:
-    """The script that options belong to."""
+    """Returns the script that defines the class of the options."""
     return Path(inspect.getfile(type(options)))
 
 
 def differences(
     directory: RunDirectory, identity: Mapping[str, Any], start: str | None
 ) -> list[str]:
-    """In which options the run that lives in a directory differs from the one asked for.
+    """Compares the run in a directory with the requested run.
 
     Args:
         directory: The run directory.
-        identity: What identifies the run that was asked for.
-        start: The checkpoint that this one starts from.
+        identity: Identity of the requested run.
+        start: Checkpoint that the requested run starts from.
+
+    Returns:
+        One message that lists all differences, or no message.
     """
     old = directory.identity()
     if old is None or same_run(old, identity):
         return []
-    # An option that the other lacks differs from None too: checkpoints are compared as a whole.
+    # A missing option differs from None: `same_run` compares whole identities.
     changed = {
         name
         for name in (identity.keys() | old.keys()) - {CODE, CHANGES}
         if old.get(name, ABSENT) != identity.get(name, ABSENT)
     }
     if len(changed) > 1 and "last" in (old.get("best_by"), identity.get("best_by")):
-        changed.discard("best_by")  # follows from an option, such as --num-labels, which is named
+        changed.discard("best_by")  # follows from another option in the list, e.g. --num-labels
     problems = []
     for name in changed:
         if name == "start":
@@ -89,9 +92,9 @@ def differences(
 
 
 def changed_names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Which functions, classes and constants differ between the code of two identities.
+    """Returns the functions, classes and constants whose code differs between two identities.
 
-    Of one of them without code, such as one that no script made, nothing is known.
+    The list is empty if one identity has no code, such as one that no script made.
     """
     before, now = old.get(CODE) or {}, new.get(CODE) or {}
     if not before or not now:
@@ -100,6 +103,6 @@ def changed_names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def listed(names: list[str]) -> str:
-    """Names for a message; of many, the first."""
+    """Joins names for a message: the first `LISTED`, and the number of further names."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more

@@ -1,4 +1,4 @@
-"""A stage's run inside a process that goes on afterwards: in a notebook, or at a prompt."""
+"""Runs a stage inside a process that continues afterwards: a notebook or a Python prompt."""
 
 import contextlib
 import importlib
@@ -20,19 +20,19 @@ from megakit.runtime.threads import limit_threads
 
 
 def import_stack(width: int) -> None:
-    """Imports NeMo and Megatron-Core without a word, and has them run on this machine's device.
+    """Imports NeMo and Megatron-Core silently, and makes them run on this machine's device.
 
-    To be called before anything else imports them, or torch.
+    Call it before anything imports NeMo, Megatron-Core or torch.
 
     Args:
-        width: Of the layers to come: narrow ones compute in one thread.
+        width: Width of the model's layers; narrow layers compute in one thread.
     """
     limit_threads(width)
     with diverted(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of packages about each other; none is for the reader
+        warnings.simplefilter("ignore")  # packages warn about each other, not about user code
         use_accelerator(find_accelerator().name)
         importlib.import_module("megakit.training.stages")
-    # What they hold against each other's versions is not for the reader, in later cells either.
+    # The packages also warn about each other's versions in later notebook cells.
     warnings.filterwarnings("ignore", module=r"(megatron|nemo|lightning|torch)\b")
 
 
@@ -40,17 +40,17 @@ def import_stack(width: int) -> None:
 def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
     """Checks and opens a stage's run as its script does, and closes it at the end of the block.
 
-    Inside, what frameworks print goes to the run's log.txt. A run that was stopped, by a notebook's
-    stop button, say, goes on when it is opened again with the same options. Megatron's parallel
-    state stays as the block leaves it, to look at, until the next one is opened.
+    Inside the block, the frameworks' output goes to the run's log.txt. A run that was stopped, for
+    example by a notebook's stop button, resumes when it is opened again with the same options.
+    Megatron's parallel state remains after the block, for inspection, until the next `open_run`.
 
     Args:
-        stage: What is run, as its script names it.
+        stage: The stage to run, as defined in its script.
         options: The script's options.
 
     Raises:
-        UserError: The options are impossible, the data is missing, the run is in use, or it needs
-            several processes.
+        UserError: The options are invalid, the data is missing, the run is in use, or the run
+            needs several processes.
     """
     began = time.perf_counter()
     console = Console(silent=True)

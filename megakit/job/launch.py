@@ -1,4 +1,4 @@
-"""Starting and ending the processes of a job on one machine. No torch here."""
+"""Starts and ends the processes of a job on one machine, without importing torch."""
 
 import ctypes
 import os
@@ -22,23 +22,24 @@ from megakit.runtime.signals import (
     ignore_signals,
 )
 
-#: Seconds that ranks get to end by themselves once one of them has failed or a signal came.
+#: Seconds that the other ranks have to end after a signal stopped the first rank. They have half
+#: of this time after a rank failed.
 GRACE = 20.0
 
 
 def launch(num_processes: int, console: Console, environment: Mapping[str, str]) -> int:
-    """Runs this very command once for each rank, and waits for all of them.
+    """Runs the current command once per rank and waits for all ranks.
 
-    Signals are handed on to the ranks; a second one ends them at once. If one rank fails, the
-    others are ended; if this process is killed, the kernel ends them.
+    Signals are forwarded to the ranks; a second signal kills the ranks. If one rank fails, the
+    other ranks are terminated. If this process is killed, the kernel kills the ranks.
 
     Args:
-        num_processes: Ranks to start.
-        console: Says which rank failed.
-        environment: What every rank gets besides this process's own environment.
+        num_processes: Number of ranks to start.
+        console: Reports which rank failed.
+        environment: Variables for every rank, in addition to this process's environment.
 
     Returns:
-        The exit status of the job: the first failing rank's, or 0.
+        The exit status of the job: the status of the first failing rank, or 0.
     """
     common = {
         **os.environ,
@@ -66,7 +67,7 @@ def launch(num_processes: int, console: Console, environment: Mapping[str, str])
             )
         )
     if stop.received:
-        stop.send(stop.received)  # the rank whose start the signal interrupted has not received it
+        stop.send(stop.received)  # for the rank that was being started when the signal came
     try:
         return _wait(ranks, stop, console)
     finally:
@@ -74,18 +75,18 @@ def launch(num_processes: int, console: Console, environment: Mapping[str, str])
 
 
 def run_in_fork(work: Callable[[], object]) -> int:
-    """Runs something in a fork of this process, and waits for it.
+    """Runs a function in a forked process and waits for the process to end.
 
-    Signals sent to this process are handed on; Ctrl-C reaches both by itself. If this process is
-    killed, the kernel ends the other.
+    Signals sent to this process are forwarded; the terminal sends Ctrl-C to both processes. If
+    this process is killed, the kernel kills the forked process.
 
     Args:
-        work: What to run; the other process ends with it, or with the SystemExit that it raises.
+        work: The function. The forked process ends when the function returns or raises.
 
     Returns:
-        Its exit status, as a shell would give it.
+        The exit status of the forked process, as a shell reports it.
     """
-    SI_KERNEL = 0x80  # the code of a signal that the terminal sent, to all of its processes
+    SI_KERNEL = 0x80  # si_code of signals that a terminal sends to all of its processes
     awaited = (*heard_signals(), signal.SIGCHLD)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     sys.stdout.flush()
@@ -110,7 +111,7 @@ def run_in_fork(work: Callable[[], object]) -> int:
         while True:
             received = signal.sigwaitinfo(awaited)
             if received.si_signo != signal.SIGCHLD:
-                # A lost terminal signals the first process of its session alone.
+                # A closed terminal sends SIGHUP only to the first process of its session.
                 if received.si_code != SI_KERNEL or received.si_signo == signal.SIGHUP:
                     os.kill(child, received.si_signo)
                 continue
@@ -123,10 +124,10 @@ def run_in_fork(work: Callable[[], object]) -> int:
 
 
 class _Stop:
-    """Hands signals on to the ranks; a second one ends them at once.
+    """Forwards signals to the ranks; a second signal kills the ranks.
 
     Args:
-        ranks: The processes, as far as they have been started.
+        ranks: The processes that have been started so far.
 
     Attributes:
         received: The first signal, or 0.
@@ -150,17 +151,18 @@ class _Stop:
             self.send(number)
 
     def send(self, number: int) -> None:
-        """Sends a signal to all ranks that still run."""
+        """Sends a signal to all ranks that are still running."""
         self.sent.add(number)
         for rank in self.ranks:
             if rank.poll() is None:
                 rank.send_signal(number)
 
     def status(self, returncode: int) -> int:
-        """The exit status that a rank's end means for the job.
+        """Returns the exit status of the job for a rank's return code.
 
-        A killed rank is a failure of the job; a stopped one has said so itself, unless the signal
-        came before it listened.
+        A rank normally handles a stop signal and exits with the status for this signal. A forwarded
+        signal kills a rank that has not installed its handlers yet; the rank counts as stopped.
+        Any other killed rank counts as failed.
         """
         if returncode >= 0:
             return returncode
@@ -170,10 +172,10 @@ class _Stop:
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]], stop: _Stop, console: Console) -> int:
-    """Waits for all ranks; ends the rest once one has failed."""
+    """Waits for all ranks; ends the other ranks after one has failed."""
     status = 0
     deadline: float | None = None
-    while None in [rank.poll() for rank in ranks]:  # asks each of them, and so learns its status
+    while None in [rank.poll() for rank in ranks]:  # the list polls every rank: sets returncode
         failed = [(number, rank) for number, rank in enumerate(ranks) if rank.returncode]
         if failed and deadline is None:
             number, rank = failed[0]
@@ -186,7 +188,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]], stop: _Stop, console: Console) -
         if deadline is not None and time.monotonic() > deadline:
             stop.send(signal.SIGKILL)
         time.sleep(0.05)
-    if not status:  # the last to end, or all of them between two looks
+    if not status:  # the last rank, or all ranks, ended since the last poll
         for number, rank in enumerate(ranks):
             status = status or stop.status(rank.returncode)
             if status == 1 and rank.returncode < 0:
@@ -203,17 +205,19 @@ def _ended(rank: subprocess.Popen[bytes]) -> str:
 
 
 def _watch(parent: int, console: Console) -> Callable[[], None]:
-    """Has a small process say so if this one is killed: the kernel ends the ranks without a word.
+    """Forks a watcher process that reports when this process is killed.
+
+    The kernel kills the ranks of a killed launcher silently.
 
     Returns:
-        A function that ends that process.
+        A function that ends the watcher.
     """
     reading, writing = os.pipe()
     watcher = os.fork()
     if watcher == 0:
         os.close(writing)
         ignore_signals()
-        if not os.read(reading, 1):  # closed without a word
+        if not os.read(reading, 1):  # closed without the byte that `release` writes
             console.say(
                 f"The launching process ({parent}) was killed, and its ranks with it. "
                 "The same command goes on from the last complete checkpoint."
@@ -230,10 +234,10 @@ def _watch(parent: int, console: Console) -> Callable[[], None]:
 
 
 def end_with_torchrun(console: Console) -> None:
-    """Ends this rank when torchrun's agent is gone. An agent that is killed leaves its ranks alive.
+    """Ends this rank when torchrun's agent is gone, since a killed agent leaves its ranks running.
 
     Args:
-        console: Says so.
+        console: Reports that the agent is gone.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
@@ -250,8 +254,8 @@ def end_with_torchrun(console: Console) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Between fork and exec of a rank: has the kernel kill it when its parent dies."""
+    """Makes the kernel kill this process when its parent dies; called directly after a fork."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died in between
+    if os.getppid() != parent:  # the parent died before the call of prctl
         os._exit(1)

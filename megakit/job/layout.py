@@ -1,4 +1,4 @@
-"""How a job's processes share the work, checked before any of them starts."""
+"""Plans how a job's processes share the work, and checks the plan before the processes start."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,13 +10,13 @@ from megakit.job.ranges import flag
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of a job.
+    """Numbers of processes, ranks and samples in a job.
 
     Attributes:
         devices: Processes per machine.
-        num_nodes: Machines.
-        tensor: Ranks that share each layer.
-        pipeline: Stages that the layers are dealt out to.
+        num_nodes: Number of machines.
+        tensor: Tensor-parallel ranks, which split each layer.
+        pipeline: Pipeline stages, which split the sequence of layers.
         global_batch_size: Samples per step over all ranks.
         micro_batch_size: Samples per rank and forward pass.
     """
@@ -30,12 +30,12 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Processes of the job."""
+        """Number of processes in the job."""
         return self.devices * self.num_nodes
 
     @cached_property
     def data(self) -> int:
-        """Data-parallel ranks: those that work on samples of their own."""
+        """Number of data-parallel ranks, which process different samples."""
         return max(1, self.world_size // (self.tensor * self.pipeline))
 
     def __str__(self) -> str:
@@ -54,19 +54,19 @@ def plan_layout(
     num_pipeline_stages: int,
     num_heads: int = 0,
 ) -> tuple[Layout, list[str]]:
-    """Works out the layout that the options ask for, and what is impossible about it.
+    """Plans the requested layout, and returns the reasons if the layout is impossible.
 
     Args:
-        options: The command line's.
-        cluster: What torchrun or srun decided already.
-        global_batch_size: Samples per step, or None where any will do (prediction).
-        width: What tensor parallelism cuts.
-        num_pipeline_stages: Stages that the model can be cut into, or a divisor of them.
-        num_heads: Attention heads, of which each tensor-parallel rank gets as many; 0 for none.
+        options: Options of the command line.
+        cluster: The job as torchrun or srun started it.
+        global_batch_size: Samples per step; None if any number is valid (prediction).
+        width: Size that tensor parallelism splits.
+        num_pipeline_stages: The number of pipeline stages has to divide this number.
+        num_heads: Attention heads, which are split evenly over tensor-parallel ranks; 0 for none.
 
     Returns:
-        The layout, which makes sense only if there are no problems; and the problems, one message
-        each, with the arithmetic.
+        The layout, and one message per problem, with the arithmetic. The layout is valid only if
+        there are no problems.
     """
     problems = []
     for name in ("devices", "num_nodes"):
@@ -121,7 +121,7 @@ def plan_layout(
         )
     data = max(1, world_size // max(1, model_parallel))
     micro, batch_problems = _micro_batch_size(options, global_batch_size, data)
-    if fits:  # else no such ranks
+    if fits:  # otherwise the number of data-parallel ranks is wrong
         problems += batch_problems
     layout = Layout(devices, num_nodes, tensor, pipeline, global_batch_size or micro * data, micro)
     return layout, problems
@@ -148,5 +148,5 @@ def _micro_batch_size(
 
 
 def _largest_divisor(number: int, limit: int) -> int:
-    largest = max(1, min(number, limit, 2**24))  # bounded: the numbers may be out of their range
+    largest = max(1, min(number, limit, 2**24))  # bounded: an option may be out of its range
     return next(size for size in range(largest, 0, -1) if number % size == 0)

@@ -1,4 +1,4 @@
-"""Options of every script, and of the two that train. No torch here: --help is quick."""
+"""Options of all scripts and of training scripts, without torch, so that `--help` is quick."""
 
 import difflib
 import inspect
@@ -25,7 +25,7 @@ from megakit.runtime.foreign_files import brief
 OptionsT = TypeVar("OptionsT", bound="CommonOptions")
 
 Count = Annotated[int, Range(least=1, most=MOST)]
-#: Samples: times the most steps there may be, they still fit into 64 bits.
+#: The bound keeps the product of batch size and number of steps within 64 bits.
 BatchSize = Annotated[int, Range(least=1, most=2**24)]
 MOST_SECONDS = 7 * 24 * 3600
 Seed = Annotated[int, Range(least=0, most=MOST)]
@@ -37,49 +37,50 @@ class CommonOptions:
     """Where and how a script runs."""
 
     output_dir: Path = Path("runs")
-    """Folder where runs live."""
+    """Folder that contains the runs."""
 
     precision: Literal["bf16-mixed", "32"] = "bf16-mixed"
-    """Computes in bfloat16 with float32 weights behind it, or in float32 throughout."""
+    """bf16-mixed computes in bfloat16 and keeps float32 weights; 32 uses only float32."""
 
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
-    """Where it runs; auto takes a GPU that works."""
+    """Device to run on; auto uses a GPU if it works."""
 
     devices: Annotated[int | None, Range(least=1, most=1024)] = None
-    """Processes on this machine, one per GPU; 1 unless torchrun or srun says otherwise."""
+    """Processes per machine, one per GPU; 1 unless torchrun or srun sets the number."""
 
     num_nodes: Annotated[int | None, Range(least=1, most=100_000)] = None
-    """Machines that take part; 1 unless torchrun or srun says otherwise."""
+    """Number of machines; 1 unless torchrun or srun sets the number."""
 
     tensor_parallel: Annotated[int, Range(least=1, most=2**24)] = 1
-    """Ranks that share each layer."""
+    """Ranks that split each layer."""
 
     pipeline_parallel: Annotated[int, Range(least=1, most=2**24)] = 1
-    """Stages that the layers are dealt out to; the remaining ranks are data parallel."""
+    """Pipeline stages that split the layers; the remaining ranks are data parallel."""
 
     micro_batch_size: Annotated[int | None, Range(least=1, most=2**24)] = None
-    """Samples per rank and forward pass; by default as many as measured best."""
+    """Samples per rank and forward pass; by default as many as were fastest in measurements."""
 
     num_workers: Annotated[int, Range(least=0, most=256)] = 0
-    """Processes per rank that load data ahead."""
+    """Data loader workers per rank; they prefetch batches."""
 
     timeout: Annotated[int, Range(least=1, most=MOST_SECONDS)] = 600
-    """Seconds a rank may wait for another before the job fails."""
+    """Seconds a rank may wait for another rank before the job fails."""
 
     verbose: bool = False
-    """Show what the frameworks log, instead of only keeping it in log.txt."""
+    """Show the frameworks' log on the terminal instead of writing it to log.txt."""
 
-    #: Options that do not change a result. A class lists its own; those of its bases are added.
+    #: Options that do not change the result. A class lists only its own options; `identity` adds
+    #: the options that its base classes list.
     harmless: ClassVar[tuple[str, ...]] = (
         *("output_dir", "accelerator", "devices", "num_nodes", "tensor_parallel"),
         *("pipeline_parallel", "micro_batch_size", "num_workers", "timeout", "verbose"),
     )
     largest_micro_batch: ClassVar[int] = 1024
-    #: Options that set a field of the model's config, where no checkpoint does; see `size`.
+    #: Options that set a field of the model's config if no checkpoint sets it; see `size`.
     model_sizes: ClassVar[tuple[str, ...]] = ()
 
     def size(self, name: str) -> Any:
-        """Returns the value that a new model's config field has, or None if no option says."""
+        """Returns the value of a new model's config field, or None if no option sets it."""
         return getattr(self, name, None)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -105,13 +106,13 @@ class CommonOptions:
     def resolve_dataset(
         self, previous: Any, report: Callable[[str], None], may_download: bool = True
     ) -> Any:
-        """Names the dataset to use after checking that it is usable; for a script to override.
+        """Checks that the dataset is usable and returns its name; for a script to override.
 
         Args:
-            previous: The dataset of the run or checkpoint that this one goes on from, if any.
-            report: Takes one line for the user.
-            may_download: Whether to fetch what is missing. It is False for a command that is
-                refused for another reason; what is told to `report` is dropped then.
+            previous: Dataset of the run or checkpoint that this run continues from, if any.
+            report: Prints one line for the user.
+            may_download: Whether to download missing data. False if the command is refused for
+                another reason; `report` then prints nothing.
 
         Raises:
             UserError: The data is missing or damaged.
@@ -119,59 +120,59 @@ class CommonOptions:
         raise NotImplementedError(f"{type(self).__name__}.resolve_dataset")
 
     def adapt(self, stage: Stage) -> Stage:
-        """The stage as these options want it, under another name say; for a script to override."""
+        """Returns the stage adapted to the options, e.g. renamed; for a script to override."""
         return stage
 
     def problems(self) -> list[str]:
-        """What is wrong with single options, one message each."""
+        """Returns one message per option with an invalid value."""
         return find_problems(self)
 
 
 @dataclass(kw_only=True)
 class TrainingOptions(CommonOptions):
-    """How long, how fast and how often."""
+    """Length, learning rate, validation and checkpoints of a training run."""
 
     max_steps: Count = 1000
     """Optimizer steps to train for."""
 
     global_batch_size: BatchSize = 256
-    """Samples per optimizer step over all ranks, the same under every layout."""
+    """Samples per optimizer step over all ranks, the same for every layout."""
 
     lr: LearningRate = 1e-3
-    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
+    """Peak learning rate, between a warm-up and a cosine decay to zero."""
 
     seed: Seed = 42
-    """Decides initial weights, the order of samples and random effects."""
+    """Seed of initial weights, the order of samples and random operations."""
 
     val_interval: Count = 250
-    """Validate every N steps, and after the last."""
+    """Validate every N steps, and after the last step."""
 
     save_interval: Count = 250
-    """Save a checkpoint every N steps, and after the last."""
+    """Save a checkpoint every N steps, and after the last step."""
 
     limit_val_batches: Annotated[int | None, Range(least=1, most=MOST)] = None
     """Validate on the first N global batches; by default on all validation data."""
 
     best_by: str = "val_loss"
-    """Choose the best checkpoint by this column of metrics.csv, for example val_accuracy. last: use
+    """Column of metrics.csv that selects the best checkpoint, for example val_accuracy. last: use
     the last checkpoint."""
 
     stop_after: Annotated[int | None, Range(least=1, most=MOST)] = None
     """Stop after N validations in a row without a better value of --best-by; by default never.
-    Each better value is then saved."""
+    With N, each better value also saves a checkpoint."""
 
     fresh: bool = False
     """Start over; the old run is kept under another name."""
 
     keep_changes: bool = False
-    """Go on with a run although the code that decides its result was changed."""
+    """Continue a run although code that its result depends on was changed."""
 
     harmless: ClassVar[tuple[str, ...]] = (
         *("val_interval", "save_interval", "fresh", "keep_changes", "checkpoint"),
     )
 
     def identity(self) -> dict[str, Any]:
-        """The options that the result depends on: all but those that are listed as harmless."""
+        """Returns the options that the result depends on: all except the harmless options."""
         harmless = {name for base in type(self).__mro__ for name in vars(base).get("harmless", ())}
         if self.stop_after is not None:  # the last step then depends on when the run validates
             harmless.discard("val_interval")
@@ -182,11 +183,11 @@ class TrainingOptions(CommonOptions):
         }
 
     def choice(self) -> str:
-        """Returns how the best checkpoint is chosen; for a script to override."""
+        """Returns the criterion for the best checkpoint; for a script to override."""
         return self.best_by
 
     def problems(self) -> list[str]:
-        """Adds to the problems of single options those of choosing and stopping."""
+        """Returns the problems of single options, and of `--best-by` with `--stop-after`."""
         problems = super().problems()
         if self.best_by != "last" and not self.best_by.startswith("val_"):
             problems.append(
@@ -211,11 +212,11 @@ class TrainingOptions(CommonOptions):
 
 
 def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = None) -> OptionsT:
-    """Reads the command line; exits with status 2, and a message, if it cannot.
+    """Parses the command line; prints messages and exits with status 2 if it is invalid.
 
     Args:
-        options_class: Its fields are the options, their docstrings the help.
-        argv: Arguments, without the program's name.
+        options_class: Its fields are the options; the fields' docstrings are the help texts.
+        argv: Arguments without the program's name; by default the arguments of this process.
     """
     import tyro
 
@@ -229,11 +230,11 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
                 prog=program,
                 args=arguments,
                 description=inspect.getdoc(options_class),
-                # --verbose alone, without a --no-verbose beside it
+                # --verbose has no --no-verbose
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
 
-    problems = _empty(arguments)  # as a Path it would be the current folder
+    problems = _empty(arguments)  # an empty Path would mean the current folder
     try:
         options = parse(arguments)
         if not problems:
@@ -250,7 +251,10 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
 def _misunderstood(
     options_class: type, arguments: Sequence[str], parse: Callable[[Sequence[str]], Any]
 ) -> list[str]:
-    """What cannot be understood, option by option; tyro stops at the first, and at length."""
+    """Returns one message for each argument that cannot be parsed.
+
+    Each option is parsed separately: tyro stops at the first error and prints a long message.
+    """
     types = {flag(name): kind for name, kind in get_type_hints(options_class).items()}
     problems = []
     for group in _by_option(arguments):
@@ -263,14 +267,14 @@ def _misunderstood(
         try:
             parse(group)
         except SystemExit:
-            if not _empty(group):  # else that is said already
+            if not _empty(group):  # an empty value has its own message
                 what = brief(" ".join(group))
                 problems.append(f"{what}: has to be {_kind(types[name])}.")
     return problems
 
 
 def _empty(arguments: Sequence[str]) -> list[str]:
-    """Which options are given an empty value, as an unset shell variable does."""
+    """Returns one message for each option with an empty value, as from an unset shell variable."""
     return [
         f"{group[0].partition('=')[0]} '': the value is empty. Name one, or leave the option out."
         for group in _by_option(arguments)
@@ -279,7 +283,7 @@ def _empty(arguments: Sequence[str]) -> list[str]:
 
 
 def _by_option(arguments: Sequence[str]) -> list[list[str]]:
-    """The command line in parts that begin with an option each."""
+    """Splits the command line into groups that each begin with an option."""
     groups: list[list[str]] = []
     for argument in arguments:
         if argument.startswith("--") or not groups:
@@ -290,7 +294,7 @@ def _by_option(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def _kind(kind: Any) -> str:
-    """What a type takes, in words."""
+    """Describes the values of a type in words."""
     kinds = [part for part in get_args(kind) or (kind,) if part is not type(None)]
     if all(isinstance(part, str) for part in kinds):
         return "one of " + ", ".join(kinds)

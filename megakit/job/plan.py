@@ -1,4 +1,4 @@
-"""Checking everything before any work begins."""
+"""Checks everything before any work begins, and makes the plan of a job."""
 
 import contextlib
 import json
@@ -37,18 +37,19 @@ PLAN_VARIABLE = "MEGAKIT_PLAN"
 
 @dataclass(frozen=True)
 class Plan:
-    """What one process works out and every rank of the job goes by.
+    """The decisions that one process makes for all ranks of a job.
 
     Attributes:
         dataset: Name of the dataset.
-        start: Checkpoint of the stage before, or None.
-        resume: Checkpoint of this run to go on from, or None.
-        accelerator: Where the job runs.
-        layout: How its processes share the work.
-        identity: What makes this run the run it is; empty where nothing is trained.
-        is_done: Whether there is nothing left to do.
-        lock: Device and inode number of the lock file in the run directory; None for a job that
-            takes none.
+        start: Checkpoint of the previous stage to start from, or None.
+        resume: Checkpoint of this run to resume from, or None.
+        accelerator: The device that the job runs on.
+        layout: How the job's processes share the work.
+        identity: Everything that the run's result depends on; empty for a script that does not
+            train.
+        is_done: Whether the run has already ended.
+        lock: Device and inode number of the lock file in the run directory; None for a job
+            without a lock.
     """
 
     dataset: Any
@@ -61,12 +62,12 @@ class Plan:
     lock: tuple[int, int] | None = None
 
     def to_json(self) -> str:
-        """For ranks that only listen."""
+        """Serializes the plan for the other ranks."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """The plan that another process made."""
+        """Returns the plan that another process serialized with `to_json`."""
         content = json.loads(text)
         content["accelerator"] = Accelerator(**content["accelerator"])
         content["layout"] = Layout(**content["layout"])
@@ -74,15 +75,15 @@ class Plan:
         return cls(**content)
 
     def for_ranks(self) -> str:
-        """For `PLAN_VARIABLE`: the plan, and which process made it."""
+        """Returns the value of `PLAN_VARIABLE`: the plan, and the id of the launching process."""
         return json.dumps({"launcher": os.getpid(), "plan": self.to_json()})
 
     @classmethod
     def of_launcher(cls, text: str) -> "Plan":
-        """The plan that this process's parent made.
+        """Returns the plan in a value of `PLAN_VARIABLE` that this process's parent set.
 
         Raises:
-            UserError: Another process made it, or it is damaged.
+            UserError: Another process set the value, or the value is damaged.
         """
         remedy = f"The scripts set it for the processes that they start. Unset {PLAN_VARIABLE}."
         with reading(f"the environment variable {PLAN_VARIABLE}", remedy):
@@ -95,20 +96,20 @@ class Plan:
 def prepare(
     stage: Stage, options: CommonOptions, cluster: Cluster, console: Console
 ) -> tuple[Plan, Any]:
-    """Checks everything, and only then takes the run directory.
+    """Checks everything, and only then locks the run directory.
 
     Returns:
-        The plan, and what has to stay open for as long as the job runs: the locks on the run
-        directory and on the checkpoint that it starts from.
+        The plan, and an `ExitStack` that holds the locks on the run directory and on the
+        checkpoint that the job starts from. The stack has to stay open while the job runs.
 
     Raises:
-        UserError: With all problems that can be found together.
+        UserError: Lists all problems that can be found together.
     """
     try:
         return _prepare(stage, options, cluster, console)
     except UserError:
         raise
-    except Exception as error:  # whatever it is, nothing has begun
+    except Exception as error:  # no work has begun, so any error is a refusal
         if options.verbose:
             traceback.print_exc()
         raise UserError(failed_check("the preparation", error)) from error
@@ -119,7 +120,7 @@ def _prepare(
 ) -> tuple[Plan, Any]:
     training = options if isinstance(options, TrainingOptions) else None
     problems = options.problems()
-    # Else the file system cannot even be asked about them.
+    # Unusable names cannot be passed to the file system.
     usable = names_are_usable(options)
 
     def attempt(what: str, check: Callable[[], Any], problems: list[str] = problems) -> Any:
@@ -127,7 +128,7 @@ def _prepare(
             return check()
         except UserError as error:
             problems.extend(error.problems)
-        except Exception as error:  # whatever it is, it is one problem among others
+        except Exception as error:  # an unexpected error is reported with the other problems
             if options.verbose:
                 traceback.print_exc()
             problems.append(failed_check(what, error))
@@ -150,7 +151,7 @@ def _prepare(
         options,
         cluster,
         global_batch_size=training.global_batch_size if training else None,
-        width=sizes.width,  # 0 where it is not known: any number divides it
+        width=sizes.width,  # 0 if unknown: every number divides 0
         num_pipeline_stages=stage.num_pipeline_stages,
         num_heads=stage.num_heads,
     )
@@ -176,14 +177,14 @@ def _prepare(
     old = attempt(f"{directory.path}", directory.identity) if is_writable and not is_anew else None
     problems += of_start
     previous = (old or {}).get("dataset") or (start[1].dataset if start else None)
-    # Nothing is downloaded for a command that is refused anyway, and nothing else is said.
+    # A command that is refused anyway downloads nothing and reports nothing about the data.
     refused = bool(problems)
     say = (lambda line: None) if refused else console.say
     dataset = attempt("the data", lambda: options.resolve_dataset(previous, say, not refused))
     identity: dict[str, Any] = {}
     if training:
         identity = identify(stage, training, dataset, start[1].digest if start else None)
-        identity |= sizes.by_option  # given or not: what counts is the model that it makes
+        identity |= sizes.by_option  # the model's sizes, whether the user set them or not
         if not problems and not is_anew:
             problems += _other_run(directory, training, identity, start and str(start[0]))
     if problems:
@@ -224,10 +225,10 @@ def _prepare(
 def _remark_on_old_code(
     stage: Stage, options: CommonOptions, start: tuple[Path, Manifest, Any], console: Console
 ) -> None:
-    """Tells if the code of the stage before was changed since it made the checkpoint."""
+    """Reports if the previous stage's code has changed since it made the checkpoint."""
     assert stage.before is not None
     script = script_of(options).with_name(stage.before.script)
-    if not script.is_file():  # of another project
+    if not script.is_file():  # the previous stage belongs to another project
         return
     changed = changed_names(start[1].run, {CODE: code_of(script)})
     if changed:
@@ -238,9 +239,9 @@ def _remark_on_old_code(
 
 
 def _lock(directory: RunDirectory, options: TrainingOptions | None, console: Console) -> RunLock:
-    """Locks the run directory; with `--fresh` a new one, after the old one got another name."""
+    """Locks the run directory; with `--fresh`, renames the old run directory first."""
     if options and options.fresh and directory.path.exists():
-        old = lock(directory.path)  # refuses if another process is at work there
+        old = lock(directory.path)  # raises if another process uses the directory
         console.say(f"The old run is now {directory.set_aside()}.")
         old.close()
     return lock(directory.path)
@@ -254,12 +255,12 @@ def _find_own(
     start: str | None,
     console: Console,
 ) -> tuple[tuple[Path, Manifest] | None, bool]:
-    """Makes the locked directory this run's; finds the checkpoint to go on from.
+    """Records the run in the locked directory, and finds the checkpoint to resume from.
 
     Returns:
-        The checkpoint with its manifest, if there is one, and whether the run is done.
+        The checkpoint with its manifest, or None; and whether the run is done.
     """
-    # Another start may have used the directory between the first comparison and the lock.
+    # Another process may have used the directory between the first comparison and the lock.
     if problems := _other_run(directory, options, identity, start):
         raise UserError(problems)
     found = find_resumption(directory, stage.name, identity, console.say)
@@ -277,7 +278,7 @@ def _find_own(
 def _other_run(
     directory: RunDirectory, options: TrainingOptions, identity: dict[str, Any], start: str | None
 ) -> list[str]:
-    """Why the run that lives in a directory is not the one that was asked for, if so."""
+    """Returns why the run in a directory is not the requested run; no message if it is."""
     if problems := differences(directory, identity, start):
         return problems
     changed = changed_names(directory.newest_run, identity)
@@ -291,7 +292,7 @@ def _other_run(
 
 
 def _note_changes(identity: dict[str, Any], found: Manifest, console: Console) -> None:
-    """Has a run's identity tell at which steps its code was changed."""
+    """Records in a run's identity at which steps its code was changed."""
     identity[CHANGES] = [*found.run.get(CHANGES, [])]
     if changed := changed_names(found.run, identity):
         identity[CHANGES].append({"step": found.step, "names": changed})
@@ -303,12 +304,12 @@ def is_done(
     options: TrainingOptions,
     resume: tuple[Path, Manifest] | None,
 ) -> bool:
-    """Whether a run has its last step's checkpoint, verified, and has reported its end."""
+    """Returns whether a run has its last step's verified checkpoint and its summary file."""
     return resume is not None and resume[1].ends(options.max_steps) and directory.summary.is_file()
 
 
 def failed_check(what: str, error: Exception) -> str:
-    """The message for a check that itself failed, in a way that nobody foresaw."""
+    """Returns the message for a check that raised an unexpected error."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}."
     reason = reason_of(error).rstrip(".")
@@ -316,7 +317,7 @@ def failed_check(what: str, error: Exception) -> str:
 
 
 def too_many(layout: Layout, accelerator: Accelerator) -> list[str]:
-    """GPUs cannot be shared by processes; CPUs can."""
+    """Returns a message if there are more processes than GPUs; processes may share CPUs."""
     if accelerator.name == "gpu" and layout.devices > accelerator.count:
         has = f"{accelerator.count} GPU" + "s" * (accelerator.count != 1)
         return [

@@ -1,9 +1,9 @@
-"""What a script computes, read from its source: a digest for each function, class and constant.
+"""Computes a digest of each function, class and constant that a script's result depends on.
 
-The source is parsed and not imported, so that a start stays quick. What counts is what the
-arguments of the script's `run_script(...)` reach by name, through the modules of its project.
-Comments, docstrings, formatting and the order of definitions do not count, and all Python versions
-give the same digests.
+The source is parsed and not imported, so that scripts start quickly. The digests cover the code
+that the arguments of `run_script(...)` refer to by name, directly or indirectly, in the modules of
+the script's project. Comments, docstrings, formatting and the order of definitions do not change a
+digest. All Python versions compute the same digests.
 """
 
 import ast
@@ -16,13 +16,13 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-#: A project's checkpoints record its version instead.
+#: The library's code has no digests: checkpoints record the library's version.
 LIBRARY = "megakit"
-#: Methods of options: what they find out is compared itself, or told to the user.
+#: Methods of options classes without a digest: their results are compared or reported to the user.
 CHECKS = {"problems", "resolve_dataset", "adapt", "choice"}
-#: Fields of a syntax tree that do not say what it computes.
+#: Fields of a syntax tree that do not affect the computation.
 SILENT = {"ctx", "kind", "type_comment"}
-#: Letters of a digest that are kept: enough to tell versions of one function apart.
+#: Length of a shortened digest: enough to distinguish versions of one function.
 DIGEST_LETTERS = 16
 
 Imports = dict[str, list[str]]
@@ -30,14 +30,15 @@ Imports = dict[str, list[str]]
 
 @dataclass
 class Module:
-    """A module of the project.
+    """A parsed module of the project.
 
     Attributes:
-        name: Its dotted name.
-        definitions: The statements that give a name its value.
-        imports: What names stand for that it imports, here or inside its functions, in full.
-        loose: Statements that give no name a value: they run on import.
-        runs: Its calls of `run_script`.
+        name: The module's dotted name.
+        definitions: Top-level statements that bind a name, by name.
+        imports: Full dotted names of imported objects, by the name that an import binds at the
+            top level or inside a function.
+        loose: Top-level statements that bind no name; they run on import.
+        runs: Calls of `run_script`.
     """
 
     name: str
@@ -48,20 +49,20 @@ class Module:
 
 
 def code_of(script: Path) -> dict[str, str]:
-    """Digests of the code that decides what a script computes, by name.
+    """Returns digests of the code that decides what a script computes, by name.
 
-    A class's members stand for themselves (`Config.width`). What a module does outside
-    of functions and classes goes under the module's name. Options count by their values only, so
-    fields of the options class are left out.
+    Each member of a class has its own digest (`Config.width`). Top-level statements that bind no
+    name share a digest under the module's name. Only the values of options count, so fields of the
+    options class are left out.
 
     Args:
-        script: A file with a call `run_script(stage, OptionsClass, work)`.
+        script: A file that calls `run_script(stage, OptionsClass, work)`.
     """
     program = _Program(_root_of(script), [str(script.parent), *sys.path])
     main = program.read(script, script.stem)
     for call in main.runs:
         arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-        for argument in arguments[1:]:  # the stage is compared by its fields
+        for argument in arguments[1:]:  # the first is the stage; its fields are compared
             program.mark_options(main, argument)
         for argument in arguments[1:]:
             program.follow(main, argument)
@@ -69,24 +70,24 @@ def code_of(script: Path) -> dict[str, str]:
 
 
 class _Program:
-    """Collects what is reached by name."""
+    """Collects the code that a script refers to by name, directly or indirectly."""
 
     def __init__(self, root: Path, path: list[str]) -> None:
         self.root, self.path = root, path
         self.parts: dict[str, list[str]] = {}
         self.modules: dict[str, Module | None] = {}
         self.reached: set[tuple[str, str]] = set()
-        self.options: set[int] = set()  # classes, by their nodes' identity
+        self.options: set[int] = set()  # `id` of the syntax node of each options class
 
     def read(self, file: Path, name: str) -> Module:
-        """Parses a module, and counts what its import runs."""
+        """Parses a module, and adds the statements that run when it is imported."""
         self.modules[name] = module = _parse(file, name)
         for statement in module.loose:
             self._add(module, name, statement)
         return module
 
     def mark_options(self, module: Module, expression: ast.AST) -> None:
-        """Notes a class and its bases in the project as classes of options, if it is one."""
+        """Marks the class that an expression names, and its bases, as options classes."""
         for chain in _names(expression):
             for owner, name in self._resolve(module, chain):
                 for node in owner.definitions.get(name, ()):
@@ -96,7 +97,7 @@ class _Program:
                             self.mark_options(owner, base)
 
     def follow(self, module: Module, node: ast.AST) -> list[str]:
-        """Counts all that a part of a module uses; returns what it uses of other packages."""
+        """Adds the project code that a node uses; returns the foreign names that it uses."""
         foreign = set()
         for chain in _names(node):
             for target in module.imports.get(chain[0], ()):
@@ -107,7 +108,7 @@ class _Program:
         return sorted(foreign)
 
     def _resolve(self, module: Module, chain: list[str]) -> Iterator[tuple[Module, str]]:
-        """Which names of which modules of the project a dotted name stands for."""
+        """Yields the modules and names in the project that a dotted name refers to."""
         if chain[0] in module.definitions:
             yield module, chain[0]
         for target in module.imports.get(chain[0], ()):
@@ -116,7 +117,7 @@ class _Program:
             owner, rest = found
             if rest and rest[0] in owner.definitions.keys() | owner.imports.keys():
                 yield from self._resolve(owner, rest)
-            else:  # the module itself is used: any part of it may be
+            else:  # the module itself is used, so every definition in it counts
                 for name in owner.definitions:
                     yield owner, name
 
@@ -150,7 +151,7 @@ class _Program:
         self.parts.setdefault(name, []).append(content)
 
     def _find_longest(self, dotted: str) -> tuple[Module, list[str]] | None:
-        """The project's module that a dotted name begins with, and the rest of the name."""
+        """Returns the project's module that a dotted name begins with, and the rest of the name."""
         parts = dotted.split(".")
         for length in range(len(parts), 0, -1):
             if (module := self._find(".".join(parts[:length]))) is not None:
@@ -185,13 +186,13 @@ def _parse(file: Path, name: str) -> Module:
 
 
 def _root_of(script: Path) -> Path:
-    """The folder of a script's project: above it the one with a pyproject.toml, else its own."""
+    """Returns the nearest folder above a script with a pyproject.toml, else the script's folder."""
     above = script.resolve().parents
     return next((folder for folder in above if (folder / "pyproject.toml").is_file()), above[0])
 
 
 def _find_file(name: str, root: Path, path: list[str]) -> Path | None:
-    """The file of a module, if it is one of the project's own."""
+    """Returns the file of a module; None if the module is not part of the project."""
     searched: list[str] | None = path
     found, parts = None, name.split(".")
     if parts[0] == LIBRARY or parts[0] in sys.stdlib_module_names:
@@ -210,7 +211,7 @@ def _find_file(name: str, root: Path, path: list[str]) -> Path | None:
 
 
 def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, str]]:
-    """The names that an import gives a value, and what they stand for."""
+    """Yields each name that an import binds, with the full name of the imported object."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield (
@@ -229,7 +230,7 @@ def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement gives a value, also inside its `if`, `try`, `with` or loop."""
+    """Yields the names that a statement binds, also inside an `if`, `try`, `with` or loop."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name
         return
@@ -248,7 +249,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def _is_silent(statement: ast.stmt) -> bool:
-    """Whether a statement computes nothing: docstrings, imports, what only a script itself runs."""
+    """Returns whether a statement has no digest, such as a docstring, import or main guard."""
     if isinstance(statement, ast.Import | ast.ImportFrom) or _is_idle(statement):
         return True
     if isinstance(statement, ast.If):
@@ -272,7 +273,7 @@ def _called(call: ast.Call) -> str | None:
 
 
 def _names(node: ast.AST) -> Iterator[list[str]]:
-    """The dotted names below a node: `nn.functional.mse_loss` as three parts."""
+    """Yields the dotted names below a node, `nn.functional.mse_loss` as a list of three parts."""
     parts: list[str] = []
     inner: ast.AST = node
     while isinstance(inner, ast.Attribute):
@@ -286,7 +287,7 @@ def _names(node: ast.AST) -> Iterator[list[str]]:
 
 
 def _plain(node: Any) -> Any:
-    """A syntax tree as lists and strings, the same under every Python."""
+    """Returns a syntax tree as lists, dictionaries and strings, the same in all Python versions."""
     if isinstance(node, list):
         return [_plain(item) for item in node if not _is_idle(item)]
     if not isinstance(node, ast.AST):
@@ -294,14 +295,14 @@ def _plain(node: Any) -> Any:
     fields = {name: value for name, value in ast.iter_fields(node) if name not in SILENT}
     if isinstance(node, ast.Constant):
         return ["Constant", type(node.value).__name__, _plain(node.value)]
-    if isinstance(node, ast.JoinedStr):  # Pythons cut the text between its values differently
+    if isinstance(node, ast.JoinedStr):  # Python versions split the text between values differently
         fields["values"] = _join(node.values)
     plain = {name: _plain(value) for name, value in fields.items() if value is not None}
     return [type(node).__name__, {name: value for name, value in plain.items() if value != []}]
 
 
 def _is_idle(node: Any) -> bool:
-    """Whether a node is a docstring, another constant on its own, or `pass`."""
+    """Returns whether a node is `pass` or a statement of one constant, such as a docstring."""
     is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return is_constant or isinstance(node, ast.Pass)
 

@@ -1,4 +1,4 @@
-"""Which values an option may have, by its type: numbers have bounds, names have to be usable."""
+"""Checks the values of options: numbers have bounds, and names have to be usable as file names."""
 
 import math
 import os
@@ -9,9 +9,10 @@ from typing import Any, get_args, get_type_hints
 
 from megakit.runtime.foreign_files import brief
 
-#: The largest number of steps, samples or seeds: frameworks keep such numbers in 32 bits.
+#: Largest number of steps or samples, and largest seed: frameworks store them in 32 bits.
 MOST = 2**31 - 1
-#: Linux's limits on one part of a path and on all of it, less what is created below a folder.
+#: Linux's limits on one part of a path and on a whole path. The second limit leaves 400 bytes for
+#: the files and folders that are created below a given folder.
 _PART_BYTES, _PATH_BYTES = 255, 4096 - 400
 
 
@@ -20,10 +21,10 @@ class Range:
     """The values that a numeric option may have: `lr: Annotated[float, Range(above=0)]`.
 
     Attributes:
-        least: Smallest value, or None.
-        most: Largest value, or None.
-        above: All values are larger than this one, or None.
-        below: All values are smaller than this one, or None.
+        least: Smallest valid value, or None.
+        most: Largest valid value, or None.
+        above: Exclusive lower bound, or None.
+        below: Exclusive upper bound, or None.
     """
 
     least: float | None = None
@@ -32,7 +33,7 @@ class Range:
     below: float | None = None
 
     def rule(self, value: float) -> str | None:
-        """Returns the rule that a value breaks, as in "has to be RULE"; None for a good value."""
+        """Returns the rule that a value breaks, as in "has to be RULE"; None for a valid value."""
         if not math.isfinite(value):
             return "a finite number"
         if self.above is not None and not value > self.above:
@@ -46,23 +47,23 @@ class Range:
         return None
 
 
-#: For numbers without a range of their own.
+#: Ranges of numeric options whose type has no `Range`.
 _DEFAULT = {int: Range(-MOST, MOST), float: Range()}
 
 
 def flag(name: str) -> str:
-    """The option as users type it."""
+    """Returns an option as users type it."""
     return "--" + name.replace("_", "-")
 
 
 def find_problems(options: Any) -> list[str]:
-    """Checks every field of a dataclass of options by its type.
+    """Checks every field of an options dataclass by its type.
 
     Args:
         options: An instance. A field's bounds are a `Range` in its `Annotated` type.
 
     Returns:
-        One message for each value that no run can use.
+        One message for each invalid value.
     """
     problems = []
     for field in fields(options):
@@ -80,7 +81,7 @@ def find_problems(options: Any) -> list[str]:
 
 
 def _range(options: type, name: str, kind: type) -> Range:
-    """Returns a field's range, also where a subclass only gave the field another default."""
+    """Returns a field's range, also if a subclass only changes the field's default."""
     for owner in options.__mro__:
         if name in vars(owner).get("__annotations__", {}):
             hint = get_type_hints(owner, include_extras=True)[name]
@@ -91,13 +92,13 @@ def _range(options: type, name: str, kind: type) -> Range:
 
 
 def names_are_usable(options: Any) -> bool:
-    """Tells whether the file system can be asked about every path and name among the options."""
+    """Returns whether the file system accepts every path and name among the options."""
     values = [getattr(options, field.name) for field in fields(options)]
     return not any(why_unusable(value) for value in values if isinstance(value, str | Path))
 
 
 def why_unusable(name: str | Path) -> str | None:
-    """Returns why no file can have a name that a user gave; None for a good name."""
+    """Returns why a user's name cannot be the name of a file; None for a usable name."""
     text = str(name)
     if not text:
         return "is empty. Leave the option out for its default"

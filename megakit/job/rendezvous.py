@@ -1,4 +1,4 @@
-"""What the ranks of a job agree on: the plan, and which of them says why the job failed."""
+"""Distributes the plan to all ranks of a job, and selects the rank that reports a failure."""
 
 import contextlib
 import os
@@ -15,22 +15,25 @@ from megakit.job.store import join_store, join_torchruns_store
 
 
 def agree(cluster: Cluster, make: Callable[[], tuple[Plan, Any]], timeout: int) -> tuple[Plan, Any]:
-    """Has the first rank of a job that others started make the plan, and all others get it.
+    """Makes the plan on rank 0 of a job under torchrun or srun, and sends it to the other ranks.
 
-    Also gives the environment what our own launcher would have put there.
+    Also sets the environment variables that our own launcher sets.
 
     Args:
-        cluster: What started the job, and this process's place in it.
-        make: Makes the plan; called on the first rank.
+        cluster: The job, and the rank of this process.
+        make: Makes the plan; called on rank 0.
         timeout: Seconds to wait for another rank.
 
+    Returns:
+        The plan, and objects that have to stay alive while the job runs.
+
     Raises:
-        UserError: The first rank found problems; only its error lists them.
-        OSError: Ranks did not meet, or not in time.
+        UserError: Rank 0 found problems; only rank 0's error lists them.
+        OSError: The ranks could not connect, or not in time.
     """
     if cluster.starter == "srun":
         os.environ.update(_as_torchrun_says_it(cluster))
-    # Every rank would take all cores; torchrun's default is the same.
+    # Without this, every rank would use all cores. torchrun sets the same default.
     os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
     from torch.distributed import DistError
 
@@ -54,8 +57,9 @@ def _agree(
     store: Any,
     is_hosted: bool,
 ) -> tuple[Plan, Any]:
-    """Exchanges the plan through a store, which rank 0 of the job may host itself."""
-    # torchrun keeps its store when it starts failed ranks again, which have to plan anew.
+    """Exchanges the plan through a store; `is_hosted` means that rank 0 hosts the store."""
+    # torchrun keeps its store when it restarts failed ranks. Restarted ranks need a new plan, so
+    # each restart uses another key.
     key = f"{PLAN_VARIABLE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if cluster.rank != 0:
         if not _are_there(store, [key], timeout):
@@ -71,7 +75,7 @@ def _agree(
         text = plan.to_json()
     finally:
         store.set(key, text)
-        # The store ends with this process, maybe at once: all have to have read by then.
+        # A hosted store ends with this process, so this process waits until all ranks have read.
         others = [f"{key}/{rank}" for rank in range(1, cluster.num_processes) if is_hosted]
         is_complete = _are_there(store, others, timeout)
     if not is_complete:
@@ -84,7 +88,10 @@ def _agree(
 
 
 def _are_there(store: Any, keys: list[str], timeout: int) -> bool:
-    """Waits for keys of a store; not in C++, where no signal would be heard meanwhile."""
+    """Waits until a store has all keys; returns False after the timeout.
+
+    The loop is in Python, because Python handles no signals during a wait in torch's C++ code.
+    """
     deadline = time.monotonic() + timeout
     while keys and not store.check(keys):
         if time.monotonic() > deadline:
@@ -94,7 +101,7 @@ def _are_there(store: Any, keys: list[str], timeout: int) -> bool:
 
 
 def ranks_have_met() -> bool:
-    """Whether the job's process group is there."""
+    """Returns whether the job's default process group is initialized."""
     if "torch" not in sys.modules:
         return False
     from torch import distributed as dist
@@ -103,8 +110,8 @@ def ranks_have_met() -> bool:
 
 
 def is_first_to_fail() -> bool:
-    """Whether no other rank of the job failed before; the errors of later ones follow from it."""
-    if not ranks_have_met():  # nothing that another rank could wait for
+    """Returns whether this rank is the first to fail; the first failure causes later failures."""
+    if not ranks_have_met():  # no process group, so no other rank waits for this rank
         return True
     from torch import distributed as dist
 
@@ -113,22 +120,22 @@ def is_first_to_fail() -> bool:
     answers: list[int] = []
 
     def ask() -> None:
-        # An error: the rank that hosts the store has ended, and has reported why.
+        # An error means that the rank that hosts the store has ended and has reported the reason.
         with contextlib.suppress(RuntimeError):
             answers.append(dist.distributed_c10d._get_default_store().add("megakit/failed", 1))
         answers.append(0)
 
-    # Aside, since a host that hangs never answers, and C++ waits for ever.
+    # In a thread: if the rank that hosts the store hangs, the C++ code waits forever.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(timeout=10)
-    if not answers:  # the others failed because the first rank does not answer: one says so
+    if not answers:  # rank 0 hangs and made the other ranks fail; only rank 1 reports its error
         return dist.get_rank() == 1
     return answers[0] == 1
 
 
 def _as_torchrun_says_it(cluster: Cluster) -> dict[str, str]:
-    """Slurm's words for a rank's place in torchrun's, which all libraries understand."""
+    """Returns a rank's place in an srun job as torchrun's variables, which all libraries read."""
     return {
         "RANK": str(cluster.rank),
         "LOCAL_RANK": str(cluster.local_rank),

@@ -1,4 +1,4 @@
-"""One run directory, one writer: a lock inside the directory, compared before each write."""
+"""Locks a run directory for one job, which checks the lock again before each write."""
 
 import contextlib
 import fcntl
@@ -34,15 +34,15 @@ class RunLock:
 
 
 def lock(folder: Path) -> RunLock:
-    """Keeps other processes out of a run directory for as long as this process lives.
+    """Locks a run directory against other processes until the lock is closed or this process ends.
 
-    The lock file lies in the directory itself, so that two paths to one directory mean one lock.
+    The lock file is in the directory itself, so two paths to one directory share one lock.
 
     Args:
         folder: The run directory; created if it does not exist.
 
     Raises:
-        UserError: Another process uses it.
+        UserError: Another process uses the directory, or the file system has no locks.
     """
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def lock(folder: Path) -> RunLock:
 
 
 def lock_inode(folder: Path) -> tuple[int, int] | None:
-    """Returns device and inode number of a run directory's lock file, None if it has none."""
+    """Returns device and inode number of a run directory's lock file; None without such a file."""
     try:
         status = (folder / LOCK_FILE).stat()
     except OSError:
@@ -83,14 +83,14 @@ def lock_inode(folder: Path) -> tuple[int, int] | None:
 
 
 def check_still_ours(folder: Path, inode: tuple[int, int]) -> None:
-    """Makes sure that a run directory is the one that was locked.
+    """Checks that a run directory is still the directory that was locked.
 
     Args:
         folder: The run directory.
-        inode: As `lock` found it.
+        inode: Device and inode number of the lock file when it was locked.
 
     Raises:
-        RunDirectoryLostError: It was removed or replaced.
+        RunDirectoryLostError: The directory was removed or replaced.
     """
     found = lock_inode(folder)
     if found == inode:

@@ -1,4 +1,4 @@
-"""What a run is: its directory, what identifies it, where it goes on from."""
+"""Manages run directories, the identities of runs, and the checkpoints that runs start from."""
 
 import contextlib
 import json
@@ -23,13 +23,13 @@ from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
 
 RUN_FILE = "run.json"
 SUMMARY = "summary.json"
-#: How often the best checkpoint is chosen anew when its run removes the chosen one.
+#: Attempts to choose the best checkpoint while its run may remove the chosen checkpoint.
 CHOICES = 5
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The folder of one stage below the output directory, with what lies in it."""
+    """The folder of one stage's run below the output directory, and the files in this folder."""
 
     path: Path
 
@@ -40,12 +40,12 @@ class RunDirectory:
 
     @property
     def summary(self) -> Path:
-        """The file that is written when training has ended."""
+        """The file that a run writes when training has ended."""
         return self.path / SUMMARY
 
     @property
     def log(self) -> Path:
-        """The file for what frameworks log."""
+        """The file for the frameworks' output."""
         return self.path / "log.txt"
 
     @property
@@ -55,10 +55,13 @@ class RunDirectory:
         return step_of(newest[0]) if newest else None
 
     def identity(self) -> dict[str, Any] | None:
-        """Returns what identifies the run that lives here, or None if none does.
+        """Returns the identity of the run in this directory, or None if there is no run.
 
-        The checkpoints decide: run.json counts where there is no readable checkpoint, or where one
-        of them agrees with it.
+        The checkpoints decide: run.json counts only if there is no readable checkpoint, or if one
+        readable checkpoint is of the same run.
+
+        Raises:
+            UserError: run.json is damaged, and there is no readable checkpoint.
         """
         in_checkpoints = []
         for checkpoint in reversed(list_checkpoints(self.checkpoints)):
@@ -76,7 +79,7 @@ class RunDirectory:
 
     @property
     def newest_run(self) -> dict[str, Any]:
-        """What identifies the run of the newest checkpoint that can be read; else empty."""
+        """The identity in the newest readable checkpoint; empty if there is no such checkpoint."""
         for checkpoint in reversed(list_checkpoints(self.checkpoints)):
             with contextlib.suppress(UserError):
                 return read_manifest(checkpoint).run
@@ -93,7 +96,7 @@ class RunDirectory:
         return content
 
     def write_identity(self, identity: dict[str, Any]) -> None:
-        """Makes the folder the given run's."""
+        """Writes the identity of a run to run.json."""
         with contextlib.suppress(UserError):
             if self._identity_in_file() == identity:
                 return
@@ -101,15 +104,15 @@ class RunDirectory:
         write_json(self.path / RUN_FILE, identity)
 
     def withdraw_identity(self) -> None:
-        """Lets another run use the folder, if this one was refused before its first checkpoint."""
+        """Removes run.json if there is no checkpoint, so that another run can use the folder."""
         if self.newest_step is None:
             (self.path / RUN_FILE).unlink(missing_ok=True)
 
     def best_checkpoint(self) -> Path | None:
-        """Returns the checkpoint that the next stage uses.
+        """Returns the checkpoint that the next stage uses, or None if there is no checkpoint.
 
         Raises:
-            UserError: A checkpoint is damaged, or they are of several runs.
+            UserError: A checkpoint is damaged, or belongs to another run.
         """
         manifests = {path: read_manifest(path) for path in list_checkpoints(self.checkpoints)}
         identity = self.identity()
@@ -122,14 +125,14 @@ class RunDirectory:
         return best_of(manifests, (identity or {}).get("best_by", "val_loss"))
 
     def has_ended(self, max_steps: object) -> bool:
-        """Tells whether the newest checkpoint is the last one of a run of so many steps."""
+        """Returns whether the newest checkpoint is the last one of a run of `max_steps` steps."""
         newest = list_checkpoints(self.checkpoints)[-1:]
-        with contextlib.suppress(UserError):  # damaged, or just removed by the run
+        with contextlib.suppress(UserError):  # a damaged checkpoint, or removed by its run
             return bool(newest) and read_manifest(newest[0]).ends(max_steps)
         return False
 
     def set_aside(self) -> Path | None:
-        """Gives the run that lives here another name, if there is one; returns the name."""
+        """Renames this directory, if it exists, and returns its new path."""
         if not self.path.exists():
             return None
         number = 1
@@ -142,21 +145,20 @@ class RunDirectory:
 def find_start(
     stage: Stage, named: str | None, output_dir: Path, report: Callable[[str], None]
 ) -> tuple[Path, Manifest, TextIO] | None:
-    """Finds the checkpoint that a stage starts from, and keeps it from being removed.
+    """Finds the checkpoint that a stage starts from, and protects it from removal.
 
     Args:
-        stage: Which stage starts.
-        named: The user's `--checkpoint`; `none` for a fresh start.
-        output_dir: Where the stage before has its run.
-        report: Takes one line for the user.
+        stage: The stage that starts.
+        named: The user's `--checkpoint`; `none` for fresh weights.
+        output_dir: The folder with the run of the previous stage.
+        report: Prints one line for the user.
 
     Returns:
-        The verified checkpoint, its manifest, and a file: while it is open, a run of the stage
-        before that is still going on does not remove the checkpoint. None where the stage starts
-        from nothing.
+        The verified checkpoint, its manifest, and an open file. While this file is open, a running
+        job of the previous stage does not remove the checkpoint. None for fresh weights.
 
     Raises:
-        UserError: There is none, or it is damaged, unfinished, or of another model.
+        UserError: The checkpoint is missing, damaged, unfinished or of another model.
     """
     before = stage.before
     if before is None or named == "none":
@@ -182,7 +184,7 @@ def find_start(
 
 
 def _hold_best(directory: RunDirectory, before: Stage) -> tuple[Path, Manifest, TextIO]:
-    """Chooses again where the run that makes the checkpoints has just removed the chosen one."""
+    """Chooses the best checkpoint; chooses again if a running job has just removed it."""
     for choices_left in reversed(range(CHOICES)):
         before_choosing = list_checkpoints(directory.checkpoints)
         try:
@@ -200,7 +202,7 @@ def _hold_best(directory: RunDirectory, before: Stage) -> tuple[Path, Manifest, 
 
 
 def _verify_and_hold(checkpoint: Path) -> tuple[Manifest, TextIO]:
-    read_manifest(checkpoint)  # says what is wrong with a folder that is no checkpoint
+    read_manifest(checkpoint)  # raises a clear error for a folder that is not a checkpoint
     try:
         file = hold(checkpoint)
     except OSError as error:
@@ -218,13 +220,13 @@ def find_resumption(
     identity: dict[str, Any],
     report: Callable[[str], None],
 ) -> tuple[Path, Manifest] | None:
-    """Finds the checkpoint that a run goes on from, after cleaning up behind its last start.
+    """Finds the checkpoint that a run resumes from, after removing leftovers of the last start.
 
     Args:
-        directory: The run's; this process has its lock.
-        stage: The run's stage.
-        identity: What identifies the run.
-        report: Takes one line for the user.
+        directory: The run directory, which this process has locked.
+        stage: Name of the run's stage.
+        identity: Identity of the run.
+        report: Prints one line for the user.
     """
     if not directory.checkpoints.is_dir():
         return None
@@ -234,7 +236,7 @@ def find_resumption(
 
 
 def check_writable(folder: Path) -> list[str]:
-    """Why nothing can be written below a folder that may not exist yet, if so."""
+    """Returns why a folder, which may not exist yet, is not writable; no message if it is."""
     existing = folder.absolute()
     try:
         while not existing.exists():

@@ -1,6 +1,6 @@
-"""The frame around every script: check everything, agree among the ranks, work, report, exit.
+"""Runs a script: checks everything, plans the job, does the work, reports the result and exits.
 
-Nothing here imports torch before the options are known to be good.
+Nothing here imports torch before the command line is parsed.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from megakit.runtime.versions import installed_versions
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
 OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, covariant=True)
 
-#: What gloo and NCCL say when a rank was killed. A rank that fails by itself reports its error.
+#: Error messages of gloo and NCCL after a rank was killed. A rank that fails reports its own error.
 OTHER_RANK_IS_GONE = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
     "remote process exited",
@@ -51,16 +51,16 @@ OTHER_RANK_IS_GONE = (
 
 @dataclass
 class Run(Generic[OptionsT_co]):
-    """One start of a script, as its work sees it.
+    """One start of a script; the script's work function receives it.
 
     Attributes:
-        stage: Which stage of the chain.
-        options: The command line's.
-        plan: What was worked out from them.
-        console: Where to speak to the user.
-        is_main: Whether this process writes files and speaks; one of the job does.
+        stage: The stage of the chain.
+        options: Options of the command line.
+        plan: The plan made from the options.
+        console: Prints messages for the user.
+        is_main: Whether this process writes files and prints messages; one process of a job does.
         began: When the script began, by `time.perf_counter()`.
-        results: For summary.json; the work adds to it.
+        results: Entries for summary.json, which the work function adds.
     """
 
     stage: Stage
@@ -78,45 +78,45 @@ class Run(Generic[OptionsT_co]):
 
     @property
     def accelerator(self) -> Accelerator:
-        """Where the job runs."""
+        """The device that the job runs on."""
         return self.plan.accelerator
 
     @cached_property
     def directory(self) -> RunDirectory:
-        """Where this run lives."""
+        """The run directory."""
         return RunDirectory(self.options.output_dir / self.stage.name)
 
     @property
     def path(self) -> Path:
-        """The same as a path."""
+        """The path of the run directory."""
         return self.directory.path
 
     def check_directory(self) -> None:
-        """Makes sure that the run directory is still the one that this job has locked.
+        """Checks that the run directory is still the directory that this job has locked.
 
         Raises:
-            RunDirectoryLostError: It was removed or replaced.
+            RunDirectoryLostError: The directory was removed or replaced.
         """
         if self.plan.lock is not None and self.is_main:
             check_still_ours(self.path, self.plan.lock)
 
     @property
     def trains(self) -> bool:
-        """Whether this script trains, rather than predicts."""
+        """Whether this script trains; otherwise it predicts."""
         return bool(self.plan.identity)
 
     @property
     def best_by(self) -> str:
-        """How the best checkpoint is chosen."""
+        """The criterion for the best checkpoint."""
         return str(self.plan.identity["best_by"])
 
     @property
     def resumed_step(self) -> int:
-        """Steps done before this start."""
+        """Optimizer steps done before this start."""
         return step_of(Path(self.plan.resume)) if self.plan.resume else 0
 
     def manifest(self) -> Manifest:
-        """What checkpoints of this run have in common."""
+        """Returns a manifest with the entries that all checkpoints of this run share."""
         return Manifest(
             stage=self.stage.name,
             model=self.stage.model,
@@ -139,8 +139,8 @@ def run_script(
     """Runs a script from its command line to its exit status.
 
     Args:
-        stage: What the script is within the chain.
-        options_class: Its options.
+        stage: The script's stage in the chain.
+        options_class: The class of the script's options.
         work: Does the work of one rank; returns the path to print on standard output.
     """
     began = time.perf_counter()
@@ -155,10 +155,10 @@ def run_script(
         console.silent = cluster.rank != 0
         status = _run(stage, options, cluster, console, work, began)
     except UserError as error:
-        if ranks_have_met():  # each of them may find it; one says so
+        if ranks_have_met():  # every rank may raise the same error; one rank reports it
             console.silent = not is_first_to_fail()
         for problem in error.problems:
-            # A problem may quote a file: nothing in it reaches the terminal as a command.
+            # A problem may quote a file, which may contain control sequences for the terminal.
             lines = f"{stage.script}: {problem}".split("\n")
             console.say("\n".join(map(printable, lines)))
         status = 2
@@ -173,14 +173,14 @@ def run_script(
             where = f"{stage.script}{cluster.of_rank}"
             console.error(f"{where}: {error}.{_what_is_left(options, stage)}")
         status = 1
-    except Exception as error:  # of the preparation; the work has a guard of its own
+    except Exception as error:  # of the preparation; `_work` handles errors of the work
         if options.verbose:
             traceback.print_exc()
         console.error(f"{stage.script}{cluster.of_rank}: {failed_check('the start', error)}")
         status = 2
     sys.stdout.flush()
     sys.stderr.flush()
-    # Frameworks leave threads and helpers behind that take seconds to unwind.
+    # A normal exit waits seconds for threads and helper processes that the frameworks left.
     os._exit(status)
 
 
@@ -192,7 +192,7 @@ def _what_is_left(options: CommonOptions, stage: Stage) -> str:
 
 
 def _cluster(options: CommonOptions) -> Cluster:
-    """Reads the job from the environment; what is wrong with the options is told with it."""
+    """Reads the job from the environment; errors also list the problems of the options."""
     try:
         cluster = Cluster.from_environment()
     except UserError as error:
@@ -212,7 +212,7 @@ def _run(
     if PLAN_VARIABLE in os.environ:
         plan, guard = Plan.of_launcher(os.environ[PLAN_VARIABLE]), None
     elif cluster.num_processes > 1:
-        # A value out of range is refused by the first rank, and all have to hear of it.
+        # Rank 0 refuses an option out of range. All ranks need a usable timeout to learn this.
         timeout = min(max(1, options.timeout), MOST_SECONDS)
         plan, guard = agree(cluster, lambda: prepare(stage, options, cluster, console), timeout)
     else:
@@ -248,26 +248,26 @@ def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str)
     except (UserError, RunDirectoryLostError, KeyboardInterrupt):
         raise
     except OSError:
-        run.check_directory()  # a folder that is gone is the better reason
-        traceback.print_exc()  # into the log: the file may be missing through a programming error
+        run.check_directory()  # a lost run directory explains the error better
+        traceback.print_exc()  # to the log: a programming error may have caused the OSError
         raise
     except Exception as error:
         is_first = is_first_to_fail()
         other_is_gone = any(words in str(error) for words in OTHER_RANK_IS_GONE)
         worker_ended = why_worker_ended(error)
-        if worker_ended is not None:  # its traceback shows where this process happened to be
+        if worker_ended is not None:  # the traceback does not explain the end of the worker
             traceback.print_exc()
             if is_first:
                 run.console.error(f"{where}: {worker_ended.rstrip('.')}.")
         elif is_first and not other_is_gone:
             run.console.error(traceback.format_exc())
         else:
-            traceback.print_exc()  # into the log: it follows from what became of another rank
+            traceback.print_exc()  # to the log: the failure of another rank caused this error
         if is_first:
             what = "ended, as another rank is gone without a word" if other_is_gone else "failed"
             run.console.error(f"{where} {what}; the log is {log}.")
         if other_is_gone:
-            time.sleep(1)  # whoever started the ranks shall see the other's end first, and name it
+            time.sleep(1)  # so that the launcher sees and reports the end of the other rank first
         return 1
     run.console.result(path)
     return 0

@@ -1,4 +1,4 @@
-"""The sizes of a stage's model: those of the checkpoint that it starts from, else the options'."""
+"""Determines the sizes of a stage's model, from the start checkpoint or else from the options."""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ class Sizes:
     """Sizes of the model that a stage trains or uses.
 
     Attributes:
-        width: What tensor parallelism cuts; 0 if neither the checkpoint nor an option gives it.
-        by_option: The sizes that options can set, by name.
+        width: Size that tensor parallelism splits; 0 if no checkpoint and no option sets it.
+        by_option: The sizes that options can set, by the option's name.
     """
 
     width: int = 0
@@ -28,16 +28,16 @@ class Sizes:
 
 
 def check_sizes(stage: Stage, options: CommonOptions, start: Path | None) -> Sizes:
-    """Checks the options against the checkpoint's model, and returns the sizes that count.
+    """Checks the options against the checkpoint's model, and returns the sizes to use.
 
     Args:
-        stage: What the script is within the chain.
-        options: The command line's.
+        stage: The script's stage in the chain.
+        options: Options of the command line.
         start: The checkpoint that the stage starts from; None for fresh weights.
 
     Raises:
-        UserError: An option asks for another size than the checkpoint's, or the checkpoint's
-            settings are damaged.
+        UserError: An option differs from the checkpoint's size, or the checkpoint's settings are
+            damaged.
     """
     names = options.model_sizes
     is_needed = names or isinstance(stage.width, str)
@@ -56,11 +56,11 @@ def check_sizes(stage: Stage, options: CommonOptions, start: Path | None) -> Siz
 
 
 def expected_width(stage: Stage, options: CommonOptions) -> int:
-    """Returns the width as far as it can be told before anything is checked; 0 if it cannot.
+    """Returns the width before anything is checked; 0 if the width is unknown.
 
-    Every rank needs it before torch is imported: see `limit_threads`.
+    Every rank needs the width before torch is imported: see `limit_threads`.
     """
-    with contextlib.suppress(Exception):  # `check_sizes` reports what is wrong
+    with contextlib.suppress(Exception):  # `check_sizes` reports the error
         settings: dict[str, Any] = {}
         start = None
         if isinstance(stage.width, str) and stage.before is not None:
@@ -80,7 +80,7 @@ def _width(
         return name
     if name not in settings:
         value = options.size(name)
-        # A value out of range is reported with the other options.
+        # `find_problems` reports a value out of range.
         return value if type(value) is int and value >= 1 else 0
     value = settings[name]
     if type(value) is not int or value < 1:

@@ -1,23 +1,23 @@
-"""What a script is within a chain of scripts."""
+"""Describes a script's stage in a chain of scripts."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of a chain of scripts.
+    """One stage in a chain of scripts.
 
     Attributes:
-        name: Also the name of its folder below the output directory.
-        script: The file that runs it.
+        name: Name of the stage, and of its folder below the output directory.
+        script: Name of the script that runs the stage.
         model: Name of the model's class.
-        title: What a person calls the model, with its article.
-        before: The stage whose best checkpoint this one starts from, if any.
-        width: What tensor parallelism cuts: a number, or the name of a field of the model's
-            config. A checkpoint that the stage starts from then gives the number, else the option
-            of that name.
-        num_pipeline_stages: Stages that the model can be cut into, or a divisor of them.
-        num_heads: Attention heads, which tensor parallelism deals out; 0 for a model without.
+        title: The model's name in messages, with its article.
+        before: The previous stage, whose best checkpoint this stage starts from; None if there is
+            no previous stage.
+        width: Size that tensor parallelism splits: a number, or the name of a field of the model's
+            config. The start checkpoint or else the option of this name then sets the number.
+        num_pipeline_stages: The number of pipeline stages has to divide this number.
+        num_heads: Attention heads, which tensor parallelism splits; 0 for a model without them.
     """
 
     name: str

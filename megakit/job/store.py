@@ -1,8 +1,8 @@
-"""How the ranks of a job find rank 0: at one of a few known ports, where rank 0 names its store.
+"""Connects the ranks of a job to the store of rank 0.
 
-The store listens at a port that the kernel chooses, so no other program can use it. Only the ranks
-of the same job accept the greeting at the known port: another program that listens there is passed
-over, and so is another job.
+Rank 0 listens at one of a few ports that all ranks know, and there names the port of its store. The
+kernel chooses the port of the store, so no other program uses it. The greeting at the known port
+names the job, so ranks skip a known port at which another program or another job answers.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ from megakit.job.cluster import Cluster
 def join_store(cluster: Cluster, timeout: int) -> Iterator[Any]:
     """Connects this rank to the store of its job; rank 0 hosts the store.
 
-    While the block runs, rank 0 answers ranks that look for the store. Afterwards the environment
-    names the store, so that torch's process group uses it as well.
+    Until the end of the block, rank 0 sends the port of the store to every rank that connects.
+    Environment variables make torch's process group use the same store.
 
     Args:
-        cluster: The job, and this process's place in it.
+        cluster: The job, and the rank of this process.
         timeout: Seconds to wait for rank 0, and for answers of the store.
 
     Raises:
-        UserError: Rank 0 cannot listen, or cannot be reached at the address of the job.
+        UserError: Rank 0 cannot listen, or cannot connect to itself at the address of the job.
         TimeoutError: Rank 0 was not found in time.
     """
     with contextlib.ExitStack() as stack:
@@ -41,12 +41,12 @@ def join_store(cluster: Cluster, timeout: int) -> Iterator[Any]:
             greeting = f"{_name(cluster)} {store.port}\n".encode()
             threading.Thread(target=_greet, args=(listener, greeting), daemon=True).start()
             _check_address(cluster, listener.getsockname()[1])
-            # Wakes the thread up; closing alone does not.
+            # `shutdown` wakes up the thread; `close` alone does not.
             stack.callback(lambda: listener.shutdown(socket.SHUT_RDWR))
         else:
             store = _store(cluster.address, _find_store(cluster, timeout), timeout)
         os.environ["MASTER_PORT"] = str(store.port)
-        # torch's words for a store that is there already.
+        # This makes torch connect to the existing store instead of hosting another one.
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         yield store
 
@@ -59,7 +59,7 @@ def join_torchruns_store(cluster: Cluster, timeout: int) -> Any:
     """
     deadline = time.monotonic() + timeout
     address = (cluster.address, cluster.ports[0])
-    while True:  # not in C++, which would print its own stack
+    while True:  # waiting in Python: torch's C++ code would print a C++ stack trace
         try:
             socket.create_connection(address, timeout=1).close()
             return _store(*address, timeout)
@@ -81,7 +81,7 @@ def _store(address: str, port: int, timeout: int, is_host: bool = False) -> Any:
 
 
 def _name(cluster: Cluster) -> str:
-    """Returns the text that identifies a job."""
+    """Returns the text that identifies a job in the greeting."""
     return f"megakit {cluster.name}/{cluster.num_processes}".replace("\n", " ")
 
 
@@ -109,7 +109,7 @@ def _listen(cluster: Cluster) -> socket.socket:
 
 
 def _greet(listener: socket.socket, greeting: bytes) -> None:
-    """Tells everyone who connects where the store is, until the listener is closed."""
+    """Sends the port of the store to every process that connects, until the listener is closed."""
     while True:
         try:
             connection, _ = listener.accept()
@@ -120,7 +120,7 @@ def _greet(listener: socket.socket, greeting: bytes) -> None:
 
 
 def _check_address(cluster: Cluster, port: int) -> None:
-    """Refuses a MASTER_ADDR at which rank 0 itself is not found."""
+    """Raises `UserError` if rank 0 cannot connect to itself at MASTER_ADDR."""
     try:
         if _ask(cluster, port, seconds=10):
             return
@@ -134,7 +134,7 @@ def _check_address(cluster: Cluster, port: int) -> None:
 
 
 def _find_store(cluster: Cluster, timeout: int) -> int:
-    """Asks at the job's ports, again and again, until rank 0 names the port of its store."""
+    """Tries the job's ports repeatedly until rank 0 sends the port of its store."""
     deadline = time.monotonic() + timeout
     while True:
         for port in cluster.ports:
@@ -150,7 +150,7 @@ def _find_store(cluster: Cluster, timeout: int) -> int:
 
 
 def _ask(cluster: Cluster, port: int, seconds: float) -> int | None:
-    """Returns the store's port if rank 0 of this job answers at a port, None if others do."""
+    """Returns the store's port if rank 0 of this job answers at a port; otherwise None."""
     with socket.create_connection((cluster.address, port), timeout=seconds) as connection:
         name, _, answer = connection.recv(1000).decode(errors="replace").strip().rpartition(" ")
     is_ours = name == _name(cluster) and answer.isascii() and answer.isdigit()

@@ -1,4 +1,4 @@
-"""Where the machine shows through: GPU or CPU, absent parts of NeMo, signals, quiet frameworks."""
+"""Adapts the frameworks to the machine: accelerator, missing packages, memory, signals, files."""
 
 import lazy_loader as lazy
 

@@ -1,4 +1,4 @@
-"""Choosing where a program runs, and making the stack run there."""
+"""Chooses GPU or CPU, and makes the frameworks run on the chosen accelerator."""
 
 import platform
 import warnings
@@ -13,13 +13,14 @@ AcceleratorName = Literal["auto", "cpu", "gpu"]
 
 @dataclass(frozen=True)
 class Accelerator:
-    """Where a program runs.
+    """The accelerator that a program runs on.
 
     Attributes:
-        name: Lightning's name of it, `"cpu"` or `"gpu"`.
-        device: What a person calls it: the processor's or the graphics card's name.
-        count: How many of them this machine has; processes may outnumber CPUs, never GPUs.
-        remark: Why `auto` passed over a GPU that is there, or None.
+        name: Lightning's name of the accelerator, `"cpu"` or `"gpu"`.
+        device: Name of the processor or graphics card.
+        count: Number of CPU cores or GPUs. A job may have more processes than cores, but not more
+            processes than GPUs.
+        remark: Why `auto` did not choose an existing GPU, or None.
     """
 
     name: Literal["cpu", "gpu"]
@@ -32,11 +33,11 @@ def find_accelerator(requested: AcceleratorName = "auto", precision: str = "32")
     """Decides between GPU and CPU without changing anything.
 
     Args:
-        requested: `auto` takes a GPU that works at this precision, else the CPU.
-        precision: `bf16-mixed` or `32`; a GPU has to be able to compute in it.
+        requested: `auto` chooses a GPU that works at this precision, else the CPU.
+        precision: `bf16-mixed` or `32`; a GPU has to support it.
 
     Raises:
-        UserError: `gpu` was requested and none can be used; the message says why.
+        UserError: `gpu` was requested and no GPU can be used; the message states the reason.
     """
     if requested == "cpu":
         return _cpu()
@@ -58,19 +59,20 @@ def find_accelerator(requested: AcceleratorName = "auto", precision: str = "32")
 
 
 def is_certainly_cpu(requested: AcceleratorName) -> bool:
-    """Whether `find_accelerator` would choose the CPU without a look at any GPU."""
+    """Returns whether `find_accelerator` would choose the CPU without checking a GPU."""
     return requested == "cpu" or (requested == "auto" and not _has_gpu_driver())
 
 
 def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
-    """Makes Megatron and NeMo run on the given accelerator: the one call a program begins with.
+    """Makes Megatron and NeMo run on an accelerator; call it before any other use of them.
 
-    Imports NeMo. On a CPU it applies the patches of `megakit.runtime.cpu`; on a GPU none of them.
-    On both, optional parts of NeMo that are absent get stand-ins, collectives of a single rank are
-    left out (`alone`), and nothing that checkpoints hold is run (`safe_reading`).
+    Imports NeMo. The patches of `megakit.runtime.cpu` are applied only for a CPU. The following
+    patches are applied for both accelerators. Stand-ins replace absent optional parts of NeMo
+    (`optional_packages`). Collectives of a single rank are skipped (`single_rank`). No code in
+    checkpoints is run (`safe_reading`).
 
     Raises:
-        ValueError: Another name than `cpu` or `gpu`.
+        ValueError: The name is not `cpu` or `gpu`.
     """
     from megakit.runtime import cpu, optional_packages, safe_reading, single_rank
 
@@ -102,12 +104,12 @@ def _processor_name() -> str:
 
 
 def _has_gpu_driver() -> bool:
-    """Whether asking torch is worth its import: NVIDIA's device file, or WSL's."""
+    """Returns whether NVIDIA's or WSL's device file exists; otherwise torch is not imported."""
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
 
 
 def _why_unusable(precision: str) -> str | None:
-    """Computes a little on the first GPU; returns one sentence on what went wrong, or None."""
+    """Multiplies small matrices on the first GPU; returns one sentence on a failure, or None."""
     import torch
 
     with warnings.catch_warnings(record=True) as caught:

@@ -1,14 +1,14 @@
-"""Megatron and NeMo on a machine without a GPU.
+"""Patches Megatron and NeMo for a machine without a GPU.
 
-Megatron-Core assumes CUDA all over: it asks for `torch.cuda.current_device()`, creates tensors on
-`"cuda"`, compares tensor types with `"torch.cuda.FloatTensor"`, records events on streams. Nothing
-in the mathematics needs it. The patches below give each of these a CPU meaning, so that NeMo's
-MegatronStrategy and Megatron's schedule, gradient buffers, optimizer, random-number tracker and
-distributed checkpoints run unchanged over gloo.
+Megatron-Core assumes CUDA in many places: it calls `torch.cuda.current_device()`, creates tensors
+on `"cuda"`, compares tensor types with `"torch.cuda.FloatTensor"`, and records events on streams.
+The mathematics does not need CUDA. The patches below make these calls work on a CPU. NeMo's
+`MegatronStrategy` and Megatron's schedule, gradient buffers, optimizer, random-number tracker and
+distributed checkpoints then run unchanged over gloo.
 
-Each patch is one function with its reason; the two tuples at the end are the whole list. They
-replace functions one by one rather than by a `TorchFunctionMode`, which intercepts every torch call
-and costs a third of the training speed.
+Each patch is one function, whose docstring states the reason; the two tuples at the end list all
+patches. Each patch replaces single functions. A `TorchFunctionMode` would intercept every torch
+call, and would cost a third of the training speed.
 """
 
 import contextlib
@@ -27,25 +27,28 @@ CPU = torch.device("cpu")
 
 
 def _means_cuda(device: Any) -> bool:
-    """Whether a `device` argument names a GPU; a bare index does, `None` does not."""
+    """Returns whether a `device` argument names a GPU; an integer does, `None` does not."""
     if isinstance(device, torch.device):
         return device.type == "cuda"
     return isinstance(device, int) or (isinstance(device, str) and device.startswith("cuda"))
 
 
 def current_device_is_the_cpu() -> None:
-    """Megatron creates its buffers on `torch.cuda.current_device()`."""
+    """Makes `torch.cuda.current_device()` return the CPU; Megatron creates its buffers there."""
     replace(torch.cuda, "current_device", lambda: CPU)
     replace(torch.cuda, "set_device", lambda device: None)
 
 
 def no_gpu_is_looked_for() -> None:
-    """Torch's optimizers ask at every step whether there is CUDA, by opening NVIDIA's library."""
+    """Makes `torch.cuda.is_available()` return False at once.
+
+    Torch's optimizers call it at every step, and the original function opens NVIDIA's library.
+    """
     replace(torch.cuda, "is_available", lambda: False)
 
 
 def modules_stay_on_the_cpu() -> None:
-    """`.cuda()` and `.to("cuda")` return what they are called on."""
+    """Makes `.cuda()` and `.to("cuda")` leave modules and tensors on the CPU."""
     replace(torch.nn.Module, "cuda", lambda self, device=None: self)
     replace(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)
     to = torch.Tensor.to
@@ -62,7 +65,10 @@ def modules_stay_on_the_cpu() -> None:
 
 
 def factories_make_cpu_tensors() -> None:
-    """`device="cuda"` in a factory means the CPU; page-locked memory needs a GPU driver."""
+    """Makes tensor factories create CPU tensors for `device="cuda"`.
+
+    The argument `pin_memory` is ignored, since page-locked memory needs a GPU driver.
+    """
 
     def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(factory)
@@ -83,7 +89,10 @@ def factories_make_cpu_tensors() -> None:
 
 
 def tensor_types_answer_as_on_a_gpu() -> None:
-    """Megatron's mixed precision sorts parameters by `param.type()`, a string with 'cuda' in it."""
+    """Makes `Tensor.type()` return names of CUDA types.
+
+    Megatron's mixed precision sorts parameters by `param.type()`, and expects 'cuda' in it.
+    """
     tensor_type = torch.Tensor.type
 
     @functools.wraps(tensor_type)
@@ -98,7 +107,7 @@ def tensor_types_answer_as_on_a_gpu() -> None:
 
 
 class _NoStream:
-    """A stream or event of a machine on which everything has already happened."""
+    """A stand-in for a CUDA stream or event: CPU work has finished when a call returns."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -114,7 +123,7 @@ class _NoStream:
 
 
 def streams_do_nothing() -> None:
-    """Streams order work on a GPU; CPU work is ordered already."""
+    """Replaces CUDA streams, which order work on a GPU; CPU work runs in order anyway."""
     stream = _NoStream()
     replace(torch.cuda, "Stream", _NoStream)
     replace(torch.cuda, "Event", _NoStream)
@@ -126,7 +135,7 @@ def streams_do_nothing() -> None:
 
 
 def memory_figures_are_zero() -> None:
-    """NeMo and Megatron report GPU memory; there is none."""
+    """Makes torch report 0 bytes of GPU memory to NeMo and Megatron, which report the figures."""
     for name in (
         *("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"),
         "reset_peak_memory_stats",
@@ -135,14 +144,17 @@ def memory_figures_are_zero() -> None:
 
 
 def random_state_is_the_cpus() -> None:
-    """Megatron's tracker forks the CUDA generator for dropout and initial weights."""
+    """Makes the functions for the CUDA generator's state use the CPU generator.
+
+    Megatron's tracker forks the CUDA generator for dropout and initial weights.
+    """
     replace(torch.cuda, "manual_seed", torch.default_generator.manual_seed)
     replace(torch.cuda, "get_rng_state", lambda device=None: torch.get_rng_state())
     replace(torch.cuda, "set_rng_state", lambda state, device=None: torch.set_rng_state(state))
 
 
 def nccl_means_gloo() -> None:
-    """Whoever names NCCL explicitly, as NeMo's and Megatron's options allow, gets gloo."""
+    """Replaces the backend NCCL with gloo, since options of NeMo and Megatron may name NCCL."""
     for name in ("init_process_group", "new_group"):
         original = getattr(torch.distributed, name)
 
@@ -157,10 +169,11 @@ def nccl_means_gloo() -> None:
 
 
 def fused_functions_run_as_written() -> None:
-    """Megatron compiles its fused functions, which on a CPU takes a C++ compiler and half a minute.
+    """Leaves Megatron's fused functions uncompiled.
 
-    It decorates them with `megatron.core.jit.jit_fuser`, that is `torch.compile`. A module put in
-    its place before Megatron is imported leaves them as they are written.
+    On a CPU, compiling needs a C++ compiler and half a minute. Megatron decorates its fused
+    functions with `megatron.core.jit.jit_fuser`, which is `torch.compile`. A stand-in for this
+    module, installed before Megatron is imported, returns the functions unchanged.
     """
     jit = ModuleType("megatron.core.jit", doc="Stand-in: nothing is compiled on a CPU.")
     vars(jit)["jit_fuser"] = lambda function: function
@@ -168,9 +181,11 @@ def fused_functions_run_as_written() -> None:
 
 
 def rng_tracker_uses_the_cpus_state() -> None:
-    """Megatron's tracker reaches past the functions above for the generator of a CUDA device.
+    """Makes Megatron's tracker read and set the state of the CPU generator.
 
-    It also warns, at every dropout, that the CPU's generator was used.
+    The tracker does not use the functions that `random_state_is_the_cpus` replaces; it accesses the
+    generator of a CUDA device. Its warning at every dropout, that the CPU generator's state has
+    changed, is filtered out.
     """
     from megatron.core.tensor_parallel import random as megatron_random
 
@@ -190,7 +205,7 @@ def rng_tracker_uses_the_cpus_state() -> None:
 
 
 def rng_tracker_is_seeded() -> None:
-    """NeMo seeds Megatron's tracker only where it counts GPUs; attention needs it everywhere."""
+    """Seeds Megatron's tracker, which attention needs; NeMo seeds it only if there are GPUs."""
     from megatron.core.parallel_state import get_pipeline_model_parallel_rank
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from nemo.lightning import megatron_init
@@ -199,14 +214,17 @@ def rng_tracker_is_seeded() -> None:
 
     def set_random_seed(seed: int) -> None:
         original(seed)
-        # As NeMo does it on a GPU: each pipeline stage has a seed of its own.
+        # As NeMo does on GPUs: each pipeline stage has its own seed.
         model_parallel_cuda_manual_seed(seed + 100 * get_pipeline_model_parallel_rank())
 
     replace(megatron_init, "_set_random_seed", set_random_seed)
 
 
 def loaded_tensors_stay() -> None:
-    """NeMo moves what it loads to the current GPU, and asserts that there is one."""
+    """Leaves loaded tensors on the CPU.
+
+    NeMo asserts that there is a GPU, and moves loaded tensors to the current GPU.
+    """
     from nemo.lightning.io import pl
 
     replace(pl, "_fix_tensors_device", lambda checkpoint: checkpoint)
@@ -233,13 +251,13 @@ FRAMEWORK_PATCHES: tuple[Callable[[], None], ...] = (
 
 @functools.cache
 def apply() -> None:
-    """Gives torch's CUDA functions their CPU meaning, once; before Megatron is imported."""
+    """Applies the patches of torch once; call it before Megatron is imported."""
     for patch in TORCH_PATCHES:
         patch()
 
 
 @functools.cache
 def apply_to_frameworks() -> None:
-    """Patches what Megatron and NeMo define themselves, once; imports them."""
+    """Imports Megatron and NeMo, and applies their patches once."""
     for patch in FRAMEWORK_PATCHES:
         patch()

@@ -1,9 +1,10 @@
-"""Heavy modules that are imported for a name which nobody here uses.
+"""Defers the import of large packages that torchmetrics imports and this program does not use.
 
-Lightning imports torchmetrics, whose audio metrics import `scipy.signal`, whose image metrics
-import torchvision and whose plots import matplotlib: together a third of the start of a script.
-While torchmetrics is imported, these are stood in for by modules whose contents are imported when
-they are first used; afterwards `import torchvision` is what it always was.
+Lightning imports torchmetrics. The audio metrics of torchmetrics import `scipy.signal`, its image
+metrics import torchvision, and its plots import matplotlib. These imports take a third of the start
+of a script. While torchmetrics is imported, stand-in modules replace these packages. An attribute
+of a stand-in imports the real package when the attribute is first used. After the import of
+torchmetrics, `import torchvision` imports the real package.
 """
 
 import functools
@@ -21,7 +22,7 @@ NAMES: tuple[str, ...] = (
 
 
 class _Later:
-    """A module's attribute, imported when it is called or asked for something.
+    """An attribute of a module; a call or attribute access imports the module.
 
     Args:
         module: Name of the module.
@@ -38,7 +39,7 @@ class _Later:
         return self._real()(*args, **kwargs)
 
     def context(self, *args: Any) -> Callable[[Callable], Callable]:
-        """As `pyplot.style.context`, with which torchmetrics decorates its plots."""
+        """Works like `pyplot.style.context`, with which torchmetrics decorates its plots."""
 
         def decorate(plot: Callable) -> Callable:
             @functools.wraps(plot)
@@ -52,16 +53,16 @@ class _Later:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
-            raise AttributeError(name)  # `typing` asks for those in annotations
+            raise AttributeError(name)  # `typing` reads such attributes of annotations
         return getattr(self._real(), name)
 
 
 class _Deferred(ModuleType):
-    """A module that holds whatever it is asked for, for later."""
+    """A stand-in module; the use of one of its attributes imports the real module."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.__path__ = []  # a package, of which only what is in NAMES can be imported
+        self.__path__ = []  # marks a package; only its submodules in NAMES can be imported
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -71,7 +72,7 @@ class _Deferred(ModuleType):
 
 @functools.cache
 def import_torchmetrics() -> None:
-    """Imports torchmetrics without the packages that it imports for metrics not used here."""
+    """Imports torchmetrics without the packages of metrics that are not used here."""
     if "torchmetrics" in sys.modules:
         return
     absent = [name for name in NAMES if name not in sys.modules]

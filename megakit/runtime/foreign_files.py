@@ -1,4 +1,4 @@
-"""Reads files that this program may not have written, so that a bad one is one clear message."""
+"""Reads files that this program may not have written; a bad file causes one clear message."""
 
 import contextlib
 import os
@@ -9,23 +9,23 @@ from pathlib import Path
 
 from megakit.errors import UserError
 
-#: No JSON file of a run or checkpoint is larger.
+#: Largest accepted JSON file of a run or checkpoint.
 JSON_BYTES = 64 << 20
 
 
 @contextlib.contextmanager
 def reading(what: object, remedy: str) -> Iterator[None]:
-    """Turns whatever goes wrong while a file is read into one `UserError`.
+    """Turns every error while a file is read into one `UserError`.
 
-    Parsers fail in every possible way on hostile input: `RecursionError`, `MemoryError`,
-    `OverflowError` and `struct.error` besides the expected `ValueError` and `OSError`.
+    Hostile input makes parsers raise not only `ValueError` and `OSError`, but also
+    `RecursionError`, `MemoryError`, `OverflowError` and `struct.error`.
 
     Args:
-        what: The file, or the option that names it; the message begins with it.
+        what: The file, or the option that names the file; the message begins with it.
         remedy: What the user can do, as a full sentence.
 
     Raises:
-        UserError: Something went wrong inside the `with` block.
+        UserError: The `with` block raised an error.
     """
     try:
         yield
@@ -38,7 +38,7 @@ def reading(what: object, remedy: str) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Escapes what would break a line or command a terminal, such as newlines in a file's name."""
+    """Escapes characters that break a line or control a terminal, e.g. newlines in file names."""
     return "".join(
         char
         if char.isprintable() or unicodedata.category(char) == "Zs"  # spaces of all kinds
@@ -48,23 +48,23 @@ def printable(text: str) -> str:
 
 
 def brief(text: str) -> str:
-    """A text as `printable` shows it, of at most 163 characters if it has no escapes."""
+    """Returns a printable text; shortens a text of more than 200 characters to 163 characters."""
     return printable(text if len(text) <= 200 else f"{text[:100]}...{text[-60:]}")
 
 
 def reason_of(error: Exception) -> str:
-    """Returns the system's reason for an error, or its first line with its type."""
+    """Returns the system's reason for an error, or the error's type and first line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     line, kind = str(error).partition("\n")[0][:200], type(error).__name__
-    # The messages of these two make sense alone; a KeyError's is only the key.
+    # Messages of these types make sense without the type; the message of a KeyError is its key.
     if line and isinstance(error, ValueError | TypeError):
         return line
     return f"{kind}: {line}" if line else kind
 
 
 def first(problems: list[str], most: int = 20) -> list[str]:
-    """The problems, or so many of them that they can be read, and how many more there are."""
+    """Returns all problems, or the first problems with the number of further problems."""
     if len(problems) <= most:
         return problems
     return [*problems[:most], f"{len(problems) - most:,} more like these."]
@@ -79,11 +79,11 @@ def read_regular_file(path: Path, limit: int) -> bytes:
 
     Raises:
         OSError: The file cannot be opened or read.
-        ValueError: It is a directory, FIFO or device, or larger than `limit`.
+        ValueError: The file is a directory, FIFO or device, or larger than `limit`.
     """
     with open(path, "rb", opener=_open_at_once) as file:
         size = _bounded_size(os.fstat(file.fileno()), limit)
-        content = file.read(size + 1)  # `read` allocates what it is asked for
+        content = file.read(size + 1)  # `read` allocates the requested size
         if len(content) > size:
             content += file.read(limit + 1 - len(content))
     if len(content) > limit:  # /proc files have size 0, and a file may grow
@@ -92,7 +92,7 @@ def read_regular_file(path: Path, limit: int) -> bytes:
 
 
 def regular_file_size(path: Path, limit: int) -> int:
-    """Returns a file's size without opening it; what `read_regular_file` refuses, raises here."""
+    """Returns a file's size without opening it; raises errors as `read_regular_file` does."""
     return _bounded_size(path.stat(), limit)
 
 
@@ -105,5 +105,5 @@ def _bounded_size(status: os.stat_result, limit: int) -> int:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opens a file without waiting for a writer, which a FIFO would otherwise do for ever."""
+    """Opens a file without waiting; opening a FIFO would otherwise wait for a writer forever."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)

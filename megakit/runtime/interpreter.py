@@ -1,26 +1,26 @@
-"""What Python and the system must allow, checked before the frameworks are imported."""
+"""Checks settings of Python and the system before the frameworks are imported."""
 
 import os
 import resource
 import sys
 import warnings
 
-#: Open files that one process needs, and for each further process that it communicates with:
-#: 95 and at most 11 were measured.
+#: Open files that one process needs (95 were measured), and further open files for each process
+#: that it communicates with (at most 11 were measured).
 FILES, FILES_PER_PEER = 128, 16
 #: Address space that one process needs: 4.0 GiB were measured on a CPU.
 ADDRESS_SPACE = 9 << 29  # 4.5 GiB
 
 
 def adapt_interpreter() -> None:
-    """Keeps warnings from ending the program, and allows as many open files as the system does.
+    """Prevents warnings from ending the program, and raises the limit of open files.
 
-    `PYTHONWARNINGS=error` turns every warning into an error, and NeMo and Megatron-Core warn of
-    each other's versions on import.
+    `PYTHONWARNINGS=error` turns every warning into an error, and NeMo and Megatron-Core warn about
+    each other's versions on import. The new limit of open files is the system's hard limit.
     """
     if any(action == "error" for action, *_ in warnings.filters):
         warnings.simplefilter("default")
-        # Processes started from here get the options as well.
+        # Child processes would inherit these settings.
         sys.warnoptions.clear()
         os.environ.pop("PYTHONWARNINGS", None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -29,13 +29,13 @@ def adapt_interpreter() -> None:
 
 
 def find_limits(num_peers: int) -> list[str]:
-    """Finds what the frameworks need and this process may not have.
+    """Finds settings and limits of this process under which the frameworks would fail.
 
     Args:
-        num_peers: Processes that this one communicates with: ranks and data loader workers.
+        num_peers: Processes that this process communicates with: ranks and data loader workers.
 
     Returns:
-        One message for each.
+        One message per setting or limit.
     """
     problems = []
     if sys.flags.optimize > 1:

@@ -1,4 +1,4 @@
-"""The loopback interface, over which gloo talks even to itself."""
+"""Prepares the loopback interface, over which gloo communicates even within one process."""
 
 import fcntl
 import socket
@@ -10,10 +10,10 @@ _GET_FLAGS, _SET_FLAGS, _IS_UP = 0x8913, 0x8914, 0x1  # SIOCGIFFLAGS, SIOCSIFFLA
 
 
 def ensure_loopback() -> None:
-    """Brings `lo` up where it is down, as in a network namespace that was just made.
+    """Brings `lo` up if it is down, as in a new network namespace.
 
     Raises:
-        UserError: It is down, and this process may not change that.
+        UserError: `lo` is down, and this process may not bring it up.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         request = struct.pack("16sH14x", b"lo", 0)
@@ -30,7 +30,7 @@ def ensure_loopback() -> None:
 
 
 def free_port() -> int:
-    """A port of this machine on which nothing listens at the moment."""
+    """Returns a port of this machine that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,9 +1,9 @@
-"""Stand-ins for optional parts of NeMo and Megatron that are not installed.
+"""Installs stand-ins for optional parts of NeMo and Megatron that are absent.
 
-NeMo's strategy imports helpers at run time whose packages (`nemo.collections.llm` with ModelOpt,
-`nemo_run`) bring over 150 others. Where they are absent, doing nothing is what they would do for a
-model that is not quantised or distilled; where they are installed, as in NVIDIA's containers, the
-real ones are used.
+NeMo's strategy imports helpers at run time. The packages of these helpers (`nemo.collections.llm`
+with ModelOpt, `nemo_run`) require over 150 other packages. For a model that is not quantised or
+distilled, the helpers would do nothing, and stand-ins for absent helpers also do nothing. Installed
+packages, as in NVIDIA's containers, are used.
 """
 
 import functools
@@ -17,7 +17,7 @@ from megakit.runtime.deferred import import_torchmetrics
 
 
 def _install(name: str, **attributes: Any) -> None:
-    """Puts a module of the given attributes where `import name` finds it."""
+    """Installs a module with the given attributes, unless `name` is already imported."""
     module = ModuleType(name, doc="Stand-in for an optional part that is not installed.")
     vars(module).update(attributes)
     sys.modules.setdefault(name, module)
@@ -28,9 +28,10 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def without_modelopt() -> None:
-    """NeMo asks ModelOpt for its state at every save and load, and for tensor shapes at every step.
+    """Replaces NeMo's helpers for ModelOpt with functions that do nothing.
 
-    Only the leaves are put in place, so `nemo.collections.llm` itself stays what it is.
+    NeMo calls these helpers at every save, load and step. Only the helpers' modules are replaced,
+    so `nemo.collections.llm` itself does not change.
     """
     if importlib.util.find_spec("modelopt") is not None:
         return
@@ -45,9 +46,9 @@ def without_modelopt() -> None:
 
 
 def without_nemo_run() -> None:
-    """NeMo writes a yaml copy of a checkpoint's context with nemo_run's serialiser (80 packages).
+    """Skips the YAML copy of a checkpoint's context, for which NeMo needs nemo_run (80 packages).
 
-    `io.json` holds the same; without this, NeMo's ModelCheckpoint warns at every save.
+    `io.json` has the same content. Without this patch, NeMo's ModelCheckpoint warns at every save.
     """
     if importlib.util.find_spec("nemo_run") is not None:
         return
@@ -63,11 +64,11 @@ class _ClearMLLogger:
 
 @dataclass
 class _ClearMLParams:
-    """Its options; none, without it."""
+    """A stand-in for the options of NeMo's ClearMLLogger, without any option."""
 
 
 def without_pandas() -> None:
-    """NeMo's AutoResume imports all of NeMo's loggers, and the one for ClearML imports pandas."""
+    """Replaces NeMo's ClearMLLogger, which imports pandas; AutoResume imports all loggers."""
     if importlib.util.find_spec("pandas") is not None:
         return
     _install(
@@ -78,11 +79,11 @@ def without_pandas() -> None:
 
 
 class _LocalCheckpointCallback:
-    """What no callback is an instance of."""
+    """A class of which no callback is an instance."""
 
 
 def without_resiliency_extension() -> None:
-    """NeMoLogger asks whether a checkpoint callback is the local one of nvidia-resiliency-ext."""
+    """Defines a class of nvidia-resiliency-ext that NeMoLogger compares callbacks with."""
     from nemo.lightning import nemo_logger
 
     if not nemo_logger.HAVE_RES:
@@ -90,9 +91,10 @@ def without_resiliency_extension() -> None:
 
 
 def without_unified_memory() -> None:
-    """Megatron's inference engine compiles a CUDA helper when imported, which takes over a second.
+    """Skips a CUDA helper of Megatron's inference engine, which is not used here.
 
-    With a CUDA compiler but no GPU that compilation dies. Nothing here infers through that engine.
+    The import of the engine compiles the helper, which takes over a second. With a CUDA compiler
+    but no GPU, this compilation fails.
     """
     _install(
         "megatron.core.inference.unified_memory",
@@ -102,7 +104,10 @@ def without_unified_memory() -> None:
 
 
 def without_telemetry() -> None:
-    """NeMo's OneLogger turns itself on under `RANK=0` and then fails at the first checkpoint."""
+    """Removes the callbacks of NeMo's OneLogger telemetry.
+
+    OneLogger turns itself on if `RANK=0` is set, and then fails at the first checkpoint.
+    """
     from nemo.lightning.callback_group import CallbackGroup
 
     CallbackGroup.get_instance()._callbacks.clear()
@@ -110,7 +115,7 @@ def without_telemetry() -> None:
 
 @functools.cache
 def install_stand_ins() -> None:
-    """Installs every stand-in whose original is absent; imports NeMo."""
+    """Installs the stand-ins for all absent packages; imports NeMo."""
     import_torchmetrics()
     without_modelopt()
     without_pandas()

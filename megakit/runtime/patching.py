@@ -1,13 +1,13 @@
-"""Replacing a function of the stack by another."""
+"""Replaces functions of the frameworks."""
 
 from typing import Any
 
 
 def existing(owner: Any, name: str) -> Any:
-    """An attribute of a module or class, for its replacement to fall back on.
+    """Returns an attribute of a module or class, so that its replacement can call it.
 
     Raises:
-        RuntimeError: It is not there: the patch was made for another version of the stack.
+        RuntimeError: The attribute does not exist: the patch is for other framework versions.
     """
     if not hasattr(owner, name):
         raise RuntimeError(
@@ -21,7 +21,7 @@ def replace(owner: Any, name: str, replacement: Any) -> None:
     """Replaces an attribute of a module or class.
 
     Raises:
-        RuntimeError: As by `existing`.
+        RuntimeError: The attribute does not exist, see `existing`.
     """
     existing(owner, name)
     setattr(owner, name, replacement)

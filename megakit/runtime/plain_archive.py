@@ -1,9 +1,9 @@
-"""Reads what `torch.save` wrote, without `torch.load`: tensors and plain values, nothing else.
+"""Reads files of `torch.save` without `torch.load`, and returns only tensors and plain values.
 
 `torch.load(weights_only=True)` calls every class and function that any library has registered with
-`torch.serialization.add_safe_globals`; importing NeMo and Megatron registers two dozen, DTensor and
-DeviceMesh among them. It also allocates what a file claims to need. Here no tensor is larger than
-the bytes that are there.
+`torch.serialization.add_safe_globals`. Importing NeMo and Megatron registers two dozen of them,
+such as DTensor and DeviceMesh. `torch.load` also allocates any size that a file claims. The readers
+here create no tensor that is larger than the bytes in the file.
 """
 
 import functools
@@ -24,7 +24,7 @@ from megakit.runtime.plain_pickle import (
     load,
 )
 
-#: The pickle in an archive holds no tensor's numbers, so it is small.
+#: Largest accepted pickle in an archive, in bytes: pickles are small, as they have no tensor data.
 MAX_PICKLE = 64 << 20
 MAX_DIMENSIONS = 64
 _File = io.RawIOBase | io.BufferedIOBase
@@ -32,24 +32,24 @@ _HEADER = 30  # bytes of a local header in a zip file, before the name
 
 
 class FileSlice(io.RawIOBase):
-    """A part of a file as a file of its own, for archives that lie one after the other.
+    """A part of a file that is read as a file, for archives stored one after the other.
 
-    torch has a class for that, whose `seek` from the end goes the wrong way.
+    torch has a similar class, whose `seek` from the end goes in the wrong direction.
     """
 
     def __init__(self, file: _File, offset: int, length: int) -> None:
         self._file, self._offset, self._length, self._at = file, offset, length, 0
 
     def seekable(self) -> bool:
-        """Whether `seek` works."""
+        """Returns whether `seek` works."""
         return True
 
     def readable(self) -> bool:
-        """Whether `read` works."""
+        """Returns whether `read` works."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Goes to a position counted from the start, the current position or the end."""
+        """Moves to a position relative to the start, the current position or the end."""
         begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
         self._at = min(max(0, begin + offset), self._length)
         return self._at
@@ -59,7 +59,7 @@ class FileSlice(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fills a buffer, or as much of it as the slice has."""
+        """Reads into a buffer, at most to the end of the slice; returns the number of bytes."""
         self._file.seek(self._offset + self._at)
         view = memoryview(buffer)[: self._length - self._at]
         count = self._file.readinto(view) or 0
@@ -71,19 +71,19 @@ def read_archive(file: _File) -> Any:
     """Returns the value that `torch.save` wrote into a file.
 
     Raises:
-        RefusedError: It holds something else than tensors and plain values.
-        ValueError: It is damaged; other exceptions are possible as well.
+        RefusedError: The file has content other than tensors and plain values.
+        ValueError: The file is damaged; other exceptions are possible as well.
     """
     archive = _Archive(file)
     return load(bytes(archive.read("data.pkl", MAX_PICKLE)), _vocabulary(), archive.find_storage)
 
 
 class _Archive:
-    """A zip file as `torch.save` writes it: `NAME/data.pkl` and `NAME/data/0`, not compressed."""
+    """A zip file of `torch.save` with uncompressed members `NAME/data.pkl`, `NAME/data/0`, ...."""
 
     def __init__(self, file: _File) -> None:
         self.file = file
-        #: Bytes that may still be read: no more in all than the file has.
+        #: Bytes that may still be read; all reads together are limited to the file's size.
         self.left = file.seek(0, os.SEEK_END)
         with zipfile.ZipFile(cast(IO[bytes], file)) as archive:
             self.members = {info.filename: info for info in archive.infolist()}
@@ -119,7 +119,7 @@ class _Archive:
         return content
 
     def find_storage(self, identity: Any) -> "_Storage":
-        """Returns the storage that a persistent id in the pickle means."""
+        """Returns the storage that a persistent id in the pickle refers to."""
         if type(identity) is not tuple or len(identity) != 5 or identity[0] != "storage":
             raise RefusedError("it has a persistent id that is no storage")
         _, kind, key, _, _ = identity
@@ -134,8 +134,8 @@ class _Storage:
     """A storage that a pickle refers to.
 
     Attributes:
-        content: Its bytes.
-        dtype: Of its numbers, or None: then the tensor that uses it says.
+        content: The bytes of the storage.
+        dtype: Data type of the numbers; None if the tensor that uses the storage has the type.
     """
 
     def __init__(self, content: bytearray, dtype: Any) -> None:
@@ -143,11 +143,11 @@ class _Storage:
         self.dtype = dtype
 
     def numbers(self, dtype: Any) -> Any:
-        """Returns all its numbers as a tensor of one dimension."""
+        """Returns all numbers in the storage as a tensor of one dimension."""
         import torch
 
         count = len(self.content) // dtype.itemsize
-        if count == 0:  # which torch.frombuffer refuses
+        if count == 0:  # torch.frombuffer refuses an empty buffer
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self.content, dtype=dtype, count=count)
 
@@ -155,7 +155,7 @@ class _Storage:
 def _tensor(
     storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any, *rest: Any
 ) -> Any:
-    """`torch._utils._rebuild_tensor_v2`, within what is stored."""
+    """Replaces `torch._utils._rebuild_tensor_v2`; the tensor has to fit into its storage."""
     return _view(storage, None, offset, size, stride)
 
 
@@ -169,7 +169,7 @@ def _tensor_of_dtype(
     dtype: Any,
     *rest: Any,
 ) -> Any:
-    """`torch._utils._rebuild_tensor_v3`, within what is stored."""
+    """Replaces `torch._utils._rebuild_tensor_v3`; the tensor has to fit into its storage."""
     return _view(storage, dtype, offset, size, stride)
 
 
@@ -197,13 +197,13 @@ def _integers(value: Any) -> list[int]:
 
     if type(value) not in (tuple, torch.Size) or any(type(one) is not int for one in value):
         raise RefusedError("it gives a size that is no tuple of integers")
-    if len(value) > MAX_DIMENSIONS:  # their product is computed
+    if len(value) > MAX_DIMENSIONS:  # `_view` computes the product of all sizes
         raise RefusedError(f"it gives a tensor {len(value):,} dimensions")
     return list(value)
 
 
 def _parameter(data: Any, requires_grad: Any, hooks: Any) -> Any:
-    """`torch._utils._rebuild_parameter`: the tensor in it."""
+    """Replaces `torch._utils._rebuild_parameter`; returns the tensor of the parameter."""
     import torch
 
     if type(data) is not torch.Tensor:
@@ -218,7 +218,7 @@ def _ordered_dict(*arguments: Any) -> Any:
 
 
 def _bytes(text: Any, encoding: Any) -> bytes:
-    """`_codecs.encode`, as pickle's protocol 2 writes bytes."""
+    """Replaces `_codecs.encode`, with which pickle's protocol 2 writes bytes."""
     if type(text) is not str or encoding != "latin1":
         raise RefusedError("it encodes something else than bytes")
     return text.encode("latin1")
@@ -240,7 +240,7 @@ def _device(*arguments: Any) -> Any:
 
 @functools.cache
 def data_types() -> dict[tuple[str, str], Entry]:
-    """Names of torch's data types, and of `torch.Size`, in a vocabulary."""
+    """Returns the vocabulary entries for torch's data types and `torch.Size`."""
     import torch
 
     found = {("torch", name): getattr(torch, name) for name in dir(torch)}

@@ -1,4 +1,4 @@
-"""Reads `.metadata`, the pickle that says which tensors a checkpoint has and where they are."""
+"""Reads `.metadata`, the pickle that lists a checkpoint's tensors and their places in files."""
 
 import functools
 import itertools
@@ -19,19 +19,20 @@ from megakit.runtime.plain_pickle import (
     load,
 )
 
-#: A checkpoint of 100,000 tensors has a `.metadata` of some 30 MB.
+#: Largest accepted file. A checkpoint of 100,000 tensors has a `.metadata` of about 30 MB.
 MAX_BYTES = 64 << 20
-#: Pairs of parts of a tensor that are compared: a second's work.
+#: Largest number of compared pairs of a tensor's parts. This many comparisons take a second.
 MAX_COMPARISONS = 1_000_000
 
 
 def read_plain_metadata(path: Path) -> Any:
-    """Returns Megatron's or torch's `Metadata` as it is in a file, checked against the other files.
+    """Returns Megatron's or torch's `Metadata` from a file, checked against the folder's files.
 
     Raises:
-        RefusedError: It does something else, or it does not fit the files beside it.
-        OSError: It cannot be read.
-        ValueError: It is damaged; other exceptions are possible as well.
+        RefusedError: The pickle does more than build metadata, or the metadata does not fit the
+            other files in the folder.
+        OSError: The file cannot be read.
+        ValueError: The file is damaged; other exceptions are possible as well.
     """
     from torch.distributed.checkpoint.metadata import StorageMeta
 
@@ -39,7 +40,7 @@ def read_plain_metadata(path: Path) -> Any:
     _check_tensors(metadata)
     _check_places(metadata, path.parent)
     _check_additions(metadata)
-    metadata.storage_meta = StorageMeta()  # says where the checkpoint was written; of no use here
+    metadata.storage_meta = StorageMeta()  # the place where the checkpoint was written is not used
     return metadata
 
 
@@ -76,7 +77,7 @@ def _vocabulary() -> Vocabulary:
         ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"): Record(
             MCoreMetadata, (*_METADATA, "mcore_data")
         ),
-        # Python 3.13 gives another module than the versions before and after.
+        # Python 3.13 names another module than earlier and later versions.
         ("pathlib", "PosixPath"): Function(_path),
         ("pathlib._local", "PosixPath"): Function(_path),
     }
@@ -87,7 +88,7 @@ _PROPERTIES = ("dtype", "layout", "requires_grad", "memory_format", "pin_memory"
 
 
 def _properties(state: Any) -> dict[str, Any]:
-    """What `TensorProperties.__setstate__` makes of a state, for tensors as Megatron saves them."""
+    """Replaces `TensorProperties.__setstate__`, for the tensors that Megatron saves."""
     import torch
     from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
@@ -170,21 +171,21 @@ def _lies_within(chunk: Any, size: Any) -> bool:
 
 
 def _overlap(chunks: list[Any]) -> bool:
-    """Whether two parts of a tensor share numbers, so that others could be in none of them."""
+    """Returns whether two parts of a tensor share numbers; then other numbers may be missing."""
     boxes = [
         [(start, start + length) for start, length in zip(one.offsets, one.sizes, strict=True)]
         for one in chunks
         if 0 not in one.sizes
     ]
     axes = range(len(boxes[0]) if boxes else 0)
-    # The axis that most cuts are made along separates most parts.
+    # Sorting along the axis with the most different start positions separates the most parts.
     axis = max(axes, key=lambda one: len({box[one][0] for box in boxes}), default=0)
     boxes.sort(key=lambda box: box[axis : axis + 1])
     comparisons = 0
     for position, box in enumerate(boxes):
         for other in boxes[position + 1 :]:
             if box and other[axis][0] >= box[axis][1]:
-                break  # and so is every further one, for they are sorted by this axis
+                break  # boxes are sorted along this axis, so no further box overlaps either
             comparisons += 1
             if comparisons > MAX_COMPARISONS:
                 raise RefusedError("it cuts a tensor into too many parts to be checked")
@@ -195,7 +196,7 @@ def _overlap(chunks: list[Any]) -> bool:
 
 
 def _check_places(metadata: Any, folder: Path) -> None:
-    """Raises RefusedError unless every part lies within a regular file of the folder."""
+    """Raises RefusedError unless every part is inside a regular file of the folder."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import MetadataIndex
 
@@ -230,13 +231,13 @@ def _check_places(metadata: Any, folder: Path) -> None:
             raise RefusedError(f"it wants {name} to be transformed, which no checkpoint needs")
     slices.sort()
     for (name, _, end), (next_name, start, _) in itertools.pairwise(slices):
-        if name == next_name and start < end:  # thousands of parts could read one large slice
+        if name == next_name and start < end:  # else thousands of parts could read one large slice
             raise RefusedError(f"it names bytes of {name} twice")
     _check_lengths(metadata)
 
 
 def _check_lengths(metadata: Any) -> None:
-    """Raises RefusedError for a part of a tensor that cannot be in as few bytes as it has."""
+    """Raises RefusedError if a part of a tensor needs more bytes than are stored for it."""
     from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
     for name, entry in metadata.state_dict_metadata.items():
@@ -250,7 +251,7 @@ def _check_lengths(metadata: Any) -> None:
 
 
 def _check_additions(metadata: Any) -> None:
-    """Raises RefusedError unless what Megatron and torch's planners add is of the known form."""
+    """Raises RefusedError if entries of Megatron or torch's planners have an unknown form."""
     if type(metadata.version) not in (str, type(None)):
         raise RefusedError("its version is no text")
     planned = metadata.planner_data

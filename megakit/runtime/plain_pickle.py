@@ -1,9 +1,10 @@
-"""Reads a pickle without Python's unpickler: nothing but plain values can come out of it.
+"""Reads a pickle without Python's unpickler, and returns only plain values.
 
-Python's unpickler calls whatever a pickle names and sets attributes of whatever it calls. A list of
-allowed names is not enough: with an allowed class alone, `BUILD` changes that class for the whole
-process. Here a name in a pickle never becomes a class or a function. It becomes an entry of a
-vocabulary, and the entry builds one kind of value from arguments that it has checked.
+Python's unpickler calls any function that a pickle names, and sets attributes of any object that a
+pickle names. A list of allowed names is not enough: with one allowed class, the opcode `BUILD` can
+change this class for the whole process. Here a name in a pickle never becomes a class or a
+function. The name becomes an entry of a vocabulary. The entry checks its arguments and builds one
+kind of value from them.
 """
 
 import pickle
@@ -14,22 +15,22 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_OPERATIONS = 10_000_000
-#: Deepest nesting, and the most values that a result has when shared parts are counted each time.
+#: Limits of a result: depth of nesting, and number of values, where shared values count each time.
 MAX_DEPTH = 64
 MAX_VALUES = 10_000_000
-#: Keys of one dictionary that may have the same hash: inserting n of them takes n * n steps.
+#: Keys of one dictionary that may have the same hash: inserting n such keys takes n * n steps.
 MAX_EQUAL_HASHES = 100
-#: Characters and numbers in the arguments of calls, for each byte of the pickle. A pickle names an
-#: argument once and can then call with it as often as it likes.
+#: Limit of the total length of all call arguments, per byte of the pickle. A pickle can store a
+#: large argument once and then use it in any number of calls.
 ARGUMENTS_PER_BYTE = 4
-#: No size, offset or counter in a checkpoint is larger.
+#: Upper bound of integers: no size, offset or counter in a checkpoint is larger.
 MAX_INT = 1 << 63
 
 _LEAVES = (type(None), bool, int, float, str, bytes)
 
 
 class RefusedError(pickle.UnpicklingError, ValueError):
-    """A pickle that does something which no checkpoint needs."""
+    """A pickle does something that no checkpoint needs."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Function:
-    """A name that may be called. `build` gets the arguments, and checks them."""
+    """A name that a pickle may call. `build` receives the arguments and checks them."""
 
     build: Callable[..., Any]
 
@@ -53,7 +54,7 @@ class Enumeration:
     cls: Any
 
     def build(self, *arguments: Any) -> Any:
-        """Returns the member of a value."""
+        """Returns the member with the given value."""
         (value,) = arguments
         if type(value) not in (int, str):
             raise RefusedError(f"it looks up {self.cls.__name__} by a {type(value).__name__}")
@@ -62,12 +63,12 @@ class Enumeration:
 
 @dataclass(frozen=True)
 class Record:
-    """A class of which a pickle may make instances with the given attributes, and no others.
+    """A class whose instances a pickle may create, with the given attributes only.
 
     Attributes:
-        cls: The class. Neither its `__new__` nor its `__init__` nor its `__setattr__` is called.
-        names: The attributes.
-        from_state: Turns a state that is no dictionary into the attributes, with checks.
+        cls: The class. Its `__new__`, `__init__` and `__setattr__` are never called.
+        names: Names of the attributes.
+        from_state: Checks a state that is not a dictionary and converts it to attributes.
     """
 
     cls: type
@@ -77,7 +78,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Argument:
-    """A name that only functions and persistent ids take as an argument, and check."""
+    """A name that is valid only as an argument of functions and persistent ids, which check it."""
 
     value: Any
 
@@ -87,7 +88,7 @@ Vocabulary = Mapping[tuple[str, str], Entry]
 
 
 def member(enumeration: Any, name: Any) -> Any:
-    """`builtins.getattr` in a vocabulary: Python 3.11.2 pickles an Enum's member as such a call."""
+    """Replaces `builtins.getattr`, with which Python 3.11.2 pickles a member of an Enum."""
     if type(enumeration) is not Enumeration or type(name) is not str:
         raise RefusedError("it calls getattr, which no checkpoint needs but for members of an Enum")
     members = enumeration.cls.__members__
@@ -96,7 +97,7 @@ def member(enumeration: Any, name: Any) -> Any:
     return members[name]
 
 
-#: The name under which a pickle finds `member`.
+#: Vocabulary entry that maps `getattr` in a pickle to `member`.
 GETATTR: dict[tuple[str, str], Entry] = {("builtins", "getattr"): Function(member)}
 
 
@@ -105,12 +106,12 @@ def load(data: bytes, vocabulary: Vocabulary, storage: Callable[[Any], Any] | No
 
     Args:
         data: The pickle.
-        vocabulary: What the pickle may name.
-        storage: Resolves persistent ids, with checks; without it the pickle may have none.
+        vocabulary: The names that the pickle may use.
+        storage: Checks and resolves persistent ids; None if persistent ids are not allowed.
 
     Raises:
         RefusedError: The pickle does something that plain values do not need, or is too large.
-        ValueError: It is damaged; other exceptions are possible as well.
+        ValueError: The pickle is damaged; other exceptions are possible as well.
     """
     machine = _Machine(vocabulary, storage, ARGUMENTS_PER_BYTE * len(data))
     end = 0
@@ -142,24 +143,24 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.arguments_left = arguments_left
-        #: How many keys of a dictionary, by its id, have the same hash.
+        #: Number of keys per dictionary and hash; the key is (id of the dictionary, hash).
         self.hashes: Counter[tuple[int, int]] = Counter()
         self.memo: dict[int, Any] = {}
-        #: Instances whose attributes are not set yet, by id; kept alive so that no id is reused.
+        #: Instances whose attributes are not set yet, by id. References prevent reuse of the ids.
         self.fresh: dict[int, tuple[Any, Record]] = {}
         self.records = {
             entry.cls: entry for entry in vocabulary.values() if isinstance(entry, Record)
         }
-        #: Types of the values that constants and functions of the vocabulary gave.
+        #: Types of plain values, and of values from the vocabulary's constants and functions.
         self.leaves: set[type] = set(_LEAVES)
 
     def pop_mark(self) -> list[Any]:
-        """Returns what was pushed since the last mark."""
+        """Returns the values that were pushed since the last mark."""
         items, self.stack = self.stack, self.marks.pop()
         return items
 
     def name(self, module: Any, name: Any) -> None:
-        """Pushes what a name stands for: a constant's value, or the entry itself."""
+        """Pushes the vocabulary entry of a name, or the value of the entry if it is a constant."""
         if type(module) is not str or type(name) is not str:
             raise RefusedError("it names something by values that are no strings")
         entry = self.vocabulary.get((module, name))
@@ -179,7 +180,7 @@ class _Machine:
             raise RefusedError(f"it sets items of a {type(target).__name__}")
         for key, value in zip(items[::2], items[1::2], strict=True):
             _check_key(key, self.records)
-            if type(key) is not str:  # whose hash is secret
+            if type(key) is not str:  # hashes of strings are unpredictable
                 place = id(target), hash(key)
                 self.hashes[place] += 1
                 if self.hashes[place] > MAX_EQUAL_HASHES:
@@ -194,7 +195,7 @@ class _Machine:
         target.extend(items)
 
     def call(self) -> None:
-        """Pickle's REDUCE."""
+        """Executes pickle's REDUCE: calls an entry of the vocabulary."""
         arguments, function = self.stack.pop(), self.stack.pop()
         if type(function) not in (Function, Enumeration) or type(arguments) is not tuple:
             raise RefusedError(f"it calls a {type(function).__name__}")
@@ -208,7 +209,7 @@ class _Machine:
         self.stack.append(value)
 
     def new(self) -> None:
-        """Pickle's NEWOBJ: an instance without attributes."""
+        """Executes pickle's NEWOBJ: creates an instance without attributes."""
         arguments, record = self.stack.pop(), self.stack.pop()
         if type(record) is not Record or type(arguments) is not tuple or arguments:
             raise RefusedError(f"it makes an object of a {type(record).__name__}")
@@ -217,7 +218,7 @@ class _Machine:
         self.stack.append(value)
 
     def build(self) -> None:
-        """Pickle's BUILD: sets the attributes of an instance, once."""
+        """Executes pickle's BUILD: sets the attributes of an instance, once."""
         state, target = self.stack.pop(), self.stack[-1]
         made, record = self.fresh.pop(id(target), (None, None))
         if record is None or made is not target:
@@ -230,13 +231,13 @@ class _Machine:
         target.__dict__.update(state)
 
     def push_storage(self) -> None:
-        """Pickle's BINPERSID."""
+        """Executes pickle's BINPERSID: replaces a persistent id with its storage."""
         if self.storage is None:
             raise RefusedError("it has a persistent id, which no checkpoint needs")
         self.stack.append(self.storage(self.stack.pop()))
 
     def tuple_of(self, size: int) -> None:
-        """Replaces the topmost values by a tuple of them."""
+        """Replaces the topmost values with a tuple of them."""
         if len(self.stack) < size:
             raise RefusedError("it takes values that are not there")
         items = self.stack[len(self.stack) - size :]
@@ -286,7 +287,7 @@ def _stack_global(machine: _Machine, _: Any) -> None:
 
 _Step = Callable[[_Machine, Any], None]
 
-#: Opcodes that Python's pickler writes for plain values, protocols 2 to 5. Others are refused.
+#: Opcodes that Python's pickler writes for plain values, protocols 2 to 5. All others are refused.
 _STEPS: dict[str, _Step] = {
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, argument: None),
     **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), _integer),
@@ -321,12 +322,13 @@ _STEPS: dict[str, _Step] = {
 
 
 def _check_result(root: Any, machine: _Machine) -> None:
-    """Raises RefusedError for an entry of a vocabulary, a cycle, deep nesting, and much sharing.
+    """Raises RefusedError for a vocabulary entry, a cycle, deep nesting or excessive sharing.
 
-    Sharing makes a small pickle endless work for whoever walks through the value: with `[x, x]` in
-    place of x, ten times, one value becomes a thousand; sixty times, more than anybody can count.
+    With shared values, a small pickle causes endless work in code that walks through the result.
+    Replacing x with `[x, x]` ten times turns one value into a thousand. Sixty replacements make
+    more values than a program can visit.
     """
-    # Depth and number of values of every container that was measured, by id; None: begun.
+    # Depth and number of values of every measured container, by id; None while it is measured.
     known: dict[int, tuple[int, int] | None] = {}
     waiting: list[tuple[Any, bool]] = [(root, False)]
     while waiting:
@@ -355,7 +357,7 @@ def _check_result(root: Any, machine: _Machine) -> None:
 
 
 def _parts(value: Any, machine: _Machine) -> list[Any] | None:
-    """What a container holds, or a record's attributes; None for any other value."""
+    """Returns the items of a container or the attributes of a record; None for other values."""
     if type(value) in (list, tuple):
         return list(value)
     if type(value) in (dict, OrderedDict):

@@ -1,9 +1,9 @@
-"""Reading Megatron's checkpoints without running what a stranger put into them.
+"""Reads Megatron's checkpoints without running code that the files contain.
 
 Megatron, NeMo and torch read a checkpoint with Python's unpickler and `torch.load`. The patches
-here put readers of our own in their place, which return tensors and plain values and nothing else
-(`plain_pickle`, `plain_archive`, `plain_metadata`), and turn every failure of a load into one
-`UserError`. docs/reliability.md lists every place that reads a file, and what guards it.
+here install our own readers, which return only tensors and plain values (`plain_pickle`,
+`plain_archive`, `plain_metadata`). Every failure of a load becomes one `UserError`.
+docs/reliability.md lists every place that reads a file, and how this place is protected.
 """
 
 import functools
@@ -26,14 +26,14 @@ COMMON = "common.pt"
 CONFIG = "metadata.json"
 
 USE_ANOTHER = "It is damaged or not to be trusted. Use another checkpoint."
-#: The formats that are read. Others lead Megatron to readers that run code: `zarr` does.
+#: The accepted formats. For other formats, such as `zarr`, Megatron uses readers that run code.
 FORMATS = {
     "sharded_backend": "torch_dist",
     "sharded_backend_version": 1,
     "common_backend": "torch",
     "common_backend_version": 1,
 }
-#: `common.pt` holds counters and settings; an optimizer may keep small tensors in it.
+#: Largest accepted `common.pt`. It has counters and settings; an optimizer may add small tensors.
 COMMON_BYTES = 1 << 30
 
 
@@ -41,7 +41,8 @@ def read_metadata(path: Path) -> Any:
     """Returns the content of a `.metadata` file.
 
     Raises:
-        UserError: It is damaged, does more than build plain values, or points out of its folder.
+        UserError: The file is damaged, does more than build plain values, or refers to files
+            outside of its folder.
     """
     with reading(path, USE_ANOTHER):
         return read_plain_metadata(path)
@@ -51,7 +52,7 @@ def read_common(path: Path) -> Any:
     """Returns the content of a `common.pt` file: plain values and tensors on the CPU.
 
     Raises:
-        UserError: It is damaged, or does more than build tensors and plain values.
+        UserError: The file is damaged, or does more than build tensors and plain values.
     """
     with reading(path, USE_ANOTHER):
         common = read_archive(io.BytesIO(read_regular_file(path, COMMON_BYTES)))
@@ -64,7 +65,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Returns the formats that a `metadata.json` names.
 
     Raises:
-        UserError: It is damaged, or names a format that is not read.
+        UserError: The file is damaged, or names a format that is not accepted.
     """
     with reading(path, USE_ANOTHER):
         content = json.loads(read_regular_file(path, JSON_BYTES))
@@ -87,7 +88,7 @@ def metadata_is_read_safely() -> None:
     from torch.futures import Future
 
     class SafeReader(FileSystemReader):
-        """Reads `.metadata` at once: later, errors come wrapped in torch's."""
+        """Reads `.metadata` in the constructor, since torch wraps later errors in its own."""
 
         def __init__(self, path: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(path, *args, **kwargs)
@@ -98,7 +99,7 @@ def metadata_is_read_safely() -> None:
             return self._read
 
         def read_data(self, plan: Any, planner: Any) -> Any:
-            """Reads what a plan asks for; torch's own method uses `torch.load`."""
+            """Reads the items of a plan; torch's own method uses `torch.load`."""
             for item in sorted(plan.items, key=self._place):
                 name, offset, length = self._place(item)
                 path = Path(self.path) / name
@@ -121,7 +122,7 @@ def metadata_is_read_safely() -> None:
 
 
 def _copy_part(part: FileSlice, item: Any, planner: Any) -> None:
-    """Copies a stored tensor, or the part of it that a rank needs, to its place."""
+    """Copies a stored tensor, or the part that a rank needs, into the target tensor."""
     import torch
 
     name = item.storage_index.fqn
@@ -142,7 +143,10 @@ def _copy_part(part: FileSlice, item: Any, planner: Any) -> None:
 
 
 def every_number_is_read() -> None:
-    """Raises where `.metadata` lists too few parts of a tensor; torch leaves the others unset."""
+    """Raises an error if `.metadata` lists too few parts of a tensor.
+
+    Torch's planner leaves the numbers in missing parts unset.
+    """
     from torch.distributed.checkpoint import default_planner
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
@@ -169,9 +173,9 @@ def every_number_is_read() -> None:
 
 
 def objects_among_tensors_are_read_safely() -> None:
-    """Megatron's extra state, the one kind of object it keeps among the tensors."""
+    """Reads Megatron's extra state, the only objects among the tensors, without `torch.load`."""
     from torch.distributed.checkpoint import default_planner
-    from torch.distributed.checkpoint._traverse import set_element  # as torch's own does
+    from torch.distributed.checkpoint._traverse import set_element  # torch's own method uses it
 
     def load_bytes(self: Any, read_item: Any, value: io.BytesIO) -> None:
         key = read_item.dest_index.fqn
@@ -199,7 +203,7 @@ def common_state_is_read_safely() -> None:
 
 
 def known_formats_only() -> None:
-    """`metadata.json` decides which of Megatron's readers gets a checkpoint."""
+    """Refuses other formats in `metadata.json`, which selects Megatron's reader."""
     from megatron.core.dist_checkpointing import core, validation
 
     def maybe_load_config(checkpoint_dir: Any) -> Any:
@@ -213,7 +217,7 @@ def known_formats_only() -> None:
 
 
 def refusals_come_through() -> None:
-    """What a rank raises while reading, torch wraps into an error that says nothing to a user."""
+    """Raises a rank's own error, which torch wraps into an error that does not help a user."""
     from megatron.core.dist_checkpointing.strategies import torch as strategies
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -231,7 +235,7 @@ def refusals_come_through() -> None:
 
 
 def refusal_of(folder: Any, error: Any) -> UserError:
-    """Returns the message for an error in which torch collects those of all ranks."""
+    """Returns the `UserError` for a torch error that contains the errors of all ranks."""
     problems: list[str] = []
     for cause, _ in error.failures.values():
         try:
@@ -243,7 +247,10 @@ def refusal_of(folder: Any, error: Any) -> UserError:
 
 
 def failures_of_a_resumption_name_the_checkpoint() -> None:
-    """Lightning restores callbacks, loops, optimizers and schedulers from whatever was read."""
+    """Turns errors of Lightning while it resumes into a `UserError` that names the checkpoint.
+
+    Lightning restores callbacks, loops, optimizers and schedulers from unchecked content.
+    """
     from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 
     restore_modules = existing(_CheckpointConnector, "_restore_modules_and_callbacks")
@@ -268,7 +275,10 @@ def failures_of_a_resumption_name_the_checkpoint() -> None:
 
 
 def no_files_of_other_tools() -> None:
-    """A checkpoint may hold files that lead NeMo to another folder, or to ModelOpt's own reader."""
+    """Refuses adapters, and skips the state of ModelOpt.
+
+    Their files in a checkpoint make NeMo read another folder, or use ModelOpt's own reader.
+    """
     from nemo.collections.llm.modelopt import model_utils
     from nemo.lightning.resume import AutoResume
 

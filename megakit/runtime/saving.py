@@ -1,11 +1,13 @@
-"""Megatron's checkpoint writer without helper processes.
+"""Patches Megatron's checkpoint writer to work without helper processes.
 
-Megatron starts one process by 'spawn' to hold a queue, which imports the main script again (seconds
-in the first save), and forks two more for every save. If a run is killed in the meantime they live
-on: the first for ever, the others while they still write into a folder that the next start is
-cleaning up. Our strategy saves synchronously, so the queue can be an ordinary one and the writers
-can be threads: the bytes they write are the same, and nothing outlives the run. Asynchronous saves
-need Megatron's own, which is why `build_strategy` applies this, and not `use_accelerator`.
+Megatron spawns one process that holds a queue. This process imports the main script again, which
+takes seconds in the first save. For every save, Megatron also forks two writer processes. If the
+run is killed, the queue process remains forever. The writer processes may still write into a folder
+while the next start cleans up the folder.
+
+Our strategy saves synchronously, so an ordinary queue and writer threads are sufficient. The
+threads write the same bytes, and end with the run. Asynchronous saves need Megatron's processes, so
+`build_strategy` applies these patches, and `use_accelerator` does not.
 """
 
 import functools
@@ -18,7 +20,7 @@ from megakit.runtime.patching import replace
 
 
 def results_queue_is_an_ordinary_one() -> None:
-    """Instead of a queue in a process of its own."""
+    """Replaces Megatron's queue, which is in a separate process, with a queue in this process."""
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     results: queue.Queue[Any] = queue.Queue()
@@ -26,7 +28,10 @@ def results_queue_is_an_ordinary_one() -> None:
 
 
 def writers_are_threads() -> None:
-    """Instead of forked processes. Writing to files and hashing do not hold Python's lock."""
+    """Replaces Megatron's forked writer processes with threads.
+
+    Writing to files and hashing do not hold Python's global interpreter lock.
+    """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     writer = filesystem_async.FileSystemWriterAsync
@@ -39,7 +44,7 @@ def writers_are_threads() -> None:
         global_results_queue: Any,
     ) -> None:
         answers: queue.Queue[Any] = queue.Queue()
-        running: queue.Queue[Any] = queue.Queue()  # each writer takes its number off when done
+        running: queue.Queue[Any] = queue.Queue()  # each writer removes one number when done
 
         def write_one(number: int) -> None:
             running.put(number)

@@ -1,4 +1,4 @@
-"""Shared memory, through which data loader workers hand over batches, and how workers end."""
+"""Checks shared memory for batches of data loader workers, and explains why a worker ended."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from megakit.errors import UserError
 
 FOLDER = Path("/dev/shm")  # where Linux's shm_open puts its files
-#: Exit status of a worker that cannot hand over a batch.
+#: Exit status of a worker that cannot send a batch to the main process.
 CANNOT_HAND_OVER = 74
 _PAGE = 4096
 _REMEDY = (
@@ -20,19 +20,19 @@ _REMEDY = (
 )
 
 
-#: Bytes that the workers of each loader may hold, and what was free before there were any.
+#: Bytes of shared memory that each loader's workers may use, and free bytes before the first check.
 _needs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _free_at_first = 0
 
 
 def check_room(loader: Any, batch: Any) -> None:
-    """Refuses data loader workers whose batches do not fit into shared memory.
+    """Raises an error if the batches of data loader workers do not fit into shared memory.
 
-    The workers of all loaders count, as those of training keep their batches during a validation.
+    The workers of all loaders count, since training workers keep their batches during validation.
 
     Args:
-        loader: A torch DataLoader with workers, none of which runs yet.
-        batch: One batch, as its workers hand them over.
+        loader: A torch DataLoader whose workers have not started yet.
+        batch: One batch, as a worker sends it.
 
     Raises:
         UserError: /dev/shm is too small for the ranks of this machine.
@@ -40,13 +40,13 @@ def check_room(loader: Any, batch: Any) -> None:
     global _free_at_first
     try:
         status = os.statvfs(FOLDER)
-    except OSError:  # no such folder: torch has other means then
+    except OSError:  # no such folder: torch then shares memory in another way
         return
     if not _needs:
         _free_at_first = status.f_bavail * status.f_frsize
-    # Two more: the one in use, and the one that the main process has just received.
+    # Two more batches: the batch in use, and the batch that the main process has just received.
     num_batches = loader.num_workers * loader.prefetch_factor + 2
-    # Every rank loads data. The launchers set the variable, and it was checked at the start.
+    # Every rank loads data. The launchers set the variable, and `Cluster` has checked its value.
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     size = size_in_shared_memory(batch)
     _needs[loader] = size * num_batches * num_ranks
@@ -62,14 +62,14 @@ def check_room(loader: Any, batch: Any) -> None:
 
 
 def size_in_shared_memory(batch: Any) -> int:
-    """Returns the bytes that the tensors of a batch take when a process hands them over."""
+    """Returns the bytes of shared memory that a batch takes when a process sends the batch."""
     import torch
 
     storages: dict[int, int] = {}
 
     def visit(part: Any) -> None:
         if isinstance(part, torch.Tensor):
-            storage = part.untyped_storage()  # a view travels with all that it is a view of
+            storage = part.untyped_storage()  # sending a view sends its whole storage
             storages[storage.data_ptr()] = storage.nbytes()
         elif isinstance(part, dict):
             for value in part.values():
@@ -83,10 +83,10 @@ def size_in_shared_memory(batch: Any) -> int:
 
 
 def end_if_it_cannot_hand_over() -> None:
-    """Has a data loader worker end if a batch does not reach the main process.
+    """Makes a data loader worker exit if it cannot send a batch to the main process.
 
-    A worker's queue hands batches over in a thread. Python's way with an error there is to print
-    it and drop the batch, and the main process would wait for that batch for ever.
+    A worker's queue sends batches in a thread. On an error in this thread, Python's default is to
+    print the error and drop the batch. The main process would then wait for the batch forever.
     """
     from multiprocessing.queues import Queue
 
@@ -100,7 +100,7 @@ def end_if_it_cannot_hand_over() -> None:
 
 
 def why_worker_ended(error: BaseException) -> str | None:
-    """Returns one sentence or two on the end of a data loader worker, if an error tells of one."""
+    """Returns why a data loader worker ended; None if an error has another cause."""
     texts = [str(link) for link in _chain(error)]
     if any("unable to allocate shared memory" in text for text in texts):
         return (
@@ -118,7 +118,7 @@ def why_worker_ended(error: BaseException) -> str | None:
     if killed := re.search(r"killed by signal: (.+?)\. ", text + " "):
         by = {signal.strsignal(number): number for number in signal.Signals}
         name = by[killed[1]].name if killed[1] in by else killed[1]
-        if name == "SIGBUS":  # a page of shared memory that the system cannot provide
+        if name == "SIGBUS":  # the system could not provide a page of shared memory
             return f"{worker} was killed by SIGBUS, and {_shared_memory()}. {_REMEDY}"
         hint = ": the machine may be short of memory. Use fewer --num-workers." * (
             name == "SIGKILL"

@@ -49,7 +49,7 @@ def handle_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int,
 
 
 def ignore_signals() -> None:
-    """Ignores every signal in `STOPPING`: for a helper, whose parent process handles them."""
+    """Ignores every signal in `STOPPING`, in a helper process whose parent handles the signals."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 
@@ -72,7 +72,8 @@ class StopRequest:
     def is_repeated(self, number: int) -> bool:
         """Records a signal; returns whether it is a second request, to end at once.
 
-        SIGHUP never is: for one lost terminal the shell and the kernel send several.
+        SIGHUP is never a second request: the shell and the kernel send several for one closed
+        terminal.
         """
         now = time.monotonic()
         if not self.received:

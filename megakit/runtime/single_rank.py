@@ -1,8 +1,8 @@
-"""Collectives of a rank that is the only one in its group.
+"""Skips collectives in process groups of one rank.
 
-Megatron runs the same collectives under every layout: in a group of one rank each of them returns
-what it was given, by way of a queue and a thread of the backend. A fifth of a small model's step
-goes there. Here such a group is left out; groups of several ranks are untouched.
+Megatron calls the same collectives under every layout. In a group of one rank, a collective returns
+its input, but uses a queue and a thread of the backend. These calls take a fifth of a small model's
+step. The patches skip them, and do not change groups of several ranks.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from torch import distributed
 from megakit.runtime.patching import existing, replace
 
 _OP = distributed.ReduceOp
-#: Of one value they give that value; NCCL's PREMUL_SUM multiplies it first.
+#: Reductions that return a single value unchanged; NCCL's PREMUL_SUM multiplies the value first.
 _NEUTRAL = (_OP.SUM, _OP.AVG, _OP.MAX, _OP.MIN, _OP.PRODUCT)
 
 
 def sums_over_one_rank_are_there() -> None:
-    """The sum, mean or maximum over one rank is what that rank has."""
+    """Skips `all_reduce` over one rank: a sum, mean or maximum over one rank is its input."""
     original = existing(distributed, "all_reduce")
 
     @functools.wraps(original)
@@ -38,7 +38,7 @@ def sums_over_one_rank_are_there() -> None:
 
 
 def nothing_is_gathered_up_for_one_rank() -> None:
-    """Megatron has the backend collect the sums of all gradient buffers into one call."""
+    """Skips Megatron's coalescing of the reductions of all gradient buffers into one call."""
     from megatron.core.distributed import param_and_grad_buffer
 
     original = existing(param_and_grad_buffer, "_coalescing_manager")
@@ -52,7 +52,10 @@ def nothing_is_gathered_up_for_one_rank() -> None:
 
 
 def nothing_is_sent_around_layers_of_one_rank() -> None:
-    """Megatron's two linear layers wrap their input or output so that gradients are summed up."""
+    """Skips the functions of Megatron's two linear layers that sum over tensor-parallel ranks.
+
+    The functions wrap a layer's input or output.
+    """
     from megatron.core.tensor_parallel import layers
 
     for name in (
@@ -68,7 +71,10 @@ def nothing_is_sent_around_layers_of_one_rank() -> None:
 
 
 def _is_of_one(group: Any) -> bool:
-    """Whether a group, by default all ranks, has one member; kinds of others' are left alone."""
+    """Returns whether a process group, by default the group of all ranks, has one member.
+
+    The result is False for objects that are not torch process groups, so they are not patched.
+    """
     if group is None:
         return distributed.is_initialized() and distributed.get_world_size() == 1
     return isinstance(group, distributed.ProcessGroup) and group.size() == 1

@@ -1,10 +1,10 @@
-"""Taking down what a job set up, so that another can begin in the same process."""
+"""Removes the global state of a job, so that another job can start in the same process."""
 
 import sys
 
 
 def destroy_parallel_state() -> None:
-    """Takes down what a job left behind in this process, NeMo's trainer included."""
+    """Destroys the process groups and global state that a job or NeMo's trainer left."""
     import torch.distributed as dist
 
     if "megatron.core.parallel_state" in sys.modules:
@@ -18,6 +18,6 @@ def destroy_parallel_state() -> None:
     if "nemo.utils.app_state" in sys.modules:
         from nemo.utils.app_state import AppState
 
-        AppState().__init__()  # a singleton: this empties it
+        AppState().__init__()  # resets the singleton
     if dist.is_initialized():
         dist.destroy_process_group()

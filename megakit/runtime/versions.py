@@ -1,4 +1,4 @@
-"""Which software a run was made with."""
+"""Lists the versions of the software that a run uses."""
 
 import platform
 
@@ -8,11 +8,12 @@ PACKAGES = ("torch", "lightning", "nemo_toolkit", "megatron-core")
 
 
 def installed_versions() -> dict[str, str]:
-    """The versions that checkpoints and summaries record, by package name.
+    """Returns the versions that checkpoints and summaries record, by package name.
 
-    Unknown where a package was built from source without metadata, as some containers have it.
+    A version is "unknown" if the package was built from source without metadata, as in some
+    containers.
     """
-    from importlib.metadata import PackageNotFoundError, version  # slow, and not for --help
+    from importlib.metadata import PackageNotFoundError, version  # slow, and --help needs neither
 
     versions = {"megakit": megakit.__version__, "python": platform.python_version()}
     for package in PACKAGES:
