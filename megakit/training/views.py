@@ -132,8 +132,6 @@ class Pictures(pl.Callback):
         if "logits" in seen:
             found = Predictions.from_logits(np.arange(len(label)), label, seen["logits"])
             prediction, probabilities = found.prediction, found.probabilities
-            matrix = drawing.confusion_matrix(label, prediction, probabilities.shape[1])
-            self.board.add_image("confusion_matrix", matrix, step)
             worst = figures.surest_mistakes(label, probabilities, self.NUM_MISTAKES)
             if len(worst):
                 surest = probabilities[worst].max(axis=1)

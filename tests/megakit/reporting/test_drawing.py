@@ -3,9 +3,6 @@
 import numpy as np
 
 from megakit.reporting import drawing
-from megakit.reporting.figure_style import GOOD
-
-BLUE = tuple(int(GOOD[i : i + 2], 16) for i in (1, 3, 5))
 
 
 def test_rows_of_images():
@@ -17,33 +14,6 @@ def test_rows_of_images():
     assert (picture[2:8, 12:18] == 200).all()
     assert (picture[12:18, 2:8] == 100).all()
     assert (picture[:2] == 0).all()
-
-
-def cells(picture, num_classes):
-    """The colour of each cell of a confusion matrix, in its corner, where no number is."""
-    size = 33
-    top, left = picture.shape[0] - num_classes * size, picture.shape[1] - num_classes * size
-    return [
-        [tuple(picture[top + row * size + 1, left + column * size + 1]) for column in range(3)]
-        for row in range(num_classes)
-    ]
-
-
-def test_confusion_matrix():
-    label = np.array([0] * 4 + [1] * 4 + [2] * 4)
-    prediction = np.array([0, 0, 0, 0, 1, 1, 1, 2, 0, 0, 0, 0])
-    found = cells(drawing.confusion_matrix(label, prediction, 3), 3)
-    white = (255, 255, 255)
-    assert found[0] == [BLUE, white, white]
-    assert found[2] == [BLUE, white, white]
-    assert found[1][0] == white
-    assert white > found[1][2] > found[1][1] > BLUE
-
-
-def test_confusion_matrix_of_a_class_that_does_not_occur():
-    label = np.array([0, 0, 2])
-    found = cells(drawing.confusion_matrix(label, label, 3), 3)
-    assert found[1] == [(255, 255, 255)] * 3
 
 
 def test_mistakes_show_each_image():

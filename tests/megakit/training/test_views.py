@@ -112,10 +112,10 @@ def test_at_the_end_all_samples_without_the_padding() -> None:
 def test_a_classifier_s_mistakes_are_shown_if_there_are_any() -> None:
     callback, board, _ = pictures(logits=True)
     validate(callback, 40, (8, 8))
-    assert board.images == [("confusion_matrix", 40), ("mistakes", 40)]
+    assert board.images == [("mistakes", 40)]
     callback, board, _ = pictures(logits=True)
     validate(callback, 40, (6,))  # without number 7
-    assert board.images == [("confusion_matrix", 40)]
+    assert board.images == []
 
 
 def test_views_of_both_models(tmp_path: Path) -> None:
