@@ -1,4 +1,4 @@
-"""Provides epochs for Megatron, which has no notion of an epoch.
+"""Provides datasets with epochs for Megatron, whose sampler has no epochs.
 
 Megatron's sampler reads the samples 0, 1, 2, ... up to the end of training. The classes here map
 these indices to pairs of epoch and sample, with another shuffled order in each epoch. A dataset
