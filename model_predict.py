@@ -38,7 +38,7 @@ class PredictOptions(DataOptions, CommonOptions):
 
     input: Path | None = None
     """Your own pictures instead of the test images: a PNG or JPEG file, a folder of such files,
-    or a .npy array (N, 28, 28). Files may have any size and color. Ink may be dark or bright."""
+    or a .npy array (N, 28, 28). Files may have any size and colour. Ink may be dark or bright."""
 
     def problems(self) -> list[str]:
         """Returns one message for each option that cannot be used."""

@@ -95,7 +95,7 @@ def find_dataset(
 
     folder, paths = _locate(data_dir)
     if _damages(paths):
-        check_mnist(data_dir)  # lists what is missing too
+        check_mnist(data_dir)  # raises an error that also lists the missing files
     missing = [name for name in MNIST_SHA256 if name not in paths]
     if not missing or not may_download:
         return "mnist"

@@ -254,7 +254,7 @@ def _read_grey(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
     import numpy as np
 
     image = read_image(path)
-    if image.mode.startswith("I"):  # 16 bits
+    if image.mode.startswith("I"):  # 16 bits per pixel
         deep = np.asarray(image).astype(np.uint32)
         return ((deep * 255 + 32767) // 65535).astype(np.uint8), ["16 bits became 8"]
     grey, kinds = _without_colour(image)
@@ -267,7 +267,7 @@ def _read_grey(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
 
 
 def _without_colour(image: Image) -> tuple[NDArray[np.uint8], list[str]]:
-    """Returns the brightness of each pixel, and a kind of change if the picture had color."""
+    """Returns the brightness of each pixel, and a kind of change if the picture had colour."""
     import numpy as np
     from PIL import ImageChops
 

@@ -33,10 +33,10 @@ class TutorialOptions(DataOptions, CommonOptions):
     """Run the three scripts in sequence: pretrain, fine-tune, predict."""
 
     seed: int = 42
-    """Decides initial weights, the order of samples and random effects."""
+    """Seed of the initial weights, the order of samples and the random effects."""
 
     fresh: bool = False
-    """Start over; the old runs are kept under other names."""
+    """Start new runs; the old runs are kept under other names."""
 
 
 def arguments_for(script: str, options: TutorialOptions) -> list[str]:

@@ -59,8 +59,8 @@ class SizedDataset(Protocol[T_co]):
 class MultiEpochDataset(Protocol[T_co]):
     """A dataset of known length that is indexed by `EpochIndex`.
 
-    The same EpochIndex must always give the same sample: model-parallel ranks each read it for
-    themselves, and go wrong without a word where they read different things.
+    Equal EpochIndex must always give equal samples. All ranks of a model replica read the samples
+    themselves; if the samples differ, training is wrong without an error.
     """
 
     def __getitem__(self, index: EpochIndex[int]) -> T_co: ...

@@ -95,7 +95,7 @@ def _inverse_steps(seed: Any, mask: int) -> list[_Step]:
 
 def _inverse_factor(factor: Any, mask: int) -> Any:
     """Invert odd numbers modulo mask + 1, a power of two, by Newton's iteration."""
-    inverse = factor  # right in 3 bits, since the square of an odd number is 1 modulo 8
+    inverse = factor  # correct in 3 bits, because the square of an odd number is 1 modulo 8
     for _ in range(5):  # 6, 12, 24, 48, 96 bits
         inverse = inverse * (2 - factor * inverse) & mask
     return inverse

@@ -16,9 +16,9 @@ PADDING = -1
 class GlobalBatchSampler:
     """Divides the samples 0, 1, 2, ... into global batches, and yields one rank's micro batches.
 
-    Global batch n has the samples `n * global` up to `(n + 1) * global`, independent of the number
-    of ranks and of the micro batch size. The m-th slice of `micro * ranks` samples of a global
-    batch is the m-th micro batch of all data-parallel ranks, in the order of the ranks.
+    Global batch n has the samples `n * global` up to `(n + 1) * global`. The number of ranks and
+    the micro batch size do not change it. Slice m of a global batch has `micro * ranks` samples: the
+    micro batch m of every data-parallel rank, in the order of the ranks.
 
     Args:
         num_samples: Length of the dataset.

@@ -20,7 +20,7 @@ MegatronLossType = TypeVar("MegatronLossType", bound=MegatronLossReduction)
 
 #: Fields that depend on the run or the machine. Their values are never read from a checkpoint.
 OVERRIDE_BIONEMO_CONFIG_DEFAULTS: list[str] = [
-    # what is built, and from which checkpoint
+    # model, loss and checkpoint
     "model_cls",
     "loss_cls",
     "initial_ckpt_path",

@@ -108,7 +108,7 @@ def _array_difference(a: NDArray[Any], b: NDArray[Any], path: str) -> str | None
             return f"{path} has the {name} {of_a} and {of_b}"
     if a.dtype == object:
         return first_difference(a.tolist(), b.tolist(), path)
-    same = (a == b) | ((a != a) & (b != b))  # also right for NaT
+    same = (a == b) | ((a != a) & (b != b))  # also correct for NaT
     return None if same.all() else _place_of_difference(a, b, np.asarray(same), path)
 
 
