@@ -56,12 +56,12 @@ from mnist.sizes import SizeOptions
 # ----------------------------------------------------------------------------------------------
 # Losses
 #
-# Megatron's pipeline schedule splits each training step into micro batches. For each micro batch,
-# the last pipeline stage calls the loss's `forward`, which returns a loss and a report. Megatron
-# backpropagates the loss. NeMo passes the reports of all micro batches to `reduce`, which computes
-# the value to log: `MeanLossReduction` takes the mean over micro batches and data-parallel ranks.
-# Its method `report` builds the loss and the report. Further values of each sample can be passed
-# to `report` by name; each name then gets a column in metrics.csv and a curve in TensorBoard.
+# Megatron's pipeline schedule splits each training step into micro batches. It calls the loss's
+# `forward` for each micro batch, on the last pipeline stage; `forward` returns a loss and a report.
+# Megatron backpropagates the loss. NeMo passes the reports of all micro batches to `reduce`, which
+# computes the value to log: `MeanLossReduction` takes the mean over micro batches and data-parallel
+# ranks. Its method `report` builds the loss and the report. `report` accepts further values of each
+# sample by name; each name gets a column in metrics.csv and a curve in TensorBoard.
 # ----------------------------------------------------------------------------------------------
 
 
@@ -123,7 +123,7 @@ class MNISTDataModule(MegatronDataModule):
         output_log: Whether NeMo's sampler logs its own metrics.
         dataset: `mnist`, or `digits` from scikit-learn.
         corruption: Share of the pixels of each training image to set to 0.
-        num_labels: Number of training images, balanced over the classes; by default all images.
+        num_labels: Number of labelled images to train on, balanced over the classes; default: all.
         options: Options of `MegatronDataModule`: `global_batch_size`, `seed`, `num_workers`.
     """
 
@@ -271,11 +271,11 @@ class ExampleFineTuneModel(ExampleModelTrunk):
 # Configs
 #
 # Each rank allocates only its shard of the model. The model can therefore be built only after NeMo
-# has set up the process groups. So a script passes NeMo a config instead of a model, and NeMo calls
-# `configure_model` when the process groups exist. The config also names the loss class of the model
-# and the checkpoint of the initial weights. NeMo writes the config into each checkpoint, and the
-# next script reads the sizes of the trunk from there. If the next script must not read a field from
-# the checkpoint, add the field's name to `override_parent_fields`.
+# has set up the process groups. So the Lightning module gets a config instead of a model, and NeMo
+# calls `configure_model` when the process groups exist. The config also names the model's loss
+# class and the checkpoint of the initial weights. NeMo writes the config into each checkpoint, and
+# the next script reads the sizes of the trunk from there. If the next script must not read a field
+# from the checkpoint, add the field's name to `override_parent_fields`.
 # ----------------------------------------------------------------------------------------------
 
 ExampleModelT = TypeVar("ExampleModelT", bound=ExampleModelTrunk)

@@ -16,9 +16,9 @@ PADDING = -1
 class GlobalBatchSampler:
     """Divides the samples 0, 1, 2, ... into global batches, and yields one rank's micro batches.
 
-    Global batch n has the samples `n * global` up to `(n + 1) * global`. The number of ranks and
-    the micro batch size do not change it. Slice m of a global batch has `micro * ranks` samples: the
-    micro batch m of every data-parallel rank, in the order of the ranks.
+    Global batch n has the samples `n * global` up to `(n + 1) * global`, for any number of ranks
+    and any micro batch size. Slice m of a global batch has `micro * ranks` samples: the micro batch
+    m of each data-parallel rank, in the order of the ranks.
 
     Args:
         num_samples: Length of the dataset.
