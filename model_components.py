@@ -1,10 +1,10 @@
-"""The parts of the MNIST tutorial, in teaching order: losses, data, models, configs, module.
+"""Defines the parts of the MNIST tutorial: losses, data, models, configs, Lightning module.
 
-Three scripts put them together: an autoencoder is pretrained (`model_pretrain.py`), its trunk
-becomes a digit classifier (`model_finetune.py`), and the classifier reads the test images
-(`model_predict.py`). For a model of your own, this is the file to copy and change; each banner says
-what NeMo or Megatron demands of the part below it, and why. Names with BioNeMo or Example in them
-are those of NVIDIA BioNeMo's MNIST tutorial; nothing of BioNeMo is needed.
+Three scripts use these parts. `model_pretrain.py` pretrains an autoencoder. `model_finetune.py`
+turns the autoencoder's encoder, the trunk, into a digit classifier. `model_predict.py` classifies
+the test images. To train a model of your own, copy this file and change it. The comment above each
+part says what NeMo or Megatron requires of this part, and why. Names that contain BioNeMo or
+Example come from NVIDIA BioNeMo's MNIST tutorial; the package BioNeMo is not needed.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ from megakit.training import (
     ValidationMetric,
     megatron_adam,
 )
-from megakit.training import MetricTracker as MetricTracker  # published code takes it from here
+from megakit.training import MetricTracker as MetricTracker  # for the published tutorial
 from mnist.dataset import MnistBatch as MnistBatch
 from mnist.dataset import MNISTCustom as MNISTCustom
 from mnist.dataset import MnistItem as MnistItem
@@ -56,10 +56,12 @@ from mnist.sizes import SizeOptions
 # ----------------------------------------------------------------------------------------------
 # Losses
 #
-# Megatron's schedule runs a step as several micro batches, maybe on several ranks. It calls a loss
-# object once for each micro batch, on the last pipeline stage, and backpropagates the first thing
-# returned. NeMo hands the second things of all micro batches to `reduce`, for the log. A loss that
-# gives `report` further values for each sample gets a column and a curve for each of them.
+# Megatron's pipeline schedule splits each training step into micro batches. It calls the loss's
+# `forward` for each micro batch, on the last pipeline stage; `forward` returns a loss and a report.
+# Megatron backpropagates the loss. NeMo passes the reports of all micro batches to `reduce`, which
+# computes the value to log: `MeanLossReduction` takes the mean over micro batches and data-parallel
+# ranks. Its method `report` builds the loss and the report. `report` accepts further values of each
+# sample by name; each name gets a column in metrics.csv and a curve in TensorBoard.
 # ----------------------------------------------------------------------------------------------
 
 
@@ -69,7 +71,7 @@ class MSELossReduction(MeanLossReduction):
     def forward(
         self, batch: MnistBatch, forward_out: "ExampleModelOutput"
     ) -> tuple[Tensor, SameSizeLossDict]:
-        """The loss of one micro batch."""
+        """Returns the loss of one micro batch and the report for the log."""
         x, x_hat = batch["data"].flatten(1).float(), forward_out["x_hat"]
         return self.report(nn.functional.mse_loss, x_hat, x, batch)
 
@@ -78,27 +80,28 @@ class ClassifierLossReduction(MeanLossReduction):
     """Cross entropy between labels and logits."""
 
     def forward(self, batch: MnistBatch, forward_out: Tensor) -> tuple[Tensor, SameSizeLossDict]:
-        """The loss of one micro batch."""
+        """Returns the loss of one micro batch and the report for the log."""
         return self.report(nn.functional.cross_entropy, forward_out, batch["label"], batch)
 
 
 # ----------------------------------------------------------------------------------------------
 # Data
 #
-# Megatron asks every model-parallel rank for sample i and takes for granted that all get the same:
-# a dataset is a function of the index. The dataset here is `MNISTCustom` in `mnist/dataset.py`.
-# Megatron also reads samples strictly in sequence, so that a resumed run can skip what was
-# consumed. Shuffling, epochs and random effects are therefore made by wrappers that compute them
-# from the index.
+# Every rank of one model replica loads the samples itself, and Megatron assumes that these ranks
+# get equal samples. A sample must therefore depend on its index alone. The dataset here is
+# `MNISTCustom` in `mnist/dataset.py`. Megatron reads samples in the order of their indices, 0, 1,
+# 2, ..., so that a resumed run can skip the consumed samples. Shuffling, epochs and random effects
+# are therefore computed from the index, by wrappers around the dataset.
 # ----------------------------------------------------------------------------------------------
 
 
 @dataclass
 class DropPixels(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
-    """Sets a share of each image's pixels to 0, others in each epoch, for the model to restore.
+    """Sets random pixels of each image to 0, for the autoencoder to reconstruct.
 
-    The pattern for every random effect: drawn from (seed, epoch, index) and nothing else, so that
-    all ranks see the same and a resumed run goes on as if it had never stopped.
+    This is the pattern for all random effects: the random numbers depend on seed, epoch and sample
+    index only. All ranks of a model replica then get equal samples, and a resumed run gets the
+    samples of a run without a stop. The pixels differ between epochs.
     """
 
     share: float = 0.0
@@ -107,21 +110,21 @@ class DropPixels(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
     def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
         shape = tuple(batch["data"].shape[1:])
         kept = bernoulli(1 - self.share, self.seed, index.epoch, index.idx, shape)
-        # As bytes they multiply faster than as booleans.
+        # Multiplication by uint8 is faster than by bool.
         return {**batch, "corrupted": batch["data"] * torch.from_numpy(kept).byte()}
 
 
 class MNISTDataModule(MegatronDataModule):
-    """The tutorial's data: 55,000 images to train on, 5,000 to validate, 10,000 to test.
+    """Loads the data: of MNIST 55,000 training, 5,000 validation and 10,000 test images.
 
     Args:
-        data_dir: Folder that holds `MNIST/raw`.
+        data_dir: Folder that contains `MNIST/raw`.
         batch_size: Micro batch size: samples per rank and forward pass.
-        output_log: Whether NeMo's sampler logs its own figures.
-        dataset: `mnist`, or the `digits` that ship with scikit-learn.
-        corruption: Share of pixels dropped from training images.
-        num_labels: Train on so few images, balanced over the classes; by default on all.
-        options: Those of `MegatronDataModule`: `global_batch_size`, `seed`, `num_workers`.
+        output_log: Whether NeMo's sampler logs its own metrics.
+        dataset: `mnist`, or `digits` from scikit-learn.
+        corruption: Share of the pixels of each training image to set to 0.
+        num_labels: Number of labelled images to train on, balanced over the classes; default: all.
+        options: Options of `MegatronDataModule`: `global_batch_size`, `seed`, `num_workers`.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class MNISTDataModule(MegatronDataModule):
         self.corruption, self.num_labels = corruption, num_labels
 
     def setup(self, stage: str) -> None:
-        """Reads the images, on every rank. Lightning calls this with fit, validate, ..."""
+        """Reads the images. Lightning calls this on every rank; `stage` is fit, validate, ..."""
         train, self.val_set, self.test_set = read_splits(
             self.data_dir, self.dataset, MNISTCustom.from_arrays
         )
@@ -149,12 +152,12 @@ class MNISTDataModule(MegatronDataModule):
         self.train_set = self.resample(self.with_random_effects(train))
 
     def with_random_effects(self, train: Any) -> Any:
-        """Returns the training images as each epoch sees them, indexed by epoch and position."""
+        """Wraps the training images in a dataset that is indexed by (epoch, index)."""
         if self.corruption:
             return DropPixels(train, self.corruption, self.seed)
         return IdentityMultiEpochDatasetWrapper(train)  # the same images in every epoch
 
-    # The published tutorial's names.
+    # Names of the published tutorial.
     mnist_train = property(lambda self: self.train_set)
     mnist_val = property(lambda self: self.val_set)
     mnist_test = property(lambda self: self.test_set)
@@ -163,36 +166,38 @@ class MNISTDataModule(MegatronDataModule):
 # ----------------------------------------------------------------------------------------------
 # Models
 #
-# Megatron demands three things of a model: a config of type ModelParallelConfig, a `model_type`,
-# and `set_input_tensor`, by which a later pipeline stage receives what the one before computed.
+# Megatron requires three attributes of a model: a config of type ModelParallelConfig, `model_type`,
+# and `set_input_tensor`. The pipeline schedule calls `set_input_tensor` on each stage but the first
+# and passes the output of the previous stage.
 #
-# Tensor parallelism cuts a pair of layers along the 64 numbers between them: the first by its
-# outputs (column parallel), the second by its inputs (row parallel). Each rank computes its share
-# of the 64 alone, and one all-reduce after the pair adds the shares up. ReLU works number by
-# number, so it may stand between.
+# Tensor parallelism shards two consecutive linear layers along the 64 features between them. The
+# first layer is sharded by its outputs (column parallel), the second by its inputs (row parallel).
+# Each rank computes its shard of the 64 features without communication. One all-reduce after the
+# second layer sums the results of the ranks. ReLU can stay between the two layers, because ReLU
+# acts on each feature separately.
 #
-# Pipeline parallelism cuts between the encoder and what follows it: the first stage holds linear1
-# and linear2, the second the decoder or the head, and z travels between them.
+# Pipeline parallelism splits each model after the encoder: the first stage has linear1 and linear2,
+# the second stage has the decoder or the head. The first stage sends z to the second.
 # ----------------------------------------------------------------------------------------------
 
 
 class ExampleModelOutput(TypedDict):
-    """What the autoencoder returns: reconstructions (B, 784), and the latent z (B, 3)."""
+    """The autoencoder's output: reconstructions x_hat (B, 784) and latent vectors z (B, 3)."""
 
     x_hat: Tensor
     z: Tensor
 
 
 class ExampleModelTrunk(MegatronModule):
-    """The encoder, 784-64-3 at the default sizes, that both models share."""
+    """The encoder of both models; at the default sizes its layers have 784, 64 and 3 features."""
 
     def __init__(self, config: ModelParallelConfig) -> None:
         super().__init__(config)
         self.model_type = ModelType.encoder_or_decoder
-        # Which part of the pipeline this rank holds; with a single stage, both.
+        # Whether this rank's stage is the first, or the last. With one stage, both are true.
         self.pre_process = parallel_state.is_pipeline_first_stage()
         self.post_process = parallel_state.is_pipeline_last_stage()
-        # A model that shares no weights between its first and its last stage has to say so.
+        # Megatron reads this attribute of every model: no weights are shared between stages.
         self.share_embeddings_and_output_weights = False
         self.input_tensor: Tensor | None = None
         if self.pre_process:
@@ -203,9 +208,9 @@ class ExampleModelTrunk(MegatronModule):
             )
 
     def forward(self, x: Tensor) -> Any:
-        """Encodes images (B, 1, 28, 28) as z (B, 3); a later stage takes z from the one before."""
+        """Encodes images (B, 1, 28, 28) as z (B, 3); the second stage returns the received z."""
         if self.pre_process:
-            # Megatron's layers return their output and a bias for the caller to add; ours add it.
+            # Megatron's layers return (output, bias). These layers add the bias and return None.
             z, _ = self.linear1(x.flatten(1))
             z, _ = self.linear2(self.relu(z))
         else:
@@ -214,7 +219,7 @@ class ExampleModelTrunk(MegatronModule):
         return z
 
     def to_next_stage(self, z: Tensor) -> Tensor:
-        """Gives z the shape (sequence, batch, hidden) in which pipeline stages exchange tensors."""
+        """Reshapes z to (sequence, batch, hidden), the shape that pipeline stages exchange."""
         return z.unsqueeze(0)
 
     def set_input_tensor(self, input_tensor: Tensor | list[Tensor] | None) -> None:
@@ -222,7 +227,7 @@ class ExampleModelTrunk(MegatronModule):
 
 
 class PretrainModel(ExampleModelTrunk):
-    """The autoencoder: the trunk, and a decoder 3-64-784."""
+    """The autoencoder: the trunk and a decoder with 3, 64 and 784 features."""
 
     def __init__(self, config: ModelParallelConfig) -> None:
         super().__init__(config)
@@ -234,7 +239,7 @@ class PretrainModel(ExampleModelTrunk):
             self.linear4 = row_parallel_linear(config, config.hidden_size, 28 * 28, "linear4")
 
     def forward(self, x: Tensor) -> ExampleModelOutput | Tensor:
-        """Reconstructs images (B, 1, 28, 28)."""
+        """Encodes and reconstructs images (B, 1, 28, 28)."""
         z: Tensor = super().forward(x)
         if not self.post_process:
             return self.to_next_stage(z)
@@ -244,17 +249,17 @@ class PretrainModel(ExampleModelTrunk):
 
 
 class ExampleFineTuneModel(ExampleModelTrunk):
-    """The classifier: the trunk, and a head 3-10."""
+    """The classifier: the trunk and a linear head with 3 inputs and 10 outputs."""
 
     def __init__(self, config: ModelParallelConfig) -> None:
         super().__init__(config)
         if self.post_process:
-            # Thirty weights are not worth cutting: every tensor-parallel rank has them all.
+            # The head has only 30 weights: replicated on all tensor-parallel ranks, not sharded.
             with seeded(config.seed, "digit_classifier"):
                 self.digit_classifier = nn.Linear(config.latent_size, 10)
 
     def forward(self, x: Tensor, return_latent: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Returns logits (B, 10) of images (B, 1, 28, 28); for prediction also the latent z."""
+        """Returns logits (B, 10) of images (B, 1, 28, 28), and on request the latent z (B, 3)."""
         z: Tensor = super().forward(x)
         if not self.post_process:
             return self.to_next_stage(z)
@@ -265,12 +270,12 @@ class ExampleFineTuneModel(ExampleModelTrunk):
 # ----------------------------------------------------------------------------------------------
 # Configs
 #
-# A model cannot be built before the ranks know which part of it is theirs. So NeMo is given a
-# config, and calls `configure_model` once parallelism is set up. The config also says which loss
-# belongs to the model, and which checkpoint its first weights come from. NeMo writes it into the
-# context of every checkpoint, so that the next stage builds a trunk of the same size. Fields of
-# your own that the next stage shall not take from the checkpoint belong in
-# `override_parent_fields`.
+# Each rank allocates only its shard of the model. The model can therefore be built only after NeMo
+# has set up the process groups. So the Lightning module gets a config instead of a model, and NeMo
+# calls `configure_model` when the process groups exist. The config also names the model's loss
+# class and the checkpoint of the initial weights. NeMo writes the config into each checkpoint, and
+# the next script reads the sizes of the trunk from there. If the next script must not read a field
+# from the checkpoint, add the field's name to `override_parent_fields`.
 # ----------------------------------------------------------------------------------------------
 
 ExampleModelT = TypeVar("ExampleModelT", bound=ExampleModelTrunk)
@@ -280,16 +285,16 @@ ExampleModelT = TypeVar("ExampleModelT", bound=ExampleModelTrunk)
 class ExampleGenericConfig(
     MegatronBioNeMoTrainableModelConfig[ExampleModelT, MegatronLossType], IOMixinWithGettersSetters
 ):
-    """The sizes that both models have. A subclass names the classes of its model and loss."""
+    """Sizes of both models; each subclass names its model class and its loss class."""
 
     loss_cls: type[MegatronLossType] = MSELossReduction
-    hidden_size: int = SizeOptions.hidden_size  # of linear1 and linear3; tensor parallelism cuts it
+    hidden_size: int = SizeOptions.hidden_size  # of linear1, linear3; sharded by tensor parallelism
     latent_size: int = SizeOptions.latent_size  # of z
 
 
 @dataclass
 class PretrainConfig(ExampleGenericConfig[PretrainModel, MSELossReduction]):
-    """The autoencoder with its reconstruction loss."""
+    """Configures the autoencoder and its reconstruction loss."""
 
     model_cls: type[PretrainModel] = PretrainModel
     loss_cls: type[MSELossReduction] = MSELossReduction
@@ -297,18 +302,18 @@ class PretrainConfig(ExampleGenericConfig[PretrainModel, MSELossReduction]):
 
 @dataclass
 class ExampleFineTuneConfig(ExampleGenericConfig[ExampleFineTuneModel, ClassifierLossReduction]):
-    """The classifier with its cross entropy."""
+    """Configures the classifier and its cross-entropy loss."""
 
     model_cls: type[ExampleFineTuneModel] = ExampleFineTuneModel
     loss_cls: type[ClassifierLossReduction] = ClassifierLossReduction
 
     def validation_metrics(self) -> dict[str, ValidationMetric]:
-        """The share of validation images that are classified right, as `val_accuracy`."""
+        """Names the metrics of a validation; `accuracy` is logged as `val_accuracy`."""
         return {"accuracy": accuracy_of_classes()}
 
 
 def accuracy_of_classes() -> ValidationMetric:
-    """The accuracy of a classifier whose output is logits (B, classes)."""
+    """Returns the metric: share of images whose largest logit (B, classes) is at the label."""
     return ValidationMetric(
         MulticlassAccuracy(average="micro"), lambda batch, logits: (logits, batch["label"])
     )
@@ -317,19 +322,20 @@ def accuracy_of_classes() -> ValidationMetric:
 # ----------------------------------------------------------------------------------------------
 # Lightning module
 #
-# NeMo's strategy takes over Lightning's steps: strategy -> MegatronParallel -> Megatron's schedule
-# -> `training_step` below, once for each micro batch. That returns the model's output, not a loss:
-# the schedule gets the loss from `training_loss_reduction`. The module serves any pair of model and
-# loss, since the config names them.
+# NeMo's strategy replaces Lightning's training step. The calls are: strategy -> MegatronParallel ->
+# Megatron's schedule -> `training_step` below, once for each micro batch. `training_step` returns
+# the model's output, not the loss: Megatron's schedule computes the loss with the object that
+# `training_loss_reduction` returns. This module works with any pair of model and loss, because the
+# config names them.
 # ----------------------------------------------------------------------------------------------
 
 
 class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroughPredictionMixin):
-    """Trains, validates and predicts with whatever model its config builds.
+    """Trains, validates and predicts with the model that the config builds.
 
     Args:
-        config: Builds the model and names its loss.
-        optimizer: Megatron's Adam at a constant learning rate of 1e-4 by default.
+        config: Builds the model and names the loss class.
+        optimizer: By default Megatron's Adam with a constant learning rate of 1e-4.
     """
 
     def __init__(
@@ -340,26 +346,30 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
         super().__init__()
         self.config = config
         self.optim = optimizer or megatron_adam(lr=1e-4)
-        self.optim.connect(self)  # gives this module its configure_optimizers
+        self.optim.connect(self)  # adds `configure_optimizers` to this module
 
     def configure_model(self) -> None:
-        # On resuming NeMo may ask again; the model that is there stays.
+        # NeMo may call this again when a run resumes. The first model is kept.
         if not hasattr(self, "module"):
             self.module = self.config.configure_model()
 
     def forward(self, batch: MnistBatch, batch_idx: int | None = None, **options: Any) -> Any:
-        """The model's output on a micro batch; Megatron's schedule calls this."""
+        """Returns the model's output for one micro batch."""
         return self.module(batch.get("corrupted", batch["data"]), **options)
 
     def training_step(self, batch: MnistBatch, batch_idx: int | None = None) -> Any:
         return self(batch, batch_idx)
 
-    # NeMo calls these two on stages that are not the last, and on the last in evaluation.
+    # NeMo calls `forward_step` on all pipeline stages but the last. On the last stage, NeMo calls
+    # `training_step` in training and `validation_step` in validation.
     forward_step = training_step
     validation_step = training_step
 
     def predict_step(self, batch: MnistBatch, batch_idx: int | None = None) -> Any:
-        """The model's output with what is needed to know whose it is, or a stage's output."""
+        """Returns the model's output with each sample's idx, label and loss mask.
+
+        Pipeline stages other than the last return their output for the next stage.
+        """
         has_latent = returns_latent(self.config.model_cls)
         output = self(batch, return_latent=True) if has_latent else self(batch)
         if not parallel_state.is_pipeline_last_stage():
@@ -375,9 +385,9 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
     validation_loss_reduction = test_loss_reduction = training_loss_reduction
 
     def loss_reduction_class(self) -> type[MegatronLossReduction]:
-        """The loss that the config names."""
+        """Returns the loss class that the config names."""
         return self.config.get_loss_reduction_class()
 
     def validation_metrics(self) -> dict[str, ValidationMetric]:
-        """The metrics that the config names; `megakit` computes them at each validation."""
+        """Returns the config's metrics; `megakit` computes them in each validation."""
         return self.config.validation_metrics()

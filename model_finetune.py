@@ -1,11 +1,11 @@
-"""Stage 2: put a classifier's head on the pretrained trunk, and train both."""
+"""Stage 2: add a classification head to the pretrained trunk, and train both."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-if sys.flags.safe_path:  # Python then leaves out the folder that the script lies in
+if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the script
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from megakit.job.options import TrainingOptions
@@ -29,28 +29,29 @@ FINETUNE = Stage(
 
 @dataclass(kw_only=True)
 class FinetuneOptions(DataOptions, CheckpointSizeOptions, TrainingOptions):
-    """Fine-tune the pretrained trunk into a classifier of digits."""
+    """Fine-tune the pretrained trunk as a digit classifier."""
 
     checkpoint: str | None = None
-    """Checkpoint to start from; by default pretraining's best. none: a fresh trunk."""
+    """Checkpoint to start from; by default the best one of pretraining. none: start from random
+    weights."""
 
     max_steps: int = 2000
     """Optimizer steps to train for."""
 
     lr: float = 4e-2
-    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
+    """Peak learning rate, between a warm-up and a cosine decay to zero."""
 
     num_labels: Annotated[int | None, Range(least=10)] = None
-    """Train on N labelled images, balanced over the classes; by default on all. The last
-    checkpoint then counts, since choosing by validation would use more labels."""
+    """Train on N labelled images, balanced over the classes; by default on all. With N, the last
+    checkpoint is used, because choosing by validation would need more labels."""
 
     def choice(self) -> str:
-        """How the best checkpoint is chosen."""
+        """Returns the criterion for the best checkpoint: a column of metrics.csv, or `last`."""
         return self.best_by if self.num_labels is None else "last"
 
 
 def finetune(run: Run[FinetuneOptions]) -> Path:
-    """Trains the classifier; returns its best checkpoint."""
+    """Trains the classifier; returns the path of the best checkpoint."""
     from megakit.training import cosine_annealing, megatron_adam, train_stage
     from mnist.views import view_of_classifier
     from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
@@ -68,11 +69,11 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
     module = BionemoLightningModule(
         config=ExampleFineTuneConfig(
             seed=options.seed,
-            # Of a fresh trunk; a checkpoint brings its own sizes.
+            # Only for random initial weights. With a checkpoint, its sizes replace these.
             hidden_size=options.size("hidden_size"),
             latent_size=options.size("latent_size"),
             initial_ckpt_path=run.plan.start,
-            # The pretrained model has no head; this one's starts from its own first weights.
+            # The pretrained model has no head, so the head starts from random weights.
             initial_ckpt_skip_keys_with_these_prefixes={"digit_classifier"},
         ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),

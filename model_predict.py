@@ -1,4 +1,4 @@
-"""Stage 3: run the classifier on every test image, each exactly once, or on pictures of yours."""
+"""Stage 3: classify every test image exactly once, or classify your own pictures."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-if sys.flags.safe_path:  # Python then leaves out the folder that the script lies in
+if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the script
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from megakit.errors import UserError
@@ -31,17 +31,17 @@ PREDICT = Stage(
 
 @dataclass(kw_only=True)
 class PredictOptions(DataOptions, CommonOptions):
-    """Predict the digit on every test image, or on pictures of yours."""
+    """Predict the digit on every test image, or on your own pictures."""
 
     checkpoint: str | None = None
-    """Checkpoint of a classifier; by default fine-tuning's best."""
+    """Checkpoint of a classifier; by default the best one of fine-tuning."""
 
     input: Path | None = None
-    """Pictures of yours instead of the test images: a PNG or JPEG file, a folder of them,
-    or a .npy array (N, 28, 28). Other sizes, colour, and dark ink on light paper will do."""
+    """Your own pictures instead of the test images: a PNG or JPEG file, a folder of such files,
+    or a .npy array (N, 28, 28). Files may have any size and colour. Ink may be dark or bright."""
 
     def problems(self) -> list[str]:
-        """What is wrong with single options, one message each."""
+        """Returns one message for each option that cannot be used."""
         found = super().problems()
         if self.checkpoint == "none":
             found.append(
@@ -52,20 +52,20 @@ class PredictOptions(DataOptions, CommonOptions):
 
     @cached_property
     def pictures(self) -> Pictures | None:
-        """The user's pictures in the form of the training images, if there are any."""
+        """Reads the user's pictures, converted to the form of training images; None without."""
         return read_pictures(self.input) if self.input else None
 
     def adapt(self, stage: Stage) -> Stage:
-        """Keeps the user's pictures apart from the test images."""
+        """Gives predictions for the user's pictures their own folder, `predict-input`."""
         return replace(stage, name="predict-input") if self.input else stage
 
     def resolve_dataset(
         self, previous: Any, report: Callable[[str], None], may_download: bool = True
     ) -> Any:
-        """Reads the user's pictures, or else finds the images that the classifier was trained for.
+        """Reads the user's pictures, or else finds the classifier's dataset; returns its name.
 
         Raises:
-            UserError: What there is cannot be used.
+            UserError: The pictures or the dataset cannot be used.
         """
         if self.pictures is None:
             return super().resolve_dataset(previous, report, may_download)
@@ -77,12 +77,12 @@ class PredictOptions(DataOptions, CommonOptions):
             )
         for remark in remarks:
             report(remark)
-        # Each rank reads them anew, and all ranks have to predict the same.
+        # Each rank reads the pictures again; `predict` compares this name to detect a change.
         return self.pictures.name
 
 
 def predict(run: Run[PredictOptions]) -> Path:
-    """Predicts; returns the path of predictions.csv."""
+    """Predicts the digits; returns the path of predictions.csv."""
     pictures: Pictures | None = run.options.pictures
     if pictures and pictures.name != run.plan.dataset:
         raise UserError(
@@ -106,7 +106,7 @@ def predict(run: Run[PredictOptions]) -> Path:
     else:
         dataset = run.plan.dataset
         data = MNISTDataModule(run.options.data_dir, micro_batch_size, dataset=dataset, **sizes)
-    # No prefix is skipped: model and checkpoint have to hold the same weights.
+    # No prefix is skipped: model and checkpoint must have the same weights.
     checkpoint = run.plan.start or ""
     module = BionemoLightningModule(config=ExampleFineTuneConfig(initial_ckpt_path=checkpoint))
 

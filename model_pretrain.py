@@ -1,11 +1,11 @@
-"""Stage 1: pretrain an autoencoder on MNIST, and keep its trunk for the next stage."""
+"""Stage 1: pretrain an autoencoder on MNIST. Stage 2 starts from its encoder, the trunk."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-if sys.flags.safe_path:  # Python then leaves out the folder that the script lies in
+if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the script
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from megakit.job.options import TrainingOptions
@@ -20,28 +20,29 @@ PRETRAIN = Stage(
     script="model_pretrain.py",
     model="PretrainModel",
     title="an autoencoder",
-    width="hidden_size",  # tensor parallelism cuts what lies between two layers
-    num_pipeline_stages=2,  # pipeline parallelism puts the encoder before the decoder
+    width="hidden_size",  # the config field that tensor parallelism divides
+    num_pipeline_stages=2,  # at most: the encoder is one stage, the decoder the other
 )
 
 
 @dataclass(kw_only=True)
 class PretrainOptions(DataOptions, SizeOptions, TrainingOptions):
-    """Pretrain an autoencoder that squeezes digits into three numbers and restores them."""
+    """Pretrain an autoencoder that encodes digits as small latent vectors and decodes them."""
 
     max_steps: int = 1000
     """Optimizer steps to train for."""
 
     lr: float = 1e-3
-    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
+    """Peak learning rate, between a warm-up and a cosine decay to zero."""
 
     corruption: Annotated[float, Range(least=0, below=1)] = 0.2
-    """Share of pixels dropped from each image, drawn anew each epoch, for the model to restore."""
+    """Share of each training image's pixels to set to 0; other random pixels in each epoch."""
 
 
 def pretrain(run: Run[PretrainOptions]) -> Path:
-    """Trains the autoencoder; returns its best checkpoint."""
-    # Imported here, and not above: helper processes import this file again, and --help is quick.
+    """Trains the autoencoder; returns the path of the best checkpoint."""
+    # These imports are slow. --help does not need them, nor do helper processes, which import this
+    # file again.
     from megakit.training import cosine_annealing, megatron_adam, train_stage
     from mnist.views import view_of_autoencoder
     from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig

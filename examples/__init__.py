@@ -1,1 +1,1 @@
-"""Models made from the template; each lives in a folder of its own."""
+"""Contains example models; each has its own folder."""

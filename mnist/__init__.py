@@ -1,1 +1,1 @@
-"""What only MNIST has: its files, pictures of a user's own, the page about it, the tutorial."""
+"""Contains the code for MNIST only: files, datasets, the user's pictures, the report, sizes."""

@@ -1,4 +1,4 @@
-"""The images as a dataset: single items for looking at, whole batches for training."""
+"""Provides the images as a dataset, by single samples and by whole batches."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from mnist.files import find_dataset, read_mnist
 
 
 class MnistItem(TypedDict):
-    """One image."""
+    """One image with its label."""
 
     data: Tensor  # float32 (1, 28, 28) in [0, 1]
     label: int
@@ -22,23 +22,23 @@ class MnistItem(TypedDict):
 
 
 class MnistBatch(TypedDict):
-    """B images, as the loaders collate them."""
+    """A batch of B images from a data loader."""
 
     data: Tensor  # float32 (B, 1, 28, 28) in [0, 1]
     label: Tensor  # int64 (B,)
     idx: Tensor  # int64 (B,)
-    corrupted: NotRequired[Tensor]  # like data; the model's input in place of data
+    corrupted: NotRequired[Tensor]  # like data; if present, the model's input instead of data
     loss_mask: NotRequired[Tensor]  # float32 (B,), only in evaluation; 0 for padding
 
 
 class MNISTCustom(Dataset[MnistItem]):
-    """MNIST as dictionaries rather than tuples, and as a function of the index.
+    """MNIST with dictionaries as samples. A sample depends on its index only.
 
     Args:
-        root: Folder that holds `MNIST/raw`.
-        train: The 60,000 training images, or the 10,000 test images.
+        root: Folder that contains `MNIST/raw`.
+        train: True for the 60,000 training images, False for the 10,000 test images.
         transform: Applied to each PIL image instead of the conversion to float32 in [0, 1].
-        download: Whether to fetch the files if they are not there.
+        download: Whether to download missing files.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class MNISTCustom(Dataset[MnistItem]):
 
     @classmethod
     def from_arrays(cls, images: NDArray[np.uint8], labels: NDArray[Any]) -> "MNISTCustom":
-        """Makes the same of other images (N, 28, 28) and their labels (N,)."""
+        """Builds a dataset from other images (N, 28, 28) and their labels (N,)."""
         dataset = cls.__new__(cls)
         dataset.images, dataset.labels, dataset.transform = images, labels, None
         return dataset
@@ -68,7 +68,7 @@ class MNISTCustom(Dataset[MnistItem]):
         return {"data": batch["data"][0], "label": int(batch["label"]), "idx": int(batch["idx"])}
 
     def get_batch(self, indices: NDArray[np.int64]) -> MnistBatch:
-        """Returns a batch; many times faster than collecting single items."""
+        """Returns a collated batch; this is many times faster than collating single samples."""
         images = self.images.take(indices, axis=0)
         if self.transform is None:
             data = torch.from_numpy(images).unsqueeze(1).float().div_(255)

@@ -1,8 +1,8 @@
-"""Where the images come from: MNIST, found or downloaded, and checked; or scikit-learn's digits.
+"""Finds, downloads, checks and reads the images: MNIST, or scikit-learn's digits.
 
-Both are uint8 arrays: images (N, 28, 28), 0 for the background to 255 for ink, and labels (N,).
-The scripts take their options from here, so numpy is imported only when images are read, and what
-downloads only when a file is missing.
+Both datasets are uint8 arrays: images (N, 28, 28), from 0 for background to 255 for ink, and labels
+(N,). The scripts import their options from this module, so it must import quickly. Numpy is
+imported only when images are read, urllib only when a file is missing.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ Split = Literal["train", "validation", "test"]
 
 @dataclass(kw_only=True)
 class DataOptions:
-    """Which images, and where they are."""
+    """Options that choose the images."""
 
     data_dir: Path = Path("data")
-    """Root that holds MNIST/raw.
-    One that holds the files is only read, another gets them."""
+    """Folder that contains MNIST/raw.
+    Missing files are downloaded into it; existing files are never changed."""
 
     dataset: Literal["auto", "mnist", "digits"] = "auto"
-    """mnist: 60,000 + 10,000 images; downloaded if not there.
-    digits: 1,797 scans that come with scikit-learn, enlarged.
-    auto: the dataset of the run or checkpoint it goes on from,
-    else mnist if it is there or can be downloaded, else digits."""
+    """mnist: 60,000 + 10,000 images; downloaded if missing.
+    digits: 1,797 scans from scikit-learn, enlarged.
+    auto: the dataset of the run that is resumed, or of the start checkpoint;
+    else mnist if it exists or can be downloaded; else digits."""
 
-    #: What the images are counts, by the name that `resolve_dataset` gives.
+    #: These options do not identify the run. The name that `resolve_dataset` returns does.
     harmless: ClassVar[tuple[str, ...]] = ("data_dir", "dataset")
 
     def resolve_dataset(
@@ -52,7 +52,7 @@ class DataOptions:
         report: Callable[[str], None],
         may_download: bool = True,
     ) -> DatasetName:
-        """Finds and checks the images; see `find_dataset`."""
+        """Finds and checks the images, and returns the name of the dataset; see `find_dataset`."""
         return find_dataset(self.data_dir, self.dataset, previous, report, may_download)
 
 
@@ -67,24 +67,26 @@ def find_dataset(
     report: Callable[[str], None] = _print_to_stderr,
     may_download: bool = True,
 ) -> DatasetName:
-    """Chooses the dataset, downloads what is missing of it, and checks all of its files.
+    """Chooses the dataset, downloads its missing files, and checks all of its files.
 
-    Call it once per job, before ranks are started, or each of them downloads. Two jobs that
-    download into one folder at the same time do each other no harm.
+    Call this function once per job, before the ranks start; otherwise each rank downloads. Two jobs
+    can safely download into one folder at the same time.
 
     Args:
-        data_dir: Root that holds the files, or gets them.
+        data_dir: Folder that contains `MNIST/raw`, or that the files are downloaded into.
         dataset: As in `DataOptions`.
-        previous: For `auto`: the dataset of the run or checkpoint that this one goes on from.
-        report: Gets each line that the user should see.
-        may_download: Whether to fetch what is missing.
+        previous: For `auto`: the dataset of the run that is resumed or of the start checkpoint.
+        report: Called with each line that the user should see.
+        may_download: Whether to download missing files.
 
     Returns:
-        The dataset to use, all of its files in place and known by their sha256.
+        The name of the dataset. With `may_download`, all of its files exist and have the published
+        sha256.
 
     Raises:
-        UserError: MNIST is wanted and cannot be had; or some of its files are there, which rules
-            out digits under `auto` too, and are damaged or cannot be completed.
+        UserError: MNIST is requested, but files are damaged, or missing and cannot be downloaded.
+            The same applies to `auto` if at least one file of MNIST exists: then `auto` does not
+            fall back to digits.
     """
     wanted = previous if dataset == "auto" and previous else dataset
     if wanted == "digits":
@@ -93,7 +95,7 @@ def find_dataset(
 
     folder, paths = _locate(data_dir)
     if _damages(paths):
-        check_mnist(data_dir)  # lists what is missing too
+        check_mnist(data_dir)  # raises an error that also lists the missing files
     missing = [name for name in MNIST_SHA256 if name not in paths]
     if not missing or not may_download:
         return "mnist"
@@ -121,21 +123,21 @@ def read_splits(
     dataset: DatasetName,
     make: Callable[[NDArray[np.uint8], NDArray[np.uint8]], Any],
 ) -> tuple[Any, Any, Any]:
-    """Reads the images for training, validation and test, each part as a dataset.
+    """Reads the images for training, validation and test, and returns three datasets.
 
-    The split of MNIST's 60,000 training images is that of NVIDIA BioNeMo's tutorial, and never
-    changes: an image that one stage trains on must not validate the next stage.
+    MNIST's 60,000 training images are split as in NVIDIA BioNeMo's tutorial. The split never
+    changes, so that no script validates on images that an earlier script trained on.
 
     Args:
-        data_dir: Root that holds `MNIST/raw`; digits are read from scikit-learn.
-        dataset: Which images.
-        make: Makes a dataset from images (N, 28, 28) and labels (N,).
+        data_dir: Folder that contains `MNIST/raw`; digits are read from scikit-learn.
+        dataset: Name of the dataset.
+        make: Builds a dataset from images (N, 28, 28) and labels (N,).
 
     Returns:
         The three datasets; of MNIST, the first two are `torch.utils.data.Subset`s of one dataset.
 
     Raises:
-        UserError: A file is missing, cannot be read, or is not the published one.
+        UserError: A file is missing, cannot be read, or differs from the published file.
     """
     if dataset == "digits":
         train, validation, test = (make(*read_digits(part)) for part in get_args(Split))
@@ -157,32 +159,32 @@ MNIST_SHA256 = {
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
-"""The four files as published by LeCun, Cortes and Burges, unpacked."""
+"""The sha256 of the four unpacked files as published by LeCun, Cortes and Burges."""
 
 REMEDY = (
     "This is not MNIST's file or a damaged one: copy it again, or delete it and have it downloaded."
 )
 
 GZIP = 31
-"""zlib's `wbits` for data with gzip's header."""
+"""Value of zlib's `wbits` for data with a gzip header."""
 
 FOLDERS = ("MNIST/raw", "MNISTCustom/raw")
-"""Below the root. torchvision names the folder after the class, so a subclass has its own."""
+"""Folders below `data_dir`. torchvision names a dataset's folder after its class."""
 
 
 def read_mnist(data_dir: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Reads one of MNIST's two parts, and checks the very bytes that it returns.
+    """Reads MNIST's training or test images, and checks the bytes that were read.
 
     Args:
-        data_dir: Root that holds `MNIST/raw` or `MNISTCustom/raw`.
-        train: The 60,000 for training, or the 10,000 for testing.
+        data_dir: Folder that contains `MNIST/raw` or `MNISTCustom/raw`.
+        train: True for the 60,000 training images, False for the 10,000 test images.
 
     Returns:
-        Images, uint8 (N, 28, 28), read-only; and labels, uint8 (N,). Both are in memory: what
-        becomes of the files later does not matter.
+        Images, uint8 (N, 28, 28), read-only; and labels, uint8 (N,). Both are copies in memory, so
+        later changes of the files have no effect.
 
     Raises:
-        UserError: A file is missing, cannot be read, or is not the published one.
+        UserError: A file is missing, cannot be read, or differs from the published file.
     """
     import numpy as np
 
@@ -200,10 +202,10 @@ def read_mnist(data_dir: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[
 
 
 def check_mnist(data_dir: Path) -> None:
-    """Checks that the four files are there and are the published ones, by size and sha256.
+    """Checks that the four files exist and have the published sizes and sha256.
 
     Raises:
-        UserError: Some are not; with one problem for each.
+        UserError: Files are missing or differ; the error lists one problem for each file.
     """
     folder, paths = _locate(data_dir)
     missing = [_missing(folder, name) for name in MNIST_SHA256 if name not in paths]
@@ -212,7 +214,7 @@ def check_mnist(data_dir: Path) -> None:
 
 
 def _locate(data_dir: Path) -> tuple[Path, dict[str, Path]]:
-    """Finds the folder with the most of the four files, and the path of each that is there."""
+    """Returns the folder that has most of the four files, and the paths of its files by name."""
     candidates = []
     for folder in (data_dir / below for below in FOLDERS):
         rule = f"--data-dir is the root that holds {FOLDERS[0]}: name a folder that you may read."
@@ -231,7 +233,7 @@ def _locate(data_dir: Path) -> tuple[Path, dict[str, Path]]:
 
 
 def _damages(paths: dict[str, Path]) -> list[str]:
-    """Says what is wrong with each file that is not the published one."""
+    """Returns one problem for each file that differs from the published file."""
     from concurrent.futures import ThreadPoolExecutor
 
     def damage(name: str) -> list[str]:
@@ -241,12 +243,12 @@ def _damages(paths: dict[str, Path]) -> list[str]:
             return error.problems
         return []
 
-    with ThreadPoolExecutor() as threads:  # reading, unpacking and hashing leave the GIL
+    with ThreadPoolExecutor() as threads:  # reading, unpacking and hashing release the GIL
         return [problem for problems in threads.map(damage, paths) for problem in problems]
 
 
 def _content(name: str, path: Path) -> bytes:
-    """Reads the file, unpacks it, and checks that it is the published one."""
+    """Reads and unpacks a file, and checks that its content equals the published file."""
     size = _size(name)
     with reading(path, REMEDY):
         content = read_regular_file(path, 2 * size)
@@ -261,14 +263,14 @@ def _content(name: str, path: Path) -> bytes:
 
 
 def _unpack(packed: bytes, limit: int) -> bytes:
-    """Unpacks one gzip file in memory, and no further than its limit.
+    """Unpacks one gzip file in memory, up to `limit` bytes.
 
     Raises:
-        ValueError: It unpacks to more bytes, is cut off, or has more after its end.
-        zlib.error: It is damaged, or no gzip file.
+        ValueError: The content exceeds `limit`, is truncated, or is followed by further bytes.
+        zlib.error: The content is damaged or is not gzip.
     """
     unpacker = zlib.decompressobj(wbits=GZIP)
-    content = unpacker.decompress(packed, limit + 1)  # of a bomb, no more than that
+    content = unpacker.decompress(packed, limit + 1)  # bounds the memory that a zip bomb uses
     if len(content) > limit:
         raise ValueError(f"unpacks to more than {limit:,} bytes")
     if not unpacker.eof:
@@ -284,7 +286,7 @@ def _shape(name: str) -> tuple[int, ...]:
 
 
 def _header_size(name: str) -> int:
-    """Four bytes for the type and the number of dimensions, then four for each of them."""
+    """Returns the header's size: 4 bytes for type and number of dimensions, 4 per dimension."""
     return 4 + 4 * len(_shape(name))
 
 
@@ -303,17 +305,17 @@ MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
 CONNECT_SECONDS = 5.0
-"""How long a mirror may take to answer, and then to send more."""
+"""Time limit for a mirror's first answer, and for each further read."""
 DOWNLOAD_SECONDS = 120.0
-"""How long the four files may take, 11 MB together."""
+"""Time limit for all four files, 11 MB together."""
 
 
 class _DownloadError(Exception):
-    """Why MNIST cannot be downloaded, as part of a sentence."""
+    """MNIST cannot be downloaded; the message is a part of a sentence."""
 
 
 def _download(names: list[str], folder: Path, report: Callable[[str], None]) -> None:
-    """Downloads all of the files or none: nothing is written before all are here and checked."""
+    """Downloads and checks all files, and only then writes them."""
     from urllib.parse import urlsplit
 
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -327,7 +329,7 @@ def _download(names: list[str], folder: Path, report: Callable[[str], None]) -> 
             for name in names:
                 if name not in contents:
                     contents[name] = _fetch(name, mirror, deadline, report)
-        except Exception as error:  # urllib raises whatever a hostile answer makes it stumble over
+        except Exception as error:  # urllib can raise any exception for a malformed answer
             failures.append(printable(f"{urlsplit(mirror).hostname}: {_reason(error)}"))
     if len(contents) < len(names):
         raise _DownloadError("; ".join(failures))
@@ -340,12 +342,12 @@ def _download(names: list[str], folder: Path, report: Callable[[str], None]) -> 
 
 
 def _fetch(name: str, mirror: str, deadline: float, report: Callable[[str], None]) -> bytes:
-    """Downloads and unpacks one file; an OSError says so if it is not the published one."""
+    """Downloads and unpacks one file; raises an OSError if it differs from the published file."""
     content, size = bytearray(), _size(name)
     unpacker = zlib.decompressobj(wbits=GZIP)
     with _open_url(f"{mirror}{name}.gz") as response:
         report(printable(f"Downloading {response.url}"))
-        # A mirror may send for ever, and a bomb; the sha256 tells the rest.
+        # Bound the size and the time, as a mirror may send endlessly. The sha256 checks the rest.
         while len(content) <= size and not unpacker.eof and (chunk := response.read1(1 << 16)):
             content += unpacker.decompress(chunk, size + 1 - len(content))
             if time.monotonic() > deadline:
@@ -356,10 +358,11 @@ def _fetch(name: str, mirror: str, deadline: float, report: Callable[[str], None
 
 
 def _open_url(url: str) -> Any:
-    """Opens the URL within `CONNECT_SECONDS`, also where looking up the host takes longer.
+    """Opens the URL within `CONNECT_SECONDS`, even if the DNS lookup takes longer.
 
-    Behind some firewalls that takes a minute, urllib's time-out does not cover it, and nothing
-    interrupts it; so it happens in a thread that can be left behind.
+    A DNS lookup takes a minute behind some firewalls. urllib's timeout does not include the lookup,
+    and nothing can interrupt the lookup. So a daemon thread opens the URL, and after the time limit
+    the caller stops waiting for the thread.
     """
     from queue import Empty, SimpleQueue
     from threading import Thread
@@ -384,7 +387,7 @@ def _open_url(url: str) -> Any:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Writes the file completely or not at all, even if another job writes it too."""
+    """Writes the file atomically, so that several jobs can write it at the same time."""
     partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
         with partial.open("xb") as file:
@@ -397,7 +400,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _reason(error: Exception) -> object:
-    """What an error says, without its number and without urllib's wrapping."""
+    """Returns an error's message without the error number and without urllib's wrapper."""
     cause = getattr(error, "reason", error)
     return getattr(cause, "strerror", None) or cause
 
@@ -405,26 +408,26 @@ def _reason(error: Exception) -> object:
 # --- Digits ---------------------------------------------------------------------------------------
 
 DIGITS_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
-"""Of scikit-learn's digits.csv.gz, unpacked."""
+"""The sha256 of scikit-learn's digits.csv.gz, unpacked."""
 DIGITS_BYTES = 1 << 20
-"""More than that file has, packed or unpacked."""
+"""Upper bound on the size of digits.csv.gz, packed or unpacked."""
 
 
 def read_digits(split: Split) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Reads one part of scikit-learn's 1,797 handwritten digits, enlarged from 8x8 pixels.
+    """Reads one split of scikit-learn's 1,797 handwritten digits, enlarged from 8x8 pixels.
 
-    The parts never change: 1,297 for training, 200 for validation, 300 for testing, the classes in
-    equal proportion. Integers alone and an order by sha256 make images and parts the same on every
-    machine, whatever numpy's and scikit-learn's versions.
+    The splits never change: 1,297 images for training, 200 for validation, 300 for test. All splits
+    have the classes in the same proportions. The images are enlarged with integers only and split
+    by sha256. So the result is equal on every machine, with any version of numpy and scikit-learn.
 
     Args:
-        split: Which of the parts.
+        split: Name of the split.
 
     Returns:
         Images, uint8 (N, 28, 28), and labels, uint8 (N,), both in scikit-learn's order.
 
     Raises:
-        UserError: scikit-learn is not installed, or holds other digits.
+        UserError: scikit-learn is not installed, or its digits have changed.
     """
     import numpy as np
 
@@ -436,7 +439,7 @@ def read_digits(split: Split) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def _digits_table() -> list[str]:
-    """Reads the digits, one line for each, without scikit-learn's second of importing."""
+    """Reads the lines of digits.csv.gz, without importing scikit-learn, which takes a second."""
     from importlib.util import find_spec
 
     spec = find_spec("sklearn")
@@ -454,11 +457,11 @@ def _digits_table() -> list[str]:
 
 
 def _digits_split(labels: NDArray[np.int64], split: Split) -> NDArray[np.int64]:
-    """The indices of one part: of each class the first go to test, the next to validation."""
+    """Returns the indices of one split; of each class, test takes the first, then validation."""
     import numpy as np
 
     def in_proportion(total: int) -> NDArray[np.int64]:
-        """Shares `total` out to the classes, exactly: what is left goes to the largest rests."""
+        """Divides `total` among the classes by size; the largest remainders are rounded up."""
         shares, rests = np.divmod(np.bincount(labels) * total, len(labels))
         shares[np.argsort(-rests, kind="stable")[: total - shares.sum()]] += 1
         return shares
@@ -474,10 +477,11 @@ def _digits_split(labels: NDArray[np.int64], split: Split) -> NDArray[np.int64]:
 
 
 def _enlarge(pixels: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Enlarges (N, 8, 8) bilinearly to (N, 28, 28), and 0..16 to 0..255, rounding exactly.
+    """Enlarges (N, 8, 8) bilinearly to (N, 28, 28), and scales 0..16 to 0..255.
 
-    The centre of pixel i of 28 lies at (i + 1/2) * 8/28 - 1/2 = (4 * i - 5) / 14 among the 8, and
-    the pixels there count the less the farther off they are. Here all is times 14.
+    In units of the 8 old pixels, the center of new pixel i is at (i + 1/2) * 8/28 - 1/2, which is
+    (4 * i - 5) / 14. The weight of an old pixel decreases linearly with the distance to this
+    center. All positions and weights are multiplied by 14, so that they are integers.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
-"""A user's own pictures, brought to the form of the training images: 28x28, bright ink on 0.
+"""Reads the user's pictures and converts them to the form of training images: 28x28, ink on 0.
 
-`to_training_form` is the heart: one grey picture of any size in, one training image out, by whole
-numbers alone, so that it can be written again elsewhere and give the same. The rest reads files.
-Numpy and Pillow are imported only when there is something to read.
+`to_training_form` converts one grey picture of any size to one training image. It computes with
+integers, so that an implementation in another language gives equal results. The rest of the module
+reads files. Numpy and Pillow are imported only when a file is read.
 """
 
 from __future__ import annotations
@@ -27,52 +27,53 @@ if TYPE_CHECKING:
 SIDE = 28
 """Height and width of a training image."""
 BOX = 20
-"""What the longer side of a digit is scaled to, as the makers of MNIST did."""
+"""Length that the longer side of a digit is scaled to, as in MNIST."""
 FAINT = 32
-"""What differs from the paper by less, of 255, is no ink."""
+"""Smallest difference from the paper's brightness, of 255, that counts as ink."""
 ARRAY_BYTES = 100_000 * SIDE * SIDE * 8 + 10_000
-"""Size of a `.npy` file: as many pictures as a folder may hold, in doubles."""
+"""Largest size of a `.npy` file: 100,000 pictures, the limit for a folder, in float64."""
 WHAT_TO_NAME = "Name whole PNG or JPEG files, a folder of them, or a .npy array; leave others out."
 
 
 def to_training_form(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Brings a grey picture to the form of MNIST: a digit 20 pixels long, bright on 0, centred.
+    """Converts a grey picture to the form of MNIST: a centred digit, 20 pixels long, bright on 0.
 
-    Outside of floor() there are only whole numbers, below 2^53, so that doubles give the same
-    everywhere; floor((2 * a + b) / (2 * b)) is a / b, rounded half up.
+    All numbers outside floor() are integers below 2^53, so float64 gives the same result on every
+    machine. floor((2 * a + b) / (2 * b)) is a / b, rounded half up.
 
-    1. Paper is the median of the outermost rows and columns: their pixels, the four corners twice,
-       sorted, the one at place (number of them) // 2. If it is 128 or more, the ink is dark: every
-       pixel p becomes 255 - p, and so does the paper.
-    2. A picture of 28x28 pixels whose paper, as it came, is below 32 has the form already and is
-       returned as it is, if any of its pixels exceeds its paper by 32.
-    3. Ink is max(p - paper, 0). If it is nowhere 32 or more there is no digit. Where it is less
-       than an eighth of its maximum it becomes 0, which removes a JPEG's noise.
-    4. The smallest rectangle with all ink, height x width, is cut out, and shrunk or enlarged until
-       the longer side is 20; the shorter becomes max(1, floor((2 * 20 * shorter + longer) /
-       (2 * longer))). Each new pixel gets the sum s of the ink below it, old pixels counting by the
-       area that it covers of them. In units of 1 / new size of an old pixel's side that is a whole
-       number: along a side of n old and m new pixels, new i and old j share
+    1. The paper is the median of the outermost rows and columns, with the four corners counted
+       twice: of the n sorted pixels, the pixel at index n // 2. If the paper is 128 or more, the
+       ink is dark. Then every pixel p becomes 255 - p, and the paper becomes 255 - paper.
+    2. A picture has the form already if it has 28x28 pixels, its original paper is below 32, and a
+       pixel exceeds the paper by 32. Such a picture is returned unchanged.
+    3. Ink is max(p - paper, 0). If all ink is below 32, there is no digit. Ink below an eighth of
+       the maximum becomes 0, which removes the noise of a JPEG.
+    4. The bounding box of the ink, height x width, is cut out. It is scaled until the longer side
+       is 20; the shorter side becomes
+       max(1, floor((2 * 20 * shorter + longer) / (2 * longer))). Each new pixel gets the sum s of
+       the ink under it; the weight of an old pixel is the area that both pixels share. Lengths are
+       integers in units of an old pixel's side divided by the new number of pixels: along a side
+       of n old and m new pixels, new pixel i and old pixel j share
        max(0, min((i + 1) * n, (j + 1) * m) - max(i * n, j * m)).
-    5. The greatest sum t becomes 255, each other sum floor((2 * 255 * s + t) / (2 * t)).
-    6. The digit is placed so that its centre of mass, with pixel y at y, falls on 14: its top row
-       becomes row floor(14.5 - sum(y * value) / sum(value)), but not less than 0 nor more than 28
-       minus its height; likewise its columns. The rest of the 28x28 is 0.
+    5. The largest sum t becomes 255; each sum s becomes floor((2 * 255 * s + t) / (2 * t)).
+    6. The digit is placed so that its centre of mass, with pixel y at y, is at 14. Its top row
+       becomes row floor(14.5 - sum(y * value) / sum(value)), clipped to [0, 28 - height]. The
+       columns are placed likewise. All other pixels of the 28x28 are 0.
 
     Args:
-        pixels: uint8 (height, width), any size, bright on dark or dark on bright.
+        pixels: uint8 (height, width) of any size, with bright or dark ink.
 
     Returns:
         uint8 (28, 28).
 
     Raises:
-        ValueError: Nothing is drawn on it.
+        ValueError: The picture contains no ink.
     """
     import numpy as np
 
     paper = paper_of(pixels)
     bright, ground = (255 - pixels, 255 - paper) if paper >= 128 else (pixels, paper)
-    ink = np.maximum(bright, ground) - np.uint8(ground)  # in bytes, as pictures may be large
+    ink = np.maximum(bright, ground) - np.uint8(ground)  # in uint8, as pictures may be large
     brightest = int(ink.max())
     if brightest < FAINT:
         raise ValueError("nothing is drawn on it")
@@ -97,7 +98,7 @@ def to_training_form(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def paper_of(pixels: NDArray[np.uint8]) -> int:
-    """The brightness of a picture's paper; see step 1 of `to_training_form`."""
+    """Returns the brightness of a picture's paper; see step 1 of `to_training_form`."""
     import numpy as np
 
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
@@ -106,7 +107,7 @@ def paper_of(pixels: NDArray[np.uint8]) -> int:
 
 
 def _overlaps(n: int, m: int) -> NDArray[np.float64]:
-    """What m new pixels cover of n old ones, (m, n), in whole numbers; see step 4."""
+    """Returns the lengths that m new pixels share with n old pixels, (m, n); see step 4."""
     import numpy as np
 
     new, old = np.arange(m)[:, None], np.arange(n)
@@ -115,7 +116,7 @@ def _overlaps(n: int, m: int) -> NDArray[np.float64]:
 
 
 def _start(masses: NDArray[np.float64]) -> int:
-    """Where a digit with these masses of its rows begins, or of its columns; see step 6."""
+    """Returns the first row (or column) of a digit from the masses of its rows; see step 6."""
     import numpy as np
 
     size = len(masses)
@@ -128,13 +129,13 @@ def _start(masses: NDArray[np.float64]) -> int:
 
 @dataclass(frozen=True)
 class Pictures:
-    """What was read, in the form of the training images.
+    """The user's pictures in the form of training images.
 
     Attributes:
-        name: Of these pictures and no others: the path, and a digest of images and sources.
+        name: Identifies the pictures: the path, and a digest of images and sources.
         images: uint8 (N, 28, 28).
-        sources: Where each comes from: a file's name, or a place in an array (`ones.npy[3]`).
-        remarks: What had to be changed, one line for each kind of change.
+        sources: The source of each picture: a file name, or an array element (`ones.npy[3]`).
+        remarks: One line for each kind of change that was made to pictures.
     """
 
     name: str
@@ -144,7 +145,7 @@ class Pictures:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The label -1 for each picture: the class is unknown."""
+        """Returns the label -1, for an unknown class, for each picture."""
         import numpy as np
 
         return np.full(len(self.images), -1)
@@ -154,12 +155,12 @@ def read_pictures(path: Path) -> Pictures:
     """Reads a PNG or JPEG file, all files of a folder, or a `.npy` array of shape (N, 28, 28).
 
     Args:
-        path: Files of a folder are taken in the order of their names, without hidden ones. An array
-            holds uint8 from 0 to 255, or floats from 0 to 1. Bounds are those of
-            `megakit.data.foreign_images`.
+        path: A file or a folder. The files of a folder are read in the order of their names;
+            hidden files are skipped. An array contains uint8 from 0 to 255, or floats from 0 to 1.
+            `megakit.data.foreign_images` defines the largest sizes.
 
     Raises:
-        UserError: Some of it cannot be used; with one problem for each file or array element.
+        UserError: Pictures cannot be used; the error lists the first problems, by file or element.
     """
     import numpy as np
 
@@ -184,7 +185,7 @@ def read_pictures(path: Path) -> Pictures:
 
 
 class _Reader:
-    """Collects pictures, what was changed in them, and what cannot be used."""
+    """Collects pictures, counts of the changes made to them, and problems."""
 
     def __init__(self) -> None:
         self.images: list[NDArray[np.uint8]] = []
@@ -196,13 +197,13 @@ class _Reader:
         self.problems.append(printable(f"--input {what}: {why}."))
 
     def add_file(self, path: Path) -> None:
-        """Takes a picture file, whatever its name ends with."""
+        """Reads a picture file; the suffix of its name has no effect."""
         with self._collecting(), reading(f"--input {path}", WHAT_TO_NAME):
             pixels, kinds = _read_grey(path)
             self._add(path, path.name, pixels, kinds)
 
     def add_array(self, path: Path) -> None:
-        """Takes each picture of a `.npy` file."""
+        """Reads the pictures of a `.npy` file."""
         rule = f"shape (N, {SIDE}, {SIDE}), uint8 from 0 to 255 or floats from 0 to 1"
         with self._collecting(), reading(f"--input {path}", f"It has to have {rule}, and N not 0."):
             array, kinds = _read_array(path)
@@ -234,26 +235,26 @@ class _Reader:
 
 
 def _read_array(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
-    """Reads a `.npy` file as uint8 (N, 28, 28), and says what was changed in it."""
+    """Reads a `.npy` file; returns uint8 (N, 28, 28) and the kinds of changes made."""
     import numpy as np
 
     array: Any = read_array(path, (SIDE, SIDE), ARRAY_BYTES)
     if array.dtype == np.uint8:
         return array, []
     low, high = array.min(), array.max()
-    if not (low >= 0 and high <= 1):  # nor are they NaN
+    if not (low >= 0 and high <= 1):  # also true for NaN
         raise ValueError(f"numbers from {low:.4g} to {high:.4g}")
-    parts = np.array_split(array, 1 + len(array) // 1000)  # the doubles of all would be large
+    parts = np.array_split(array, 1 + len(array) // 1000)  # float64 of all would use much memory
     whole = [np.floor(part.astype(np.float64) * 255 + 0.5).astype(np.uint8) for part in parts]
     return np.concatenate(whole), ["numbers from 0 to 1 became 0 to 255"]
 
 
 def _read_grey(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
-    """Reads a picture file as grey, uint8 (height, width), and says what was changed in it."""
+    """Reads a picture file; returns grey uint8 (height, width) and the kinds of changes made."""
     import numpy as np
 
     image = read_image(path)
-    if image.mode.startswith("I"):  # 16 bits
+    if image.mode.startswith("I"):  # 16 bits per pixel
         deep = np.asarray(image).astype(np.uint32)
         return ((deep * 255 + 32767) // 65535).astype(np.uint8), ["16 bits became 8"]
     grey, kinds = _without_colour(image)
@@ -266,7 +267,7 @@ def _read_grey(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
 
 
 def _without_colour(image: Image) -> tuple[NDArray[np.uint8], list[str]]:
-    """The brightness of each pixel, and whether there was more to them."""
+    """Returns the brightness of each pixel, and a kind of change if the picture had colour."""
     import numpy as np
     from PIL import ImageChops
 
@@ -277,15 +278,16 @@ def _without_colour(image: Image) -> tuple[NDArray[np.uint8], list[str]]:
 
 
 def _on_paper(grey: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Lays a picture on paper of the brightness that lets its ink be seen.
+    """Replaces transparent pixels by paper that contrasts with the ink.
 
-    Where most of it is opaque, that is the paper, by its median; where little is, that is the ink,
-    and the paper is white below dark ink, black below light ink.
+    If more than half of the pixels are opaque, the opaque part is the paper, and its median is the
+    paper's brightness. Otherwise the opaque part is the ink: dark ink gets white paper, light ink
+    gets black paper.
     """
     import numpy as np
 
     opaque = grey[alpha >= 128]
     middle = int(np.median(opaque)) if opaque.size else 0
     paper = middle if 2 * opaque.size > grey.size else 255 * (middle < 128)
-    ink, alpha = grey.astype(np.uint16), alpha.astype(np.uint16)  # 255 * 255 + 127 fits
+    ink, alpha = grey.astype(np.uint16), alpha.astype(np.uint16)  # 255 * 255 + 127 fits uint16
     return ((ink * alpha + paper * (255 - alpha) + 127) // 255).astype(np.uint8)

@@ -1,8 +1,7 @@
-"""report.html of the tutorial: what both trainings learned, and a canvas to draw a digit on.
+"""Writes the tutorial's report.html: results of both trainings, and a canvas to draw a digit.
 
-The page computes with the operations that `megakit.models.graph` traces from the classifier's own
-class, and brings a drawing to the form of the training images as `own_pictures.py` does; its script
-is in `report.html`.
+The page classifies drawings with the operations that `megakit.models.graph` traces from the
+classifier. Its script, in `report.html`, converts a drawing as `own_pictures.py` converts pictures.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ T = TypeVar("T")
 
 FOLDER = "checkpoints"
 DRAWING = Path(__file__).with_suffix(".html")
-#: Two classes count as tied if their probabilities differ by less. Prediction in bfloat16 changes a
-#: probability by at most 0.02 on MNIST's 10,000 test images; a tie has ten times that margin.
+#: Two classes are tied if their probabilities differ by less than this. Prediction in bfloat16
+#: changes a probability by at most 0.02 on MNIST's 10,000 test images; 0.2 is ten times as much.
 TIE = 0.2
 
 
@@ -43,15 +42,15 @@ def write_digit_report(
     checkpoint: Path,
     dataset: str,
 ) -> None:
-    """Writes the page; what cannot be shown is left out, and a note on the page says why.
+    """Writes the page; if a part cannot be shown, a note on the page says why.
 
     Args:
-        path: Of the page, `.html`.
-        predictions: Of the test set.
-        images: Of the test set, by the predictions' `idx`, (N, 28, 28).
-        checkpoint: The classifier that predicted, where its training left it: its curves and its
-            pretraining are found from there.
-        dataset: What it was trained on.
+        path: Path of the page, `.html`.
+        predictions: Predictions for the test set.
+        images: Images of the test set, (N, 28, 28), indexed by the predictions' `idx`.
+        checkpoint: The classifier's checkpoint in its training's output folder. The page finds the
+            curves and the pretraining's checkpoint from there.
+        dataset: Name of the dataset that the classifier was trained on.
     """
     from megakit.reporting.report import write_report
 
@@ -90,14 +89,14 @@ def trace_classifier(
     Args:
         checkpoint: The classifier.
         images: The images that were predicted, in the order of the predictions.
-        predictions: What the classifier predicted.
+        predictions: The classifier's predictions.
 
     Returns:
         A graph with the output `logits` and, if the model returns latents, `latent`.
 
     Raises:
-        UserError: The classifier cannot be loaded without Megatron, cannot be traced, or gives
-            other classes than the predictions.
+        UserError: The classifier cannot be loaded without Megatron, cannot be traced, or its
+            traced module predicts other classes.
     """
     from megakit.models import load_for_inference, returns_latent
     from megakit.models.graph import trace
@@ -118,7 +117,7 @@ def trace_classifier(
 
 
 def find_differences(classes: NDArray[np.int64], predictions: Predictions) -> NDArray[np.int64]:
-    """Returns the rows whose class (N,) is not the predicted one, without those that are tied."""
+    """Returns the rows whose class (N,) differs from the prediction, except for ties."""
     import numpy as np
 
     probabilities = predictions.probabilities
@@ -127,7 +126,7 @@ def find_differences(classes: NDArray[np.int64], predictions: Predictions) -> ND
 
 
 def reconstruct(checkpoint: Path, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns the reconstructions (N, 28, 28) that a pretrained autoencoder makes of images.
+    """Returns a pretrained autoencoder's reconstructions (N, 28, 28) of images.
 
     Raises:
         UserError: The autoencoder cannot be loaded.
@@ -140,28 +139,28 @@ def reconstruct(checkpoint: Path, images: NDArray[np.uint8]) -> NDArray[np.uint8
 
 
 def _as_input(images: NDArray[np.uint8]) -> Tensor:
-    """Images (N, 28, 28) as models get them, float32 (N, 1, 28, 28) in [0, 1]."""
+    """Converts images (N, 28, 28) to the input of models, float32 (N, 1, 28, 28) in [0, 1]."""
     import torch
 
     return torch.from_numpy(images[:, None].astype("float32") / 255)
 
 
 def _or_note(make: Callable[[], T], part: str, notes: list[str]) -> T | None:
-    """Returns what a function makes; if the function fails, None, and adds a note that says why."""
+    """Calls a function and returns its result; if the function fails, adds a note, returns None."""
     try:
         return make()
-    except Exception as error:  # the model is the reader's own code: anything can be raised
+    except Exception as error:  # the model is the user's own code and can raise any exception
         reason = error if isinstance(error, UserError) else f"of {type(error).__name__}: {error}"
         notes.append(f"Left out: {part}, because {reason}")
         return None
 
 
 def find_pretraining(checkpoint: Path, notes: list[str]) -> Path | None:
-    """The checkpoint that a classifier's training started from, if it is among the runs beside it.
+    """Finds the checkpoint that a classifier's training started from, in its output folder.
 
     Args:
         checkpoint: The classifier.
-        notes: Gets a line about why there is none.
+        notes: If no checkpoint is found, a line with the reason is appended.
     """
     left_out = "Left out: pretraining's curves and reconstructions, for the classifier"
     digest = read_manifest(checkpoint).run.get("start")
@@ -169,9 +168,9 @@ def find_pretraining(checkpoint: Path, notes: list[str]) -> Path | None:
         notes.append(f"{left_out} started from fresh weights.")
         return None
     runs = checkpoint.parents[2] if checkpoint.parent.name == FOLDER else checkpoint
-    # Runs that were set aside have other names.
+    # All runs are searched, as `--fresh` renames old runs.
     for candidate in (path for run in runs.iterdir() for path in list_checkpoints(run / FOLDER)):
-        with contextlib.suppress(UserError):  # a damaged one is not this page's business
+        with contextlib.suppress(UserError):  # skip damaged checkpoints
             if read_manifest(candidate).digest == digest:
                 verify(candidate)
                 return candidate
@@ -201,7 +200,7 @@ def _drawing(graph: Graph, images: NDArray[np.uint8], predictions: Predictions) 
 
 
 def _latents(predictions: Predictions) -> list[Section]:
-    """The latent space as a section of its own, if the model returns latents."""
+    """Returns the section with the latent space; an empty list if there are no latents."""
     from megakit.reporting import report_parts as parts
     from megakit.reporting.report import Section
 
@@ -221,7 +220,7 @@ def _latents(predictions: Predictions) -> list[Section]:
 
 
 def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> list[Section]:
-    """The curves of the runs that checkpoints belong to, as far as they lie beside them."""
+    """Returns the section with the curves of the checkpoints' runs, from their metrics.csv."""
     from megakit.reporting import report_parts as parts
     from megakit.reporting.report import Section
 
@@ -275,7 +274,7 @@ def _mistakes(images: NDArray[np.uint8], predictions: Predictions) -> list[Secti
 
 
 def _one_of_each(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the first image of each digit is."""
+    """Returns the row of the first image of each digit."""
     import numpy as np
 
     first: NDArray[np.int64] = np.unique(labels, return_index=True)[1]

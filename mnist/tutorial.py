@@ -1,4 +1,4 @@
-"""The whole tutorial: pretrain, fine-tune and predict, one script after the other."""
+"""Runs the whole tutorial: the scripts for pretraining, fine-tuning and prediction."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-if __name__ == "__main__":  # the scripts and megakit lie one folder up
+if __name__ == "__main__":  # the scripts and megakit are in the parent folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megakit.job.launch import run_in_fork
@@ -24,7 +24,7 @@ from mnist.sizes import SizeOptions
 
 PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
-#: Options that only the two scripts that train have.
+#: Options that the prediction script does not have.
 TRAINING_ONLY = ("fresh", "seed")
 
 
@@ -33,14 +33,14 @@ class TutorialOptions(DataOptions, CommonOptions):
     """Run the three scripts in sequence: pretrain, fine-tune, predict."""
 
     seed: int = 42
-    """Decides initial weights, the order of samples and random effects."""
+    """Seed of the initial weights, the order of samples and the random effects."""
 
     fresh: bool = False
-    """Start over; the old runs are kept under other names."""
+    """Start new runs; the old runs are kept under other names."""
 
 
 def arguments_for(script: str, options: TutorialOptions) -> list[str]:
-    """The options that differ from their defaults, as a script takes them."""
+    """Returns a script's command-line arguments: the options that differ from their defaults."""
     arguments = []
     for option in dataclasses.fields(options):
         value = getattr(options, option.name)
@@ -54,9 +54,10 @@ def arguments_for(script: str, options: TutorialOptions) -> list[str]:
 
 
 def import_stack(options: TutorialOptions) -> None:
-    """Imports once what all three scripts need: a process forked from this one has it already.
+    """Imports the frameworks once; the scripts' processes, forked from this one, share them.
 
-    Only for a single process on a CPU: a GPU in use cannot be handed on to a fork.
+    This works only for a single process on a CPU: a forked process cannot use a GPU that its parent
+    has used.
     """
     from megakit.reporting.streams import diverted
     from megakit.runtime.accelerator import is_certainly_cpu, use_accelerator
@@ -76,13 +77,13 @@ def import_stack(options: TutorialOptions) -> None:
 
 
 def run(script: str, arguments: list[str]) -> int:
-    """Runs a script, as `python SCRIPT ARGUMENTS` would; returns its exit status."""
+    """Runs a script like `python SCRIPT ARGUMENTS`; returns its exit status."""
     path = str(PROJECT / script)
 
     def work() -> None:
         sys.argv = [path, *arguments]
         if script != SCRIPTS[-1]:
-            # Only the last one's line, the path of predictions.csv, goes to standard output.
+            # Only the last script writes to standard output: the path of predictions.csv.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         runpy.run_path(path, run_name="__main__")
 
@@ -90,7 +91,7 @@ def run(script: str, arguments: list[str]) -> int:
 
 
 def main() -> int:
-    """Runs the scripts until one fails; returns its exit status, or 0."""
+    """Runs the scripts in sequence until one fails; returns that script's exit status, or 0."""
     began = time.perf_counter()
     begin_script()
     options = parse_options(TutorialOptions)

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a validation batch, for each of the tutorial's two models."""
+"""Selects the parts of a validation batch that TensorBoard shows, for each of the two models."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from megakit.training.views import View
 
 
 def view_of_autoencoder(batch: Mapping[str, Any], output: Mapping[str, Any]) -> View:
-    """Shows images, their reconstructions, and their positions in the latent space."""
+    """Shows images, their reconstructions and their latent vectors."""
     images = batch["data"]
     x_hat = output["x_hat"].view_as(images)
     return View(images, batch["label"], reconstructions=x_hat, latent=output["z"])

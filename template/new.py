@@ -1,7 +1,7 @@
-"""Makes a project of one's own from the tutorial: `./run new PATH` calls this.
+"""Makes a new project from the tutorial; `./run new PATH` calls this script.
 
-What differs from the tutorial lies in `project/`; the scripts are the tutorial's own, as they are
-now, and the library goes along as a wheel.
+The project gets a copy of the tutorial's scripts, `megakit` as a wheel, and the files of
+`project/`, which replace the tutorial's own.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from copier import run_copy
 
 TEMPLATE = Path(__file__).resolve().parent
 ROOT = TEMPLATE.parent
-#: The tutorial's files that a project gets as they are.
+#: The tutorial's files that are copied to a project without changes.
 SHARED = (
     *("run", "requirements.lock", "LICENSE", "mnist"),
     *("model_components.py", "model_pretrain.py", "model_finetune.py", "model_predict.py"),
@@ -27,11 +27,11 @@ IGNORED = shutil.ignore_patterns("__pycache__")
 
 def build_wheel(folder: Path, scratch: Path) -> Path:
     """Builds megakit's wheel into a folder; returns its path."""
-    # From a copy: setuptools leaves a folder `build` behind.
+    # Built from a copy, because setuptools creates a folder `build` in the source folder.
     shutil.copytree(ROOT / "megakit", scratch / "megakit", ignore=IGNORED)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, scratch)
-    # With this environment's setuptools, which is the lock's: no network is needed.
+    # Uses the setuptools of this environment, which the lock pins, so no network is needed.
     command = [sys.executable, "-I", "-m", "pip", "wheel", "--wheel-dir", str(folder)]
     command += ["--no-deps", "--no-build-isolation", "--no-index", str(scratch)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -42,14 +42,14 @@ def build_wheel(folder: Path, scratch: Path) -> Path:
 
 
 def project_name(path: Path) -> str:
-    """The folder's name, as pyproject.toml may have it."""
+    """Converts the folder's name to a valid project name for pyproject.toml."""
     name = re.sub(r"[^a-z0-9]+", "-", path.name.lower()).strip("-")
-    # pip and uv would take a project of the library's name for the library.
+    # pip and uv would confuse a project named megakit with the library.
     return name if name and name != "megakit" else "my-model"
 
 
 def make(project: Path, path: Path, scratch: Path) -> None:
-    """Makes the whole project in a folder, for what will be its path."""
+    """Makes the project in the folder `project`; `path`, its later path, determines its name."""
     wheel = build_wheel(project / "wheels", scratch)
     version = wheel.name.split("-")[1]
     answers = {"name": project_name(path), "megakit_version": version}
@@ -65,7 +65,7 @@ def make(project: Path, path: Path, scratch: Path) -> None:
 
 
 def main() -> None:
-    """Makes the project where the command line says: complete, or not at all."""
+    """Makes the project in a temporary folder, and copies it to the command line's path."""
     path = Path(sys.argv[1])
     with TemporaryDirectory() as folder:
         project, scratch = Path(folder, "project"), Path(folder, "megakit")

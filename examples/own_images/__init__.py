@@ -1,1 +1,1 @@
-"""Images of your own, in a folder for each class: see README.md."""
+"""Trains on your own images, in one folder per class; see README.md."""

@@ -1,4 +1,4 @@
-"""Images from folders as NeMo wants them; the model is the vision transformer of examples/vit."""
+"""Defines the data module for images in folders; the model is that of examples/vit."""
 
 from pathlib import Path
 from typing import Any
@@ -9,14 +9,14 @@ from megakit.data import MegatronDataModule
 
 
 class FolderDataModule(MegatronDataModule):
-    """The three splits; training images are shifted a little, in another way in each epoch.
+    """Loads the three splits; training images are shifted at random, differently in each epoch.
 
     Args:
-        data_dir: Folder of the splits.
+        data_dir: Folder that contains the splits.
         micro_batch_size: Samples per rank and forward pass.
         global_batch_size: Samples per step over all ranks.
         shift: Largest shift, in pixels.
-        options: Those of `MegatronDataModule`: `seed`, `num_workers`.
+        options: Options of `MegatronDataModule`: `seed`, `num_workers`.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class FolderDataModule(MegatronDataModule):
         self.data_dir, self.shift = data_dir, shift
 
     def setup(self, stage: str) -> None:
-        """Lists the files, on every rank."""
+        """Lists the files; Lightning calls this on every rank."""
         train, self.val_set, self.test_set = (
             FolderImages(self.data_dir, split) for split in ("train", "val", "test")
         )

@@ -1,7 +1,7 @@
-"""Images from folders as Megatron wants them: a function of the index, all of one form.
+"""Provides the images of folders as a dataset whose samples depend on the index only.
 
-Nothing here knows the images' size, channels or classes: they are resized to what the model is
-built for, always have three channels, and the classes are the folders' names.
+The images may have any size, any channels and any classes. All images are resized to the model's
+input size and converted to three channels. The classes are the names of the folders.
 """
 
 from pathlib import Path
@@ -26,17 +26,17 @@ CHANNELS = 3
 
 
 class FolderImages(Dataset[Any]):
-    """One split; an item holds data, float32 (3, size, size) in [0, 1], label and idx.
+    """The images of one split; samples have data, float32 (3, size, size) in [0, 1], label, idx.
 
     Args:
-        data_dir: Folder of the splits.
+        data_dir: Folder that contains the splits.
         split: `train`, `val` or `test`.
         size: Height and width that each image is resized to.
     """
 
     def __init__(self, data_dir: Path, split: str, size: int = SIZE) -> None:
         self.paths, self.size = list_images(data_dir / split), size
-        # By the training images' classes: a split may lack some.
+        # Labels follow the classes of the training images, as another split may lack classes.
         self.labels = {name: k for k, name in enumerate(list_classes(data_dir / "train"))}
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class FolderImages(Dataset[Any]):
 
 
 def training_images() -> FolderImages:
-    """For `python -m megakit.testing examples.own_images.image_dataset:training_images`."""
+    """Builds the dataset to check with `python -m megakit.testing`; see README.md."""
     folder = Path("sample-images")
-    check_folders(folder)  # or an empty dataset would be all that is said
+    check_folders(folder)  # reports missing folders; without it the dataset would just be empty
     return FolderImages(folder, "train")

@@ -1,8 +1,8 @@
-"""Where the images are: a folder for each class, as torchvision's ImageFolder has them.
+"""Finds and checks the images: one folder per class, as for torchvision's ImageFolder.
 
     sample-images/train/CLASS/any-name.png      and the same below val/ and test/
 
-The scripts take their options from here, so nothing heavy is imported.
+The scripts import their options from this module, so it must not import slow packages.
 """
 
 import hashlib
@@ -24,21 +24,22 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 @dataclass(kw_only=True)
 class FolderOptions:
-    """Which images."""
+    """Options that choose the images."""
 
     data_dir: Path = Path("sample-images")
-    """Folder that holds train, val and test, each with a folder of images for every class."""
+    """Folder that contains train, val and test, each with one folder of images per class."""
 
-    #: What the images are counts, by the name that `resolve_dataset` gives.
+    #: This option does not identify the run. The name that `resolve_dataset` returns does.
     harmless: ClassVar[tuple[str, ...]] = ("data_dir",)
 
     def resolve_dataset(
         self, previous: Any, report: Callable[[str], None], may_download: bool = True
     ) -> str:
-        """Checks the folders, and names what is in them: other images are another dataset.
+        """Checks the folders, and returns a name with a digest of the images' paths and sizes.
 
         Raises:
-            UserError: A split is missing or empty, or has other classes than the training images.
+            UserError: A split is missing or empty, has a class without training images, or has a
+                file that cannot be read.
         """
         check_folders(self.data_dir)
         listed, problems = [], []
@@ -51,15 +52,15 @@ class FolderOptions:
                 problems += error.problems
         if problems:
             raise UserError(first(problems))
-        # fsencode: names need not be UTF-8.
+        # File names need not be UTF-8: hence fsencode.
         digest = hashlib.sha256(os.fsencode("\n".join(listed))).hexdigest()
         return f"images-{digest[:12]}"
 
     def check_unchanged(self, dataset: str) -> None:
-        """Checks in a rank that the images are those that the command found at its start.
+        """Checks in a rank that the images have not changed since the command started.
 
         Raises:
-            UserError: They are others; the ranks might differ in what they read.
+            UserError: The images have changed, so the ranks might read different images.
         """
         if self.resolve_dataset(None, print) != dataset:
             raise UserError(
@@ -68,20 +69,20 @@ class FolderOptions:
 
 
 def list_classes(folder: Path) -> list[str]:
-    """Names of the classes below a split's folder; a class's label is its place in this list."""
+    """Returns the sorted classes in a split's folder; a class's label is its index in the list."""
     return sorted(path.name for path in folder.glob("*/"))
 
 
 def list_images(folder: Path) -> list[Path]:
-    """All images of a split, class by class, always in the same order."""
+    """Returns the paths of a split's images, sorted by class and name."""
     return sorted(path for path in folder.glob("*/*") if path.suffix.lower() in SUFFIXES)
 
 
 def check_folders(data_dir: Path) -> None:
-    """Checks that all splits hold images of the same classes.
+    """Checks that each split contains images, and only classes of the training images.
 
     Raises:
-        UserError: They do not; with one problem for each split.
+        UserError: A split fails the check; the error lists one problem for each split.
     """
     problems = []
     classes = list_classes(data_dir / "train")
@@ -98,4 +99,4 @@ def check_folders(data_dir: Path) -> None:
                 f"{', '.join(sorted(unknown))}. Add images of them there, or remove these."
             )
     if problems:
-        raise UserError(map(printable, problems))  # classes are named by whoever made the folders
+        raise UserError(map(printable, problems))  # names of folders may have any characters

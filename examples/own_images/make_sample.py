@@ -1,4 +1,4 @@
-"""Makes a folder of images to try the example with: digits, turned and coloured, 36x36, as PNG.
+"""Makes a sample folder for the example: rotated digits in colour, 36x36, as PNG files.
 
 python examples/own_images/make_sample.py [FOLDER]
 """
@@ -14,7 +14,7 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 def make_sample(folder: Path) -> None:
-    """Writes the 1,797 digits of scikit-learn below train, val and test; always the same ones."""
+    """Writes scikit-learn's 1,797 digits to train, val and test; each call writes equal images."""
     import numpy as np
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Classifies every test image of your own, each exactly once."""
+"""Classifies each of your own test images exactly once."""
 
 import sys
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ class PredictOptions(FolderOptions, CommonOptions):
     """Predict the class of every test image."""
 
     output_dir: Path = Path("runs/own_images")
-    """Folder where runs live."""
+    """Folder for runs."""
 
     checkpoint: str | None = None
-    """Checkpoint of a classifier; by default training's best."""
+    """Checkpoint of a classifier; by default the best one of training."""
 
 
 def predict(run: Run[PredictOptions]) -> Path:
-    """Predicts; returns the path of predictions.csv."""
+    """Predicts the classes; returns the path of predictions.csv."""
     from examples.own_images.image_components import FolderDataModule
     from examples.vit.vit_components import VitClassifierConfig
     from megakit.training import predict_stage
@@ -50,7 +50,7 @@ def predict(run: Run[PredictOptions]) -> Path:
         run.layout.global_batch_size,
         num_workers=run.options.num_workers,
     )
-    # Sizes and classes are the checkpoint's.
+    # The sizes and the number of classes come from the checkpoint.
     module = BionemoLightningModule(config=VitClassifierConfig(initial_ckpt_path=run.plan.start))
     return predict_stage(run, module, data)
 

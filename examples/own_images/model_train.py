@@ -1,10 +1,10 @@
-"""Trains a vision transformer on images of your own."""
+"""Trains a vision transformer on your own images."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# Started by its path, a script finds only what lies beside it; megakit and the rest are above.
+# Python adds the folder of the script to sys.path; megakit and mnist are two folders above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from examples.own_images.image_files import FolderOptions, list_classes
@@ -26,23 +26,23 @@ TRAIN = Stage(
 
 @dataclass(kw_only=True)
 class TrainOptions(FolderOptions, TrainingOptions):
-    """Train a classifier of images that lie in a folder for each class."""
+    """Train an image classifier on one folder of images per class."""
 
     output_dir: Path = Path("runs/own_images")
-    """Folder where runs live."""
+    """Folder for runs."""
 
     max_steps: int = 600
     """Optimizer steps to train for."""
 
     global_batch_size: int = 128
-    """Samples per optimizer step over all ranks, the same under every layout."""
+    """Samples per optimizer step over all ranks; independent of the layout."""
 
     lr: float = 3e-3
-    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
+    """Peak learning rate, between a warm-up and a cosine decay to zero."""
 
 
 def train(run: Run[TrainOptions]) -> Path:
-    """Trains the classifier; returns its best checkpoint."""
+    """Trains the classifier; returns the path of the best checkpoint."""
     from examples.own_images.image_components import FolderDataModule
     from examples.own_images.image_dataset import CHANNELS, SIZE
     from examples.vit.vit_components import VitClassifierConfig

@@ -1,1 +1,1 @@
-"""A vision transformer, made from the template: see README.md."""
+"""Trains a vision transformer on MNIST; see README.md."""

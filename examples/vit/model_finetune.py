@@ -1,4 +1,4 @@
-"""Stage 2: put a classifier's head on the pretrained transformer, and train both."""
+"""Stage 2: add a classification head to the pretrained transformer, and train both."""
 
 import sys
 from dataclasses import dataclass
@@ -29,34 +29,35 @@ FINETUNE = Stage(
 
 @dataclass(kw_only=True)
 class FinetuneOptions(DataOptions, TrainingOptions):
-    """Fine-tune the pretrained transformer into a classifier of digits."""
+    """Fine-tune the pretrained transformer as a digit classifier."""
 
     output_dir: Path = Path("runs/vit")
-    """Folder where runs live."""
+    """Folder for runs."""
 
     checkpoint: str | None = None
-    """Checkpoint to start from; by default pretraining's best. none: a fresh trunk."""
+    """Checkpoint to start from; by default the best one of pretraining. none: start from random
+    weights."""
 
     max_steps: int = 1600
     """Optimizer steps to train for."""
 
     lr: float = 3e-3
-    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
+    """Peak learning rate, between a warm-up and a cosine decay to zero."""
 
     shift: Annotated[int, Range(least=0, most=27)] = 2
-    """Shift training images by up to so many pixels, drawn anew each epoch."""
+    """Largest random shift of training images in pixels; shifts differ between epochs."""
 
     num_labels: Annotated[int | None, Range(least=10)] = None
-    """Train on N labelled images, balanced over the classes; by default on all. The last
-    checkpoint then counts, since choosing by validation would use more labels."""
+    """Train on N labelled images, balanced over the classes; by default on all. With N, the last
+    checkpoint is used, because choosing by validation would need more labels."""
 
     def choice(self) -> str:
-        """How the best checkpoint is chosen."""
+        """Returns the criterion for the best checkpoint: a column of metrics.csv, or `last`."""
         return self.best_by if self.num_labels is None else "last"
 
 
 def finetune(run: Run[FinetuneOptions]) -> Path:
-    """Trains the classifier; returns its best checkpoint."""
+    """Trains the classifier; returns the path of the best checkpoint."""
     from examples.vit.vit_components import VitClassifierConfig, VitDataModule
     from megakit.training import cosine_annealing, megatron_adam, train_stage
     from model_components import BionemoLightningModule
@@ -76,7 +77,7 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
         config=VitClassifierConfig(
             seed=options.seed,
             initial_ckpt_path=run.plan.start,
-            # The pretrained model has no head; this one's starts from its own first weights.
+            # The pretrained model has no head, so the head starts from random weights.
             initial_ckpt_skip_keys_with_these_prefixes={"head"},
         ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),

@@ -1,4 +1,4 @@
-"""Stage 3: run the classifier on every test image, each exactly once."""
+"""Stage 3: classify every test image exactly once."""
 
 import sys
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ class PredictOptions(DataOptions, CommonOptions):
     """Predict the digit on every test image."""
 
     output_dir: Path = Path("runs/vit")
-    """Folder where runs live."""
+    """Folder for runs."""
 
     checkpoint: str | None = None
-    """Checkpoint of a classifier; by default fine-tuning's best."""
+    """Checkpoint of a classifier; by default the best one of fine-tuning."""
 
 
 def predict(run: Run[PredictOptions]) -> Path:
-    """Predicts; returns the path of predictions.csv."""
+    """Predicts the digits; returns the path of predictions.csv."""
     from examples.vit.vit_components import VitClassifierConfig, VitDataModule
     from megakit.training import predict_stage
     from model_components import BionemoLightningModule
@@ -49,7 +49,7 @@ def predict(run: Run[PredictOptions]) -> Path:
         global_batch_size=run.layout.global_batch_size,
         num_workers=run.options.num_workers,
     )
-    # No prefix is skipped: model and checkpoint have to hold the same weights.
+    # No prefix is skipped: model and checkpoint must have the same weights.
     module = BionemoLightningModule(config=VitClassifierConfig(initial_ckpt_path=run.plan.start))
     return predict_stage(run, module, data)
 

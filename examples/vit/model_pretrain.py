@@ -1,11 +1,11 @@
-"""Stage 1: pretrain a vision transformer to restore hidden patches of MNIST's images."""
+"""Stage 1: pretrain a vision transformer to reconstruct masked patches of MNIST's images."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-# Started by its path, a script finds only what lies beside it; megakit and the rest are above.
+# Python adds the folder of the script to sys.path; megakit and mnist are two folders above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
@@ -28,23 +28,23 @@ PRETRAIN = Stage(
 
 @dataclass(kw_only=True)
 class PretrainOptions(DataOptions, TrainingOptions):
-    """Pretrain a vision transformer that sees a part of each image and restores the rest."""
+    """Pretrain a vision transformer to reconstruct masked patches of each image."""
 
     output_dir: Path = Path("runs/vit")
-    """Folder where runs live."""
+    """Folder for runs."""
 
     max_steps: int = 400
     """Optimizer steps to train for."""
 
     lr: float = 3e-3
-    """Peak learning rate, after a warm-up and before a cosine's descent to zero."""
+    """Peak learning rate, between a warm-up and a cosine decay to zero."""
 
     masked_share: Annotated[float, Range(least=0.1, most=0.9)] = 0.5
-    """Share of each image's patches to hide, drawn anew each epoch, for the model to restore."""
+    """Share of each image's patches to mask; other random patches in each epoch."""
 
 
 def pretrain(run: Run[PretrainOptions]) -> Path:
-    """Trains the model; returns its best checkpoint."""
+    """Trains the model; returns the path of the best checkpoint."""
     from examples.vit.vit_components import VitDataModule, VitPretrainConfig
     from megakit.training import cosine_annealing, megatron_adam, train_stage
     from model_components import BionemoLightningModule

@@ -1,8 +1,8 @@
-"""The parts of a vision transformer, as `model_components.py` has those of the first model.
+"""Defines the parts of a vision transformer, in the order of the tutorial's `model_components.py`.
 
-In the same order: losses, data, models, configs. What both models share is imported: the images,
-the classifier's loss, the Lightning module. Pretraining hides patches of an image and has the model
-restore them; its trunk then becomes a digit classifier.
+The order is: losses, data, models, configs. The data module and the classifier's loss are imported
+from `model_components.py`; the scripts import the Lightning module from there. In pretraining, the
+model reconstructs masked patches of images. Its trunk then becomes a digit classifier.
 """
 
 from dataclasses import dataclass
@@ -45,13 +45,14 @@ from model_components import (
 
 
 class MaskedLossReduction(MSELossReduction):
-    """Mean squared error of the pixels that the model did not see; the others count as restored.
+    """Sum of squared errors of the masked pixels, divided by the number of all pixels.
 
-    As many are hidden in each image, so that images, micro batches and ranks all weigh the same.
+    Visible pixels have error 0. All images have equally many masked pixels, so all images, micro
+    batches and ranks have the same weight.
     """
 
     def forward(self, batch: Any, forward_out: Any) -> tuple[Tensor, SameSizeLossDict]:
-        """The loss of one micro batch."""
+        """Returns the loss of one micro batch and the report for the log."""
         shown = batch["shown"]
         target: Any = {**batch, "data": batch["data"].masked_fill(shown, 0)}
         restored: Any = {"x_hat": forward_out["x_hat"].masked_fill(shown.flatten(1), 0)}
@@ -65,33 +66,33 @@ class MaskedLossReduction(MSELossReduction):
 
 @dataclass
 class MaskPatches(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
-    """Hides a share of each image's patches, others in each epoch, for the model to restore."""
+    """Masks random patches of each image, different ones in each epoch."""
 
     share: float = 0.5
     patch_size: int = 7
     seed: int = 42
 
     def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
-        """Adds `shown`, bool (B, 1, 28, 28), False for pixels to restore, and `corrupted`."""
+        """Adds `shown`, bool (B, 1, 28, 28), False for masked pixels, and the input `corrupted`."""
         rows, columns = (size // self.patch_size for size in batch["data"].shape[-2:])
         numbers = uniform(self.seed, index.epoch, index.idx, (rows * columns,))
-        # Exactly so many in each image: those with the smallest numbers.
+        # Mask the patches with the smallest random numbers: equally many in each image.
         patches = numbers.argsort(axis=1).argsort(axis=1) >= round(self.share * rows * columns)
         pixels = np.ones((1, self.patch_size, self.patch_size), np.bool_)
         shown = torch.from_numpy(np.kron(patches.reshape(-1, 1, rows, columns), pixels))
-        # -1 is the colour of nothing: 0 would be background.
+        # Masked pixels are -1, which no image contains; 0 is the background.
         return {**batch, "shown": shown, "corrupted": batch["data"].masked_fill(~shown, -1.0)}
 
 
 @dataclass
 class ShiftImages(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
-    """Shifts each image by up to so many pixels, in another direction in each epoch."""
+    """Shifts each image at random by up to `pixels` pixels, differently in each epoch."""
 
     pixels: int = 2
     seed: int = 42
 
     def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
-        """Shifts the images of a batch; background comes in at the edges."""
+        """Shifts the images of a batch; background fills the edges."""
         numbers = torch.from_numpy(uniform(self.seed, index.epoch, index.idx, (2, 1)))
         start = (numbers * (2 * self.pixels + 1)).long()  # (B, 2, 1), from 0
         padded = nn.functional.pad(batch["data"], (self.pixels,) * 4)
@@ -102,11 +103,13 @@ class ShiftImages(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
 
 
 class VitDataModule(MNISTDataModule):
-    """The first model's data, with patches hidden (in validation, too) or images shifted.
+    """The tutorial's data with masked patches, in validation too, or with shifted training images.
 
     Args:
-        masked_share: Share of the patches to hide.
-        shift: Largest shift of training images, in pixels.
+        *args: Arguments of `MNISTDataModule`.
+        masked_share: Share of the patches to mask.
+        shift: Largest shift of training images, in pixels; only without masked patches.
+        **options: Options of `MNISTDataModule`.
     """
 
     def __init__(
@@ -116,15 +119,15 @@ class VitDataModule(MNISTDataModule):
         self.masked_share, self.shift = masked_share, shift
 
     def setup(self, stage: str) -> None:
-        """Opens the files; hides patches of the images to validate, too."""
+        """Reads the images, and masks patches of the validation images, too."""
         super().setup(stage)
         if self.masked_share:
-            # In their own order and always as in epoch 0: the same patches at every validation.
+            # All validations read epoch 0 without shuffling, so they mask the same patches.
             hidden = MaskPatches(self.val_set, self.masked_share, seed=self.seed)
             self.val_set = MultiEpochDatasetResampler(hidden, shuffle=False)
 
     def with_random_effects(self, train: Any) -> Any:
-        """The training images as each epoch sees them."""
+        """Wraps the training images in a dataset that is indexed by (epoch, index)."""
         if self.masked_share:
             return MaskPatches(train, self.masked_share, seed=self.seed)
         if self.shift:
@@ -135,15 +138,16 @@ class VitDataModule(MNISTDataModule):
 # ----------------------------------------------------------------------------------------------
 # Models
 #
-# Megatron's TransformerBlock knows all about tensor and pipeline parallelism: it deals its layers
-# out to the pipeline's stages, and each layer its heads and its width to the tensor-parallel ranks.
-# What stands before and after it is small, and whole on every rank of the first and the last stage.
-# Tokens are (sequence, batch, hidden) throughout, which is also how stages exchange them.
+# Megatron's TransformerBlock implements tensor and pipeline parallelism. It distributes its layers
+# to the pipeline stages, and shards each layer's heads and widths over the tensor-parallel ranks.
+# The layers before and after the block are small. They are replicated on all tensor-parallel ranks
+# of the first and the last stage. Tokens have the shape (sequence, batch, hidden), in which
+# pipeline stages exchange them.
 # ----------------------------------------------------------------------------------------------
 
 
 class VitTrunk(MegatronModule):
-    """Patches of an image as tokens, and a transformer over them, that both models share.
+    """The part that both models share: an embedding of patches as tokens, and a transformer.
 
     Args:
         config: Sizes, precision and layout.
@@ -170,19 +174,19 @@ class VitTrunk(MegatronModule):
 
     def forward(self, x: Tensor) -> Any:
         """Encodes images (B, 1, 28, 28) as tokens (S, B, H), one for each patch."""
-        tokens = None  # a later stage gets them by set_input_tensor
+        tokens = None  # a later stage receives tokens by set_input_tensor
         if self.pre_process:
             tokens = self.embedding(to_patches(x, self.config.patch_size)) + self.position
         return self.transformer(tokens, attention_mask=None)
 
     def set_input_tensor(self, input_tensor: Any) -> None:
-        """Takes what the stage before computed; Megatron's schedule calls this."""
+        """Receives the previous stage's output; Megatron's pipeline schedule calls this."""
         tokens = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
         self.transformer.set_input_tensor(tokens)
 
 
 class VitPretrainModel(VitTrunk):
-    """The trunk, and a layer that makes each token a patch again."""
+    """The trunk, and a linear layer that maps each token to a patch."""
 
     def __init__(self, config: "VitConfig") -> None:
         super().__init__(config)
@@ -191,7 +195,7 @@ class VitPretrainModel(VitTrunk):
                 self.unembedding = nn.Linear(config.hidden_size, config.numbers_per_patch)
 
     def forward(self, x: Tensor) -> dict[str, Tensor] | Tensor:
-        """Reconstructs images (B, 1, 28, 28), as (B, 784)."""
+        """Reconstructs images (B, 1, 28, 28); x_hat is (B, 784)."""
         tokens: Tensor = super().forward(x)
         if not self.post_process:
             return tokens
@@ -199,7 +203,7 @@ class VitPretrainModel(VitTrunk):
 
 
 class VitClassifier(VitTrunk):
-    """The trunk, and a head on the mean of all tokens."""
+    """The trunk, and a linear head on the mean of all tokens."""
 
     def __init__(self, config: "VitConfig") -> None:
         super().__init__(config)
@@ -208,7 +212,7 @@ class VitClassifier(VitTrunk):
                 self.head = nn.Linear(config.hidden_size, config.num_classes)
 
     def forward(self, x: Tensor, return_latent: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Returns logits (B, 10) of images (B, 1, 28, 28); for prediction also the latent z."""
+        """Returns logits (B, classes) of images, and on request the mean token z (B, H)."""
         tokens: Tensor = super().forward(x)
         if not self.post_process:
             return tokens
@@ -224,7 +228,7 @@ def to_patches(images: Tensor, size: int) -> Tensor:
 
 
 def to_images(patches: Tensor, size: int) -> Tensor:
-    """Puts patches (S, B, C * size * size) together to square images (B, C, height, width)."""
+    """Assembles patches (S, B, C * size * size) into square images (B, C, height, width)."""
     side, batch = round(len(patches) ** 0.5), patches.shape[1]
     grid = patches.view(side, side, batch, -1, size, size).permute(2, 3, 0, 4, 1, 5)
     return grid.flatten(4).flatten(2, 3)
@@ -241,7 +245,7 @@ VitModelT = TypeVar("VitModelT", bound=VitTrunk)
 class VitConfig(
     MegatronBioNeMoTrainableModelConfig[VitModelT, MegatronLossType], IOMixinWithGettersSetters
 ):
-    """Sizes of the model; a subclass names the classes of its model and its loss."""
+    """Sizes of both models; each subclass names its model class and its loss class."""
 
     image_size: int = 28
     channels: int = 1
@@ -250,25 +254,25 @@ class VitConfig(
     num_layers: int = NUM_LAYERS
     hidden_size: int = HIDDEN_SIZE
     num_attention_heads: int = NUM_HEADS
-    # Random numbers of a dropout would differ between layouts.
+    # No dropout, because its random numbers would differ between layouts.
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     init_method_std: float = 0.1  # about 1 / sqrt(hidden_size); Megatron's 0.02 is for wide models
 
     @property
     def num_patches(self) -> int:
-        """Tokens of an image."""
+        """Number of patches, and so of tokens, of an image."""
         return (self.image_size // self.patch_size) ** 2
 
     @property
     def numbers_per_patch(self) -> int:
-        """What a token is made of."""
+        """Number of values in a patch."""
         return self.channels * self.patch_size**2
 
 
 @dataclass
 class VitPretrainConfig(VitConfig[VitPretrainModel, MaskedLossReduction]):
-    """The model that restores hidden patches."""
+    """Configures the model that reconstructs masked patches, and its loss."""
 
     model_cls: type[VitPretrainModel] = VitPretrainModel
     loss_cls: type[MaskedLossReduction] = MaskedLossReduction
@@ -276,11 +280,11 @@ class VitPretrainConfig(VitConfig[VitPretrainModel, MaskedLossReduction]):
 
 @dataclass
 class VitClassifierConfig(VitConfig[VitClassifier, ClassifierLossReduction]):
-    """The classifier with its cross entropy."""
+    """Configures the classifier and its cross-entropy loss."""
 
     model_cls: type[VitClassifier] = VitClassifier
     loss_cls: type[ClassifierLossReduction] = ClassifierLossReduction
 
     def validation_metrics(self) -> dict[str, ValidationMetric]:
-        """The share of validation images that are classified right, as `val_accuracy`."""
+        """Names the metrics of a validation; `accuracy` is logged as `val_accuracy`."""
         return {"accuracy": accuracy_of_classes()}

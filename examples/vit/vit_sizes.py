@@ -1,5 +1,5 @@
-"""Sizes of the vision transformer, for the scripts' stages and for the models' config."""
+"""Defines the vision transformer's sizes, for the scripts' stages and for the models' config."""
 
-HIDDEN_SIZE = 64  # numbers per token; tensor parallelism divides them
-NUM_HEADS = 4  # attention heads, which tensor parallelism deals out
-NUM_LAYERS = 4  # transformer layers, which pipeline parallelism deals out
+HIDDEN_SIZE = 64  # values per token; tensor parallelism divides this number
+NUM_HEADS = 4  # attention heads; tensor parallelism divides this number
+NUM_LAYERS = 4  # transformer layers; pipeline parallelism divides this number

@@ -1,7 +1,7 @@
-"""Datasets that Megatron can train on: epochs, resampling, batches, random effects.
+"""Provides datasets for training with Megatron: epochs, resampling, batches, random effects.
 
-Names are loaded when first used, so that importing one part costs only that part; the stub beside
-this file lists them.
+The package loads a name when the name is first used, so that a program imports only the modules
+that it needs. The stub `__init__.pyi` lists the names.
 """
 
 import lazy_loader as lazy

@@ -1,12 +1,12 @@
-"""Batched fetching: one array of indices in, one collated batch out.
+"""Fetches whole batches from datasets: one array of indices in, one collated batch out.
 
-A dataset that can give a whole batch at once has a method `get_batch(indices)`. `indices` is int64
-of shape (B,), or, for a dataset indexed by `EpochIndex`, an `EpochIndex` of two such arrays. What
-it returns must equal `torch.utils.data.default_collate([dataset[i] for i in indices])`, which is
-what datasets without the method get; `megakit.testing` checks that. Wrappers hand arrays on to
-what they wrap, so one loader call reaches the data itself in one operation.
+A dataset that can return a whole batch at once has a method `get_batch(indices)`. `indices` is
+int64 of shape (B,), or, for a dataset indexed by `EpochIndex`, an `EpochIndex` of two such arrays.
+The result must equal `torch.utils.data.default_collate([dataset[i] for i in indices])`;
+`megakit.testing` checks this. For a dataset without `get_batch`, `fetch_batch` collates samples.
+Wrappers pass the array of indices to the wrapped dataset, so that one call fetches the batch.
 
-`__getitems__(indices)` is something else and keeps PyTorch's meaning: a list of samples.
+`__getitems__(indices)` has PyTorch's meaning: it returns a list of samples.
 """
 
 from typing import Any, cast
@@ -23,15 +23,16 @@ _subset_arrays: WeakKeyDictionary[Subset, tuple[Any, IntArray | None]] = WeakKey
 def fetch_batch(dataset: Any, indices: IntArray | EpochIndex[IntArray]) -> Any:
     """Fetch a collated batch, by `get_batch` if the dataset has it.
 
-    A plain `torch.utils.data.Subset` (what `random_split` makes) is seen through. Its indices are
-    turned into an array once; replace them by assigning a new list, not by changing the list.
+    For a plain `torch.utils.data.Subset`, as from `random_split`, the batch is fetched from the
+    dataset inside. The Subset's indices are converted to an array once. To change the indices,
+    assign a new list; a change of the existing list has no effect.
 
     Args:
         dataset: Any map-style dataset.
         indices: int64 of shape (B,), or an EpochIndex of two such arrays; B at least 1.
 
     Returns:
-        The collated samples; tensors in it have a first dimension B.
+        The collated samples; the first dimension of each tensor is B.
 
     Raises:
         ValueError: If there are no indices.
@@ -48,17 +49,17 @@ def fetch_batch(dataset: Any, indices: IntArray | EpochIndex[IntArray]) -> Any:
 
 
 def fetch_samples(dataset: Any, indices: IntArray | EpochIndex[IntArray]) -> list[Any]:
-    """Fetch the samples at these indices as a list, by `__getitems__` if the dataset has it."""
+    """Fetch a list of samples, by `__getitems__` if the dataset has it."""
     if is_current(type(dataset), "__getitems__", "__getitem__"):
         return cast(list[Any], dataset.__getitems__(list(each(indices))))
     return [dataset[index] for index in each(indices)]
 
 
 def is_current(cls: type, batched: str, single: str) -> bool:
-    """Tell whether a class's batched method still belongs to its method for single samples.
+    """Tell whether a class's method for batches agrees with its method for single samples.
 
-    A subclass that changes only the single one leaves the inherited batched one out of date, and
-    using that would leave out the change without a word.
+    If a subclass overrides only the method for single samples, the inherited method for batches is
+    out of date: it would silently ignore the override.
     """
     for base in cls.__mro__:
         if batched in vars(base):
@@ -69,7 +70,7 @@ def is_current(cls: type, batched: str, single: str) -> bool:
 
 
 def _subset_array(subset: Subset) -> IntArray | None:
-    """Return a subset's indices as int64 of shape (N,), or None if they are something else."""
+    """Return a subset's indices as int64 of shape (N,), or None if they are not integers (N,)."""
     source, array = _subset_arrays.get(subset, (None, None))
     if source is not subset.indices:
         indices = np.asarray(subset.indices)

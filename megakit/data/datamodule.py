@@ -1,4 +1,4 @@
-"""A Lightning data module that goes on at the right sample after a stop."""
+"""Defines a Lightning data module whose training resumes at the next unconsumed sample."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,26 +22,26 @@ _MODES = {
 
 
 class MegatronDataModule(pl.LightningDataModule):
-    """Gives each rank its samples, and continues after the last consumed one when a run resumes.
+    """Provides the loaders of each rank, and resumes training after the last consumed sample.
 
     A subclass assigns its datasets in `setup`: `train_set`, usually from `resample`, `val_set` and
-    `test_set`. The loaders follow from them. A subclass may also override the loader methods of
-    Lightning and return one loader or several. The training loader resumes; all others start at
-    sample 0, whether they are `WrappedDataLoader`s or plain `DataLoader`s: a loader without a mode,
-    or with the default mode, gets the mode of the method that returns it.
+    `test_set`. The loader methods return loaders of these datasets. A subclass may also override
+    Lightning's loader methods and return one loader or several. The training loader resumes; all
+    other loaders start at sample 0. This holds for `WrappedDataLoader`s and plain `DataLoader`s: a
+    loader without a mode, or with the default mode, gets the mode of the method that returns it.
 
     Args:
         micro_batch_size: Samples per rank and forward pass. Without it, the subclass assigns
             `data_sampler` itself.
         global_batch_size: Samples per step over all ranks; by default one micro batch.
-        seed: Of the order of the training samples.
-        num_workers: Processes per rank that fetch batches ahead.
-        output_log: Whether NeMo's sampler logs its own figures.
+        seed: Seed for the order of the training samples.
+        num_workers: Processes per rank that prefetch batches.
+        output_log: Whether NeMo's sampler logs its own metrics.
 
     Attributes:
-        data_sampler: NeMo's strategy reads the batch sizes from it, and lets it choose each rank's
-            samples.
-        init_global_step: The step that `data_sampler.init_consumed_samples` belongs to.
+        data_sampler: NeMo's data sampler. NeMo's strategy reads the batch sizes from it, and it
+            selects the samples of each rank.
+        init_global_step: The step at which `data_sampler.init_consumed_samples` were consumed.
         train_set: Training samples, in the order of training.
         val_set: Validation samples, each read once per validation; None for no validation.
         test_set: Samples for test and prediction, each read once.
@@ -66,7 +66,7 @@ class MegatronDataModule(pl.LightningDataModule):
         self.test_set: Any = None
         if micro_batch_size is not None:
             self.data_sampler = ExactDataSampler(
-                seq_len=1,  # pipeline stages ask for it; only token models use it
+                seq_len=1,  # required by pipeline stages, used by token models only
                 micro_batch_size=micro_batch_size,
                 global_batch_size=global_batch_size or micro_batch_size,
                 output_log=output_log,
@@ -80,10 +80,10 @@ class MegatronDataModule(pl.LightningDataModule):
                 setattr(cls, name, _in_mode(method, mode))
 
     def resample(self, dataset: MultiEpochDataset[Any]) -> MultiEpochDatasetResampler[Any]:
-        """Returns the training samples of all epochs, each epoch in another order.
+        """Returns the training samples of all epochs, shuffled differently in each epoch.
 
-        The result is as long as the training, so Lightning sees one epoch, and `max_steps` decides
-        its end. Without a trainer, or without `max_steps`, the result is one pass over the dataset.
+        The result is as long as the training, so for Lightning the training is one epoch. Without a
+        trainer, or without `max_steps`, the result is one pass over the dataset.
 
         Args:
             dataset: Indexed by `EpochIndex`: a dataset in one of `megakit.data`'s wrappers.
@@ -118,14 +118,14 @@ class MegatronDataModule(pl.LightningDataModule):
         return DataLoader(dataset, num_workers=self.num_workers)
 
     def update_init_global_step(self) -> None:
-        """Notes the step that was reached, and the samples consumed by then.
+        """Stores the current step and the number of samples consumed so far.
 
-        Each loader method does this before its loaders are made; calling it there, as code for
-        NeMo does, changes nothing.
+        Each loader method calls this before it makes its loaders. A second call in a subclass's
+        loader method, as in code written for NeMo, has no effect.
 
         Raises:
-            ValueError: If the batch size ramps up: how many samples were consumed by a step could
-                then not be told from its number.
+            ValueError: If the batch size ramps up. The number of consumed samples can then not be
+                computed from the step.
         """
         if self.data_sampler.rampup_batch_size is not None:
             raise ValueError("MegatronDataModule needs a constant global batch size, no ramp-up.")
@@ -142,13 +142,13 @@ class MegatronDataModule(pl.LightningDataModule):
         return int(sampler.init_consumed_samples + steps * sampler.global_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint remembers: the number of samples consumed, and by which step."""
+        """Returns the state for a checkpoint: the number of consumed samples, and the step."""
         return {"consumed_samples": self.consumed_samples, "global_step": self._global_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on after the samples that a checkpoint says were consumed."""
+        """Continues after the samples that were consumed when the checkpoint was saved."""
         sampler, consumed = self.data_sampler, int(state_dict["consumed_samples"])
-        # Lightning restores the step later than this; NeMo's data modules do not remember it.
+        # Lightning restores the step after this call. NeMo's own data modules do not save the step.
         step = state_dict.get("global_step", consumed // sampler.global_batch_size)
         self.init_global_step = sampler.init_global_step = step
         sampler.init_consumed_samples = sampler.prev_consumed_samples = consumed
@@ -157,20 +157,20 @@ class MegatronDataModule(pl.LightningDataModule):
     def reconfigure_limit_batches(self) -> None:
         """Makes `limit_val_batches=5` mean 5 global batches; NeMo's strategy calls this.
 
-        Lightning counts micro batches, and would end an evaluation in the middle of a step, which
-        hangs where several pipeline stages wait for one another. Without a `val_set` the limit
-        becomes 0, so that Lightning validates nothing.
+        Lightning counts micro batches, so it could end an evaluation within a global batch; then
+        pipeline stages would wait for each other without end. Without a `val_set`, the limit of
+        validation becomes 0.
 
         Raises:
-            ValueError: If a limit is a share of the batches, which may end within a step.
+            ValueError: If a limit is a share of the batches, which could end within a global batch.
         """
         trainer, factor = self.trainer, self.data_sampler.num_microbatches
         follows = type(self).val_dataloader is MegatronDataModule.val_dataloader
         if trainer is not None and follows and self.val_set is None:
-            trainer.limit_val_batches = 0  # tells Lightning that nothing is validated
+            trainer.limit_val_batches = 0  # Lightning then skips validation
         if factor == 1 or trainer is None or getattr(trainer, "limits_in_micro_batches", False):
             return
-        trainer.limits_in_micro_batches = True  # once for each trainer
+        trainer.limits_in_micro_batches = True  # prevents a second multiplication
         for name in ("train", "val", "test", "predict"):
             limit = getattr(trainer, f"limit_{name}_batches")
             if isinstance(limit, float) and limit not in (0.0, 1.0):
@@ -188,7 +188,7 @@ class MegatronDataModule(pl.LightningDataModule):
 
 
 def _in_mode(method: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """Makes a loader method keep account of the steps, and its loaders say what they are for."""
+    """Wraps a loader method: stores the step first, and sets the mode of the returned loaders."""
 
     @functools.wraps(method)
     def make(self: MegatronDataModule, *args: Any, **kwargs: Any) -> Any:
@@ -196,19 +196,19 @@ def _in_mode(method: Callable[..., Any], mode: str) -> Callable[..., Any]:
         loaders = method(self, *args, **kwargs)
         for loader in _each(loaders):
             if getattr(loader, "mode", "train") == "train":
-                # Not by vars(): Lightning takes note of attributes set here, for copies.
+                # By assignment, not by vars(): Lightning records assigned attributes for copies.
                 loader.mode = mode
         return loaders
 
     return make
 
 
-for _name, _mode in _MODES.items():  # subclasses get the same from `__init_subclass__`
+for _name, _mode in _MODES.items():  # `__init_subclass__` does the same for subclasses
     setattr(MegatronDataModule, _name, _in_mode(getattr(MegatronDataModule, _name), _mode))
 
 
 def _each(loaders: Any) -> Iterator[Any]:
-    """Walks the loaders in a collection of any kind that Lightning takes."""
+    """Yields the loaders of a collection; Lightning accepts mappings, sequences and nesting."""
     if isinstance(loaders, DataLoader):
         yield loaders
     elif isinstance(loaders, CombinedLoader):

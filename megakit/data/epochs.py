@@ -1,9 +1,9 @@
-"""Epochs for Megatron, which itself knows only one long row of samples.
+"""Provides datasets with epochs for Megatron, whose sampler has no epochs.
 
-Megatron's sampler asks for samples 0, 1, 2, ... up to the end of training. Here the row is made of
-epochs, each shuffled anew, and each sample learns which epoch it is drawn for, so that random
-effects can differ between epochs and still be the same for the same index, on every rank and after
-every restart.
+Megatron's sampler reads the samples 0, 1, 2, ... up to the end of training. The classes here map
+these indices to pairs of epoch and sample, with another shuffled order in each epoch. A dataset
+that is indexed by such pairs can apply random effects that differ between epochs. The effects are
+equal for equal pairs, on every rank and after every restart.
 """
 
 from abc import ABC, abstractmethod
@@ -43,8 +43,8 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 U_co = TypeVar("U_co", covariant=True)
 
-# Samples whose place is worked out ahead when batches are read in order: numpy takes nearly as long
-# for 128 of them as for thousands. 256 KiB in each process.
+# Number of indices to map in advance when batches are read in order: numpy takes nearly as long for
+# 128 indices as for thousands. Uses 256 KiB in each process.
 _AHEAD = 16384
 
 
@@ -59,8 +59,8 @@ class SizedDataset(Protocol[T_co]):
 class MultiEpochDataset(Protocol[T_co]):
     """A dataset of known length that is indexed by `EpochIndex`.
 
-    The same EpochIndex must always give the same sample: model-parallel ranks each read it for
-    themselves, and go wrong without a word where they read different things.
+    Equal EpochIndex must always give equal samples. All ranks of a model replica read the samples
+    themselves; if the samples differ, training is wrong without an error.
     """
 
     def __getitem__(self, index: EpochIndex[int]) -> T_co: ...
@@ -70,11 +70,11 @@ class MultiEpochDataset(Protocol[T_co]):
 
 @dataclass
 class MultiEpochDatasetResampler(Dataset[T_co]):
-    """Several epochs of a dataset as one long dataset, each epoch in an order of its own.
+    """Several epochs of a dataset as one long dataset, each epoch shuffled differently.
 
-    Give `num_epochs` or `num_samples`; with neither it is one epoch. Within an epoch every sample
-    comes exactly once; the last epoch is cut short if `num_samples` asks for it. Takes O(1) memory
-    but for 8 bytes per epoch.
+    Set `num_epochs` or `num_samples`; without both, the length is one epoch. Each epoch contains
+    every sample exactly once; `num_samples` may end within the last epoch. Uses 8 bytes of memory
+    per epoch, and a constant amount besides.
 
     Raises:
         ValueError: If the dataset is empty, both numbers are given, the number is below 1, or the
@@ -83,19 +83,19 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
     """
 
     dataset: MultiEpochDataset[T_co]
-    """What to draw from; indexed by EpochIndex."""
+    """The dataset to draw from, indexed by EpochIndex."""
 
     num_epochs: int | None = None
-    """How often each sample is drawn; after construction also set if num_samples was given."""
+    """Number of epochs; set by the constructor if not given."""
 
     num_samples: int | None = None
-    """How many samples are drawn in all; after construction also set if num_epochs was given."""
+    """Number of samples over all epochs; set by the constructor if not given."""
 
     shuffle: bool = True
-    """Whether each epoch has an order of its own, or that of the dataset."""
+    """Whether to shuffle each epoch; if False, all epochs have the order of the dataset."""
 
     seed: int = 42
-    """Any integer that is not negative; decides the orders."""
+    """Seed of the orders; any integer that is not negative."""
 
     def __post_init__(self) -> None:
         if self.num_epochs is not None and self.num_samples is not None:
@@ -127,7 +127,7 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
         rng = np.random.default_rng(self.seed)
         self.epoch_seeds = rng.integers(0, np.iinfo(np.int32).max, size=self.num_epochs)
         nothing = np.empty(0, np.int64)
-        # A first index, and where it and the next ones are.
+        # A first index, and the mapped EpochIndex of this index and of the next ones.
         self._ahead = 0, self._located(nothing, nothing)
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
         return self.dataset[self._global_index_to_permuted_local_index(index)]
 
     def __getitems__(self, indices: list[int]) -> list[T_co]:
-        """Return the samples at these indices, as PyTorch's loader asks for them."""
+        """Return the samples at these indices; PyTorch's loader calls this."""
         return fetch_samples(self.dataset, self._locate(indices))
 
     def get_batch(self, indices: IntArray) -> Any:
@@ -149,12 +149,12 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
         return fetch_batch(self.dataset, self._locate(indices))
 
     def positions_of(self, idx: int) -> IntArray:
-        """Return the indices at which sample `idx` of the dataset is drawn, ascending.
+        """Return the indices at which sample `idx` of the dataset is drawn, in ascending order.
 
-        It answers what a run that went wrong asks first: when was this sample seen?
+        For debugging: the result tells when training used a sample.
 
         Returns:
-            int64, one for each epoch but a last one that was cut short before the sample.
+            int64; one index per epoch, except for a last epoch that ends before the sample.
         """
         idx = check_index(idx, self._epoch_length)
         within = inverse_permute(idx, self._epoch_length, self.epoch_seeds) if self.shuffle else idx
@@ -176,7 +176,7 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
             check_indices(indices, len(self))
             start, last = int(indices.min()), int(indices.max())
             if not self.shuffle or last - start >= min(2 * indices.size, _AHEAD):
-                return self._locate_directly(indices)  # read in no order: nothing to prepare
+                return self._locate_directly(indices)  # random order: mapping ahead is no use
             ahead = self._locate_directly(np.arange(start, min(start + _AHEAD, len(self))))
             self._ahead = start, ahead
             at = indices - start
@@ -185,7 +185,7 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
     def _locate_directly(self, indices: IntArray) -> Located:
         epochs, idxs = np.divmod(indices, self._epoch_length)
         if self.shuffle:
-            one_epoch = epochs.min() == epochs.max()  # one seed for all is faster
+            one_epoch = epochs.min() == epochs.max()  # `permute` is faster with a single seed
             seeds = int(self.epoch_seeds[epochs[0]]) if one_epoch else self.epoch_seeds[epochs]
             idxs = permute(idxs, self._epoch_length, seeds)
         return self._located(epochs, idxs)
@@ -198,26 +198,26 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
 
 @dataclass
 class MultiEpochDatasetWrapper(Dataset[U_co], Generic[T, U_co], ABC):
-    """Makes a dataset indexed by integers into one indexed by `EpochIndex`.
+    """Wraps a dataset indexed by integers in one indexed by `EpochIndex`.
 
-    The dataset inside must give the same sample for the same index. Random effects go into
-    `apply_transform`, which must give the same result for the same sample and EpochIndex; see
+    The wrapped dataset must return equal samples for equal indices. Random effects belong in
+    `apply_transform`, which must return equal results for equal samples and EpochIndex; see
     `megakit.data.random_effects`.
     """
 
     dataset: SizedDataset[T]
-    """What gives the samples; indexed by integers."""
+    """The wrapped dataset, indexed by integers."""
 
     @abstractmethod
     def apply_transform(self, sample: T, index: EpochIndex[int]) -> U_co:
-        """Turn a sample into what is trained on in this epoch."""
+        """Return the sample with this epoch's random effects."""
         raise NotImplementedError
 
     def apply_transform_batch(self, batch: Any, index: EpochIndex[IntArray]) -> Any:
-        """Do the same to a collated batch; optional, and quicker where written with arrays.
+        """Apply the transform to a collated batch; optional, and faster if written with arrays.
 
-        It must give what collating the transformed samples would. Without it, or in a subclass that
-        changes `apply_transform` alone, batches are transformed sample by sample.
+        The result must equal the collated transformed samples. Without this method, or in a
+        subclass that overrides only `apply_transform`, samples are transformed one by one.
         """
         raise NotImplementedError
 
@@ -229,7 +229,7 @@ class MultiEpochDatasetWrapper(Dataset[U_co], Generic[T, U_co], ABC):
         return self.apply_transform(self.dataset[index.idx], index)
 
     def __getitems__(self, indices: Any) -> list[U_co]:
-        """Return the samples at these EpochIndex, as PyTorch's loader asks for them."""
+        """Return the samples at these EpochIndex; PyTorch's loader calls this."""
         checked = [check_epoch_index(index, len(self)) for index in indices]
         samples = fetch_samples(self.dataset, np.array([index.idx for index in checked], np.int64))
         return list(map(self.apply_transform, samples, checked))
@@ -243,19 +243,19 @@ class MultiEpochDatasetWrapper(Dataset[U_co], Generic[T, U_co], ABC):
 
 
 class BatchedMultiEpochDatasetWrapper(MultiEpochDatasetWrapper[T, U_co]):
-    """One whose transform is written for batches alone: a sample is transformed as a batch of one.
+    """A wrapper with a transform for batches only; it transforms a sample as a batch of one.
 
-    For random effects on tensors, by `uniform`, that is the whole work. Numbers in a sample come
-    out as tensors without dimensions.
+    Use it for random effects on tensors, with `uniform` or `bernoulli`. Numbers in a sample become
+    tensors without dimensions.
     """
 
     @abstractmethod
     def apply_transform_batch(self, batch: Any, index: EpochIndex[IntArray]) -> Any:
-        """Turn a collated batch into what is trained on; `index` has two int64 fields (B,)."""
+        """Return the batch with its random effects; `index` has two int64 fields (B,)."""
         raise NotImplementedError
 
     def apply_transform(self, sample: T, index: EpochIndex[int]) -> U_co:
-        """Return the sample that is transformed in a batch of its own."""
+        """Transform a sample as a batch of one."""
         place = EpochIndex(np.array([index.epoch]), np.array([index.idx]))
         return cast(U_co, _first(self.apply_transform_batch(default_collate([sample]), place)))
 
@@ -272,12 +272,12 @@ def _first(batch: Any) -> Any:
 
 
 class IdentityMultiEpochDatasetWrapper(MultiEpochDatasetWrapper[T, T]):
-    """The same samples in every epoch: no transform at all."""
+    """A wrapper without a transform: the samples are equal in every epoch."""
 
     def apply_transform(self, sample: T, index: EpochIndex[int]) -> T:
-        """Return the sample as it is."""
+        """Return the sample unchanged."""
         return sample
 
     def apply_transform_batch(self, batch: Any, index: EpochIndex[IntArray]) -> Any:
-        """Return the batch as it is."""
+        """Return the batch unchanged."""
         return batch

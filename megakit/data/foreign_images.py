@@ -1,6 +1,6 @@
-"""Reads pictures and arrays that anybody may have made, within bounds that are checked first.
+"""Reads pictures and arrays from untrusted files; checks their sizes before decoding.
 
-Numpy and Pillow are imported only when there is something to read.
+Numpy and Pillow are imported only when a file is read.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_FILES = 100_000
-"""Files in a folder of pictures, and pictures in an array."""
+"""Largest number of files in a folder of pictures, and of pictures in an array."""
 FILE_BYTES = 128 << 20
-"""Size of a picture's file."""
+"""Largest size of a picture file."""
 PIXELS = 50_000_000
-"""Pixels of a picture: what the largest common cameras make."""
+"""Largest number of pixels of a picture, as the largest common cameras have."""
 SIDE = 20_000
-"""Height or width of a picture, in pixels."""
+"""Largest height and width of a picture, in pixels."""
 SCANS = 1000
-"""Scans of a JPEG picture, each of which is decoded in the size of the whole; some ten are usual.
-A video that a phone appends to a JPEG file can contain the same bytes and is counted too."""
+"""Largest number of scans of a JPEG picture. Usual are about ten; decoding each scan takes the time
+of a whole picture. Scan markers in a video that a phone appends to a JPEG file are counted, too."""
 
 
 def list_folder(folder: Path) -> list[Path]:
-    """Lists a folder in the order of names, without hidden files.
+    """Lists a folder's entries in the order of their names, without hidden ones.
 
     Raises:
         OSError: The folder cannot be read.
-        ValueError: It holds more than `MOST_FILES`.
+        ValueError: The folder contains more than `MOST_FILES` entries.
     """
     names: list[str] = []
     with os.scandir(folder) as entries:
@@ -48,26 +48,26 @@ def list_folder(folder: Path) -> list[Path]:
 
 
 def read_image(path: Path, formats: tuple[str, ...] = ("PNG", "JPEG")) -> Image:
-    """Decodes a picture, turned as its camera says; of an animation, the first frame.
+    """Decodes a picture and rotates it by its EXIF orientation; reads an animation's first frame.
 
     Args:
-        path: A regular file, or a link to one.
-        formats: Pillow's names of the formats that are accepted, whatever the file's name.
+        path: A regular file, or a link to a regular file.
+        formats: Pillow's names of the accepted formats. The suffix of the name has no effect.
 
     Raises:
-        ValueError: It has none of the formats, or is too large.
-        Exception: It cannot be read or is damaged; Pillow lets through whatever its decoders
-            stumble over.
+        ValueError: The file has none of the formats, or the picture is too large.
+        Exception: The file cannot be read or is damaged; Pillow's decoders raise exceptions of any
+            type.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     content = read_regular_file(path, FILE_BYTES)
     bound = f"scale it down to {PIXELS:,} pixels at most, and {SIDE:,} a side"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Pillow's own bounds, which are wider
+        warnings.simplefilter("ignore")  # Pillow warns by its own, larger limits
         try:
             file = Image.open(io.BytesIO(content), formats=formats)
-        except UnidentifiedImageError:  # whose own message names an object in memory
+        except UnidentifiedImageError:  # Pillow's message names the BytesIO object
             raise ValueError(f"neither {' nor '.join(formats)}") from None
         except Image.DecompressionBombError:
             raise ValueError(bound) from None
@@ -81,20 +81,21 @@ def read_image(path: Path, formats: tuple[str, ...] = ("PNG", "JPEG")) -> Image:
 
 
 def read_array(path: Path, shape: tuple[int, ...], limit: int) -> NDArray[np.generic]:
-    """Reads a `.npy` file of uint8 or floats, by the size that its header promises.
+    """Reads a `.npy` file of uint8 or floats, and checks its size against its header.
 
     Args:
-        path: A regular file, or a link to one.
-        shape: Of the array without its first dimension, which may be up to `MOST_FILES`.
-        limit: Bytes that the file may have at most.
+        path: A regular file, or a link to a regular file.
+        shape: Shape of the array without the first dimension. The first dimension is between 1 and
+            `MOST_FILES`.
+        limit: Largest size of the file, in bytes.
 
     Returns:
-        The array, read-only. No memory is used beyond the file's content.
+        The array, read-only. It uses the memory of the file's content, without a copy.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It has another shape or type, or another size than its header says.
-        Exception: Its header is damaged; numpy lets through what its parser stumbles over.
+        ValueError: The array has another shape or type, or the file's size contradicts its header.
+        Exception: The header is damaged; numpy's parser raises exceptions of several types.
     """
     import numpy as np
 
@@ -114,13 +115,13 @@ def read_array(path: Path, shape: tuple[int, ...], limit: int) -> NDArray[np.gen
 
 
 def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Shape, order and type of the array in a `.npy` file."""
+    """Reads shape, order (True for Fortran) and type from the header of a `.npy` file."""
     from numpy.lib import format as npy_format
 
     npy: Any = npy_format
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of headers that Python 2 wrote
+        warnings.simplefilter("ignore")  # numpy warns about headers written by Python 2
         version = npy.read_magic(file)
         if version == (1, 0):
             return npy.read_array_header_1_0(file)

@@ -1,13 +1,13 @@
-"""SplitMix64 as a function of a counter: random numbers in any order, the same everywhere.
+"""Computes the random numbers of SplitMix64 by their number, in any order, on any platform.
 
 Source: Guy Steele, Doug Lea, Christine Flood, "Fast Splittable Pseudorandom Number Generators",
-OOPSLA 2014. That generator's state is a counter that grows by a constant, its output a hash of the
-state ("mix13", a finaliser found by David Stafford), so its n-th output costs the same for every n.
-It passes TestU01's BigCrush; 64-bit integer arithmetic is all it needs. Two keys are two places in
-one row of 2**64 numbers; as keys are hashes, stretches of n and m numbers overlap with probability
-(n + m) / 2**64.
+OOPSLA 2014. The generator's state is a counter that grows by a constant. The output is a hash of
+the state ("mix13", a finalizer by David Stafford), so every output takes the same time. SplitMix64
+passes TestU01's BigCrush and needs only 64-bit integer arithmetic. All keys share one cyclic
+sequence of 2**64 numbers; a key is a position in this sequence. As keys are hashes, n numbers of
+one key and m numbers of another overlap with probability (n + m) / 2**64.
 
-Each function works on arrays of uint64 and on Python's ints alike.
+Each function accepts arrays of uint64 and Python's ints.
 """
 
 from functools import lru_cache
@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 
 MASK = 2**64 - 1
-GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, made odd: the counter's stride
+GOLDEN = 0x9E3779B97F4A7C15  # increment of the counter: 2**64 / golden ratio, rounded to odd
 
 
 def mix64(z: Any) -> Any:
-    """Hash 64 bits to 64 bits, one to one; in place on arrays."""
-    mask = (
-        MASK if isinstance(z, int) else None
-    )  # arrays of uint64 drop the bits above by themselves
+    """Hash 64 bits to 64 bits, one to one; changes arrays in place."""
+    mask = MASK if isinstance(z, int) else None  # uint64 arithmetic wraps around without a mask
     z ^= z >> 30
     z *= 0xBF58476D1CE4E5B9
     if mask:
@@ -37,18 +35,20 @@ def mix64(z: Any) -> Any:
 
 
 def stream(key: Any, counter: Any) -> Any:
-    """Return output number `counter` (from 0) of the generator that starts at `key`."""
+    """Return output number `counter`, from 0, of the generator with the start state `key`."""
     return mix64(key + (counter + 1) * GOLDEN & MASK)
 
 
 def absorb(key: Any, word: Any) -> Any:
-    """Return a new key that depends on the old one and a word."""
+    """Return a new key that depends on a key and a word of 64 bits."""
     return mix64((key ^ word) + GOLDEN & MASK)
 
 
 @lru_cache(maxsize=64)
 def key_of(seed: int) -> int:
-    """Turn a seed of any size into a key of 64 bits, by numpy's SeedSequence (stable by promise).
+    """Convert a seed of any size to a key of 64 bits, by numpy's SeedSequence.
+
+    Numpy guarantees that SeedSequence does not change between versions.
 
     Raises:
         ValueError: If the seed is negative.

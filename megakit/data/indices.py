@@ -1,8 +1,8 @@
-"""What datasets are indexed by, and the checks that every index passes.
+"""Defines the index types of datasets, and checks indices.
 
-A float, a boolean or a slice as an index is a mistake that Python and numpy would partly let pass
-(`True` is 1, `3.0 in range(5)` holds); here each is a TypeError, and a number outside the dataset,
-negative ones included, an IndexError.
+A float, a boolean or a slice as an index is an error. Python and numpy accept some of them: `True`
+is 1, `3.0 in range(5)` is true. The checks here raise a TypeError for them. For an index outside
+the dataset, including negative indices, the checks raise an IndexError.
 """
 
 import operator
@@ -18,7 +18,7 @@ IndexT = TypeVar("IndexT", int, IntArray)
 
 
 class EpochIndex(NamedTuple, Generic[IndexT]):
-    """Which sample, in which epoch; with arrays as fields, a batch of such pairs."""
+    """A pair of epoch and sample index; with arrays as fields, a batch of pairs."""
 
     epoch: IndexT
     """The epoch, from 0; an int, or int64 of shape (B,)."""
@@ -28,21 +28,21 @@ class EpochIndex(NamedTuple, Generic[IndexT]):
 
 
 class Located(EpochIndex[IntArray]):
-    """A batch's EpochIndex that was worked out, and so is known to be within a dataset."""
+    """An EpochIndex of a batch whose indices are known to be valid for a dataset's length."""
 
     length: int
-    """That dataset's length."""
+    """The dataset's length."""
 
 
 def as_int(value: Any, name: str) -> int:
-    """Return an integer of any kind (numpy's, too) as an int.
+    """Return an integer of any type, also of numpy, as an int.
 
     Raises:
-        TypeError: If it is a bool, a float, a slice or anything else.
+        TypeError: If the value is a bool or is not an integer.
     """
     if type(value) is int:
         return value
-    # A tensor of booleans would pass operator.index; numpy's already refuse.
+    # operator.index accepts a boolean tensor, but raises an error for a boolean of numpy.
     if not isinstance(value, bool) and "bool" not in str(getattr(value, "dtype", "")):
         try:
             return operator.index(value)
@@ -52,11 +52,11 @@ def as_int(value: Any, name: str) -> int:
 
 
 def check_index(index: Any, length: int) -> int:
-    """Return an index into a dataset as an int.
+    """Return an index of a dataset as an int.
 
     Raises:
-        TypeError: If it is not an integer.
-        IndexError: If it is not in [0, length).
+        TypeError: If the index is not an integer.
+        IndexError: If the index is not in [0, length).
     """
     number = as_int(index, "The index")
     if not 0 <= number < length:
@@ -65,10 +65,10 @@ def check_index(index: Any, length: int) -> int:
 
 
 def as_int_array(values: Any, name: str) -> NDArray[Any]:
-    """Return integers (an array, a list, a tensor) as an array of an integer type, any shape.
+    """Return an array, list or tensor of integers as an array of the same shape.
 
     Raises:
-        TypeError: If they are booleans, floats or anything else.
+        TypeError: If the values are not integers; booleans are not integers here.
     """
     array = np.asarray(values)
     if array.dtype.kind not in "iu" and not (array.size == 0 and isinstance(values, list | tuple)):
@@ -77,10 +77,10 @@ def as_int_array(values: Any, name: str) -> NDArray[Any]:
 
 
 def as_indices(indices: Any) -> IntArray:
-    """Return the indices of a batch as int64 of shape (B,); the array itself if it is that already.
+    """Return the indices of a batch as int64 of shape (B,), without a copy if possible.
 
     Raises:
-        TypeError: If they are not integers, or not in one dimension.
+        TypeError: If the indices are not integers, or have not one dimension.
     """
     given = as_int_array(indices, "The indices of a batch")
     if given.ndim != 1:
@@ -89,30 +89,30 @@ def as_indices(indices: Any) -> IntArray:
 
 
 def check_indices(indices: Any, length: int) -> IntArray:
-    """Return the indices of a batch as `as_indices` does.
+    """Return the indices of a batch as int64 of shape (B,), after checking their range.
 
     Raises:
-        TypeError: If they are not integers, or not in one dimension.
-        IndexError: If one of them is not in [0, length).
+        TypeError: If the indices are not integers, or have not one dimension.
+        IndexError: If an index is not in [0, length).
     """
     array = as_indices(indices)
     if not all_below(array, length):
-        given = np.asarray(indices)  # in which a number beyond int64 is still itself
+        given = np.asarray(indices)  # for the message: `array` may have wrapped a uint64 to int64
         check_index(int(given.min()), length)
         check_index(int(given.max()), length)
     return array
 
 
 def all_below(array: IntArray, length: int) -> bool:
-    """Tell whether all are in [0, length); seen as unsigned, a negative one is a huge one."""
+    """Tell whether all are in [0, length). A negative index viewed as uint64 exceeds any length."""
     return not array.size or int(array.view(np.uint64).max()) < length
 
 
 def check_epoch_index(index: Any, length: int) -> EpochIndex[int]:
-    """Return an EpochIndex, or anything with its two fields, with ints in it.
+    """Return an EpochIndex of ints from an object with the fields `epoch` and `idx`.
 
     Raises:
-        TypeError: If it has not the two fields, or they are not integers.
+        TypeError: If a field is missing or is not an integer.
         IndexError: If `idx` is not in [0, length), or `epoch` is negative.
     """
     epoch, idx = _fields(index)
@@ -123,10 +123,10 @@ def check_epoch_index(index: Any, length: int) -> EpochIndex[int]:
 
 
 def check_epoch_indices(indices: Any, length: int) -> EpochIndex[IntArray]:
-    """Return a batch's EpochIndex with int64 fields of shape (B,).
+    """Return the EpochIndex of a batch with int64 fields of shape (B,).
 
     Raises:
-        TypeError: If it has not the two fields, or they are not integers of one shape (B,).
+        TypeError: If a field is missing, or the fields are not integers of the same shape (B,).
         IndexError: If an `idx` is not in [0, length), or an `epoch` is negative.
     """
     if isinstance(indices, Located) and indices.length == length:
@@ -149,7 +149,7 @@ def _fields(index: Any) -> tuple[Any, Any]:
 
 
 def each(indices: IntArray | EpochIndex[IntArray]) -> Iterator[int | EpochIndex[int]]:
-    """Walk a batch's indices one by one, as ints or as EpochIndex of ints."""
+    """Iterate over a batch's indices, as ints or as EpochIndex of ints."""
     if isinstance(indices, tuple):
         return map(EpochIndex, indices.epoch.tolist(), indices.idx.tolist())
     return iter(indices.tolist())

@@ -1,4 +1,4 @@
-"""From indices to batches, in as few operations as the dataset allows."""
+"""Builds data loaders that fetch whole batches and mark padding."""
 
 import atexit
 import functools
@@ -16,12 +16,12 @@ from megakit.data.batches import fetch_batch, fetch_samples
 from megakit.runtime.shared_memory import check_room, end_if_it_cannot_hand_over
 from megakit.runtime.signals import ignore_signals
 
-#: Seconds without a batch after which workers count as hung, unless the template has a timeout.
+#: Seconds to wait for a batch of the workers, unless the template has a timeout.
 PATIENCE = 600
 
 
 class BatchSampler(Protocol):
-    """Yields arrays of indices of one size; negative ones are padding."""
+    """Yields arrays of indices, all of the same size; negative indices are padding."""
 
     num_samples: int
     end: int
@@ -32,7 +32,7 @@ class BatchSampler(Protocol):
 
 
 class _WholeBatches(Dataset[Any]):
-    """Gives torch's loader finished batches: it asks for a list, and collates nothing after."""
+    """Wraps a dataset so that `__getitems__` returns a collated batch instead of a list."""
 
     def __init__(self, dataset: Any, padding_weight: float | None, collate: Any = None) -> None:
         self.dataset = dataset
@@ -46,7 +46,7 @@ class _WholeBatches(Dataset[Any]):
         if self.padding_weight is None:
             return self._fetch(indices)
         is_sample = indices >= 0
-        # Padding repeats sample 0: any real one will do, since its weight is nought.
+        # Padding repeats sample 0. Any sample is possible here, as the weight of padding is 0.
         batch = self._fetch(np.where(is_sample, indices, 0))
         if not isinstance(batch, dict):
             raise TypeError(
@@ -54,7 +54,7 @@ class _WholeBatches(Dataset[Any]):
                 "that batch['loss_mask'] can mark padding. Return dicts from __getitem__."
             )
         weights = torch.from_numpy(is_sample * np.float32(self.padding_weight))
-        if "loss_mask" in batch:  # the dataset's own, of one weight per token, say
+        if "loss_mask" in batch:  # from the dataset, for example with one weight per token
             mask = batch["loss_mask"]
             weights = mask * weights.view(-1, *[1] * (mask.dim() - 1))
         return {**batch, "loss_mask": weights}
@@ -65,17 +65,17 @@ class _WholeBatches(Dataset[Any]):
         return self.collate(fetch_samples(self.dataset, indices))
 
 
-#: Those that were made: each is to be registered once.
+#: Iterators whose workers are already registered to be ended at exit.
 _ITERATORS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _Loader(DataLoader):
-    """Skips torch's iterator, which takes as long as a batch, where there are no workers."""
+    """Skips torch's iterator if there are no workers, as it takes as long as a batch."""
 
     def __iter__(self) -> Any:
         if self.num_workers or self.pin_memory:
             iterator = super().__iter__()
-            if iterator not in _ITERATORS:  # persistent workers keep theirs
+            if iterator not in _ITERATORS:  # persistent workers have the same iterator again
                 _ITERATORS.add(iterator)
                 atexit.register(_end_workers, weakref.ref(iterator))
             return iterator
@@ -89,17 +89,17 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _end_workers(reference: weakref.ref[Any]) -> None:
-    """Ends the workers of an iterator that is left at the exit of the program.
+    """Ends an iterator's workers when the program exits.
 
-    Python would send them SIGTERM, which they ignore, and wait for them for ever.
+    Otherwise Python sends the workers SIGTERM, which they ignore, and waits for them without end.
     """
     if (iterator := reference()) is not None:
-        iterator._shutdown_workers()  # as torch does where an iterator is dropped
+        iterator._shutdown_workers()  # torch calls this when an iterator is deleted
 
 
 def _begin_worker(begin: Callable[[int], Any] | None, worker: int) -> None:
-    # A terminal, `scancel` or systemd signals all processes of a job. The training process answers,
-    # and needs batches until its step and its validation are done.
+    # A terminal, `scancel` or systemd signals all processes of a job. The training process handles
+    # the signal, and needs batches until it has completed its step and its validation.
     ignore_signals()
     end_if_it_cannot_hand_over()
     if begin is not None:
@@ -109,19 +109,19 @@ def _begin_worker(begin: Callable[[int], Any] | None, worker: int) -> None:
 def make_loader(
     template: DataLoader, sampler: BatchSampler, mark_padding: bool = False
 ) -> DataLoader:
-    """A loader over the template's dataset, in the sampler's order.
+    """Builds a loader for the template's dataset, in the sampler's order.
 
-    A batch comes from the dataset's `get_batch` where it has one, else samples are collated; a
-    `collate_fn` of the template's own is used as it is.
+    Batches come from the dataset's `get_batch`. Without `get_batch`, samples are collated. If the
+    template has its own `collate_fn`, samples are collated by it.
 
     Args:
-        template: A torch DataLoader with its dataset, workers and collation.
-        sampler: Which indices each batch holds.
-        mark_padding: Whether to add `batch["loss_mask"]`, float32 (batch,): 0 for padding, and for
-            each sample the number of slots, padding included, over the number of samples. Its mean
-            over all batches is 1, so that plain means of `mask * loss` over micro batches, ranks
-            and steps come out as the mean over samples, whatever the layout. A `loss_mask` that
-            the dataset gives, (batch, ...), is multiplied by it.
+        template: A torch DataLoader that defines the dataset, the workers and the collation.
+        sampler: Yields the indices of each batch.
+        mark_padding: Whether to add `batch["loss_mask"]`, float32 (batch,). The mask is 0 for
+            padding. For samples it is padded length divided by number of samples, so that the mask
+            averages 1 over all batches. Means of `mask * loss` over micro batches, ranks and steps
+            are then the mean over samples, under every layout. If the dataset returns a
+            `loss_mask`, (batch, ...), the two masks are multiplied.
 
     Raises:
         UserError: The workers' batches do not fit into shared memory.
@@ -146,11 +146,12 @@ def make_loader(
         collate_fn=_as_it_is,
         num_workers=template.num_workers,
         pin_memory=template.pin_memory,
-        # torch draws the workers' seeds from it, else from the generator that dropout uses, too.
+        # For the workers' seeds. Without it, torch draws them from the global generator, which
+        # dropout uses, too.
         generator=template.generator or torch.Generator(),
         **workers,
     )
-    # One batch tells how much the workers will need, before they wait for what is not there.
+    # The size of one batch shows whether shared memory suffices, before the workers need it.
     for indices in itertools.islice(sampler, loader.num_workers and 1):
         check_room(loader, whole_batches.__getitems__(indices))
     return loader

@@ -1,18 +1,20 @@
-"""Kensler's hashed permutation: a shuffle of any length that costs no memory.
+"""Shuffles a range of any length without memory, by Kensler's hashed permutation.
 
-`permute(i, length, seed)` says where position i of a shuffled range comes from, without the
-shuffled range ever existing. Source: Andrew Kensler, "Correlated Multi-Jittered Sampling", Pixar
-Technical Memo 13-01, 2013, whose `permute` works on 32-bit words; the values here are those of
-`bionemo.core.data.permute` in bionemo-core 2.4.5 (Apache-2.0) for every length up to 2**32.
+`permute(i, length, seed)` returns element i of a shuffled range, without computing the whole range.
+Source: Andrew Kensler, "Correlated Multi-Jittered Sampling", Pixar Technical Memo 13-01, 2013. His
+`permute` works on 32-bit words. For every length up to 2**32, the values here equal those of
+`bionemo.core.data.permute` in bionemo-core 2.4.5 (Apache-2.0).
 
-How it works. Let k be the number of bits of `length - 1`. Each of the steps below maps the integers
-modulo 2**k one to one onto themselves: XOR with a key; multiplication by an odd number; XOR with
-oneself shifted right. So does their sequence. What lands at or above `length` is hashed again until
-it falls below ("cycle walking"), which keeps the map one to one and takes two turns on average at
-most. A rotation by the seed comes last. All arithmetic is modulo 2**k, so the width of the machine
-word does not show in the result: 32-bit words are used where k allows, because they are twice as
-fast, and 64-bit words above, which is where the two sources stop being one to one. Seeds may have
-any size: what enters is the seed shifted right by a few bits, modulo 2**k, and modulo the length.
+The algorithm. Let k be the number of bits of `length - 1`. The hash consists of steps that map the
+integers modulo 2**k one to one onto themselves: XOR with a key; multiplication by an odd number;
+XOR of a number with itself shifted right. So the hash is one to one, too. A result at or above
+`length` is hashed again until it is below `length` ("cycle walking"). This keeps the map one to one
+and takes at most two hashes on average. Finally, the seed is added modulo `length`.
+
+All arithmetic is modulo 2**k, so the result does not depend on the width of the machine word. If k
+is at most 32, the code uses 32-bit words, which are twice as fast. Otherwise it uses 64-bit words;
+for such lengths the two sources are not one to one. Seeds may have any size: the steps use the seed
+shifted right by several numbers of bits, modulo 2**k, and the seed modulo `length`.
 """
 
 from collections.abc import Callable
@@ -25,12 +27,13 @@ from megakit.data.indices import Int, IntArray, as_int, as_int_array
 
 MAX_LENGTH = 2**63 - 1
 
-# Lanes hashed at a time. They and one temporary (1 MiB in all) stay in a core's caches; smaller
-# blocks lose more to numpy's cost per call, above all while the last few lanes are walking.
+# Number of lanes (elements) hashed at a time. A block and one temporary array, 1 MiB in all, fit in
+# a core's caches. Smaller blocks are slower, because numpy's cost per call grows; this matters most
+# while the last lanes are hashed again.
 _BLOCK = 65536
 
-# A step is a function (x, operand, mask) -> x. Each works in place on arrays and by rebinding on
-# Python's ints, so that one definition serves both.
+# A step is a function (x, operand, mask) -> x. The augmented assignments change arrays in place and
+# rebind ints, so that one definition works for both.
 _Step = tuple[Callable[[Any, Any, Any], Any], Any]
 
 
@@ -60,7 +63,7 @@ def _unfold(x: Any, shift: Any, mask: Any) -> Any:
 
 
 def _forward_steps(seed: Any, mask: int) -> list[_Step]:
-    """List the hash's steps for one seed (an int) or for each lane's own (uint64 array)."""
+    """List the hash's steps for one seed (an int), or for one seed per lane (uint64 array)."""
     return [
         (_xor, seed & mask),
         (_multiply, 0xE170893D & mask),
@@ -81,7 +84,7 @@ def _forward_steps(seed: Any, mask: int) -> list[_Step]:
 
 
 def _inverse_steps(seed: Any, mask: int) -> list[_Step]:
-    """List the steps that undo those of `_forward_steps`."""
+    """List the inverse steps of `_forward_steps`, in reverse order."""
     undo: dict[Any, Callable[[Any], _Step]] = {
         _xor: lambda key: (_xor, key),
         _multiply: lambda factor: (_multiply, _inverse_factor(factor, mask)),
@@ -92,7 +95,7 @@ def _inverse_steps(seed: Any, mask: int) -> list[_Step]:
 
 def _inverse_factor(factor: Any, mask: int) -> Any:
     """Invert odd numbers modulo mask + 1, a power of two, by Newton's iteration."""
-    inverse = factor  # right in 3 bits, since the square of an odd number is 1 modulo 8
+    inverse = factor  # correct in 3 bits, because the square of an odd number is 1 modulo 8
     for _ in range(5):  # 6, 12, 24, 48, 96 bits
         inverse = inverse * (2 - factor * inverse) & mask
     return inverse
@@ -115,13 +118,13 @@ def _walk(
     length: int,
     seed: int | NDArray[np.uint64],
 ) -> NDArray[np.uint64]:
-    """Hash a block of lanes, then again those that are not yet below `length`."""
+    """Hash a block of lanes; hash lanes again until all are below `length`."""
     mask = _mask_of(length)
     dtype = np.uint32 if mask < 2**32 else np.uint64
 
     def steps_of(lanes: Any) -> list[_Step]:
         lane_seeds = seed if isinstance(seed, int) else seed[lanes]
-        # Operands in the lanes' own type, as numpy is slow with Python's ints.
+        # Operands get the type of the lanes, because numpy is slow with Python's ints.
         return [(step, np.asarray(key, dtype)) for step, key in make_steps(lane_seeds, mask)]
 
     typed_mask, last = dtype(mask), dtype(length - 1)
@@ -141,7 +144,7 @@ def _walk(
 def _rotate(x: NDArray[np.uint64], by: Any, length: int) -> NDArray[np.uint64]:
     """Return (x + by) % length for x and by below `length`."""
     total = x + np.asarray(by, np.uint64)
-    return np.minimum(total, total - np.uint64(length))  # below zero it wraps to a huge number
+    return np.minimum(total, total - np.uint64(length))  # a negative difference wraps to huge
 
 
 def _map_block(
@@ -216,22 +219,22 @@ def permute(index: NDArray[Any], length: Int, seed: Int | NDArray[Any]) -> IntAr
 @overload
 def permute(index: Int, length: Int, seed: NDArray[Any]) -> IntArray: ...
 def permute(index: Any, length: Any, seed: Any) -> int | IntArray:
-    """Return what stands at a position of a range shuffled by a seed, in O(1) time and memory.
+    """Return the element at a position of a shuffled range, in O(1) time and memory.
 
     Args:
-        index: A position in [0, length), or an array of them in any shape.
-        length: How many there are, from 1 (which gives 0) to 2**63 - 1.
-        seed: Any integer that is not negative; or an array of them, below 2**64, one for each
-            index (the shapes broadcast).
+        index: A position in [0, length), or an array of positions in any shape.
+        length: Length of the range, from 1 to 2**63 - 1.
+        seed: Seed of the shuffle, any integer that is not negative; or an array of seeds below
+            2**64, one for each index (the shapes broadcast).
 
     Returns:
-        The number in [0, length) at that position: an int, or int64 in the shape of the arrays. For
+        The number in [0, length) at this position: an int, or int64 in the shape of the arrays. For
         a given length and seed the map is one to one.
 
     Raises:
-        TypeError: If anything is not an integer; booleans are not.
-        ValueError: If an index is outside [0, length), the length outside [1, 2**63), or a seed
-            negative.
+        TypeError: If an argument is not an integer; booleans are not integers here.
+        ValueError: If an index is outside [0, length), the length is outside [1, 2**63), or a seed
+            is negative.
     """
     return _map(index, length, seed, inverse=False)
 
@@ -243,9 +246,9 @@ def inverse_permute(index: NDArray[Any], length: Int, seed: Int | NDArray[Any]) 
 @overload
 def inverse_permute(index: Int, length: Int, seed: NDArray[Any]) -> IntArray: ...
 def inverse_permute(index: Any, length: Any, seed: Any) -> int | IntArray:
-    """Return the position at which `permute`, with this length and seed, gives `index`.
+    """Return the position of the element `index` in a shuffled range; the inverse of `permute`.
 
-    It tells when a sample was seen: `inverse_permute(permute(i, n, seed), n, seed) == i`.
-    Arguments, result and errors are those of `permute`.
+    `inverse_permute(permute(i, n, seed), n, seed) == i`. Use it to find when training used a
+    sample. Arguments, result and errors are those of `permute`.
     """
     return _map(index, length, seed, inverse=True)

@@ -1,19 +1,20 @@
-"""Random effects the right way: random numbers that belong to (seed, epoch, index).
+"""Draws random numbers for random effects of samples, from (seed, epoch, index) only.
 
-THE pattern for masking, noise, crops, dropped pixels: take the random numbers of a sample from its
-seed, epoch and index, and from nothing else. Then every model-parallel rank sees the same sample, a
-restart and any number of workers change nothing, and yet each epoch differs. Never call
-`torch.manual_seed`, nor draw from torch's, numpy's or random's global generators in a dataset:
-Megatron seeds dropout and initial weights through torch's, and shares it with whatever runs in the
-same process.
+The pattern for masking, noise, crops and dropped pixels: compute the random numbers of a sample
+from seed, epoch and index, and from nothing else. Then all ranks of a model replica get equal
+samples, restarts and the number of workers have no effect, and epochs differ. In a dataset, never
+call `torch.manual_seed`, and never draw from the global generators of torch, numpy or random.
+Megatron draws dropout and initial weights from torch's global generator, which all code of the
+process shares.
 
     class DropPixels(MultiEpochDatasetWrapper):
         def apply_transform(self, sample, index):
             rng = sample_generator(seed, index.epoch, index.idx)  # a numpy Generator
             return sample * (rng.random(sample.shape) >= 0.2)
 
-In batches, where one generator per sample would be the slowest part of training, `uniform` and
-`bernoulli` give the numbers of all samples at once; alone or in any batch, a sample gets the same.
+For batches, one generator per sample would be the slowest part of training. `uniform` and
+`bernoulli` compute the numbers of all samples at once. A sample gets the same numbers alone and in
+any batch.
 
     def apply_transform(self, sample, index):
         kept = bernoulli(0.8, seed, index.epoch, index.idx, tuple(sample.shape))
@@ -23,7 +24,8 @@ In batches, where one generator per sample would be the slowest part of training
         kept = bernoulli(0.8, seed, index.epoch, index.idx, tuple(batch.shape[1:]))
         return batch * torch.from_numpy(kept)
 
-Give each effect of a sample a seed of its own: equal arguments give equal numbers.
+If a sample has several random effects, use a different seed for each: equal arguments give equal
+numbers.
 """
 
 import math
@@ -35,16 +37,16 @@ from numpy.typing import NDArray
 from megakit.data.hashing import GOLDEN, absorb, key_of, mix64
 from megakit.data.indices import Int, as_int, as_int_array
 
-# Hashes computed at a time, as many as stay in a core's cache of second level.
+# Number of hashes computed at a time; they fit in a core's level-2 cache.
 _BLOCK = 32768
 
 
 def sample_generator(seed: Int, epoch: Int, index: Int) -> np.random.Generator:
-    """Return a random generator for one sample in one epoch; anything numpy can draw, 15 us each.
+    """Return a numpy Generator for one sample in one epoch; its construction takes 15 us.
 
     Raises:
-        TypeError: If a number is not an integer.
-        ValueError: If one is negative.
+        TypeError: If an argument is not an integer.
+        ValueError: If an argument is negative.
     """
     numbers = [as_int(value, "Seed, epoch and index each") for value in (seed, epoch, index)]
     if min(numbers) < 0:
@@ -60,8 +62,8 @@ def uniform(
 ) -> NDArray[np.float32]:
     """Return uniform random numbers for each sample, from (seed, epoch, index) alone.
 
-    A sample's numbers are outputs of SplitMix64 (`megakit.data.hashing`) from a key hashed from the
-    three, 24 bits each.
+    A sample's numbers are 24-bit parts of outputs of SplitMix64 (`megakit.data.hashing`). The key
+    is a hash of seed, epoch and index.
 
     Args:
         seed: Any integer that is not negative.
@@ -77,7 +79,7 @@ def uniform(
         ValueError: If one is negative.
     """
     integers = _integers(seed, epoch, index, shape, "<u4")
-    # 24 bits: what a float32 holds exactly.
+    # A float32 represents 24 bits exactly.
     return np.asarray(np.multiply(integers >> 8, np.float32(2**-24), dtype=np.float32))
 
 
@@ -88,12 +90,13 @@ def bernoulli(
     index: Int | NDArray[Any],
     shape: tuple[int, ...] = (),
 ) -> NDArray[np.bool_]:
-    """Return for each sample what is true with a probability, from (seed, epoch, index) alone.
+    """Return random booleans for each sample, from (seed, epoch, index) alone.
 
-    As `uniform` below a threshold would give it, in half the time, from 16 bits for each value.
+    Has the distribution of `uniform(...) < probability` and takes half the time, as it uses 16 bits
+    per value.
 
     Args:
-        probability: From 0 to 1; rounded to a multiple of 2**-16.
+        probability: Probability of True, from 0 to 1; rounded to a multiple of 2**-16.
         seed: Any integer that is not negative.
         epoch: An int, or integers of shape (B,); not negative.
         index: An int, or integers of shape (B,); not negative.
@@ -104,13 +107,13 @@ def bernoulli(
 
     Raises:
         TypeError: If seed, epoch or index are not integers.
-        ValueError: If one is negative, or the probability is none.
+        ValueError: If one of them is negative, or the probability is not in [0, 1].
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"A probability is from 0 to 1, got {probability}.")
     threshold = round(probability * 2**16)
     integers = _integers(seed, epoch, index, shape, "<u2")
-    if threshold == 2**16:  # one more than what 16 bits hold
+    if threshold == 2**16:  # does not fit in 16 bits
         return np.ones(integers.shape, np.bool_)
     return np.asarray(integers < np.uint16(threshold))
 
@@ -118,7 +121,7 @@ def bernoulli(
 def _integers(
     seed: Int, epoch: Any, index: Any, shape: tuple[int, ...], dtype: str
 ) -> NDArray[Any]:
-    """As many random bits for each value as its type has: (B, *shape)."""
+    """Return random integers of the given dtype, (B, *shape), with all bits random."""
     epochs, indices = np.broadcast_arrays(_words(epoch, "Epochs"), _words(index, "Indices"))
     seed_key = np.uint64(key_of(as_int(seed, "The seed")))
     keys = absorb(absorb(seed_key, epochs.reshape(-1)), indices.reshape(-1))

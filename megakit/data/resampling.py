@@ -1,4 +1,4 @@
-"""Sampling with replacement, in O(1) memory and O(1) time for each access in any order."""
+"""Samples with replacement; each access takes O(1) time and memory, in any order."""
 
 from typing import Any, Generic, TypeVar
 
@@ -15,23 +15,23 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
-    """Each sample is drawn from the whole dataset, independent of all others.
+    """Draws each sample from the whole dataset, independently of all other draws.
 
-    About 37% of a dataset stay unseen in one epoch's worth of draws, so prefer
-    `MultiEpochDatasetResampler`, which shuffles as cheaply. Draw number i is a hash of seed and i
-    (`megakit.data.hashing`), so it is the same on every rank, platform and after every restart,
-    whatever was read before. The hash is turned into an index without bias: Daniel Lemire, "Fast
-    Random Integer Generation in an Interval", ACM TOMACS 29(1), 2019, rejected hashes being hashed
-    again.
+    About 37% of the samples are not drawn in as many draws as the dataset has samples. Prefer
+    `MultiEpochDatasetResampler`, which draws all samples at the same cost. Draw number i is a hash
+    of seed and i (`megakit.data.hashing`). So the draw is equal on all ranks and platforms, after
+    every restart, and in any order of reading. The hash is converted to an index without bias, as
+    in Daniel Lemire, "Fast Random Integer Generation in an Interval", ACM TOMACS 29(1), 2019; a
+    rejected hash is hashed again.
 
     Args:
-        dataset: What to draw from; indexed by integers.
-        seed: Any integer that is not negative.
-        num_samples: How many draws; the dataset's length if not given.
+        dataset: The dataset to draw from, indexed by integers.
+        seed: Seed of the draws, any integer that is not negative.
+        num_samples: Number of draws; by default the dataset's length.
 
     Raises:
         ValueError: If the dataset is empty, `num_samples` is below 1, or the seed is negative.
-        TypeError: If a number is not an integer.
+        TypeError: If `seed`, `num_samples` or an index is not an integer.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
         return self.dataset[draw_one(self._key, number, self._dataset_length)]
 
     def __getitems__(self, indices: list[int]) -> list[T_co]:
-        """Return the samples at these indices, as PyTorch's loader asks for them."""
+        """Return the samples at these indices; PyTorch's loader calls this."""
         return fetch_samples(self.dataset, self._draw(indices))
 
     def get_batch(self, indices: IntArray) -> Any:
@@ -78,7 +78,7 @@ def draw_one(key: int, counter: int, length: int) -> int:
 
 
 def draw(key: int, counters: NDArray[np.uint64], length: int) -> IntArray:
-    """Return the draws with these numbers, shape (B,), from [0, length), as int64 of shape (B,)."""
+    """Return the draws number `counters`, shape (B,), from [0, length), as int64 (B,)."""
     z = stream(key, counters)
     too_low = np.uint64(2**64 % length)
     rejected = np.flatnonzero(z * np.uint64(length) < too_low)

@@ -1,4 +1,4 @@
-"""Which samples each rank sees, in which order."""
+"""Selects the samples of each rank, and their order."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,11 +14,11 @@ PADDING = -1
 
 
 class GlobalBatchSampler:
-    """Cuts samples 0, 1, 2, ... into global batches and gives one rank its micro batches.
+    """Divides the samples 0, 1, 2, ... into global batches, and yields one rank's micro batches.
 
-    Global batch n is samples `n * global` up to `(n + 1) * global`, whatever the number of ranks
-    and the size of micro batches. Its m-th slice of `micro * ranks` samples is one micro batch on
-    each data-parallel rank, in the ranks' order.
+    Global batch n has the samples `n * global` up to `(n + 1) * global`, for any number of ranks
+    and any micro batch size. Slice m of a global batch has `micro * ranks` samples: the micro batch
+    m of each data-parallel rank, in the order of the ranks.
 
     Args:
         num_samples: Length of the dataset.
@@ -26,15 +26,15 @@ class GlobalBatchSampler:
         global_batch_size: Samples per step; a multiple of micro batch size times `num_ranks`.
         rank: Data-parallel rank.
         num_ranks: Data-parallel size.
-        start: Gives the number of samples consumed before, and is asked each time that iteration
-            begins: it is past the end if this is not the first pass over the dataset.
-        pad: Whether an incomplete last global batch is filled with `PADDING` rather than dropped.
+        start: Returns the number of samples consumed so far; called at the start of each iteration.
+            After a first pass over the dataset, this number exceeds the dataset's length.
+        pad: Whether to fill an incomplete last global batch with `PADDING`, instead of dropping it.
 
     Yields:
         Arrays of `micro_batch_size` indices, int64.
 
     Raises:
-        ValueError: If the sizes do not fit, or there is not one batch.
+        ValueError: If the batch sizes do not fit, or the dataset has less than one global batch.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GlobalBatchSampler:
         self.start = start
 
     def __len__(self) -> int:
-        """Micro batches from sample 0 on: Lightning counts those before a resumption too."""
+        """Count all micro batches from sample 0, as Lightning counts consumed batches, too."""
         return self.end // self.slice_size
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
@@ -82,18 +82,19 @@ class GlobalBatchSampler:
 
 
 class ExactDataSampler(MegatronDataSampler):
-    """NeMo's data sampler, with every sample of an evaluation seen exactly once.
+    """A data sampler for NeMo that reads every sample of an evaluation exactly once.
 
-    NeMo's drops the last incomplete batch of a validation set, and gives ranks batches of unequal
-    sizes, or none, in prediction. This one pads the last global batch, so that every rank runs
-    equally many steps of equal shape, and marks the padding in `batch["loss_mask"]`.
+    NeMo's own sampler drops an incomplete last batch in validation. In prediction, its batches can
+    have different sizes on different ranks, or be missing. This sampler pads the last global batch,
+    so that all ranks have equally many batches of equal shape, and marks the padding in
+    `batch["loss_mask"]`.
     """
 
     def transform_dataloader(self, dataloader: DataLoader, consumed_samples: int = 0) -> DataLoader:
-        """Replaces a loader's sampler by this rank's, and fetches whole batches where possible.
+        """Returns a loader with this rank's sampler; it fetches whole batches if possible.
 
         Raises:
-            ValueError: If the loader shuffles, or has not one batch.
+            ValueError: If the loader shuffles, or has less than one global batch.
         """
         from megatron.core import parallel_state
 
@@ -126,7 +127,10 @@ class ExactDataSampler(MegatronDataSampler):
         return self.init_consumed_samples + steps * self.global_batch_size
 
     def _limit(self, mode: str) -> int | None:
-        """The trainer's limit on batches of an evaluation: the weights count what is left."""
+        """Returns the trainer's limit on batches of an evaluation.
+
+        The weights of the samples must be computed for the limited number of samples.
+        """
         name = {"validation": "limit_val_batches"}.get(mode, f"limit_{mode}_batches")
         limit = getattr(getattr(self, "trainer", None), name, None)
         return limit if isinstance(limit, int) and mode != "train" else None

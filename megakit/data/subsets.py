@@ -1,4 +1,4 @@
-"""Choosing a part of a dataset."""
+"""Selects a subset of a dataset."""
 
 from typing import Any
 
@@ -7,15 +7,16 @@ from torch.utils.data import Subset
 
 
 def balanced_subset(dataset: Any, size: int, seed: int) -> Subset:
-    """A random part of a classification dataset, balanced over its classes.
+    """Returns a random subset of a classification dataset, balanced over its classes.
 
-    The classes are dealt out in turn, so that their numbers differ by one at most while each has
-    samples left; of two sizes, the smaller part is contained in the larger.
+    Samples are chosen from the classes in turn. So the classes' numbers of samples differ by at
+    most one, as long as no class is exhausted. With the same seed, a smaller subset is contained in
+    a larger one.
 
     Args:
-        dataset: Has `labels`, an array (N,), or is a Subset of one that has.
-        size: Samples to choose; all of them if there are fewer.
-        seed: Decides which.
+        dataset: A dataset with `labels`, an array (N,), or a Subset of such a dataset.
+        size: Number of samples; if the dataset has fewer, all its samples are chosen.
+        seed: Seed of the random choice.
 
     Raises:
         TypeError: If the dataset has no labels.

@@ -1,4 +1,4 @@
-"""Trainable model configs, their settings in checkpoints, and loading part of a checkpoint."""
+"""Provides model configs, layers, and the loading of models and weights from checkpoints."""
 
 import lazy_loader as lazy
 

@@ -1,4 +1,4 @@
-"""The config that builds a model late, from a checkpoint if asked."""
+"""Defines the config that builds a model, with settings and weights of a checkpoint if given."""
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,9 +18,9 @@ from megakit.runtime.safe_reading import USE_ANOTHER
 ModelT = TypeVar("ModelT", bound=MegatronModule)
 MegatronLossType = TypeVar("MegatronLossType", bound=MegatronLossReduction)
 
-#: Fields that belong to this run or machine, so a checkpoint never changes them.
+#: Fields that depend on the run or the machine. Their values are never read from a checkpoint.
 OVERRIDE_BIONEMO_CONFIG_DEFAULTS: list[str] = [
-    # what is built, and from which checkpoint
+    # model, loss and checkpoint
     "model_cls",
     "loss_cls",
     "initial_ckpt_path",
@@ -57,24 +57,24 @@ OVERRIDE_BIONEMO_CONFIG_DEFAULTS: list[str] = [
 
 @dataclass
 class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], TransformerConfig):
-    """Says which model and which loss belong together, and builds the model when asked.
+    """Names a model class and its loss class, and builds the model in `configure_model`.
 
-    NeMo's strategy sets up the parallel state first and calls `configure_model` then, because a
-    Megatron layer asks at its construction which part of the weights is its own. The strategy
-    writes layout and precision into this config, for which it must be a TransformerConfig.
+    A Megatron layer allocates this rank's shard of the weights. So NeMo's strategy first sets up
+    the parallel state and then calls `configure_model`. The strategy writes layout and precision
+    into this config; for this, the config must be a TransformerConfig.
 
     Attributes:
         model_cls: The class of the model; called with this config.
         loss_cls: The class of the model's loss.
-        num_layers: Layers of a transformer. Megatron divides by it, also for other models.
-        num_attention_heads: Attention heads; 0 for a model without attention, for which this class
-            then satisfies Megatron's checks.
-        initial_ckpt_path: A checkpoint to take settings and weights from.
-        initial_ckpt_skip_keys_with_these_prefixes: Names of weights, by their beginnings, that are
-            not taken from that checkpoint, as a new head's. Any other difference is an error.
-        override_parent_fields: Fields that keep the value they have here, whatever the
-            checkpoint's settings say.
-        seed: Decides the first weights.
+        num_layers: Layers of a transformer. Megatron divides by this number for all models.
+        num_attention_heads: Attention heads; 0 for a model without attention. For 0, this class
+            chooses a number that passes Megatron's checks.
+        initial_ckpt_path: A checkpoint with the settings and the initial weights.
+        initial_ckpt_skip_keys_with_these_prefixes: Prefixes of names of weights that are not loaded
+            from the checkpoint, such as the weights of a new head. Any other difference between
+            model and checkpoint is an error.
+        override_parent_fields: Fields that are not read from the checkpoint's settings.
+        seed: Seed of the initial weights.
     """
 
     model_cls: type[ModelT] | None = None
@@ -87,25 +87,26 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
         default_factory=lambda: list(OVERRIDE_BIONEMO_CONFIG_DEFAULTS)
     )
     seed: int = 42
-    # Weights are made on the CPU, so that they do not depend on the device or the layout.
+    # Weights are initialized on the CPU, so that they do not depend on the device or the layout.
     use_cpu_initialization: bool = True
 
     def __post_init__(self) -> None:
-        # The strategy calls this again once it has written its layout into the config.
+        # The strategy calls this method again after it has written its layout into the config.
         self._has_attention = getattr(self, "_has_attention", self.num_attention_heads != 0)
         if not self._has_attention:
-            # Megatron demands a multiple of the number of tensor-parallel ranks, also for a model
-            # without attention.
+            # Also for a model without attention, Megatron requires a multiple of the number of
+            # tensor-parallel ranks.
             self.num_attention_heads = self.num_query_groups = self.tensor_model_parallel_size
         if self.pipeline_model_parallel_size > 1:
-            # Stages then tell each other the shape of what they send, instead of working it out
-            # for tokens; Megatron allows that only with this (else unused) dispatcher.
+            # Stages then send each other the shapes of their tensors; otherwise Megatron computes
+            # shapes for tokens. Megatron allows this only with the dispatcher below, which has no
+            # other effect here.
             self.variable_seq_lengths = True
             self.moe_token_dispatcher_type = "alltoall"
         super().__post_init__()
 
     def configure_model(self) -> ModelT:
-        """Builds the model: settings from the checkpoint first, then the model, then its weights.
+        """Reads the checkpoint's settings, if any; builds the model; loads its weights.
 
         Returns:
             This rank's part of the model, in float32 on the CPU.
@@ -122,7 +123,7 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
         return model
 
     def _build(self, changed: list[str]) -> ModelT:
-        """Builds the model; if that fails with settings of a checkpoint, the checkpoint is bad."""
+        """Builds the model; an error due to a checkpoint's settings names the checkpoint."""
         assert self.model_cls is not None
         if not changed:
             return self.model_cls(self)
@@ -143,22 +144,24 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
         return self.loss_cls
 
     def validation_metrics(self) -> dict[str, Any]:
-        """Names this model's `megakit.training.ValidationMetric`s; a subclass may have some."""
+        """Returns this model's `megakit.training.ValidationMetric`s by name; none by default."""
         return {}
 
     def load_settings_from_checkpoint(self, initial_ckpt_path: str | Path) -> None:
-        """Takes over the settings a checkpoint was saved with, but for `override_parent_fields`.
+        """Sets the fields to a checkpoint's settings, except for `override_parent_fields`.
+
+        A checkpoint without a manifest, as NeMo writes it, causes a warning.
 
         Raises:
-            UserError: The checkpoint is damaged, or its context is missing or names something
-                untrusted. One without a manifest, as NeMo writes it, is taken with a warning.
+            UserError: The checkpoint is damaged, a setting has the wrong type, or the checkpoint's
+                context is missing or is not to be trusted.
         """
         verify_if_possible(Path(initial_ckpt_path))
         settings = read_model_settings(Path(initial_ckpt_path))
         kept = set(self.override_parent_fields)
         for name in {own.name for own in fields(self)} & settings.keys() - kept:
             own, found = getattr(self, name), settings[name]
-            if callable(own):  # such as one for first weights; a checkpoint never names another
+            if callable(own):  # for example `init_method`; checkpoints contain no functions
                 continue
             wanted: tuple[type, ...] = (bool,) if type(own) is bool else (int, float)
             if type(own) in (bool, int, float) and type(found) not in (*wanted, type(None)):
@@ -171,13 +174,13 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
     def update_model_from_checkpoint(
         self, model: torch.nn.Module, initial_ckpt_path: str | Path
     ) -> list[str]:
-        """Loads weights into the model, but for those whose names begin with a skipped prefix.
+        """Loads a checkpoint's weights into the model, except for names with a skipped prefix.
 
         Returns:
-            The names of the model's weights that were skipped.
+            The names of the weights, of the model or the checkpoint, that were not loaded.
 
         Raises:
-            UserError: Another weight is missing, left over, or of another shape; all are listed.
+            UserError: Other weights are missing, unexpected, or of another shape; all are listed.
         """
         return load_model_weights(
             model, Path(initial_ckpt_path), skip=self.initial_ckpt_skip_keys_with_these_prefixes

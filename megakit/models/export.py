@@ -1,10 +1,11 @@
-"""Exports a model for programs that have no Megatron.
+"""Exports a model for programs without Megatron.
 
     python -m megakit.models.export CHECKPOINT --onnx model.onnx --input-shape 1,28,28
 
-Run it in the folder of `model_components.py`, or say where else the model's config is defined. Each
-file is read back and compared with the model before it gets its name, which is then printed. Exit
-status: 0 done; 1 a file does not give what the model gives; 2 for what the user can mend.
+Run this command in the folder of `model_components.py`; for another module, give --components. Each
+file is written under a temporary name, read back and compared with the model. Then it gets its
+name, and the name is printed. Exit status: 0 success; 1 a file's outputs differ from the model's,
+or a file cannot be written; 2 wrong options or an unusable checkpoint.
 """
 
 import argparse
@@ -28,14 +29,14 @@ from megakit.runtime import installed_versions
 if TYPE_CHECKING:
     import torch
 
-#: What each format needs besides torch.
+#: Packages that each format needs besides torch.
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "safetensors": ("safetensors",)}
-#: How far an exported model's outputs may be from the model's, for outputs of about 1.
+#: Relative and absolute tolerance between the outputs of an exported model and of the model.
 TOLERANCE = 1e-5
 
 
 class ExportError(Exception):
-    """An exported file does not give what the model gives."""
+    """The outputs of an exported file differ from the model's."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         targets = _check(options)
-        # Frameworks have much to say when they are imported.
+        # Hides the frameworks' messages on import.
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             model = _load(options)
         if options.input_shape is not None:
@@ -101,10 +102,10 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _check(options: argparse.Namespace) -> list[tuple[Callable[..., None], Path]]:
-    """What is to be written where.
+    """Checks the options, before any import or output; returns the export functions and paths.
 
     Raises:
-        UserError: Something is wrong with the options; nothing was imported or written yet.
+        UserError: Options cannot be used; the error lists all problems.
     """
     formats = {
         "onnx": (export_onnx, options.onnx),
@@ -146,7 +147,7 @@ def _check(options: argparse.Namespace) -> list[tuple[Callable[..., None], Path]
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # its package is not there; it is no name
+    except (ImportError, ValueError):  # the parent package is missing; the name is invalid
         return False
 
 
@@ -171,7 +172,7 @@ def _try(model: "torch.nn.Module", options: argparse.Namespace) -> None:
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:
-    """Lets a file be written under another name; it gets its own once it is whole and right."""
+    """Writes a file under a temporary name, and renames it after `write` has succeeded."""
     unfinished = path.with_name(f".partial-{path.name}")
     try:
         write(unfinished)
@@ -181,10 +182,10 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def export_onnx(model: "torch.nn.Module", path: Path, options: argparse.Namespace) -> None:
-    """Writes an ONNX file with a batch of any size; its outputs are named as the model's are.
+    """Writes an ONNX file for batches of any size, with the names of the model's outputs.
 
     Raises:
-        ExportError: onnxruntime computes something else from it.
+        ExportError: onnxruntime computes other outputs from the file.
     """
     import onnxruntime
     import torch
@@ -209,10 +210,10 @@ def export_onnx(model: "torch.nn.Module", path: Path, options: argparse.Namespac
 
 
 def export_program(model: "torch.nn.Module", path: Path, options: argparse.Namespace) -> None:
-    """Writes a program for `torch.export.load`, with a batch of any size.
+    """Writes a program for `torch.export.load`, for batches of any size.
 
     Raises:
-        ExportError: It computes something else.
+        ExportError: The program computes other outputs.
     """
     import torch
 
@@ -228,14 +229,14 @@ def export_program(model: "torch.nn.Module", path: Path, options: argparse.Names
 
 
 def export_weights(model: "torch.nn.Module", path: Path, options: argparse.Namespace) -> None:
-    """Writes the weights as safetensors, with what the checkpoint's manifest says as metadata.
+    """Writes the weights as safetensors, with facts of the checkpoint's manifest as metadata.
 
     Raises:
-        ExportError: What is read back differs.
+        ExportError: The weights read back from the file differ.
     """
     from safetensors.torch import load_file, save
 
-    # Copies, as no two of its tensors may share memory.
+    # Copies, because safetensors rejects tensors that share memory.
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     path.write_bytes(save(weights, _metadata(model, options.checkpoint)))
     found = load_file(path)
@@ -244,9 +245,9 @@ def export_weights(model: "torch.nn.Module", path: Path, options: argparse.Names
 
 
 def _metadata(model: "torch.nn.Module", checkpoint: Path) -> dict[str, str]:
-    """Safetensors takes strings only: all other values are JSON."""
+    """Returns the metadata as strings, as safetensors requires; other values become JSON."""
     facts: dict[str, Any] = {"versions": installed_versions()}
-    with contextlib.suppress(UserError):  # NeMo's own checkpoints have no manifest
+    with contextlib.suppress(UserError):  # checkpoints that NeMo wrote have no manifest
         manifest = dataclasses.asdict(read_manifest(checkpoint))
         facts = {name: manifest[name] for name in ("stage", "dataset", "step", "val_loss", "run")}
         facts["versions"] = manifest["versions"]
@@ -255,7 +256,10 @@ def _metadata(model: "torch.nn.Module", checkpoint: Path) -> dict[str, str]:
 
 
 def _example(options: argparse.Namespace, size: int = 2) -> "torch.Tensor":
-    """A batch of noise in [0, 1); two at least, as torch takes a batch of one for constant."""
+    """Returns a random batch in [0, 1). To export, torch needs at least 2 samples.
+
+    torch.export treats a batch dimension of 1 as a constant.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(size)

@@ -1,4 +1,4 @@
-"""A check for weights that are no numbers."""
+"""Checks weights for NaN and infinity."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import torch
 
 
 def check_finite(value: Any) -> None:
-    """Looks for NaN and infinity in all tensors of nested dictionaries, lists and tuples.
+    """Checks that no tensor in nested dictionaries, lists and tuples contains NaN or infinity.
 
     Raises:
-        ValueError: There are some.
+        ValueError: A tensor contains NaN or infinity.
     """
     if isinstance(value, torch.Tensor):
         has_fractions = value.is_floating_point() or value.is_complex()

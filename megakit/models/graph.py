@@ -1,6 +1,6 @@
-"""A model as a list of operations, for programs that have no torch, such as a report's page.
+"""Traces a model as a list of operations, for programs without torch, such as a report's page.
 
-The operations are traced from the module itself, so the mathematics of a model are written once.
+The operations are traced from the torch module, so a model needs no second implementation.
 `megakit/reporting/templates/graph.js` runs the list in a browser.
 """
 
@@ -18,25 +18,25 @@ from megakit.errors import UserError
 
 
 class UntraceableError(UserError):
-    """A model does something that the list of operations cannot express."""
+    """A model uses an operation that the list of operations cannot express."""
 
 
 @dataclass(frozen=True)
 class Graph:
     """A traced model.
 
-    A value is a string that starts with `%`, a weight is its name in the model, a scalar is a
-    number. Values have the shapes of the batch that the model was traced for.
+    In the operations, a value is a string that starts with `%`, a weight is its name in the model,
+    a scalar is a number. Values have the shapes of the batch that the model was traced with.
 
     Attributes:
-        module: The traced model in torch; it takes batches of any size.
-        input: The value that holds the model's input.
-        shape: Of the input, with its batch dimension.
-        operations: In order, as JSON can hold them: `op` (its name), `inputs` (values, weights,
-            scalars, None for an absent bias), `output` (a value), `shape` (of the output), and the
-            settings of `layer_norm`: `size` and `eps`.
+        module: The traced model in torch; it accepts batches of any size.
+        input: The value of the model's input.
+        shape: Shape of the input, with its batch dimension.
+        operations: The operations in order, as dictionaries for JSON: `op` (its name), `inputs`
+            (values, weights, scalars, None for an absent bias), `output` (a value), `shape` (of the
+            output), and for `layer_norm` also `size` and `eps`.
         outputs: The value of each output, by the output's name.
-        weights: float32 arrays by name; only those that the operations use.
+        weights: float32 arrays by name; only weights that the operations use.
     """
 
     module: fx.GraphModule
@@ -51,7 +51,7 @@ class Graph:
         return dict(zip(self.outputs, _as_tuple(self.module(x)), strict=True))
 
     def description(self) -> dict[str, Any]:
-        """Returns the graph without its module and its weights, as JSON can hold it."""
+        """Returns the graph without its module and its weights, as a dictionary for JSON."""
         return {
             **{"input": self.input, "shape": list(self.shape)},
             **{"operations": self.operations, "outputs": self.outputs},
@@ -61,13 +61,13 @@ class Graph:
 def trace(
     model: nn.Module, shape: Sequence[int], names: Sequence[str] = ("output",), **options: Any
 ) -> Graph:
-    """Traces a plain torch module, such as `load_for_inference` returns, into operations.
+    """Traces a plain torch module, for example from `load_for_inference`, into operations.
 
     Args:
-        model: In evaluation mode, on the CPU, in float32.
-        shape: Of the input with its batch dimension, such as (1, 1, 28, 28).
-        names: Of the outputs, in the order in which the model returns them. Names beyond the
-            model's outputs are not used.
+        model: A model in evaluation mode, on the CPU, in float32.
+        shape: Shape of the input with its batch dimension, such as (1, 1, 28, 28).
+        names: Names of the outputs, in the order in which the model returns them. Surplus names are
+            not used.
         **options: Further arguments of the model's `forward`; they are constants in the graph.
 
     Raises:
@@ -75,7 +75,8 @@ def trace(
             the message names it.
     """
     call = _Call(model, options)
-    # Random numbers: zeros would be equal in any order. The global generator is not used.
+    # Random numbers, because a reordering of equal numbers could not be detected. They are not
+    # drawn from the global generator.
     example = torch.rand(*shape, generator=torch.Generator().manual_seed(0))
     try:
         module = fx.GraphModule(call, _Tracer().trace(call))
@@ -84,7 +85,7 @@ def trace(
             recorder.run(example)
     except UntraceableError:
         raise
-    except Exception as error:  # the model's own code can raise anything, above all when traced
+    except Exception as error:  # the model's code can raise any exception when it is traced
         raise UntraceableError(f"{type(model).__name__} cannot be traced: {error}") from error
     outputs = dict(zip(names, recorder.outputs, strict=False))
     if len(outputs) < len(recorder.outputs):
@@ -98,7 +99,7 @@ def trace(
 
 
 class _Call(nn.Module):
-    """Calls a model with fixed options, so that the graph has no inputs but the tensor."""
+    """Calls a model with fixed options, so that the tensor is the graph's only input."""
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
         super().__init__()
@@ -108,7 +109,7 @@ class _Call(nn.Module):
         return self.model(x, **self.options)
 
 
-#: torch's modules whose `forward` calls one function: the tracer records that function.
+#: torch's modules whose `forward` calls one function. The tracer records this function.
 _ONE_CALL = (
     *(nn.Sequential, nn.Identity, nn.Linear, nn.Flatten, nn.Dropout, nn.LayerNorm),
     *(nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softmax),
@@ -116,20 +117,20 @@ _ONE_CALL = (
 
 
 class _Tracer(fx.Tracer):
-    """Traces into all modules except torch's that call more than one function."""
+    """Traces into all modules, except for torch's modules that call more than one function."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) not in _ONE_CALL and super().is_leaf_module(m, module_qualified_name)
 
 
-#: Methods and attributes that do not depend on a tensor's numbers: constants in the graph.
+#: Methods and attributes that do not depend on a tensor's values; constants in the graph.
 _QUERIES = {"size", "dim", "numel", "ndimension"}
 _PROPERTIES = {"shape", "ndim", "dtype", "device", "is_cuda"}
 _ELEMENTWISE = {
     **{name: name for name in ("tanh", "sigmoid", "neg", "add", "sub", "mul", "div")},
     "truediv": "div",
 }
-#: Functions that return the numbers of their input in the same order, for some arguments at least.
+#: Functions that, at least for some arguments, return the input's values in the same order.
 _RESHAPES = {
     *("flatten", "reshape", "view", "unsqueeze", "squeeze", "permute", "transpose"),
     *("contiguous", "clone", "detach", "float", "to", "dropout"),
@@ -141,13 +142,13 @@ class _Recorder(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.extra_traceback = False  # in messages
+        self.extra_traceback = False  # keeps messages short
         self.input = "%0"
         self.operations: list[dict[str, Any]] = []
         self.weights: dict[str, NDArray[np.float32]] = {}
         self.outputs: list[str] = []
-        self._values: dict[fx.Node, str] = {}  # of the nodes that depend on the input
-        self._new: set[fx.Node] = set()  # nodes that share memory with no other node
+        self._values: dict[fx.Node, str] = {}  # only nodes that depend on the input
+        self._new: set[fx.Node] = set()  # nodes whose memory no other node shares
 
     def run_node(self, n: fx.Node) -> Any:
         """Runs a node and records its operation."""
@@ -192,10 +193,10 @@ class _Recorder(fx.Interpreter):
             self._new.add(node)
 
     def record_reshape(self, node: fx.Node, result: Tensor, x: Any) -> None:
-        """Records a change of shape; without one the node is another name of its input."""
+        """Records a change of shape; if the shape is equal, the node gets its input's value."""
         before = self.env[x]
         if x not in self._values:
-            return  # a constant in the dtype of the input, say, stays a constant
+            return  # the node is a constant
         if not torch.equal(before.flatten(), result.flatten()):
             raise UntraceableError(
                 f"the operation {_call_of(node)} is not supported, since it changes the numbers "
@@ -207,7 +208,7 @@ class _Recorder(fx.Interpreter):
             self.record(node, result, "reshape", [x])
 
     def check_in_place(self, node: fx.Node, x: Any) -> None:
-        """Allows an operation in place only where nothing else reads what it overwrites."""
+        """Raises an error if another operation could read the memory that this one overwrites."""
         if x not in self._new or len(x.users) > 1:
             raise UntraceableError(
                 f"the operation {_call_of(node)} is not supported, since it overwrites its input "
@@ -215,14 +216,14 @@ class _Recorder(fx.Interpreter):
             )
 
     def _depends_on_input(self, node: fx.Node) -> bool:
-        """Whether a node's result depends on the numbers of the input, not on its shape alone."""
+        """Tells whether a node's result depends on the input's values, not only on its shape."""
         is_query = node.op == "call_method" and node.target in _QUERIES
         is_property = node.target is getattr and node.args[1] in _PROPERTIES
         inputs = node.all_input_nodes
         return not (is_query or is_property) and any(item in self._values for item in inputs)
 
     def _reference(self, node: fx.Node, item: Any) -> Any:
-        """How an operation names one of its inputs."""
+        """Returns an input as operations name it: a value, a weight's name or a scalar."""
         value = item
         if isinstance(item, fx.Node):
             if item in self._values:
@@ -239,8 +240,8 @@ class _Recorder(fx.Interpreter):
 
 
 # Each function below records one operation. Its parameters are the recorder, the node, the node's
-# result, and the operation's own parameters as torch names them. A parameter that is missing here
-# is not supported.
+# result, and the parameters of torch's operation under torch's names. Other parameters of the
+# operation are not supported.
 
 
 def _elementwise(op: str) -> Callable[..., None]:
@@ -313,7 +314,7 @@ _HANDLERS: dict[str, Callable[..., None]] = {
 
 
 def _name_of(node: fx.Node) -> str:
-    """The name of the operation that a node calls."""
+    """Returns the name of the operation that a node calls."""
     if node.op == "call_module":
         return type(node.graph.owning_module.get_submodule(str(node.target))).__name__
     if node.target is getattr:
@@ -322,7 +323,7 @@ def _name_of(node: fx.Node) -> str:
 
 
 def _call_of(node: fx.Node) -> str:
-    """The call that a node makes, for a message."""
+    """Returns the text of a node's call, for a message."""
     named = [f"{name}={value}" for name, value in node.kwargs.items()]
     return f"{_name_of(node)}({', '.join([*map(str, node.args), *named])})"
 

@@ -1,4 +1,4 @@
-"""A checkpoint as a plain torch module, for programs that only predict."""
+"""Loads a checkpoint as a plain torch module, for programs that only predict."""
 
 import contextlib
 import dataclasses
@@ -19,28 +19,28 @@ from megakit.runtime import find_accelerator, use_accelerator
 def load_for_inference(
     checkpoint: str | Path, config: Any = None, *, device: str | torch.device = "cpu"
 ) -> torch.nn.Module:
-    """Loads a model for prediction only, whatever layout its checkpoint was saved under.
+    """Loads a model for prediction only, from a checkpoint of any layout.
 
-    The model is built by its own class, from the settings in the checkpoint, and Megatron's
-    layers in it are replaced by torch's. No process group and no parallel state is needed to call
-    it, and none is left behind; those of a job that is running are neither used nor changed. Its
-    weights have the names they have in training.
+    The model's class builds the model from the checkpoint's settings. Then torch's layers replace
+    Megatron's layers. A call of the model needs no process group and no parallel state. This
+    function leaves none behind, and does not change the parallel state of a running job. The
+    weights have the same names as in training.
 
-    Call `megakit.runtime.use_accelerator` before anything imports Megatron, as always.
+    Call `megakit.runtime.use_accelerator` before any code imports Megatron.
 
     Args:
         checkpoint: A folder such as `runs/finetune/checkpoints/step=000500`.
-        config: A MegatronBioNeMoTrainableModelConfig that builds the model. By default it is made
-            of the class that the checkpoint names; the module of that class has to be imported
-            already, for nothing is imported because a checkpoint says so.
-        device: Where the model shall compute.
+        config: A MegatronBioNeMoTrainableModelConfig that builds the model. By default the
+            checkpoint names its class. For security, a checkpoint cannot cause an import: the
+            module of this class must be imported already.
+        device: The device of the model.
 
     Returns:
-        The model in evaluation mode, in float32, its weights frozen.
+        The model in evaluation mode, in float32, with frozen weights.
 
     Raises:
-        UserError: There is no such checkpoint, or it is damaged, or of another model; the class it
-            names is not imported; or the model has layers with no plain form, which are listed.
+        UserError: The checkpoint is missing, damaged, or of another model; the class that the
+            checkpoint names is not imported; or layers have no plain form, which are listed.
     """
     checkpoint, device = Path(checkpoint), torch.device(device)
     if not checkpoint.is_dir():
@@ -69,7 +69,7 @@ def load_for_inference(
 def returns_latent(model: Any) -> bool:
     """Tells whether a model's `forward` has a parameter `return_latent`.
 
-    With `return_latent=True` such a model returns (output, latent) instead of its output alone.
+    With `return_latent=True`, such a model returns (output, latent) instead of the output.
 
     Args:
         model: The model or its class.
@@ -78,7 +78,7 @@ def returns_latent(model: Any) -> bool:
 
 
 def _config(checkpoint: Path, config: Any) -> Any:
-    """The model's config with the checkpoint's settings, for a model in one piece."""
+    """Returns the model's config with the checkpoint's settings, for a model on one rank."""
     from megakit.models.config import OVERRIDE_BIONEMO_CONFIG_DEFAULTS
 
     class_ = _config_class(checkpoint) if config is None else type(config)
@@ -88,7 +88,7 @@ def _config(checkpoint: Path, config: Any) -> Any:
     values = {
         name: settings[name]
         for name in names & settings.keys()
-        # Instead of a function, as for first weights, a checkpoint holds None.
+        # A checkpoint has None in place of a function such as `init_method`.
         if settings[name] is not None or not callable(getattr(config or class_, name, None))
     } | {
         **dict.fromkeys(_SIZES, 1),
@@ -111,7 +111,7 @@ _SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     *("expert_model_parallel_size", "expert_tensor_parallel_size"),
 )
-#: Precision, parallelism, and functions compiled for training.
+#: Fields for precision, parallelism, and compiled functions.
 _SWITCHES = (
     *("fp16", "bf16", "enable_autocast", "sequence_parallel"),
     *("bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion"),
@@ -119,7 +119,7 @@ _SWITCHES = (
 
 
 def _config_class(checkpoint: Path) -> type:
-    """The class that the checkpoint names, of a module that is imported."""
+    """Returns the config class that the checkpoint names, if its module is imported."""
     from megakit.models.config import MegatronBioNeMoTrainableModelConfig
 
     module, name = read_config_class(checkpoint)
@@ -139,7 +139,7 @@ def _config_class(checkpoint: Path) -> type:
 
 
 class _GroupOfOne:
-    """Stands for a process group of this process alone, where Megatron asks for size and rank."""
+    """Replaces a process group of one rank, for code that reads the group's size and rank."""
 
     def size(self) -> int:
         return 1
@@ -150,17 +150,18 @@ class _GroupOfOne:
 
 @contextlib.contextmanager
 def _rank_of_its_own() -> Iterator[None]:
-    """Megatron's parallel state as that of a job of one rank; what was there is put back after.
+    """Sets Megatron's parallel state to that of a job of one rank, and restores it at the end.
 
-    Layers ask it, when they are built, which part of the weights is theirs. Real process groups
-    would not do: other ranks of a running job had to take part in making them.
+    Layers read the parallel state when they are built, to allocate their shard of the weights. Real
+    process groups cannot be used here, because all ranks of a running job would have to take part
+    in their creation.
     """
     from megatron.core import parallel_state
     from torch import distributed
 
     state = vars(parallel_state)
     before = {name: state[name] for name in state if name.startswith("_") and name.isupper()}
-    # Without it, Megatron's layers pass over their groups, and models cannot ask for their size.
+    # Without torch.distributed, Megatron's layers ignore the groups, and models cannot read sizes.
     needs_world = not distributed.is_initialized()
     if needs_world:
         store = distributed.HashStore()  # type: ignore[attr-defined]
@@ -176,7 +177,7 @@ def _rank_of_its_own() -> Iterator[None]:
 
 
 def _of_one(name: str) -> Any:
-    """What a variable of Megatron's parallel state holds in a job of one rank."""
+    """Returns the value of a variable of Megatron's parallel state in a job of one rank."""
     if "VIRTUAL" in name or "RANKS" in name or "GROUPS" in name:
         return None
     if name.endswith("_WORLD_SIZE"):

@@ -1,4 +1,4 @@
-"""Megatron's two linear layers, made as torch's `nn.Linear` would make them."""
+"""Builds Megatron's two linear layers with the initial weights of torch's `nn.Linear`."""
 
 import contextlib
 import hashlib
@@ -13,11 +13,11 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 
 @contextlib.contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
-    """Draws initial weights inside from a generator of (seed, name); torch's is put back after.
+    """Seeds torch's generator from (seed, name) inside the block, and restores it at the end.
 
-    NeMo seeds each pipeline stage differently, so that a layer's first weights would depend on the
-    layout. By name they are the same under every layout, and on a CPU and a GPU, provided that
-    Megatron makes them on the CPU (`use_cpu_initialization`).
+    NeMo seeds each pipeline stage differently, so a layer's initial weights would depend on the
+    layout. With this seed the weights are equal under every layout, on CPUs and GPUs. This requires
+    that Megatron initializes weights on the CPU (`use_cpu_initialization`).
     """
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
@@ -25,23 +25,23 @@ def seeded(seed: int, name: str) -> Iterator[None]:
         yield
 
 
-#: What Megatron's layers give their product that asks nothing of it by itself.
+#: Options of Megatron's matrix product that torch's product supports or can ignore.
 _PLAIN = {"bias", "tp_group", "wgrad_deferral_limit"}
 
 
 class _Linear:
-    """What both layers have in common: torch's names, and torch's product where it will do."""
+    """Base of both layers: torch's attribute names, and torch's matrix product if possible."""
 
     in_features = property(lambda self: self.input_size)
     out_features = property(lambda self: self.output_size)
 
     def _forward_impl(self, input: torch.Tensor, weight: torch.Tensor, **options: Any) -> Any:
-        """The product with this rank's weights.
+        """Computes the product with this rank's weights.
 
-        Megatron's own can also send the input's gradient to the other ranks, gather a sequence's
-        parts, and add to gradients in place. Where nothing of the kind is asked for, torch's gives
-        the same, up to rounding, in half the time; and it leaves out the gradient of images, which
-        nobody needs.
+        Megatron's function can also all-reduce the input's gradient, gather the shards of a
+        sequence, and accumulate gradients in place. If none of these is requested, torch's function
+        gives the same result, up to rounding, in half the time. It also does not compute gradients
+        of inputs that need none, such as images.
         """
         asked = {name for name, value in options.items() if not (value is None or value is False)}
         if not input.requires_grad:
@@ -62,16 +62,17 @@ class _RowParallel(_Linear, RowParallelLinear):
 def column_parallel_linear(
     config: ModelParallelConfig, in_features: int, out_features: int, name: str
 ) -> ColumnParallelLinear:
-    """A linear layer whose output features are spread over the tensor-parallel ranks.
+    """Builds a linear layer whose output features are sharded over the tensor-parallel ranks.
 
-    Rank r of t computes features `r * out / t` up to `(r + 1) * out / t` and keeps them, so a
-    row-parallel layer has to follow. Called with (..., in), it returns ((..., out / t), None).
+    Rank r of t computes the features `r * out / t` up to `(r + 1) * out / t`. The features are not
+    gathered, so a row-parallel layer must follow. The layer maps (..., in) to
+    ((..., out / t), None).
 
     Args:
-        config: The model's config; its `seed` and the name decide the first weights.
+        config: The model's config; its `seed` and `name` determine the initial weights.
         in_features: Size of the input's last dimension.
         out_features: Size of the output's last dimension over all ranks.
-        name: Of the layer within the model.
+        name: Name of the layer within the model.
     """
     with seeded(config.seed, name):
         bound = 1 / math.sqrt(in_features)
@@ -82,7 +83,8 @@ def column_parallel_linear(
             init_method=lambda weight: weight.uniform_(-bound, bound),
             gather_output=False,
         )
-        # Megatron leaves the bias at zero. Every rank draws all of it and keeps its own part.
+        # Megatron initializes the bias to zero. Here each rank draws the whole bias and keeps its
+        # shard.
         bias = torch.empty(out_features).uniform_(-bound, bound)
     shard = bias.tensor_split(layer.tp_group.size())[layer.tp_group.rank()]
     layer.bias.data.copy_(shard)
@@ -92,17 +94,16 @@ def column_parallel_linear(
 def row_parallel_linear(
     config: ModelParallelConfig, in_features: int, out_features: int, name: str
 ) -> RowParallelLinear:
-    """A linear layer whose input features are spread over the tensor-parallel ranks.
+    """Builds a linear layer whose input features are sharded over the tensor-parallel ranks.
 
-    Each rank multiplies its part of the input with its columns of the weight; an all-reduce adds
-    the products, and the bias comes on top once. Called with (..., in / t), it returns
-    ((..., out), None).
+    Each rank multiplies its shard of the input by its columns of the weight. An all-reduce sums the
+    products, and then the bias is added once. The layer maps (..., in / t) to ((..., out), None).
 
     Args:
-        config: The model's config; its `seed` and the name decide the first weights.
+        config: The model's config; its `seed` and `name` determine the initial weights.
         in_features: Size of the input's last dimension over all ranks.
         out_features: Size of the output's last dimension.
-        name: Of the layer within the model.
+        name: Name of the layer within the model.
     """
     with seeded(config.seed, name):
         bound = 1 / math.sqrt(in_features)

@@ -1,4 +1,4 @@
-"""Loading a checkpoint's weights into a model, all of them or all but a part."""
+"""Loads a checkpoint's weights into a model, all weights or all except for some names."""
 
 import math
 import warnings
@@ -33,18 +33,19 @@ def load_model_weights(
 
     Args:
         model: This rank's part of the model.
-        checkpoint: The folder that holds `weights/`.
-        skip: Beginnings of names. With none, model and checkpoint have to hold the same weights.
-            With some, those weights of the model stay as they are, and the checkpoint may hold
-            further weights, as those of the head that is being replaced.
-        alone: Reads without a word to the job's other ranks; else all of them have to call this.
+        checkpoint: The folder that contains `weights/`.
+        skip: Prefixes of names. Without prefixes, model and checkpoint must have the same weights.
+            With prefixes, the model's weights with these prefixes are not changed, and the
+            checkpoint may contain further weights, such as those of a replaced head.
+        alone: Whether to read without communication. If False, all ranks of the job must call this
+            function.
 
     Returns:
-        The weights of either side that were not loaded, named.
+        The names of the weights, of the model or the checkpoint, that were not loaded.
 
     Raises:
-        UserError: Weights are missing, left over, or of other shapes; all of them are listed. Or
-            some are not finite.
+        UserError: Weights are missing, unexpected, or of other shapes; all of them are listed. Or
+            weights are not finite.
     """
     folder = str(weights_folder(checkpoint))
     wanted = model.sharded_state_dict(prefix=PREFIX)
@@ -68,7 +69,7 @@ def load_model_weights(
         if tensor.key in saved and saved[tensor.key].global_shape != tensor.global_shape
     ]
     if not skip and model.config.pipeline_model_parallel_size == 1:
-        # One stage of a pipeline has but a part of the weights; the others have the rest.
+        # With several pipeline stages, this stage lacks the weights of the other stages.
         problems += [f"{_name(key)}: the checkpoint has it, the model has not" for key in left_over]
     if problems:
         raise UserError(
@@ -87,12 +88,13 @@ def load_model_weights(
 
 
 def _read_alone(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
-    """What Megatron's `load` gives a job of one rank, without torch.distributed.
+    """Returns the result of Megatron's `load` in a job of one rank, without communication.
 
-    Megatron's asks all ranks for what they read. Below it is torch's reader, which need not.
+    Megatron's `load` communicates with all ranks. It is based on torch's reader, which does not
+    need communication and is used here.
     """
     wanted, _, factories = load_preprocess(wanted)
-    # A layer's weights can be a part of one tensor with those of all layers: hence the whole first.
+    # Megatron can store the weights of all layers as one tensor. So whole tensors are read first.
     whole = read_tensors(folder, {tensor.key for _, tensor in _tensors(wanted)})
 
     def part(item: Any) -> Any:
@@ -102,11 +104,11 @@ def _read_alone(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
 
 
 def read_tensors(folder: str, keys: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """Reads whole tensors, whatever layout they were saved under, without torch.distributed.
+    """Reads whole tensors, saved under any layout, without torch.distributed.
 
     Args:
-        folder: The one with `.metadata`.
-        keys: The tensors to read; by default the model's.
+        folder: The folder with the file `.metadata`.
+        keys: The tensors to read; by default the tensors of the model.
 
     Raises:
         UserError: The checkpoint is damaged or not to be trusted.
@@ -115,7 +117,7 @@ def read_tensors(folder: str, keys: Collection[str] | None = None) -> dict[str, 
     saved = reader.read_metadata().state_dict_metadata
     if keys is None:
         keys = [key for key in saved if key.startswith(PREFIX) and hasattr(saved[key], "size")]
-    for key in keys:  # before memory is allocated for the whole tensor
+    for key in keys:  # check before allocating memory for the whole tensor
         stored = sum(math.prod(chunk.sizes) for chunk in saved[key].chunks)
         if stored < (wanted := math.prod(saved[key].size)):
             with reading(folder, USE_ANOTHER):
@@ -123,7 +125,7 @@ def read_tensors(folder: str, keys: Collection[str] | None = None) -> dict[str, 
     whole = {key: torch.empty(saved[key].size, dtype=saved[key].properties.dtype) for key in keys}
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is")  # just as it is meant
+            warnings.filterwarnings("ignore", "torch.distributed is")  # unavailable, as intended
             load(whole, storage_reader=reader, no_dist=True)
     except CheckpointException as error:
         raise refusal_of(folder, error) from error
@@ -131,7 +133,7 @@ def read_tensors(folder: str, keys: Collection[str] | None = None) -> dict[str, 
 
 
 def _tensors(sharded: dict[str, Any]) -> list[tuple[str, ShardedTensor]]:
-    """The tensors by their names; a name has several where Megatron stores a weight in parts."""
+    """Lists names and tensors; a name occurs several times if Megatron stores it in parts."""
     named = [
         (key, item)
         for key, value in sharded.items()
@@ -145,5 +147,5 @@ def _name(key: str) -> str:
 
 
 def num_parameters(model: torch.nn.Module) -> int:
-    """How many numbers this rank trains."""
+    """Returns the number of trainable parameters on this rank."""
     return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)

@@ -1,9 +1,9 @@
-"""Megatron's layers as plain torch ones: the same weights and names, no parallel state.
+"""Replaces Megatron's layers by plain torch layers with the same weights and names.
 
-Megatron's linear layers ask their process group for its size whenever they are called, and its
-attention asks for a buffer and a random-number tracker that belong to the parallel state. On one
-rank neither does anything; so for inference they are replaced, in place, and the rest of the model
-stays as it was written.
+Megatron's linear layers read the size of their process group in each call. Its attention uses a
+buffer and a random-number tracker of the parallel state. On one rank these have no effect. So for
+inference the layers are replaced in place, and the model needs no parallel state. The rest of the
+model is not changed.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from megakit.errors import UserError
 from megakit.models.layers import _ColumnParallel, _RowParallel
 
-#: Where layers come from that may need a parallel state or a GPU: any of theirs has to be known.
+#: Packages whose layers may need a parallel state or a GPU. A layer of these packages must be in
+#: `REPLACED` or `HARMLESS`.
 FOREIGN = ("megatron", "transformer_engine", "apex")
 
-#: Those that need neither, once the layers inside them are replaced.
+#: Layers that need no parallel state and no GPU after the layers inside them are replaced.
 HARMLESS: tuple[type[nn.Module], ...] = (
     *(TransformerBlock, TransformerLayer, SelfAttention, CrossAttention, MLP),
     *(IdentityOp, IdentityFuncOp, L2Norm),
@@ -39,18 +40,18 @@ HARMLESS: tuple[type[nn.Module], ...] = (
 
 
 class Linear(nn.Linear):
-    """torch's layer, called as Megatron's: it returns its output and a bias for others to add."""
+    """torch's linear layer with the interface of Megatron's: a call returns (output, bias)."""
 
     def __init__(self, layer: ColumnParallelLinear | RowParallelLinear) -> None:
-        nn.Module.__init__(self)  # the weights are there already
+        nn.Module.__init__(self)  # not nn.Linear's, which would allocate weights
         self.in_features, self.out_features = layer.input_size, layer.output_size
         self.weight, self.bias = layer.weight, layer.bias
         self.skip_bias_add = layer.skip_bias_add
 
-    def forward(  # type: ignore[override]  # two results where torch's has one
+    def forward(  # type: ignore[override]  # returns two results, torch's layer returns one
         self, input: Tensor, weight: Tensor | None = None, runtime_gather_output: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The product and, if the caller is to add it, the bias; another weight can be given."""
+        """Returns the output, and the bias if `skip_bias_add`; `weight` overrides the layer's."""
         weight = self.weight if weight is None else weight
         if self.skip_bias_add:
             return nn.functional.linear(input, weight), self.bias
@@ -58,11 +59,12 @@ class Linear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Megatron's DotProductAttention in the same order of operations, without dropout."""
+    """Megatron's DotProductAttention without dropout; the order of operations is the same."""
 
     def __init__(self, layer: DotProductAttention) -> None:
         super().__init__()
-        # Megatron divides by the layer's number before its softmax and multiplies by it within.
+        # Megatron can divide the scores by the layer's number and multiply them by it again in its
+        # softmax.
         self.scale = layer.softmax_scale * (layer.scale_mask_softmax.scale or 1)
         self.is_causal = layer.scale_mask_softmax.attn_mask_type == AttnMaskType.causal
         self.groups = layer.num_query_groups_per_partition
@@ -77,9 +79,9 @@ class Attention(nn.Module):
         *_: Any,
         **__: Any,
     ) -> Tensor:
-        """Attends: q, k, v (sequence, batch, heads, width) to (sequence, batch, heads * width).
+        """Maps q, k, v (sequence, batch, heads, width) to (sequence, batch, heads * width).
 
-        The mask, broadcast to (batch, heads, queries, keys), is True where nothing is seen.
+        The mask is broadcast to (batch, heads, queries, keys). It is True for masked keys.
         """
         if self.heads != self.groups:
             key = key.repeat_interleave(self.heads // self.groups, dim=2)
@@ -89,7 +91,7 @@ class Attention(nn.Module):
         if self.is_causal and attention_mask is None:
             attention_mask = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
         if attention_mask is not None:
-            scores = scores.masked_fill(attention_mask, -10000.0)  # as Megatron's mask function
+            scores = scores.masked_fill(attention_mask, -10000.0)  # Megatron's value
         return (scores.softmax(dim=-1) @ value).permute(2, 0, 1, 3).flatten(2)
 
 
@@ -97,8 +99,8 @@ def _embedding(layer: VocabParallelEmbedding) -> nn.Embedding:
     return nn.Embedding(layer.num_embeddings, layer.embedding_dim, _weight=layer.weight)
 
 
-#: What is replaced, and by what. Of a class of one's own among them, with a `forward` of its own,
-#: nobody knows what it computes.
+#: Layer classes and the functions that build their replacements. A subclass that overrides
+#: `forward` is refused, because it may compute something else.
 REPLACED: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
     _ColumnParallel: Linear,
     _RowParallel: Linear,
@@ -109,7 +111,7 @@ REPLACED: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
 }
 
 
-#: What a model may have registered on its layers, that changes what they give.
+#: Attributes of hooks that change a layer's inputs or outputs.
 _HOOKS = (
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -117,10 +119,10 @@ _HOOKS = (
 
 
 def replace_parallel_layers(model: nn.Module) -> None:
-    """Replaces the parallel layers of a model that was built on one rank, whole.
+    """Replaces the parallel layers of a model that was built on one rank.
 
     Raises:
-        UserError: It holds layers of Megatron's that this does not know; all of them are named.
+        UserError: Layers of Megatron have no plain form; all of them are named.
     """
     unknown = list(_replace_below(model, ""))
     if unknown:
@@ -132,14 +134,14 @@ def replace_parallel_layers(model: nn.Module) -> None:
 
 
 def _replace_below(parent: nn.Module, prefix: str) -> Iterator[str]:
-    """Replaces what is below a module; yields what it does not know."""
+    """Replaces the layers inside a module; yields the layers without a plain form."""
     for name, layer in list(parent._modules.items()):
         if layer is None:
             continue
         kind = next((kind for kind in REPLACED if isinstance(layer, kind)), None)
         if kind and type(layer).forward is kind.forward and not _has_more_to_it(layer):
             replacement = REPLACED[kind](layer)
-            for hooks in _HOOKS:  # a correction that is learnt, say
+            for hooks in _HOOKS:  # for example a low-rank correction
                 getattr(replacement, hooks).update(getattr(layer, hooks))
             setattr(parent, name, replacement)
         elif (kind or _is_foreign(layer)) and type(layer) not in HARMLESS:
@@ -153,7 +155,7 @@ def _is_foreign(layer: nn.Module) -> bool:
 
 
 def _has_more_to_it(layer: nn.Module) -> bool:
-    """Whether a layer uses what its replacement leaves out."""
+    """Tells whether a layer uses a feature that its replacement lacks."""
     if isinstance(layer, DotProductAttention):
         has_window = layer.scale_mask_softmax.window_size is not None
         return has_window or layer.config.softmax_type != "vanilla"

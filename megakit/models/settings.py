@@ -1,4 +1,4 @@
-"""Settings that a checkpoint's context holds as they were when it was saved."""
+"""Records settings, so that a checkpoint's context contains their current values."""
 
 import enum
 from pathlib import Path
@@ -9,11 +9,11 @@ from nemo.lightning import io
 
 
 class IOMixinWithGettersSetters(io.IOMixin):
-    """NeMo's IOMixin, kept up to date when an attribute changes after construction.
+    """NeMo's IOMixin that also records attributes that change after construction.
 
-    NeMo records a constructor's arguments in `__io__` and writes that into the context of each
-    checkpoint. What is assigned later would be forgotten; here it is recorded as well. Values that
-    no checkpoint can hold (functions that the strategy plugs in, timers) are not.
+    NeMo records a constructor's arguments in `__io__` and writes them into the context of each
+    checkpoint. NeMo does not record later assignments; this class does. Values that a checkpoint
+    cannot contain, such as the strategy's functions and timers, are not recorded.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -25,24 +25,24 @@ class IOMixinWithGettersSetters(io.IOMixin):
             setattr(recorded, name, value)
 
     def get_hparam(self, name: str) -> Any:
-        """The value recorded under this name.
+        """Returns the recorded value of a constructor argument.
 
         Raises:
-            KeyError: The constructor has no such argument, or none was recorded.
+            KeyError: The constructor has no such argument, or no value is recorded.
         """
         return self.get_hparams()[name]
 
     def get_hparams(self) -> dict[str, Any]:
-        """Everything recorded, by name."""
+        """Returns all recorded values by name."""
         return dict(self.__io__.__arguments__)
 
     def set_hparam(self, name: str, value: Any, also_change_value: bool = True) -> None:
-        """Records a value under a constructor argument's name.
+        """Records a value for a constructor argument.
 
         Args:
-            name: The argument.
-            value: What the context of the next checkpoint shall hold.
-            also_change_value: Whether the attribute of this name changes too.
+            name: Name of the argument.
+            value: The value for the contexts of later checkpoints.
+            also_change_value: Whether to set the attribute of this name, too.
         """
         if also_change_value:
             setattr(self, name, value)

@@ -1,4 +1,4 @@
-"""Megatron's transformer layer, with first weights that do not depend on the layout."""
+"""Provides Megatron's transformer layer with initial weights that do not depend on the layout."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from megakit.models.layers import _ColumnParallel, _RowParallel, seeded
 
 
 class SeededTransformerLayer(TransformerLayer):
-    """A layer whose first weights come from the config's seed and its number in the model.
+    """A layer whose initial weights depend on the config's seed and the layer's number only.
 
-    Megatron draws weights in the order of construction, so that a layer's would depend on how many
-    come before it on the same pipeline stage.
+    Megatron draws weights in the order of construction. So without this class, a layer's weights
+    would depend on the number of earlier layers on the same pipeline stage.
     """
 
     def __init__(self, config: Any, submodules: Any, layer_number: int = 1, **options: Any) -> None:
@@ -28,20 +28,20 @@ class SeededTransformerLayer(TransformerLayer):
 
 
 def transformer_layer_spec(mask: AttnMaskType = AttnMaskType.no_mask) -> ModuleSpec:
-    """What Megatron's `TransformerBlock` shall build its layers of.
+    """Returns the specification of the layers for Megatron's `TransformerBlock`.
 
-    Transformer Engine's modules where it and a GPU are there, else Megatron's own. The names of the
-    weights in a checkpoint are the same, so that one made here can be used there.
+    The layers use Transformer Engine's modules if Transformer Engine and a GPU are available, else
+    Megatron's own modules. Both have the same names of weights, so a checkpoint works with both.
 
     Args:
-        mask: `no_mask` for an encoder, in which every token sees all others; `causal` for a decoder
-            that predicts the next token.
+        mask: `no_mask` for an encoder, in which every token attends to all tokens; `causal` for a
+            decoder that predicts the next token.
     """
     if gpt_layer_specs.HAVE_TE and torch.cuda.is_available():
         spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
     else:
         spec = gpt_layer_specs.get_gpt_layer_local_spec()
-        # Megatron's two linear layers, with torch's product where that will do.
+        # Linear layers of `megakit.models.layers`, which use torch's matrix product if possible.
         attention, mlp = spec.submodules.self_attention, spec.submodules.mlp
         attention.submodules.linear_qkv = mlp.submodules.linear_fc1 = _ColumnParallel
         attention.submodules.linear_proj = mlp.submodules.linear_fc2 = _RowParallel

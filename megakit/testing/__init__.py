@@ -1,6 +1,6 @@
-"""Checks for datasets and models of one's own.
+"""Provides checks for your own datasets and models.
 
-Names are loaded when first used; the stub beside this file lists them.
+The package loads a name when the name is first used. The stub `__init__.pyi` lists the names.
 """
 
 import lazy_loader as lazy

@@ -1,6 +1,6 @@
-"""Checks a dataset of one's own: `python -m megakit.testing package.module:factory`.
+"""Checks your own dataset: `python -m megakit.testing package.module:factory`.
 
-Exit status: 0 if it keeps the rules, 1 if it breaks one, 2 if the factory cannot be found.
+Exit status: 0 if the dataset keeps all rules, 1 if it breaks a rule, 2 if there is no such factory.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _NotFoundError(Exception):
-    """There is no factory of that name."""
+    """There is no factory of the given name."""
 
 
 def _find(name: str) -> Callable[[], Any]:

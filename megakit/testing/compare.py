@@ -1,6 +1,6 @@
-"""Exact comparison of samples, however nested, and whether samples share memory.
+"""Compares nested samples exactly, and finds memory that samples share.
 
-A difference is reported with its path inside the sample, as in `sample['tokens'][0, 3]`.
+The path of a difference inside the sample is reported, for example `sample['tokens'][0, 3]`.
 """
 
 import dataclasses
@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 
 def assert_elements_equal(a: Any, b: Any) -> None:
-    """Check that two samples are equal to the last bit, types and shapes included.
+    """Check that two samples have equal types, shapes and values, without a tolerance.
 
-    Looks into mappings, tuples, lists, dataclasses, tensors and arrays. NaN equals NaN.
+    Compares the contents of mappings, tuples, lists, dataclasses, tensors and arrays. NaN equals
+    NaN.
 
     Raises:
-        AssertionError: If they differ; it names the first place where they do, and both values.
+        AssertionError: If the samples differ; the error names the first difference and both values.
     """
     difference = first_difference(a, b)
     if difference:
@@ -26,7 +27,7 @@ def assert_elements_equal(a: Any, b: Any) -> None:
 
 
 def first_difference(a: Any, b: Any, path: str = "sample") -> str | None:
-    """Say where two samples differ first, or return None."""
+    """Return a description of the first difference of two samples, or None."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return _tensor_difference(a, b, path)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
@@ -49,7 +50,7 @@ def first_difference(a: Any, b: Any, path: str = "sample") -> str | None:
 
 
 def leaves(sample: Any, path: str = "sample") -> Iterator[tuple[str, Any]]:
-    """Walk the innermost values of a sample with their paths."""
+    """Yield the innermost values of a sample with their paths."""
     parts = _parts(sample, path)
     if parts is None:
         yield path, sample
@@ -61,8 +62,8 @@ def leaves(sample: Any, path: str = "sample") -> Iterator[tuple[str, Any]]:
 def shared_memory(a: Any, b: Any) -> tuple[str, str] | None:
     """Return the paths of the first tensors or arrays in two samples that overlap in memory.
 
-    Arrays that nobody can write to, such as those of a file mapped for reading, do no harm and do
-    not count; nor does memory that is not the CPU's.
+    Read-only arrays, for example of a memory-mapped file, are ignored, because sharing them is
+    safe. Memory of other devices than the CPU is ignored, too.
     """
     blocks_b = [(path, _memory_of(leaf)) for path, leaf in leaves(b)]
     for path_a, leaf in leaves(a):
@@ -76,7 +77,7 @@ def shared_memory(a: Any, b: Any) -> tuple[str, str] | None:
 
 
 def _parts(value: Any, path: str) -> dict[str, Any] | None:
-    """Return what a value consists of, by path, or None if it is a leaf."""
+    """Return the parts of a value by path, or None if it is a leaf."""
     if isinstance(value, Mapping):
         return {f"{path}[{key!r}]": part for key, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -107,7 +108,7 @@ def _array_difference(a: NDArray[Any], b: NDArray[Any], path: str) -> str | None
             return f"{path} has the {name} {of_a} and {of_b}"
     if a.dtype == object:
         return first_difference(a.tolist(), b.tolist(), path)
-    same = (a == b) | ((a != a) & (b != b))  # also right for NaT
+    same = (a == b) | ((a != a) & (b != b))  # also correct for NaT
     return None if same.all() else _place_of_difference(a, b, np.asarray(same), path)
 
 
@@ -123,7 +124,7 @@ def _is_same_value(a: Any, b: Any) -> bool:
         return True
     if isinstance(a, float | complex | np.generic):
         return bool(a != a and b != b)
-    # Objects without an `==` of their own are equal if what they consist of is.
+    # Objects of classes without `__eq__` are equal if their attributes are equal.
     if getattr(type(a), "__eq__", None) is object.__eq__ and hasattr(a, "__dict__"):
         return first_difference(vars(a), vars(b)) is None
     return False
@@ -135,7 +136,7 @@ def _short(value: Any) -> str:
 
 
 class _Window:
-    """Shows numpy a tensor's memory, also of types that numpy does not know."""
+    """Exposes a tensor's memory to numpy, also for dtypes that numpy lacks."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor

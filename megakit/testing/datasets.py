@@ -1,7 +1,7 @@
-"""Does a dataset keep the rules that training with Megatron relies on?
+"""Checks that a dataset keeps the rules for training with Megatron.
 
-Each rule is one function here and one paragraph of `docs/datasets.md`. A broken rule is reported
-with the index, the path inside the sample, the likely cause and its remedy.
+One function here checks each rule, and one paragraph of `docs/datasets.md` explains it. The error
+for a broken rule names the index, the path inside the sample, the likely cause and the remedy.
 """
 
 import copy
@@ -46,29 +46,33 @@ def assert_dataset_compatible_with_megatron(
     other_processes: bool = False,
     factory: Callable[[], Any] | None = None,
 ) -> None:
-    """Check that a dataset keeps the rules that training with Megatron relies on.
+    """Check that a dataset keeps the rules for training with Megatron.
 
-    It reads a dozen samples several times, in milliseconds for most datasets, and checks that the
-    length is true; no global generator of torch, numpy or random is used or changed; an index gives
-    the same sample each time, in any order; samples share no memory with one another; and
-    `__getitems__` and `get_batch`, where there are any, agree with `__getitem__`.
+    This function reads a dozen samples several times, which takes milliseconds for most datasets.
+    The rules are:
 
-    With `other_processes` it also checks, in some seconds, that fresh interpreters with other
-    hash seeds and workers of torch's loader give the same samples.
+    - The dataset has as many samples as its length says.
+    - Reading neither uses nor changes the global generators of torch, numpy and random.
+    - An index gives the same sample each time, in any order of reading.
+    - Samples share no memory.
+    - `__getitems__` and `get_batch`, if the dataset has them, agree with `__getitem__`.
+
+    With `other_processes`, two more rules are checked, which takes some seconds: fresh interpreters
+    with other hash seeds, and workers of torch's loader, read the same samples.
 
     Args:
         dataset: The dataset, indexed by integers or by EpochIndex.
-        index: An index to look at besides first, last and some others; its type tells how the
-            dataset is indexed. Found out by trying if not given.
+        index: A further index to check. Its type determines how the dataset is indexed; without an
+            index, both types are tried.
         assert_elements_equal: Raises an AssertionError if two samples differ.
         other_processes: Whether to start other processes.
-        factory: Makes the dataset anew in fresh interpreters, as every rank of a training run does;
-            it implies `other_processes`. Without it the dataset is sent there pickled, which hides
-            what goes wrong in building it.
+        factory: Builds the dataset in the fresh interpreters, as each rank of a training run does;
+            implies `other_processes`. Without a factory, the interpreters get the pickled dataset,
+            so errors in its construction are not found.
 
     Raises:
-        AssertionError: If a rule is broken; it names the index, the path inside the sample, the
-            likely cause and its remedy.
+        AssertionError: If a rule is broken; the error names the index, the path inside the sample,
+            the likely cause and the remedy.
     """
 
     def difference(a: Any, b: Any) -> str | None:
@@ -103,11 +107,11 @@ def assert_dataset_elements_not_equal(
 ) -> None:
     """Check that two indices give different samples, and that the dataset keeps the rules.
 
-    For random effects that should differ: `EpochIndex(0, 5)` and `EpochIndex(1, 5)`, say.
+    Use it for random effects, for example with `EpochIndex(0, 5)` and `EpochIndex(1, 5)`.
 
     Raises:
-        AssertionError: If the samples are equal, or for any reason that
-            `assert_dataset_compatible_with_megatron` has.
+        AssertionError: If the samples are equal, or if `assert_dataset_compatible_with_megatron`
+            finds a broken rule.
     """
     for index in (index_a, index_b):
         assert_dataset_compatible_with_megatron(dataset, index, assert_elements_equal)
@@ -123,7 +127,7 @@ def assert_dataset_elements_not_equal(
 
 
 def probes(dataset: Any, index: Index, num_epochs: int = 2) -> list[Index]:
-    """Choose the indices to read: first ones, middle, last, and the given one."""
+    """Return the indices to read: 0, 1, 2, the middle, the last, and the given index."""
     length = len(dataset)
     place = index.idx if isinstance(index, EpochIndex) else index
     places = sorted({0, 1, 2, length // 2, length - 1, place} & set(range(length)))
@@ -134,7 +138,7 @@ def probes(dataset: Any, index: Index, num_epochs: int = 2) -> list[Index]:
 
 
 def check_length(dataset: Any, index: Index) -> None:
-    """Check that the dataset has as many samples as it says."""
+    """Check that the dataset's length is the number of its samples."""
     length = len(dataset)
     if length < 1:
         raise AssertionError("The dataset is empty: len(dataset) is 0, nothing can be trained on.")
@@ -150,7 +154,7 @@ def check_length(dataset: Any, index: Index) -> None:
     try:
         dataset[beyond]
     except Exception:
-        pass  # any refusal will do
+        pass  # any exception is accepted
     else:
         raise AssertionError(
             f"len(dataset) is {length}, but dataset[{beyond}] gives a sample. Either __len__ is "
@@ -165,7 +169,7 @@ def check_length(dataset: Any, index: Index) -> None:
 
 
 def check_global_generators(dataset: Any, indices: list[Index], difference: Difference) -> None:
-    """Check that reading neither uses nor changes the generators that all code shares."""
+    """Check that reading neither uses nor changes the global random generators."""
     for index in indices:
         samples = []
         for state in (1, 1, 2):
@@ -195,7 +199,7 @@ def check_global_generators(dataset: Any, indices: list[Index], difference: Diff
 
 
 def check_same_twice(dataset: Any, indices: list[Index], difference: Difference) -> None:
-    """Check that an index gives the same sample again."""
+    """Check that an index gives the same sample when it is read again."""
     for index in indices:
         first = copy.deepcopy(dataset[index])
         found = difference(first, dataset[index])
@@ -208,7 +212,7 @@ def check_same_twice(dataset: Any, indices: list[Index], difference: Difference)
 
 
 def check_any_order(dataset: Any, indices: list[Index], difference: Difference) -> None:
-    """Check that a sample does not depend on what was read before."""
+    """Check that a sample does not depend on the samples that were read before."""
     expected = [copy.deepcopy(dataset[index]) for index in indices]
     backwards = list(reversed(range(len(indices))))
     for place in backwards + backwards[::2] + backwards[1::2]:
@@ -224,9 +228,9 @@ def check_any_order(dataset: Any, indices: list[Index], difference: Difference) 
 
 def check_own_memory(dataset: Any, index: Index) -> None:
     """Check that no sample changes when another one is read or changed."""
-    if isinstance(dataset, PRNGResampleDataset):  # may draw a sample again; look at what is inside
+    if isinstance(dataset, PRNGResampleDataset):  # may draw a sample twice: check the inner dataset
         return check_own_memory(dataset.dataset, 0)
-    if isinstance(dataset, MultiEpochDatasetResampler):  # the same holds for a second epoch
+    if isinstance(dataset, MultiEpochDatasetResampler):  # draws samples twice after one epoch
         indices: list[Index] = list(range(min(len(dataset), len(dataset.dataset), 6)))
     else:
         indices = probes(dataset, index, num_epochs=1)
@@ -253,7 +257,7 @@ def check_own_memory(dataset: Any, index: Index) -> None:
 
 
 def check_batched_forms(dataset: Any, indices: list[Index], difference: Difference) -> None:
-    """Check that `__getitems__` and `get_batch` give what `__getitem__` gives."""
+    """Check that `__getitems__` and `get_batch` agree with `__getitem__`."""
     if callable(getattr(dataset, "__getitems__", None)):
         many = dataset.__getitems__(list(indices))
         if len(many) != len(indices):
@@ -290,7 +294,7 @@ def _kind_of_index(dataset: Any) -> Index:
             raise error from None
         return EpochIndex(0, 0)
     except IndexError:
-        pass  # for check_length to explain
+        pass  # check_length reports this error
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The global random generators of torch, numpy and random: their states, and who seeds them."""
+"""Saves, sets and restores the global generators of torch, numpy and random; records seeding."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ import torch
 
 
 def set_generators(seed: int) -> None:
-    """Set the CPU's generators to a state known by a number, without calling what seeds them."""
+    """Set the CPU's generators to the states of a seed, without calls of the seeding functions."""
     torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())
     np.random.set_state(np.random.RandomState(seed).get_state())
     random.setstate(random.Random(seed).getstate())
@@ -31,7 +31,7 @@ def generator_states() -> dict[str, Any]:
 
 @contextmanager
 def generators_restored() -> Iterator[None]:
-    """Put the CPU's generators back at the end."""
+    """Restore the states of the CPU's generators at the end of the block."""
     states = generator_states()
     try:
         yield
@@ -43,7 +43,7 @@ def generators_restored() -> Iterator[None]:
 
 @contextmanager
 def seed_calls() -> Iterator[list[str]]:
-    """Record calls of the functions that seed global generators; the calls go through."""
+    """Record and execute the calls of functions that seed global generators."""
     calls: list[str] = []
 
     def recording(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

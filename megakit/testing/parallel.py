@@ -1,4 +1,4 @@
-"""Megatron's parallel state for tests, and a pool of real processes to test several ranks with."""
+"""Sets up Megatron's parallel state for tests, and runs tests on several ranks in processes."""
 
 import contextlib
 import faulthandler
@@ -26,7 +26,7 @@ from megakit.runtime.teardown import destroy_parallel_state
 
 T = TypeVar("T")
 
-#: Seconds that the other ranks get to end by themselves once one has failed.
+#: Seconds to wait for the other ranks after a rank has failed.
 GRACE = 5.0
 
 _SERVE = "import sys; from megakit.testing.parallel import serve; serve(*sys.argv[1:])"
@@ -41,24 +41,25 @@ def distributed_model_parallel_state(
     timeout: float = 60.0,
     **sizes: Any,
 ) -> Iterator[None]:
-    """Sets up torch.distributed and Megatron's parallel state, and always takes both down again.
+    """Sets up torch.distributed and Megatron's parallel state, and destroys both at the end.
 
-    A process on its own is a job of one rank; one that `Ranks`, torchrun or `--devices` started
-    joins the others of its job. torch's random state is put back at the end.
+    A single process is a job of one rank. A process that `Ranks`, torchrun or `--devices` started
+    joins the other ranks of its job. torch's random state is restored at the end.
 
-    On a CPU the patches of `megakit.runtime` are applied; they stay for the rest of the process, so
-    nothing in it may have imported Megatron before the first use.
+    On a CPU, the patches of `megakit.runtime` are applied for the rest of the process. So no code
+    of the process may import Megatron before the first use of this function.
 
     Args:
-        seed: Of Megatron's random-number tracker, from which dropout draws.
-        accelerator: `auto` takes a GPU that works, else the CPU.
-        backend: NCCL on GPUs and gloo on CPUs, unless given: by gloo, ranks can share a GPU.
+        seed: Seed of Megatron's random-number tracker, from which dropout draws.
+        accelerator: `auto` uses a GPU if it works, else the CPU.
+        backend: By default NCCL on GPUs and gloo on CPUs. With gloo, several ranks can share a GPU.
         timeout: Seconds that a collective waits for the other ranks.
-        **sizes: For Megatron's `initialize_model_parallel`: `tensor_model_parallel_size=2`,
-            `pipeline_model_parallel_size=2` and so on; the rest is data parallel.
+        **sizes: Arguments of Megatron's `initialize_model_parallel`, such as
+            `tensor_model_parallel_size=2`; the remaining ranks are data parallel.
 
     Raises:
-        RuntimeError: torch.distributed is set up already, or the sizes do not fit the job's.
+        RuntimeError: torch.distributed is set up already, or the sizes do not fit the number of
+            ranks.
     """
     name = _accelerator(accelerator)
     use_accelerator(name)
@@ -76,7 +77,7 @@ def distributed_model_parallel_state(
     try:
         dist.init_process_group(
             backend or ("gloo" if name == "cpu" else "nccl"),
-            # Alone, it needs no port.
+            # A single rank needs no port.
             store=dist.HashStore() if world_size == 1 else None,  # type: ignore[attr-defined]
             rank=rank,
             world_size=world_size,
@@ -94,15 +95,18 @@ def distributed_model_parallel_state(
 
 
 class RankError(AssertionError):
-    """A rank failed, died or did not come back; the message has its number and its traceback."""
+    """A rank failed, died or did not return; the message has its number and its traceback or log.
+
+    If ranks do not return in time, the message has the stack of one of them.
+    """
 
 
 class Ranks:
-    """Processes that wait for functions to run as the ranks of a job, one job after another.
+    """A pool of processes that run functions as the ranks of jobs, one job after another.
 
-    They import the frameworks once, when the first job comes; on a CPU even once for all of them.
-    Each job has process groups of its own and a layout of its own. As a context manager the pool
-    ends its processes; in pytest it is best a fixture of the whole session::
+    The processes start with the first job and import the frameworks once; on a CPU, the frameworks
+    are imported once for all processes. Each job can have a different layout. As a context manager,
+    the pool ends its processes. In pytest, use a fixture with session scope::
 
         @pytest.fixture(scope="session")
         def ranks():
@@ -113,9 +117,9 @@ class Ranks:
             assert ranks.run(sum_of_ranks, world_size=2) == [1, 1]
 
     Args:
-        number: Processes; a job may use fewer.
-        accelerator: Where they run: `cpu`, or `gpu` with one for each.
-        timeout: Seconds that a job may take, but for the start of the pool.
+        number: Number of processes; a job may use fewer.
+        accelerator: `cpu`, or `gpu` with one GPU per process.
+        timeout: Time limit of a job in seconds, without the start of the pool.
     """
 
     def __init__(
@@ -136,21 +140,23 @@ class Ranks:
     def run(
         self, function: Callable[..., T], *arguments: Any, world_size: int | None = None
     ) -> list[T]:
-        """Calls `function(*arguments)` in every rank of a job; RANK and the like are set there.
+        """Calls `function(*arguments)` in every rank of a job, with RANK, WORLD_SIZE etc. set.
 
-        Whatever parallel state the function leaves behind is taken down.
+        After the call, any remaining parallel state is destroyed.
 
         Args:
-            function: Any function; it and what it returns travel by cloudpickle.
-            *arguments: The same for every rank.
-            world_size: Ranks of the job; by default all of the pool.
+            function: Any function; cloudpickle must be able to pickle it and its result.
+            *arguments: Arguments of the function, the same in all ranks.
+            world_size: Number of ranks of the job; by default all processes of the pool.
 
         Returns:
-            What it returned, by rank.
+            The results of the function, by rank.
 
         Raises:
-            RankError: A rank failed: with the number and the traceback of the first that did. Or
-                a rank died or did not return in time: with what it was doing then.
+            RankError: A rank failed, and the message has the traceback of the first failed rank. Or
+                a rank died, and the message has the end of the log. Or ranks did not return in
+                time, and the message has a rank's stack.
+            ValueError: `world_size` is below 1 or exceeds the number of processes.
         """
         size = self.number if world_size is None else world_size
         if not 1 <= size <= self.number:
@@ -169,7 +175,7 @@ class Ranks:
         return self._collect(connections)
 
     def close(self) -> None:
-        """Ends all processes of the pool; the next job would start new ones."""
+        """Ends all processes of the pool; a further job starts new processes."""
         for connection in self._connections:
             connection.close()
         self._connections = []
@@ -183,7 +189,7 @@ class Ranks:
     def _start(self) -> None:
         if self._process is not None:
             return
-        self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115  # as long as the pool
+        self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115  # `close` closes it
             mode="w+", errors="replace", prefix="ranks-"
         )
         pipes = [Pipe() for _ in range(self.number)]
@@ -207,14 +213,14 @@ class Ranks:
         self._connections = [connection for connection, _ in pipes]
         for rank, connection in enumerate(self._connections):
             try:
-                connection.recv()  # it is ready
+                connection.recv()  # the rank is ready
             except EOFError:
                 message = f"rank {rank} did not start:\n{self._tail()}"
                 self.close()
                 raise RankError(message) from None
 
     def _collect(self, connections: list[Connection]) -> list[Any]:
-        """Waits for the ranks' answers; the pool stays usable if all of them came."""
+        """Waits for the results of the ranks; ends the pool if a result is missing."""
         results: dict[int, Any] = {}
         failures: list[tuple[float, int, str]] = []
         pending = dict(enumerate(connections))
@@ -226,7 +232,7 @@ class Ranks:
                 try:
                     failed_at, answer = pickle.loads(connections[rank].recv_bytes())
                 except (EOFError, ConnectionResetError):
-                    time.sleep(0.2)  # for the log to say how; that it came first is plain
+                    time.sleep(0.2)  # until the log has the cause; a death is sorted as the first
                     failures.append((0.0, rank, f"it died:\n{self._tail()}"))
                     continue
                 if failed_at is None:
@@ -241,13 +247,13 @@ class Ranks:
         if stuck:
             raise RankError(f"not back after {self.timeout:g} s:\n{stuck}")
         if failures:
-            # What the others ran into when this one was gone says nothing.
+            # The first failure is the cause; later failures may be consequences.
             _, rank, answer = min(failures)
             raise RankError(f"rank {rank} of {len(connections)} failed: {answer}")
         return [results[rank] for rank in range(len(connections))]
 
     def _stacks(self, pending: list[int]) -> str:
-        """Where the ranks stand that did not come back."""
+        """Returns the stack of the first pending rank that prints one."""
         for rank in pending:
             self._log.seek(0, os.SEEK_END)
             begin = self._log.tell()
@@ -259,7 +265,7 @@ class Ranks:
         return f"ranks {pending} are stopped." if pending else ""
 
     def _pids(self) -> dict[int, int]:
-        """The ranks' process ids, from the log."""
+        """Reads the process ids of the ranks from the log."""
         lines = Path(self._log.name).read_text(errors="replace").splitlines()
         words = [line.split() for line in lines if line.startswith("rank-process ")]
         return {int(rank): int(pid) for _, rank, pid in words}
@@ -271,7 +277,8 @@ class Ranks:
 def serve(accelerator: Literal["cpu", "gpu"], *descriptors: str) -> None:
     """Runs in the pool's first process: imports the frameworks and forks the ranks."""
     if accelerator == "cpu":
-        # A forked process cannot use CUDA once its parent did, so there each imports for itself.
+        # Not for GPUs: a forked process cannot use CUDA if its parent has used CUDA. So on GPUs
+        # each rank imports the frameworks itself.
         suspend_collector()
         use_accelerator("cpu")
         resume_collector()
@@ -293,7 +300,7 @@ def serve(accelerator: Literal["cpu", "gpu"], *descriptors: str) -> None:
 
 
 def _serve_rank(rank: int, connection: Connection) -> NoReturn:
-    """Does one job after another until the pool closes its end, or is gone."""
+    """Runs one job after another until the pool closes the connection or ends."""
     print(f"rank-process {rank} {os.getpid()}", file=sys.stderr, flush=True)
     faulthandler.register(signal.SIGUSR2, all_threads=False)
     connection.send("ready")
@@ -318,7 +325,7 @@ def _serve_rank(rank: int, connection: Connection) -> NoReturn:
 
 
 def _by_value(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
-    """Pickles a function with the module that defines it: a rank may not be able to import that."""
+    """Pickles a function together with its module, because a rank may be unable to import it."""
     module = sys.modules.get(function.__module__)
     is_ours = function.__module__.partition(".")[0] in ("megakit", "__main__")
     if module is None or is_ours:
@@ -331,13 +338,16 @@ def _by_value(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes
 
 
 def _own(error: BaseException) -> Any:
-    """The traceback without this module's frame at its beginning."""
+    """Returns the traceback without this module's frame at the start."""
     here = error.__traceback__
     return here.tb_next if here is not None and here.tb_next is not None else here
 
 
 def _note_time(error: BaseException) -> float:
-    """When an exception was first seen; the other ranks' follow from it and come later."""
+    """Stores and returns the time at which an exception was first seen.
+
+    The exception with the earliest time is the cause; those of other ranks follow from it.
+    """
     noted: float = vars(error).setdefault("_failed_at", time.monotonic())
     return noted
 
@@ -345,6 +355,6 @@ def _note_time(error: BaseException) -> float:
 def _accelerator(requested: AcceleratorName) -> Literal["cpu", "gpu"]:
     from megakit.runtime import cpu
 
-    # The patches stay: a process that is on the CPU cannot go back to its GPU.
+    # After the patches for the CPU, a process cannot use its GPU any more.
     is_on_cpu = cpu.apply.cache_info().currsize > 0
     return "cpu" if is_on_cpu and requested == "auto" else find_accelerator(requested).name

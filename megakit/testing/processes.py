@@ -1,4 +1,4 @@
-"""Does a dataset give the same samples in other processes?"""
+"""Checks that a dataset gives the same samples in other processes."""
 
 import os
 import pickle
@@ -35,7 +35,7 @@ _DIFFERENT_HERE = (
 def check_workers(
     dataset: Any, indices: list[Any], samples: list[Any], difference: Difference
 ) -> None:
-    """Check that workers of torch's loader, one or two, give the same samples."""
+    """Check that one worker and two workers of torch's loader read the same samples."""
     for num_workers in (1, 2):
         order: Any = indices
         loader = DataLoader(
@@ -61,13 +61,13 @@ def check_workers(
 def check_interpreters(
     source: Any, indices: list[Any], samples: list[Any], difference: Difference
 ) -> None:
-    """Check that fresh interpreters with other hash seeds give the same samples.
+    """Check that fresh interpreters with other hash seeds read the same samples.
 
     Args:
-        source: The dataset, or a function without arguments that makes it.
-        indices: What to read.
-        samples: What this process reads there.
-        difference: Says where two samples differ.
+        source: The dataset, or a function without arguments that returns the dataset.
+        indices: The indices to read.
+        samples: This process's samples at these indices.
+        difference: Returns a description of the first difference of two samples, or None.
     """
     try:
         request = cloudpickle.dumps((source, indices))
@@ -92,10 +92,11 @@ def check_interpreters(
 
 
 def importing_nemo(load: Callable[[], Any]) -> Any:
-    """What `load` gives, which may import NeMo or Megatron.
+    """Calls `load`, which may import NeMo or Megatron, and returns its result.
 
-    Where a GPU or parts of NeMo are missing, both can be imported only once that is seen to; most
-    datasets need neither, and are spared the time.
+    Without a GPU or without all parts of NeMo, both can be imported only after `use_accelerator`,
+    which takes time. So `use_accelerator` is called only if `load` fails after an import of NeMo or
+    Megatron.
     """
     try:
         return load()
@@ -109,7 +110,10 @@ def importing_nemo(load: Callable[[], Any]) -> Any:
 
 
 def read_samples() -> None:
-    """Read samples as asked by a file and write them to another; runs in the fresh interpreter."""
+    """Read the samples that a request file names, and write them to a file; runs in a new process.
+
+    The paths of both files are the process's arguments.
+    """
     request, answer = map(Path, sys.argv[1:])
     source, indices = importing_nemo(lambda: pickle.loads(request.read_bytes()))
     dataset = source() if callable(source) else source

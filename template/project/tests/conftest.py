@@ -1,4 +1,4 @@
-"""What all tests share: the option --all, and Megatron set up for models in the tests' process."""
+"""Defines the option --all, and the fixture that sets up Megatron in the tests' process."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from tests.single_process import single_process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `./run tests --all`."""
+    """Adds the option of `./run tests --all`."""
     parser.addoption("--all", action="store_true", help="run the tests marked long, too")
 
 
@@ -22,6 +22,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def megatron() -> Iterator[None]:
-    """Until this has run, tests must not import `model_components`, which imports NeMo."""
+    """Sets up Megatron for one process; only afterwards may tests import `model_components`."""
     with single_process():
         yield

@@ -1,4 +1,4 @@
-"""Pretraining, fine-tuning and prediction in sequence, on the digits of scikit-learn."""
+"""Tests pretraining, fine-tuning and prediction in sequence, on scikit-learn's digits."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.scripts import accuracy, read_csv, run_script
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the three scripts leave behind after a few steps."""
+    """Runs the three scripts for a few steps; returns their output folder."""
     folder = tmp_path_factory.mktemp("chain")
     few = ("--max-steps", 30, "--val-interval", 10)
     for script, options in (

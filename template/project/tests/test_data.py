@@ -1,7 +1,7 @@
-"""The datasets keep the rules that training with Megatron relies on.
+"""Tests that the datasets keep the rules for training with Megatron.
 
-The checks find what goes wrong silently: random numbers that differ between ranks or do not come
-back after a stop, samples that depend on the order of reading, batches unlike their samples.
+The checks find errors that training would not report: random numbers that differ between ranks or
+after a resumption, samples that depend on the order of reading, batches that differ from samples.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("megatron")
 
 @pytest.fixture(scope="module")
 def data(megatron: None) -> Any:
-    """The data module as pretraining uses it."""
+    """Returns the data module of pretraining."""
     from model_components import MNISTDataModule
 
     module = MNISTDataModule(dataset="digits", corruption=0.2)
@@ -33,13 +33,13 @@ def test_rules(data: Any, name: str) -> None:
 
 
 def test_corruption_differs_between_epochs(data: Any) -> None:
-    """And is the same on every rank: the rules are checked for both indices, too."""
+    """The assertion also checks the rules at both indices, so ranks get equal corruption."""
     images = data.mnist_train.dataset
     assert_dataset_elements_not_equal(images, EpochIndex(0, 5), EpochIndex(1, 5))
 
 
 def test_the_checks_find_a_broken_rule(data: Any) -> None:
-    """A check that can't fail shows nothing."""
+    """A dataset that breaks a rule must fail the checks."""
     import torch
 
     class Noisy(torch.utils.data.Dataset[torch.Tensor]):
@@ -47,7 +47,7 @@ def test_the_checks_find_a_broken_rule(data: Any) -> None:
             return 10
 
         def __getitem__(self, index: int) -> torch.Tensor:
-            # From torch's global generator: ranks would get different samples.
+            # Torch's global generator differs between ranks, so ranks would get different samples.
             return torch.rand(2) + range(10)[index]
 
     with pytest.raises(AssertionError, match="generator"):

@@ -1,4 +1,4 @@
-"""Two processes compute what one does, however the model is cut between them."""
+"""Tests that two processes compute the loss of one process, with every kind of parallelism."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.scripts import read_csv, run_script
 
-# In float32: bfloat16's rounding would hide what is wrong. Without a GPU, so that it runs anywhere.
+# In float32, because bfloat16's rounding would hide errors. On the CPU, which every machine has.
 OPTIONS = ("--dataset", "digits", "--max-steps", 5, "--precision", "32", "--accelerator", "cpu")
 LAYOUTS = {
     "tensor": ("--devices", 2, "--tensor-parallel", 2),
@@ -16,7 +16,7 @@ LAYOUTS = {
 
 
 def validation_loss(folder: Path, *layout: object) -> float:
-    """The loss after a few steps of pretraining."""
+    """Returns the validation loss after a few steps of pretraining."""
     done = run_script("model_pretrain.py", *OPTIONS, *layout, "--output-dir", folder)
     assert done.status == 0, done.err
     return float(read_csv(folder / "pretrain" / "metrics.csv")[-1]["val_loss"])
@@ -24,7 +24,7 @@ def validation_loss(folder: Path, *layout: object) -> float:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """The loss of one process."""
+    """Returns the validation loss of one process."""
     return validation_loss(tmp_path_factory.mktemp("alone"))
 
 

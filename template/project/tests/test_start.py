@@ -1,4 +1,4 @@
-"""The scripts start at once, refuse what they can't do, and use the megakit of this project."""
+"""Tests that the scripts show --help, reject invalid options, and use this project's megakit."""
 
 import sys
 from pathlib import Path
@@ -29,5 +29,5 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_megakit_is_the_one_of_the_lock() -> None:
-    """Not another that PYTHONPATH or a folder of that name brings."""
+    """Not another megakit from PYTHONPATH or from a folder of this name."""
     assert Path(megakit.__file__).is_relative_to(sys.prefix)
