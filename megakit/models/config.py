@@ -144,7 +144,7 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
         return self.loss_cls
 
     def validation_metrics(self) -> dict[str, Any]:
-        """Returns this model's `megakit.training.ValidationMetric`s by name; none by default."""
+        """Returns this model's `ValidationMetric` objects by name; none by default."""
         return {}
 
     def load_settings_from_checkpoint(self, initial_ckpt_path: str | Path) -> None:
