@@ -27,7 +27,7 @@ class MegatronDataModule(pl.LightningDataModule):
     A subclass assigns its datasets in `setup`: `train_set`, usually from `resample`, `val_set` and
     `test_set`. The loader methods return loaders of these datasets. A subclass may also override
     Lightning's loader methods and return one loader or several. The training loader resumes; all
-    other loaders start at sample 0. This holds for `WrappedDataLoader` and plain `DataLoader` objects: a
+    other loaders start at sample 0. This holds for `WrappedDataLoader` and for `DataLoader`: a
     loader without a mode, or with the default mode, gets the mode of the method that returns it.
 
     Args:
