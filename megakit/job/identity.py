@@ -1,13 +1,12 @@
 """Collects everything that a training run's result depends on, and compares two runs."""
 
-import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from megakit.checkpoints.manifest import CHANGES, CODE, same_run
-from megakit.job.options import CommonOptions, TrainingOptions
+from megakit.job.options import TrainingOptions
 from megakit.job.program import code_of
 from megakit.job.ranges import flag
 from megakit.job.runs import RunDirectory
@@ -22,7 +21,11 @@ LISTED = 8
 
 
 def identify(
-    stage: Stage, options: TrainingOptions, dataset: str, start: str | None
+    stage: Stage,
+    options: TrainingOptions,
+    dataset: str,
+    start: str | None,
+    script: Path | None = None,
 ) -> dict[str, Any]:
     """Returns everything that a run's result depends on, in the form that manifests store.
 
@@ -31,22 +34,18 @@ def identify(
         options: Options of the command line.
         dataset: Name of the dataset.
         start: Digest of the checkpoint that the run starts from.
+        script: The script whose code the run executes; None: the code is not compared.
     """
     identity = options.identity() | {
         "model": stage.model,
         "dataset": dataset,
         "start": start,
         "best_by": options.choice(),
-        CODE: code_of(script_of(options)),
+        CODE: code_of(script) if script else {},
         CHANGES: [],
     }
     content: dict[str, Any] = json.loads(json.dumps(identity, default=str))
     return content
-
-
-def script_of(options: CommonOptions) -> Path:
-    """Returns the script that defines the class of the options."""
-    return Path(inspect.getfile(type(options)))
 
 
 def differences(
@@ -73,6 +72,8 @@ def differences(
     }
     if len(changed) > 1 and "last" in (old.get("best_by"), identity.get("best_by")):
         changed.discard("best_by")  # follows from another option in the list, e.g. --num-labels
+    if ABSENT in (old.get("val_interval", ABSENT), identity.get("val_interval", ABSENT)):
+        changed.discard("val_interval")  # an entry only together with --stop-after, which is named
     problems = []
     for name in changed:
         if name == "start":

@@ -194,6 +194,11 @@ class TrainingOptions(CommonOptions):
                 f"--best-by {brief(self.best_by)}: has to be last, or a column of metrics.csv that "
                 "begins with val_, for example val_loss."
             )
+        if self.choice() != self.best_by != "val_loss":
+            problems.append(
+                f"--best-by {brief(self.best_by)}: has no effect, since the {self.choice()} "
+                "checkpoint counts in this run. Leave the option out."
+            )
         if self.stop_after is None:
             return problems
         if self.choice() == "last":

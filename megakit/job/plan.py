@@ -12,7 +12,7 @@ from typing import Any
 from megakit.checkpoints.manifest import CHANGES, CODE, Manifest
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
-from megakit.job.identity import changed_names, differences, identify, listed, script_of
+from megakit.job.identity import changed_names, differences, identify, listed
 from megakit.job.layout import Layout, plan_layout
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.program import code_of
@@ -94,9 +94,20 @@ class Plan:
 
 
 def prepare(
-    stage: Stage, options: CommonOptions, cluster: Cluster, console: Console
+    stage: Stage,
+    options: CommonOptions,
+    cluster: Cluster,
+    console: Console,
+    script: Path | None = None,
 ) -> tuple[Plan, Any]:
     """Checks everything, and only then locks the run directory.
+
+    Args:
+        stage: The stage to run.
+        options: Options of the command line.
+        cluster: The job, and the place of this process in it.
+        console: Receives the messages.
+        script: The script whose code is compared with the run's; None: no code is compared.
 
     Returns:
         The plan, and an `ExitStack` that holds the locks on the run directory and on the
@@ -106,7 +117,7 @@ def prepare(
         UserError: Lists all problems that can be found together.
     """
     try:
-        return _prepare(stage, options, cluster, console)
+        return _prepare(stage, options, cluster, console, script)
     except UserError:
         raise
     except Exception as error:  # no work has begun, so any error is a refusal
@@ -116,7 +127,11 @@ def prepare(
 
 
 def _prepare(
-    stage: Stage, options: CommonOptions, cluster: Cluster, console: Console
+    stage: Stage,
+    options: CommonOptions,
+    cluster: Cluster,
+    console: Console,
+    script: Path | None,
 ) -> tuple[Plan, Any]:
     training = options if isinstance(options, TrainingOptions) else None
     problems = options.problems()
@@ -183,17 +198,19 @@ def _prepare(
     dataset = attempt("the data", lambda: options.resolve_dataset(previous, say, not refused))
     identity: dict[str, Any] = {}
     if training:
-        identity = identify(stage, training, dataset, start[1].digest if start else None)
-        identity |= sizes.by_option  # the model's sizes, whether the user set them or not
+        digest = start[1].digest if start else None
+        code = attempt("the code", lambda: identify(stage, training, dataset, digest, script))
+        if code is not None:
+            identity = code | sizes.by_option  # effective sizes, whether an option sets them or not
         if not problems and not is_anew:
-            problems += _other_run(directory, training, identity, start and str(start[0]))
+            problems += _other_run(directory, stage, training, identity, start and str(start[0]))
     if problems:
         raise UserError(problems)
 
     if accelerator.remark:
         console.say(accelerator.remark)
-    if start:
-        _remark_on_old_code(stage, options, start, console)
+    if start and script:
+        _remark_on_old_code(stage, script, start, console)
     if accelerator.name == "cpu" and layout.devices > accelerator.count:
         console.say(
             f"{layout.devices} processes share the {accelerator.count} CPU cores of this machine: "
@@ -223,17 +240,17 @@ def _prepare(
 
 
 def _remark_on_old_code(
-    stage: Stage, options: CommonOptions, start: tuple[Path, Manifest, Any], console: Console
+    stage: Stage, script: Path, start: tuple[Path, Manifest, Any], console: Console
 ) -> None:
     """Reports if the previous stage's code has changed since it made the checkpoint."""
     assert stage.before is not None
-    script = script_of(options).with_name(stage.before.script)
-    if not script.is_file():  # the previous stage belongs to another project
+    before = script.with_name(stage.before.script)
+    if not before.is_file():  # the previous stage belongs to another project
         return
-    changed = changed_names(start[1].run, {CODE: code_of(script)})
+    changed = changed_names(start[1].run, {CODE: code_of(before)})
     if changed:
         console.say(
-            f"{script.name} has changed since it made {start[0]}: {listed(changed)}. "
+            f"{before.name} has changed since it made {start[0]}: {listed(changed)}. "
             f"To start from the new code's result, run it again with --fresh."
         )
 
@@ -261,9 +278,12 @@ def _find_own(
         The checkpoint with its manifest, or None; and whether the run is done.
     """
     # Another process may have used the directory between the first comparison and the lock.
-    if problems := _other_run(directory, options, identity, start):
+    if problems := differences(directory, identity, start):
         raise UserError(problems)
     found = find_resumption(directory, stage.name, identity, console.say)
+    manifest = found[1] if found else None
+    if problems := _changed_code(directory, options, manifest, identity):
+        raise UserError(problems)
     done = is_done(directory, options, found)
     if not done:
         if found:
@@ -276,24 +296,45 @@ def _find_own(
 
 
 def _other_run(
-    directory: RunDirectory, options: TrainingOptions, identity: dict[str, Any], start: str | None
+    directory: RunDirectory,
+    stage: Stage,
+    options: TrainingOptions,
+    identity: dict[str, Any],
+    start: str | None,
 ) -> list[str]:
     """Returns why the run in a directory is not the requested run; no message if it is."""
-    if problems := differences(directory, identity, start):
-        return problems
-    changed = changed_names(directory.newest_run, identity)
-    if not changed or options.keep_changes:
+    newest = directory.newest_of(stage.name, identity)
+    return differences(directory, identity, start) or _changed_code(
+        directory, options, newest, identity
+    )
+
+
+def _changed_code(
+    directory: RunDirectory,
+    options: TrainingOptions,
+    newest: Manifest | None,
+    identity: dict[str, Any],
+) -> list[str]:
+    """Returns a message if the code has changed since the newest checkpoint of the run."""
+    changed = changed_names(newest.run, identity) if newest else []
+    if newest is None or not changed or options.keep_changes:
         return []
+    remedy = "--fresh starts over with the new code (the old run is kept under another name)"
+    if newest.ends(options.max_steps):
+        remedy += "; without the changes the run is done"
+    else:
+        remedy += "; --keep-changes goes on with it, so that the result comes from both"
     return [
         f"{directory.path}: the code was changed since its last checkpoint: {listed(changed)}. "
-        "--fresh starts over with the new code (the old run is kept under another name); "
-        "--keep-changes goes on with it, so that the result comes from both."
+        f"{remedy}."
     ]
 
 
 def _note_changes(identity: dict[str, Any], found: Manifest, console: Console) -> None:
     """Records in a run's identity at which steps its code was changed."""
     identity[CHANGES] = [*found.run.get(CHANGES, [])]
+    if not identity[CODE]:  # a notebook resumes the run of a script
+        identity[CODE] = found.run.get(CODE, {})
     if changed := changed_names(found.run, identity):
         identity[CHANGES].append({"step": found.step, "names": changed})
         console.say(f"Going on with changed code: {listed(changed)}.")

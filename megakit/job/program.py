@@ -1,31 +1,31 @@
-"""Computes a digest of each function, class and constant that a script's result depends on.
+"""Computes digests of the code that decides what a script computes, one for each name.
 
-The source is parsed and not imported, so that scripts start quickly. The digests cover the code
-that the arguments of `run_script(...)` refer to by name, directly or indirectly, in the modules of
-the script's project. Comments, docstrings, formatting and the order of definitions do not change a
-digest. All Python versions compute the same digests.
+The source is parsed and not imported, so a start stays fast. The code that counts is reachable by
+name from the script's call `run_script(...)`, through the modules of the script's project.
+Comments, docstrings, formatting, annotations of functions and the order of functions do not count.
+All supported Python versions compute the same digests.
 """
 
 import ast
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-#: The library's code has no digests: checkpoints record the library's version.
+#: Its version is recorded in the checkpoints instead.
 LIBRARY = "megakit"
-#: Methods of options classes without a digest: their results are compared or reported to the user.
-CHECKS = {"problems", "resolve_dataset", "adapt", "choice"}
-#: Fields of a syntax tree that do not affect the computation.
-SILENT = {"ctx", "kind", "type_comment"}
-#: Length of a shortened digest: enough to distinguish versions of one function.
+#: Members of options classes whose values are compared or shown to the user.
+CHECKS = {"problems", "resolve_dataset", "adapt", "choice", "harmless", "model_sizes"}
+#: Fields of a syntax tree that do not change what the code computes.
+IGNORED_FIELDS = {"ctx", "kind", "type_comment"}
+#: Names of the code that the script runs outside of functions and classes.
+TOP_LEVEL, MAIN_BLOCK = "top level of the script", "main block of the script"
 DIGEST_LETTERS = 16
 
-Imports = dict[str, list[str]]
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass
@@ -33,281 +33,455 @@ class Module:
     """A parsed module of the project.
 
     Attributes:
-        name: The module's dotted name.
-        definitions: Top-level statements that bind a name, by name.
-        imports: Full dotted names of imported objects, by the name that an import binds at the
-            top level or inside a function.
-        loose: Top-level statements that bind no name; they run on import.
-        runs: Calls of `run_script`.
+        name: The dotted name.
+        package: The dotted name of the package that relative imports start from.
+        source: The text of the file.
+        definitions: The statements that assign a name, by name.
+        imports: The full dotted names that an imported name may stand for.
+        stars: The modules of which all names are imported.
+        loaded: The full dotted names that the module imports when it is imported itself.
+        on_import: The statements that run on import and are no plain definitions.
+        main_block: The statements below `if __name__ == "__main__"`.
     """
 
     name: str
+    package: str = ""
+    source: str = ""
     definitions: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    imports: Imports = field(default_factory=dict)
-    loose: list[ast.stmt] = field(default_factory=list)
-    runs: list[ast.Call] = field(default_factory=list)
+    imports: dict[str, list[str]] = field(default_factory=dict)
+    stars: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
+    on_import: list[ast.stmt] = field(default_factory=list)
+    main_block: list[ast.stmt] = field(default_factory=list)
 
 
 def code_of(script: Path) -> dict[str, str]:
     """Returns digests of the code that decides what a script computes, by name.
 
-    Each member of a class has its own digest (`Config.width`). Top-level statements that bind no
-    name share a digest under the module's name. Only the values of options count, so fields of the
-    options class are left out.
+    Members of a class have their own names (`Config.width`). Options count by their values, so the
+    fields of the options class are left out.
 
     Args:
-        script: A file that calls `run_script(stage, OptionsClass, work)`.
+        script: A file with a call `run_script(stage, OptionsClass, work)`.
     """
-    program = _Program(_root_of(script), [str(script.parent), *sys.path])
-    main = program.read(script, script.stem)
-    for call in main.runs:
-        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-        for argument in arguments[1:]:  # the first is the stage; its fields are compared
-            program.mark_options(main, argument)
-        for argument in arguments[1:]:
-            program.follow(main, argument)
-    return {name: _digest(sorted(parts)) for name, parts in sorted(program.parts.items())}
+    root = _root_of(script)
+    program = _Program(root, _search_path(script, root))
+    program.follow_script(script)
+    return {
+        name: _digest(sorted(json.dumps(parts) for parts in by_module.values()))
+        for name, by_module in sorted(program.parts.items())
+    }
 
 
 class _Program:
-    """Collects the code that a script refers to by name, directly or indirectly."""
+    """Collects the parts of the code that are reachable from a script.
 
-    def __init__(self, root: Path, path: list[str]) -> None:
+    Attributes:
+        parts: The collected parts, by name and by module.
+    """
+
+    def __init__(self, root: Path, path: list[Path]) -> None:
         self.root, self.path = root, path
-        self.parts: dict[str, list[str]] = {}
+        self.parts: dict[str, dict[str, list[str]]] = {}
         self.modules: dict[str, Module | None] = {}
         self.reached: set[tuple[str, str]] = set()
-        self.options: set[int] = set()  # `id` of the syntax node of each options class
+        self.waiting: list[tuple[Module, str]] = []
+        self.options: set[int] = set()  # ids of class nodes
 
-    def read(self, file: Path, name: str) -> Module:
-        """Parses a module, and adds the statements that run when it is imported."""
-        self.modules[name] = module = _parse(file, name)
-        for statement in module.loose:
-            self._add(module, name, statement)
+    def follow_script(self, script: Path) -> None:
+        """Collects all code that is reachable from the calls of `run_script` in a script."""
+        main = self._read(script, script.stem, _package_of(script), TOP_LEVEL)
+        nodes = [node for tree in _trees(main) for node in ast.walk(tree)]
+        calls = [node for node in nodes if isinstance(node, ast.Call) and _runs(main, node)]
+        arguments = [argument for call in calls for argument in _arguments_of(call)]
+        for call in calls:
+            self._mark_options(main, _arguments_of(call)[0])
+        if calls:
+            others = [s for s in main.main_block if not any(_contains(s, call) for call in calls)]
+            self._add(main, MAIN_BLOCK, *others, *arguments)
+        while self.waiting:
+            self._collect(*self.waiting.pop())
+
+    def _read(self, file: Path, name: str, package: str, label: str) -> Module:
+        """Parses a module, and collects what its import runs."""
+        self.modules[name] = module = _parse(file, name, package)
+        for target in module.loaded:
+            self._find_longest(target)
+        for statement in module.on_import:
+            self._add(module, label, statement)
+        for statements in list(module.definitions.values()):
+            for node in statements:
+                decorators = getattr(node, "decorator_list", [])
+                if any(self._is_own(module, decorator) for decorator in decorators):
+                    self._reach(module, node.name)  # type: ignore[attr-defined]
         return module
 
-    def mark_options(self, module: Module, expression: ast.AST) -> None:
-        """Marks the class that an expression names, and its bases, as options classes."""
+    def _is_own(self, module: Module, node: ast.AST) -> bool:
+        """Whether a decorator belongs to the project, and may register what it decorates."""
+        return any(True for chain in _names(node) for _ in self._resolve(module, chain))
+
+    def _mark_options(self, module: Module, expression: ast.AST) -> None:
+        """Notes a class, and its base classes in the project, as classes of options."""
         for chain in _names(expression):
             for owner, name in self._resolve(module, chain):
-                for node in owner.definitions.get(name, ()):
+                for node in owner.definitions[name]:
                     if isinstance(node, ast.ClassDef) and id(node) not in self.options:
                         self.options.add(id(node))
                         for base in node.bases:
-                            self.mark_options(owner, base)
-
-    def follow(self, module: Module, node: ast.AST) -> list[str]:
-        """Adds the project code that a node uses; returns the foreign names that it uses."""
-        foreign = set()
-        for chain in _names(node):
-            for target in module.imports.get(chain[0], ()):
-                if self._find_longest(target) is None:
-                    foreign.add(f"{chain[0]} = {target}")
-            for owner, name in self._resolve(module, chain):
-                self._reach(owner, name)
-        return sorted(foreign)
-
-    def _resolve(self, module: Module, chain: list[str]) -> Iterator[tuple[Module, str]]:
-        """Yields the modules and names in the project that a dotted name refers to."""
-        if chain[0] in module.definitions:
-            yield module, chain[0]
-        for target in module.imports.get(chain[0], ()):
-            if (found := self._find_longest(".".join([target, *chain[1:]]))) is None:
-                continue
-            owner, rest = found
-            if rest and rest[0] in owner.definitions.keys() | owner.imports.keys():
-                yield from self._resolve(owner, rest)
-            else:  # the module itself is used, so every definition in it counts
-                for name in owner.definitions:
-                    yield owner, name
+                            self._mark_options(owner, base)
 
     def _reach(self, module: Module, name: str) -> None:
-        if (module.name, name) in self.reached:
-            return
-        self.reached.add((module.name, name))
-        for statement in module.definitions[name]:
-            if isinstance(statement, ast.ClassDef):
-                self._reach_class(module, statement)
-            else:
-                self._add(module, name, statement)
+        if (module.name, name) not in self.reached:
+            self.reached.add((module.name, name))
+            self.waiting.append((module, name))
 
-    def _reach_class(self, module: Module, node: ast.ClassDef) -> None:
+    def _collect(self, module: Module, name: str) -> None:
+        for node in module.definitions[name]:
+            if isinstance(node, ast.ClassDef):
+                self._collect_class(module, node)
+            else:
+                self._add(module, name, node)
+
+    def _collect_class(self, module: Module, node: ast.ClassDef) -> None:
         is_options = id(node) in self.options
         if is_options:
-            for base in node.bases:
-                self.follow(module, base)
+            self._follow(module, node.bases)
         else:
+            # The order of fields decides what positional arguments mean.
+            fields = [member for member in node.body if not _is_function(member)]
+            members = [name for member in fields for name in _bound(member)]
             self._add(module, node.name, *node.decorator_list, *node.bases, *node.keywords)
+            self.parts[node.name][module.name].append(json.dumps(members))
         for member in node.body:
             name = next(_bound(member), None)
-            if is_options and (name in CHECKS or isinstance(member, ast.AnnAssign)):
-                continue
-            if not _is_silent(member):
+            if is_options and isinstance(member, ast.AnnAssign) and not _is_class_variable(member):
+                self._follow(module, [member.annotation])
+            elif not (is_options and name in CHECKS) and not _is_idle(member):
                 self._add(module, f"{node.name}.{name}" if name else node.name, member)
 
     def _add(self, module: Module, name: str, *nodes: ast.AST) -> None:
-        foreign = [one for node in nodes for one in self.follow(module, node)]
-        content = json.dumps([[_plain(node) for node in nodes], sorted(foreign)])
-        self.parts.setdefault(name, []).append(content)
+        """Collects nodes under a name, and what the nodes use."""
+        bindings = self._follow(module, nodes)
+        try:
+            content = json.dumps([[_plain(node) for node in nodes], bindings])
+        except RecursionError:  # an expression of hundreds of terms
+            texts = [_source_of(module, node) for node in nodes]
+            content = json.dumps([texts, bindings])
+        self.parts.setdefault(name, {}).setdefault(module.name, []).append(content)
+
+    def _follow(self, module: Module, nodes: Iterable[ast.AST]) -> list[str]:
+        """Collects what nodes use; returns the imported names whose meaning is not their name."""
+        bindings = set()
+        for chain in (chain for node in nodes for chain in _names(node)):
+            for target in module.imports.get(chain[0], ()):
+                is_foreign = self._find_longest(target) is None
+                if is_foreign and target.partition(".")[0] != LIBRARY:
+                    bindings.add(f"{chain[0]} = {target}")
+                elif target.rpartition(".")[2] != chain[0]:
+                    bindings.add(f"{chain[0]} = {target.rpartition('.')[2]}")
+            for owner, name in self._resolve(module, chain):
+                self._reach(owner, name)
+        return sorted(bindings)
+
+    def _resolve(self, module: Module, chain: list[str]) -> list[tuple[Module, str]]:
+        """Returns the definitions in the project that a dotted name may stand for."""
+        found: list[tuple[Module, str]] = []
+        seen: set[tuple[str, str]] = set()
+        waiting = [(module, chain)]
+        while waiting:
+            owner, (name, *rest) = waiting.pop()
+            if (owner.name, name) in seen:
+                continue
+            seen.add((owner.name, name))
+            if name in owner.definitions:
+                found.append((owner, name))
+                continue
+            targets = [".".join([target, *rest]) for target in owner.imports.get(name, ())]
+            if not targets:
+                targets = [".".join([star, name]) for star in owner.stars]
+            for target in targets:
+                if (below := self._find_longest(target)) is None:
+                    continue
+                next_owner, names = below
+                if names:
+                    waiting.append((next_owner, names))
+                else:  # the module itself is used: any part of it may be
+                    every = next_owner.definitions.keys() | next_owner.imports.keys()
+                    waiting += [(next_owner, [one]) for one in every]
+        return found
 
     def _find_longest(self, dotted: str) -> tuple[Module, list[str]] | None:
-        """Returns the project's module that a dotted name begins with, and the rest of the name."""
+        """Returns the project's module that a dotted name starts with, and the rest of the name."""
         parts = dotted.split(".")
-        for length in range(len(parts), 0, -1):
+        found = None
+        for length in range(1, len(parts) + 1):  # packages run before their modules
             if (module := self._find(".".join(parts[:length]))) is not None:
-                return module, parts[length:]
-        return None
+                found = module, parts[length:]
+        return found
 
     def _find(self, name: str) -> Module | None:
         if name not in self.modules:
             self.modules[name] = None
-            if (file := _find_file(name, self.root, self.path)) is not None:
-                return self.read(file, name)
+            file = _find_file(name, self.root, self.path)
+            if file is not None:
+                package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+                return self._read(file, name, package, f"top level of {name}")
         return self.modules[name]
 
 
-def _parse(file: Path, name: str) -> Module:
-    tree = ast.parse(file.read_bytes(), str(file))
-    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    module = Module(name)
+def _root_of(script: Path) -> Path:
+    """Returns the folder of a script's project.
+
+    This is the nearest folder above the script with a pyproject.toml or .git, else the highest one
+    on Python's search path, else the script's own folder.
+    """
+    above = script.resolve().parents
+    for folder in above:
+        if (folder / "pyproject.toml").is_file() or (folder / ".git").exists():
+            return folder
+    searched = {Path(entry).resolve() for entry in sys.path}
+    return next((folder for folder in reversed(above) if folder in searched), above[0])
+
+
+def _search_path(script: Path, root: Path) -> list[Path]:
+    """Returns the folders of the project in which Python looks for modules."""
+    folders = [script.resolve().parent, *(Path(entry).resolve() for entry in sys.path)]
+    return [folder for folder in dict.fromkeys(folders) if folder.is_relative_to(root)]
+
+
+def _find_file(name: str, root: Path, path: list[Path]) -> Path | None:
+    """Returns the file of a module of the project."""
+    parts = name.split(".")
+    if parts[0] == LIBRARY:
+        return None
+    for folder in path:
+        place = folder.joinpath(*parts)
+        for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+            if file.is_file() and "site-packages" not in file.parts:
+                return file
+    return None
+
+
+def _package_of(script: Path) -> str:
+    """Returns the package of a script, from which its relative imports start."""
+    names = []
+    folder = script.resolve().parent
+    while (folder / "__init__.py").is_file():
+        names.append(folder.name)
+        folder = folder.parent
+    return ".".join(reversed(names))
+
+
+def _parse(file: Path, name: str, package: str) -> Module:
+    content = file.read_bytes()
+    module = Module(name, package)
+    try:
+        tree = ast.parse(content, str(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # Python says what is wrong with the file, if it is imported at all.
+        module.on_import = [ast.Expr(ast.Call(ast.Constant(_digest([content.hex()])), [], []))]
+        return module
+    module.source = content.decode(errors="replace")
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for bound, target in _imported(node, package):
-                module.imports.setdefault(bound, []).append(target)
-        elif isinstance(node, ast.Call) and _called(node) == "run_script":
-            module.runs.append(node)
+                if bound == "*":
+                    module.stars.append(target)
+                else:
+                    module.imports.setdefault(bound, []).append(target)
+    for node in _imports_on_import(tree):
+        module.loaded += [target for _, target in _imported(node, package)]
+    _normalize(tree)
     for statement in tree.body:
+        if _is_main_guard(statement):
+            module.main_block += statement.body  # type: ignore[attr-defined]
+            continue
         names = set(_bound(statement))
         for bound in names:
             module.definitions.setdefault(bound, []).append(statement)
-        if not names and not _is_silent(statement):
-            module.loose.append(statement)
+        if _acts_on_import(statement, names):
+            module.on_import.append(statement)
     return module
 
 
-def _root_of(script: Path) -> Path:
-    """Returns the nearest folder above a script with a pyproject.toml, else the script's folder."""
-    above = script.resolve().parents
-    return next((folder for folder in above if (folder / "pyproject.toml").is_file()), above[0])
-
-
-def _find_file(name: str, root: Path, path: list[str]) -> Path | None:
-    """Returns the file of a module; None if the module is not part of the project."""
-    searched: list[str] | None = path
-    found, parts = None, name.split(".")
-    if parts[0] == LIBRARY or parts[0] in sys.stdlib_module_names:
-        return None
-    for length in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:length]), searched)
-        if spec is None:
-            return None
-        found, searched = spec.origin, spec.submodule_search_locations
-        if length < len(parts) and searched is None:
-            return None
-    if not found or not found.endswith(".py"):
-        return None
-    file = Path(found).resolve()
-    return file if file.is_relative_to(root) and "site-packages" not in file.parts else None
+def _imports_on_import(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yields the imports outside of functions."""
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif not _is_function(node):
+            waiting += ast.iter_child_nodes(node)
 
 
 def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, str]]:
-    """Yields each name that an import binds, with the full name of the imported object."""
+    """Yields the names that an import assigns, and the full names that they stand for."""
     if isinstance(node, ast.Import):
         for alias in node.names:
-            yield (
-                (alias.asname, alias.name)
-                if alias.asname
-                else (
-                    (top := alias.name.partition(".")[0]),
-                    top,
-                )
-            )
+            top = alias.name.partition(".")[0]
+            yield (alias.asname, alias.name) if alias.asname else (top, top)
+            if not alias.asname and alias.name != top:
+                yield top, alias.name  # `import a.b` makes a.b reachable by a
         return
-    above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+    above = package.split(".") if package and node.level else []
+    above = above[: len(above) - node.level + 1] if node.level else []
     base = ".".join([*above, *([node.module] if node.module else [])])
     for alias in node.names:
-        yield alias.asname or alias.name, f"{base}.{alias.name}"
+        if alias.name == "*":
+            yield "*", base
+        else:
+            yield alias.asname or alias.name, ".".join(filter(None, [base, alias.name]))
 
 
-def _bound(statement: ast.stmt) -> Iterator[str]:
-    """Yields the names that a statement binds, also inside an `if`, `try`, `with` or loop."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+def _normalize(tree: ast.Module) -> None:
+    """Removes from a tree what does not change results: docstrings, imports, annotations."""
+    functions = [node for node in ast.walk(tree) if _is_function(node)]
+    local = {id(node) for function in functions for node in ast.walk(function)}
+    for node in ast.walk(tree):
+        if isinstance(node, FunctionNode):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        for name in ("body", "orelse", "finalbody"):
+            statements = getattr(node, name, None)
+            if isinstance(statements, list):
+                kept = [
+                    _without_annotation(statement) if id(statement) in local else statement
+                    for statement in statements
+                    if not isinstance(statement, ast.Import | ast.ImportFrom)
+                    and not _is_idle(statement)
+                ]
+                setattr(node, name, kept)
+
+
+def _without_annotation(statement: ast.AST) -> ast.AST:
+    if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        return ast.copy_location(ast.Assign([statement.target], statement.value), statement)
+    return statement
+
+
+def _acts_on_import(statement: ast.stmt, names: set[str]) -> bool:
+    """Whether a statement of a module does more on import than to define names."""
+    if isinstance(statement, ast.If) and not names:
+        # Conditions of imports count, except for those that only type checkers see.
+        return not any("TYPE_CHECKING" in chain for chain in _names(statement.test))
+    compound = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
+    return not names or "_" in names or isinstance(statement, compound)
+
+
+def _bound(statement: ast.AST) -> Iterator[str]:
+    """Yields the names that a statement assigns, in source order, also in nested blocks."""
+    if isinstance(statement, FunctionNode | ast.ClassDef):
         yield statement.name
-        return
-    if _is_main_guard(statement):
-        return
-    for node in ast.iter_child_nodes(statement):
-        if isinstance(node, ast.stmt):
-            yield from _bound(node)
-        elif isinstance(node, ast.ExceptHandler):
-            for inner in node.body:
-                yield from _bound(inner)
-        elif not isinstance(statement, ast.Expr):
-            for name in ast.walk(node):
-                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
-                    yield name.id
+    elif not _is_main_guard(statement):
+        targets = list(getattr(statement, "targets", []))
+        targets += [t for t in (getattr(statement, "target", None),) if t is not None]
+        targets += [i.optional_vars for i in getattr(statement, "items", []) if i.optional_vars]
+        for target in targets:
+            for node in ast.walk(target):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    yield node.id
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(statement, name, [])
+            for below in inner if isinstance(inner, list) else []:
+                yield from _bound(below)
 
 
-def _is_silent(statement: ast.stmt) -> bool:
-    """Returns whether a statement has no digest, such as a docstring, import or main guard."""
-    if isinstance(statement, ast.Import | ast.ImportFrom) or _is_idle(statement):
-        return True
-    if isinstance(statement, ast.If):
-        inner = [*statement.body, *statement.orelse]
-        return _is_main_guard(statement) or all(map(_is_silent, inner))
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, FunctionNode | ast.Lambda)
+
+
+def _is_class_variable(member: ast.AnnAssign) -> bool:
+    return any("ClassVar" in chain for chain in _names(member.annotation))
+
+
+def _is_idle(node: ast.AST) -> bool:
+    """Whether a node is a docstring, another constant on its own, or `pass`."""
+    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_constant or isinstance(node, ast.Pass)
+
+
+def _is_main_guard(statement: ast.AST) -> bool:
+    if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
+        return False
+    parts = [statement.test.left, *statement.test.comparators]
+    names = {part.id for part in parts if isinstance(part, ast.Name)}
+    values = {part.value for part in parts if isinstance(part, ast.Constant)}
+    is_equal = isinstance(statement.test.ops[0], ast.Eq)
+    return is_equal and (names, values) == ({"__name__"}, {"__main__"})
+
+
+def _trees(module: Module) -> Iterator[ast.AST]:
+    """Yields each statement of a module."""
+    yield from module.main_block
+    yield from module.on_import
+    for statements in module.definitions.values():
+        yield from statements
+
+
+def _runs(module: Module, call: ast.Call) -> bool:
+    """Whether a call is one of `run_script`."""
+    for chain in _names(call.func):
+        targets = [".".join([t, *chain[1:]]) for t in module.imports.get(chain[0], ())]
+        if any(target.endswith("run_script") for target in [*targets, ".".join(chain)]):
+            return True
     return False
 
 
-def _is_main_guard(statement: ast.stmt) -> bool:
-    if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
-        return False
-    left = statement.test.left
-    return isinstance(left, ast.Name) and left.id == "__name__"
+def _arguments_of(call: ast.Call) -> list[ast.expr]:
+    """Returns the arguments of `run_script` without the stage, the options class first."""
+    named = {keyword.arg: keyword.value for keyword in call.keywords}
+    values = call.args if "stage" in named else call.args[1:] or call.args
+    options = [named.pop("options_class")] if "options_class" in named else []
+    named.pop("stage", None)
+    return [*options, *values, *named.values()] or [call]
 
 
-def _called(call: ast.Call) -> str | None:
-    function = call.func
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else None
+def _contains(statement: ast.AST, node: ast.AST) -> bool:
+    return any(below is node for below in ast.walk(statement))
 
 
-def _names(node: ast.AST) -> Iterator[list[str]]:
-    """Yields the dotted names below a node, `nn.functional.mse_loss` as a list of three parts."""
-    parts: list[str] = []
-    inner: ast.AST = node
-    while isinstance(inner, ast.Attribute):
-        parts.append(inner.attr)
-        inner = inner.value
-    if isinstance(inner, ast.Name):
-        yield [inner.id, *reversed(parts)]
-        return
-    for child in ast.iter_child_nodes(inner):
-        yield from _names(child)
+def _names(root: ast.AST) -> Iterator[list[str]]:
+    """Yields the dotted names below a node: `nn.functional.mse_loss` as three parts."""
+    inner: set[int] = set()
+    for node in ast.walk(root):
+        if id(node) in inner or not isinstance(node, ast.Attribute | ast.Name):
+            continue
+        parts: list[str] = []
+        end: ast.AST = node
+        while isinstance(end, ast.Attribute):
+            parts.append(end.attr)
+            end = end.value
+            inner.add(id(end))
+        if isinstance(end, ast.Name):
+            yield [end.id, *reversed(parts)]
 
 
 def _plain(node: Any) -> Any:
-    """Returns a syntax tree as lists, dictionaries and strings, the same in all Python versions."""
+    """Returns a syntax tree as lists and strings, the same under every Python version."""
     if isinstance(node, list):
-        return [_plain(item) for item in node if not _is_idle(item)]
+        return [_plain(item) for item in node]
+    if isinstance(node, int) and not isinstance(node, bool):
+        return hex(node)  # `repr` refuses integers of thousands of digits
     if not isinstance(node, ast.AST):
         return node if isinstance(node, str) else repr(node)
-    fields = {name: value for name, value in ast.iter_fields(node) if name not in SILENT}
+    fields = {name: value for name, value in ast.iter_fields(node) if name not in IGNORED_FIELDS}
     if isinstance(node, ast.Constant):
         return ["Constant", type(node.value).__name__, _plain(node.value)]
-    if isinstance(node, ast.JoinedStr):  # Python versions split the text between values differently
+    if isinstance(node, ast.JoinedStr):  # Python versions split its text differently
         fields["values"] = _join(node.values)
     plain = {name: _plain(value) for name, value in fields.items() if value is not None}
     return [type(node).__name__, {name: value for name, value in plain.items() if value != []}]
 
 
-def _is_idle(node: Any) -> bool:
-    """Returns whether a node is `pass` or a statement of one constant, such as a docstring."""
-    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return is_constant or isinstance(node, ast.Pass)
+def _source_of(module: Module, node: ast.AST) -> str:
+    segment = ast.get_source_segment(module.source, node)
+    return segment or type(node).__name__
 
 
 def _join(values: list[ast.expr]) -> list[ast.expr]:
+    """Returns the values of an f-string with adjacent constants joined."""
     joined: list[ast.expr] = []
     for value in values:
         before = joined[-1] if joined else None

@@ -14,6 +14,7 @@ from megakit.checkpoints.select import (
     best_of,
     hold,
     keep_own_checkpoints,
+    own_checkpoints,
     remove_leftovers,
 )
 from megakit.errors import UserError
@@ -77,13 +78,10 @@ class RunDirectory:
             return in_checkpoints[0]
         return in_file
 
-    @property
-    def newest_run(self) -> dict[str, Any]:
-        """The identity in the newest readable checkpoint; empty if there is no such checkpoint."""
-        for checkpoint in reversed(list_checkpoints(self.checkpoints)):
-            with contextlib.suppress(UserError):
-                return read_manifest(checkpoint).run
-        return {}
+    def newest_of(self, stage: str, identity: dict[str, Any]) -> Manifest | None:
+        """Returns the manifest of a run's newest readable checkpoint, or None if there is none."""
+        own = own_checkpoints(self.checkpoints, stage, identity)
+        return next(reversed(own.values()), None)
 
     def _identity_in_file(self) -> dict[str, Any] | None:
         path = self.path / RUN_FILE

@@ -144,6 +144,7 @@ def run_script(
         work: Does the work of one rank; returns the path to print on standard output.
     """
     began = time.perf_counter()
+    script = Path(sys._getframe(1).f_code.co_filename)  # its code is compared with the run's
     begin_script()
     options = parse_options(options_class)
     adapt_interpreter()
@@ -153,7 +154,7 @@ def run_script(
         limit_threads(expected_width(stage, options))
         cluster = _cluster(options)
         console.silent = cluster.rank != 0
-        status = _run(stage, options, cluster, console, work, began)
+        status = _run(stage, options, cluster, console, work, began, script)
     except UserError as error:
         if ranks_have_met():  # every rank may raise the same error; one rank reports it
             console.silent = not is_first_to_fail()
@@ -208,15 +209,20 @@ def _run(
     console: Console,
     work: Callable[[Run[OptionsT]], Path],
     began: float,
+    script: Path,
 ) -> int:
+
+    def check() -> tuple[Plan, Any]:
+        return prepare(stage, options, cluster, console, script if script.is_file() else None)
+
     if PLAN_VARIABLE in os.environ:
         plan, guard = Plan.of_launcher(os.environ[PLAN_VARIABLE]), None
     elif cluster.num_processes > 1:
         # Rank 0 refuses an option out of range. All ranks need a usable timeout to learn this.
         timeout = min(max(1, options.timeout), MOST_SECONDS)
-        plan, guard = agree(cluster, lambda: prepare(stage, options, cluster, console), timeout)
+        plan, guard = agree(cluster, check, timeout)
     else:
-        plan, guard = prepare(stage, options, cluster, console)
+        plan, guard = check()
     directory = RunDirectory(options.output_dir / stage.name)
     console.fall_back_to(directory.log)
     if plan.is_done:

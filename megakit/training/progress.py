@@ -114,7 +114,12 @@ class Reporter(pl.Callback):
             self._write()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Starts the clock of the validation."""
+        """Starts the clock of the validation, and drops the values of earlier validations.
+
+        Lightning keeps a value until it is logged again.
+        """
+        for name in [name for name in trainer.callback_metrics if name.startswith("val_")]:
+            del trainer.callback_metrics[name]
         self._validation_started = time.perf_counter()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

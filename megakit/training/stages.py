@@ -21,7 +21,7 @@ from megakit.reporting.predictions import Predictions, write_predictions
 from megakit.runtime.memory import resume_collector
 from megakit.runtime.versions import installed_versions
 from megakit.training.progress import DataClock, Reporter
-from megakit.training.trainer import build_trainer, predict, train
+from megakit.training.trainer import build_trainer, predict, train, writer_of
 from megakit.training.validation import metrics_of
 from megakit.training.views import MakeView
 
@@ -59,7 +59,7 @@ def train_stage(
         if run.is_main:
             run.directory.withdraw_identity()
         raise
-    best = Path(trainer.checkpoint_callback.best_model_path)
+    best = Path(writer_of(trainer).best_model_path)
     if run.is_main:
         run.check_directory()
         _write_training_summary(run, trainer)
@@ -216,7 +216,7 @@ def _summary(run: Run) -> dict[str, Any]:
 
 def _write_training_summary(run: Run, trainer: Any) -> None:
     reporter = next(callback for callback in trainer.callbacks if isinstance(callback, Reporter))
-    writer = trainer.checkpoint_callback
+    writer = writer_of(trainer)
     spans = {
         name: {"first": reporter.first[name], "last": last} for name, last in reporter.last.items()
     }

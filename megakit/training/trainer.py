@@ -141,6 +141,13 @@ def build_trainer(
     )
 
 
+def writer_of(trainer: Any) -> CheckpointWriter:
+    """Returns our checkpoint callback; a reader may add callbacks that write checkpoints, too."""
+    return next(
+        callback for callback in trainer.callbacks if isinstance(callback, CheckpointWriter)
+    )
+
+
 def _hyperparameters(run: Run) -> dict[str, Any]:
     """Returns the settings of a run by which a user compares runs."""
     layout, left_out = run.layout, ("start", CODE, CHANGES)

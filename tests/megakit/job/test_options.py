@@ -261,6 +261,7 @@ def test_the_interval_identifies_a_run_that_may_stop_early():
         ({"best_by": "accuracy"}, ["--best-by accuracy", "val_loss", "last"]),
         ({"best_by": "train_loss"}, ["--best-by train_loss", "begins with val_"]),
         ({"stop_after": 3, "best_by": "last"}, ["--stop-after 3", "last checkpoint counts"]),
+        ({"best_by": "val_x", "always_last": True}, ["--best-by val_x", "has no effect"]),
         (
             {"stop_after": 3, "val_interval": 100, "max_steps": 100},
             ["--stop-after 3", "--val-interval 100", "only after its last step, 100"],
@@ -268,7 +269,13 @@ def test_the_interval_identifies_a_run_that_may_stop_early():
     ],
 )
 def test_what_cannot_be_chosen_by_or_waited_for(given, parts):
-    (problem,) = TrainingOptions(**given).problems()
+    class LastOptions(TrainingOptions):
+        def choice(self):
+            return "last"
+
+    given = dict(given)
+    kind = LastOptions if given.pop("always_last", False) else TrainingOptions
+    (problem,) = kind(**given).problems()
     for part in parts:
         assert part in problem
 

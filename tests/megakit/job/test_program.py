@@ -95,6 +95,8 @@ class DataOptions:
     def grow(self):
         return 1
 """
+GUARD = 'if __name__ == "__main__":\n    '
+F = "def f():\n    return 1"
 FILES = {
     "train.py": SCRIPT,
     "parts.py": PARTS,
@@ -127,7 +129,8 @@ def test_what_is_reached(before: dict[str, str]) -> None:
     assert [*before] == sorted(
         [
             *("Base", "Base.weight", "DataOptions.grow", "Loss", "Loss.forward", "Net"),
-            *("Net.width", "Options.peak", "STEPS", "build", "depth", "parts", "work"),
+            *("Net.width", "Options.peak", "STEPS", "build", "depth", "work"),
+            *("main block of the script", "top level of parts"),
         ]
     )
 
@@ -139,15 +142,24 @@ def test_what_is_reached(before: dict[str, str]) -> None:
         ("parts", "F.mse_loss(x, x)", "F.mse_loss(x, x) + 1", ["Loss.forward"]),
         ("parts", "torch.nn.functional as F", "mine.functional as F", ["Loss.forward"]),
         ("parts", "width: int = 64", "width: int = 32", ["Net.width"]),
-        ("parts", "width: int = 64", "width: int = 64\n    depth: int = 2", ["Net.depth"]),
-        ("parts", "    weight = 1.0", "    pass", ["Base.weight"]),
+        ("parts", "width: int = 64", "width: int = 64\n    depth: int = 2", ["Net", "Net.depth"]),
+        ("parts", "    weight = 1.0", "    pass", ["Base", "Base.weight"]),
         ("parts", "class Loss(Base)", "class Loss(Net, Base)", ["Loss"]),
-        ("parts", 'print("on import")', 'print("at import")', ["parts"]),
+        ("parts", 'print("on import")', 'print("at import")', ["top level of parts"]),
         ("deeper", "3", "4", ["depth"]),
         ("train", "STEPS = 7", "STEPS = 8", ["STEPS"]),
         ("train", "self.lr * 2", "self.lr * 3", ["Options.peak"]),
         ("train", "{run} steps", "{run!r} steps", ["work"]),
         ("train", "if run:", "if not run:", ["work"]),
+        ("train", "Options, work)", "Options, lambda run: work(1))", ["main block of the script"]),
+        (
+            "train",
+            "    run_script(",
+            "    STEPS = 9\n    run_script(",
+            ["main block of the script"],
+        ),
+        ("train", "lr: float = 1.0", "lr: float = 1.0\n    warm: ClassVar = 2", ["Options.warm"]),
+        ("parts", "width: int = 64", "width: int = 64\n    a, b = 1, 2", ["Net", "Net.a"]),
         ("options", "return 1", "return 2", ["DataOptions.grow"]),
     ],
 )
@@ -170,6 +182,12 @@ def test_a_change_is_named(
         ("train", "def unused():\n    return 1", "def unused():\n    return 2"),
         ("train", 'name="train"', 'name="training"'),  # the stage is compared itself
         ("train", "import json as js\n", "import json as js\nimport os\n"),
+        (
+            "train",
+            "    import parts\n    from parts import Loss\n",
+            "    from parts import Loss\n    import parts\n",
+        ),
+        ("parts", "def forward(self, x):", "def forward(self, x: int) -> int:"),
         ("options", "'data'", "'elsewhere'"),
         ("deeper", "def depth():", "\n\n\ndef depth():  # three"),
         ("parts", "class Elsewhere:\n    pass", 'class Elsewhere:\n    """Not here."""'),
@@ -198,8 +216,153 @@ def test_packages_submodules_and_relative_imports(tmp_path: Path) -> None:
     (tmp_path / "kit" / "inner.py").write_text("from . import other\ndef one():\n    other.two()\n")
     (tmp_path / "kit" / "other.py").write_text("def two():\n    return 2\n")
     script = tmp_path / "train.py"
-    script.write_text("import kit\nrun_script(None, kit.one, work=None)\n")
-    assert [*code_of(script)] == ["one", "train", "two"]
+    script.write_text(f"import kit\n{GUARD}run_script(None, kit.one, work=None)\n")
+    assert [*code_of(script)] == ["main block of the script", "one", "two"]
+
+
+def written(folder: Path, files: dict[str, str], run: str) -> dict[str, str]:
+    """The code of a script that calls `run_script(None, Options, run)`, with other files."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    imported = files.get("train.py", "")
+    (folder / "train.py").write_text(f"{imported}\n{GUARD}run_script(None, None, {run})\n")
+    return code_of(folder / "train.py")
+
+
+#: Files, what the script runs, what is replaced by what, and whether that is a change.
+CASES: dict[str, tuple[dict[str, str], str, str, str, bool]] = {
+    "a folder without __init__": (
+        {
+            "train.py": "from src.models.extra import f",
+            "src/models/extra.py": F,
+        },
+        *("f", "return 1", "return 2", True),
+    ),
+    "circular imports": (
+        {
+            "train.py": "from p import f",
+            "p.py": "from q import x\ndef f():\n    return x",
+            "q.py": "x = 1\ndef late():\n    from p import x\n    return x",
+        },
+        *("f", "x = 1", "x = 2", True),
+    ),
+    "a star import": (
+        {"train.py": "from losses import *", "losses.py": F},
+        *("f", "return 1", "return 2", True),
+    ),
+    "a module that is imported for what it does": (
+        {"train.py": "import patches", "patches.py": "import torch\ntorch.x = 1"},
+        *("None", "torch.x = 1", "torch.x = 2", True),
+    ),
+    "a package that does something": (
+        {
+            "train.py": "import kit.a",
+            "kit/__init__.py": "import torch\ntorch.x = 1",
+            "kit/a.py": "",
+        },
+        *("None", "torch.x = 1", "torch.x = 2", True),
+    ),
+    "a registry": (
+        {
+            "train.py": "import nets\nfrom reg import REG",
+            "nets.py": "from reg import put\n@put\nclass Net:\n    width = 1",
+            "reg.py": "REG = []\ndef put(x):\n    REG.append(x)",
+        },
+        *("REG[0]", "width = 1", "width = 2", True),
+    ),
+    "names that are exchanged in an import": (
+        {
+            "train.py": "from aug import weak as a, strong as b",
+            "aug.py": "def weak(): return 1\ndef strong(): return 2",
+        },
+        *("a(b)", "weak as a, strong as b", "strong as a, weak as b", True),
+    ),
+    "a condition of an import": (
+        {
+            "train.py": "F = 1\nif F:\n    import a as x\nelse:\n    import b as x",
+            "a.py": "",
+            "b.py": "",
+        },
+        *("x", "if F:", "if not F:", True),
+    ),
+    "the order of fields": (
+        {"train.py": "class A:\n    a: int = 1\n    b: int = 1"},
+        *("A", "a: int = 1\n    b: int = 1", "b: int = 1\n    a: int = 1", True),
+    ),
+    "the order of methods": (
+        {"train.py": "class A:\n    def a(self): return 1\n    def b(self): return 2"},
+        *("A", "def a(self): return 1\n    def b(self): return 2"),
+        *("def b(self): return 2\n    def a(self): return 1", False),
+    ),
+    "a loop on import": (
+        {"train.py": "class A: pass\nfor c in (A,):\n    c.w = 1"},
+        *("None", "c.w = 1", "c.w = 2", True),
+    ),
+    "a long expression": (
+        {"train.py": "X = " + " + ".join(["1"] * 3000)},
+        *("X", "1 + 1", "1 + 2", True),
+    ),
+    "a long chain of functions": (
+        {
+            "train.py": "".join(f"def f{n}(): return f{n + 1}()\n" for n in range(2000))
+            + "f2000 = 1"
+        },
+        *("f0", "f2000 = 1", "f2000 = 2", True),
+    ),
+    "an integer of thousands of digits": (
+        {"train.py": f"X = 0x{'f' * 5000}"},
+        *("X", "0xf", "0xe", True),
+    ),
+    "a file that this Python cannot read": (
+        {"train.py": "try:\n    import new\nexcept SyntaxError:\n    pass", "new.py": "def f(:"},
+        *("None", "def f(:", "def g(:", True),
+    ),
+    "a module named as one of Python's": (
+        {"train.py": "import profile", "profile.py": F},
+        *("profile.f", "return 1", "return 2", True),
+    ),
+    "a module that is used as a value": (
+        {
+            "train.py": "import losses",
+            "losses.py": "from l1 import f",
+            "l1.py": F,
+        },
+        *("getattr(losses, 'f')", "return 1", "return 2", True),
+    ),
+    "a variable of a comprehension": (
+        {"train.py": "UNUSED = [i for i in range(3)]\ndef f():\n    i = 1\n    return i"},
+        *("f", "range(3)", "range(4)", False),
+    ),
+    "the place of an import from the library": (
+        {"train.py": "from megakit.training import x"},
+        *("x", "megakit.training import x", "megakit.training.losses import x", False),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cases(tmp_path: Path, case: str) -> None:
+    files, run, old, new, is_change = CASES[case]
+    before = written(tmp_path, files, run)
+    assert any(old in text for text in files.values())
+    after = written(tmp_path, {n: t.replace(old, new, 1) for n, t in files.items()}, run)
+    assert (before != after) is is_change
+
+
+def test_the_script_s_name_does_not_count(tmp_path: Path) -> None:
+    before = written(tmp_path, {"train.py": "import torch\ntorch.x = 1\ndef f(): pass"}, "f")
+    (tmp_path / "train.py").rename(tmp_path / "other.py")
+    assert code_of(tmp_path / "other.py") == before
+
+
+def test_a_script_below_a_folder_that_it_adds_to_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(F)
+    monkeypatch.syspath_prepend(tmp_path)
+    code = written(tmp_path / "examples" / "vit", {"train.py": "from own import f"}, "f")
+    assert "f" in code
 
 
 def test_installed_packages_and_those_beside_the_project_do_not_count(

@@ -330,6 +330,19 @@ class TestWhatARunIs:
         found[2].close()
         assert lines == []  # the stage before is not under way
 
+    def test_only_its_own_newest_checkpoint_counts(self, tmp_path):
+        """One of another run that was copied in is no sign of changed code."""
+        directory = RunDirectory(tmp_path)
+        own = {"seed": 1, "code": {"f": "1"}}
+        make_checkpoint(directory.checkpoints, 10, stage="first", run=own)
+        make_checkpoint(directory.checkpoints, 20, stage="first", run={**own, "seed": 2})
+        make_checkpoint(directory.checkpoints, 30, stage="second", run=own)
+        changed = {"seed": 1, "code": {"f": "2"}}
+        newest = directory.newest_of("first", changed)
+        assert newest is not None
+        assert (newest.step, newest.run) == (10, own)
+        assert directory.newest_of("third", own) is None
+
     @pytest.mark.parametrize(
         ("change", "problem"),
         [

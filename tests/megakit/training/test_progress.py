@@ -69,3 +69,14 @@ def test_times_of_a_start_that_finds_all_steps_done() -> None:
     times = reporter.times(7.0, DataClock())
     assert times.pop("start_up") == 7.0
     assert set(times.values()) == {0.0}
+
+
+def test_values_of_an_earlier_validation_are_dropped() -> None:
+    """Lightning keeps them until they are logged again."""
+    from megakit.training.progress import Reporter
+
+    reporter = Reporter(None, "pretrain", None, None, None)  # type: ignore[arg-type]
+    logged = {"val_rare": 7.0, "val_loss": 1.0, "train_loss": 2.0}
+    trainer: Any = SimpleNamespace(callback_metrics=logged)
+    reporter.on_validation_start(trainer, None)  # type: ignore[arg-type]
+    assert logged == {"train_loss": 2.0}
