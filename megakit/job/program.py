@@ -463,7 +463,7 @@ def _plain(node: Any) -> Any:
     if isinstance(node, list):
         return [_plain(item) for item in node]
     if isinstance(node, int) and not isinstance(node, bool):
-        return hex(node)  # `repr` refuses integers of thousands of digits
+        return hex(node)  # `repr` refuses very long integers
     if not isinstance(node, ast.AST):
         return node if isinstance(node, str) else repr(node)
     fields = {name: value for name, value in ast.iter_fields(node) if name not in IGNORED_FIELDS}

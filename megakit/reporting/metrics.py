@@ -155,5 +155,5 @@ def _as_csv(rows: Iterable[Metrics], further: list[str], header: bool = False) -
 
 
 def _as_text(value: float | None) -> str:
-    # Nine significant digits restore a float32 exactly.
+    # Nine significant figures restore a float32 exactly.
     return format(value, ".9g") if isinstance(value, float) else "" if value is None else str(value)
