@@ -78,5 +78,5 @@ def test_values_of_an_earlier_validation_are_dropped() -> None:
     reporter = Reporter(None, "pretrain", None, None, None)  # type: ignore[arg-type]
     logged = {"val_rare": 7.0, "val_loss": 1.0, "train_loss": 2.0}
     trainer: Any = SimpleNamespace(callback_metrics=logged)
-    reporter.on_validation_start(trainer, None)  # type: ignore[arg-type]
+    reporter.on_validation_start(trainer, None)
     assert logged == {"train_loss": 2.0}
