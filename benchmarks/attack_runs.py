@@ -10,13 +10,14 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from attack_watch import Sandbox, at_hand, watch
 from report import REPOSITORY
+
+from megakit.job.launch import end_fork
 
 #: No script may take longer on a mutated checkpoint.
 SECONDS = 60.0
@@ -63,31 +64,25 @@ def start(
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if child := os.fork():
-        return child
-    status = 1
-    try:
-        os.setsid()
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent
-        _lead_output(sandbox)
-        os.environ.update(changes or {})
-        os.environ["TMPDIR"] = tempfile.tempdir = str(sandbox.folder / "tmp")
-        limit = _status_bytes("VmSize") + BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        watch(sandbox, at_hand())
-        path = str(REPOSITORY / script)
-        sys.argv = [path, *arguments]
-        runpy.run_path(path, run_name="__main__")
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    child = os.fork()
+    if child == 0:
+        end_fork(lambda: _run(script, arguments, sandbox, changes or {}))
+    return child
+
+
+def _run(script: str, arguments: list[str], sandbox: Sandbox, changes: Mapping[str, str]) -> None:
+    os.setsid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent
+    _lead_output(sandbox)
+    os.environ.update(changes)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(sandbox.folder / "tmp")
+    limit = _status_bytes("VmSize") + BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    watch(sandbox, at_hand())
+    path = str(REPOSITORY / script)
+    sys.argv = [path, *arguments]
+    runpy.run_path(path, run_name="__main__")
 
 
 def _lead_output(sandbox: Sandbox) -> None:

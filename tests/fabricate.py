@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from megakit.checkpoints.folders import checkpoint_name
@@ -21,6 +22,25 @@ CONTEXT = {
         "config": {"items": []},
     },
 }
+
+
+class SavingTrainer(SimpleNamespace):
+    """As much of Lightning's trainer as `CheckpointWriter` uses, without `save_checkpoint`."""
+
+    def __init__(self, val_every: int, max_steps: int) -> None:
+        super().__init__(
+            global_step=0,
+            max_steps=max_steps,
+            val_check_batch=val_every,
+            enable_validation=True,
+            sanity_checking=False,
+            should_stop=False,
+            is_global_zero=True,
+            lightning_module=None,
+            callback_metrics={},
+            state=SimpleNamespace(fn="fit"),
+            strategy=SimpleNamespace(barrier=lambda name: None),
+        )
 
 
 def make_checkpoint(

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import NoReturn
 
 from megakit.reporting.console import Console
 from megakit.runtime.loopback import free_port
@@ -74,6 +75,26 @@ def launch(num_processes: int, console: Console, environment: Mapping[str, str])
         release_watch()
 
 
+def end_fork(work: Callable[[], object]) -> NoReturn:
+    """Runs a function in a process that was just forked, and ends the process.
+
+    The exit status is the one that Python would have after the function. What the parent registered
+    to do at its own exit is not done.
+    """
+    status = 1
+    try:
+        work()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 def run_in_fork(work: Callable[[], object]) -> int:
     """Runs a function in a forked process and waits for the process to end.
 
@@ -93,20 +114,13 @@ def run_in_fork(work: Callable[[], object]) -> int:
     sys.stderr.flush()
     parent, child = os.getpid(), os.fork()
     if child == 0:
-        status = 1
-        try:
+
+        def work_under_parent() -> None:
             _die_with(parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             work()
-            status = 0
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+
+        end_fork(work_under_parent)
     try:
         while True:
             received = signal.sigwaitinfo(awaited)

@@ -13,7 +13,6 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from megakit.checkpoints import writer as writer_module
@@ -30,7 +29,7 @@ from megakit.job.stage import Stage
 from megakit.reporting.console import Console
 from megakit.reporting.files import write_json
 from megakit.reporting.metrics import Metrics, MetricsFile
-from tests.fabricate import CONTEXT
+from tests.fabricate import CONTEXT, SavingTrainer
 
 STAGE = Stage(name="train", script="train.py", model="Hash")
 KILLED, STOPPED, REFUSED = 137, 143, 2
@@ -135,20 +134,9 @@ class _Training:
             copied=[path],
             check_place=self._check,
         )
-        self.trainer: Any = SimpleNamespace(
-            global_step=self.step,
-            max_steps=options.max_steps,
-            val_check_batch=options.val_interval,
-            enable_validation=True,
-            sanity_checking=False,
-            should_stop=False,
-            is_global_zero=True,
-            lightning_module=None,
-            callback_metrics={},
-            state=SimpleNamespace(fn="fit"),
-            strategy=SimpleNamespace(barrier=lambda name: None),
-            save_checkpoint=self._save,
-        )
+        self.trainer: Any = SavingTrainer(options.val_interval, options.max_steps)
+        self.trainer.global_step = self.step
+        self.trainer.save_checkpoint = self._save
 
     def _check(self) -> None:
         assert self.plan.lock is not None

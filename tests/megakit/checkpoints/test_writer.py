@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,25 +14,12 @@ from megakit.checkpoints.manifest import Manifest, read_manifest, verify, write_
 from megakit.checkpoints.select import hold
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import RunDirectoryLostError
+from tests.fabricate import SavingTrainer
 
 
-class Trainer(SimpleNamespace):
-    """As much of Lightning's trainer as a save needs."""
-
+class Trainer(SavingTrainer):
     def __init__(self, val_every: int = 10, max_steps: int = 100) -> None:
-        super().__init__(
-            global_step=0,
-            max_steps=max_steps,
-            val_check_batch=val_every,
-            enable_validation=True,
-            sanity_checking=False,
-            should_stop=False,
-            is_global_zero=True,
-            lightning_module=None,
-            callback_metrics={},
-            state=SimpleNamespace(fn="fit"),
-            strategy=SimpleNamespace(barrier=lambda name: None),
-        )
+        super().__init__(val_every, max_steps)
 
     def save_checkpoint(self, folder: Path) -> None:
         (folder / "weights").mkdir()
