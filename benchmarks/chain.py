@@ -88,7 +88,7 @@ def label_rows(data_dir: Path, folder: Path, seeds: list[int]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy and time of the whole tutorial.")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2, 3, 4])
     parser.add_argument("--labels", action="store_true", help="by number of labels, 3 seeds")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
