@@ -1,6 +1,8 @@
 """What all tests share: the marked ones that need time or a GPU, and where MNIST is."""
 
+import faulthandler
 import signal
+import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -28,6 +30,11 @@ def pytest_configure() -> None:
     ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+def pytest_unconfigure() -> None:
+    # A process that a test left behind could keep Python from ending: say where, and end.
+    faulthandler.dump_traceback_later(300, exit=True, file=sys.__stderr__)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -65,8 +65,9 @@ class _WholeBatches(Dataset[Any]):
         return self.collate(fetch_samples(self.dataset, indices))
 
 
-#: Iterators whose workers are already registered to be ended at exit.
+#: Iterators with workers, and the workers' processes, which outlive an iterator if they hang.
 _ITERATORS: weakref.WeakSet[Any] = weakref.WeakSet()
+_WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _Loader(DataLoader):
@@ -75,9 +76,9 @@ class _Loader(DataLoader):
     def __iter__(self) -> Any:
         if self.num_workers or self.pin_memory:
             iterator = super().__iter__()
-            if iterator not in _ITERATORS:  # persistent workers have the same iterator again
+            if self.num_workers:
                 _ITERATORS.add(iterator)
-                atexit.register(_end_workers, weakref.ref(iterator))
+                _WORKERS.update(iterator._workers)
             return iterator
         whole_batches: Any = self.dataset
         batch_sampler: Any = self.batch_sampler
@@ -88,13 +89,17 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _end_workers(reference: weakref.ref[Any]) -> None:
-    """Ends an iterator's workers when the program exits.
+@atexit.register
+def _end_workers() -> None:
+    """Ends all workers when the program exits.
 
     Otherwise Python sends the workers SIGTERM, which they ignore, and waits for them without end.
     """
-    if (iterator := reference()) is not None:
+    for iterator in list(_ITERATORS):
         iterator._shutdown_workers()  # torch calls this when an iterator is deleted
+    for worker in list(_WORKERS):
+        if worker.is_alive():  # it hangs
+            worker.kill()
 
 
 def _begin_worker(begin: Callable[[int], Any] | None, worker: int) -> None:

@@ -190,6 +190,7 @@ def test_workers_are_set_up_as_the_template_says():
 
 
 LEFT_OPEN = """
+import time
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 from megakit.data.loader import make_loader
@@ -199,6 +200,8 @@ class Numbers(Dataset):
         return 40
 
     def __getitem__(self, index):
+        if index >= HANGS_AT:
+            time.sleep(600)
         return index
 
 class Batches(list):
@@ -208,20 +211,29 @@ batches = Batches(np.arange(40).reshape(10, 4))
 loader = make_loader(DataLoader(Numbers(), num_workers=2, persistent_workers=True), batches)
 kept = iter(loader)  # as a notebook's variables, or the traceback of an error, keep it
 assert next(kept).tolist() == [0, 1, 2, 3]
-assert iter(loader) is kept
+if HANGS_AT == 40:
+    assert iter(loader) is kept
+if IS_DELETED:
+    del kept, loader
 raise KeyError("a user's error")
 """
 
 
-def test_a_program_ends_whose_iterator_is_left_open():
+@pytest.mark.parametrize(
+    ("hangs_at", "is_deleted"),
+    [(40, False), pytest.param(8, False, marks=pytest.mark.long), (8, True)],
+    ids=repr,
+)
+def test_a_program_ends_whose_iterator_is_left_open(hangs_at: int, is_deleted: bool):
     """Workers ignore the signal by which Python ends them, and Python waits for them."""
+    program = f"HANGS_AT, IS_DELETED = {hangs_at}, {is_deleted}\n{LEFT_OPEN}"
     done = subprocess.run(
-        [sys.executable, "-c", LEFT_OPEN],
+        [sys.executable, "-c", program],
         cwd=REPOSITORY,
         env=environment(PYTHONPATH=str(REPOSITORY)),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 1
