@@ -3,6 +3,7 @@
 import atexit
 import functools
 import itertools
+import signal
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -97,6 +98,7 @@ def _end_workers() -> None:
     """
     for iterator in list(_ITERATORS):
         iterator._shutdown_workers()  # torch calls this when an iterator is deleted
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a killed worker
     for worker in list(_WORKERS):
         if worker.is_alive():  # it hangs
             worker.kill()
