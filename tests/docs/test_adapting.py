@@ -147,7 +147,7 @@ with distributed_model_parallel_state(accelerator="cpu"):
 
 trunk, corrected = (
     load_for_inference(json.load(open(f"{run}/summary.json"))["checkpoint"], config)
-    for run, config in (("runs/pretrain", None), ("lowrank/finetune", mine.LowRankConfig()))
+    for run, config in (("runs/pretrain", None), ("runs/lowrank/finetune", mine.LowRankConfig()))
 )
 corrected = corrected.state_dict()
 for name, weight in trunk.state_dict().items():
