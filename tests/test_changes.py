@@ -218,3 +218,14 @@ def test_the_next_stage_says_that_its_start_is_of_old_code(
     assert ended.returncode == 0, ended.stderr
     assert "model_pretrain.py has changed since it made" in ended.stderr
     assert ": MSELossReduction.forward. " in ended.stderr
+
+
+def test_a_size_that_the_config_does_not_get(project: Path, tmp_path: Path) -> None:
+    """Such an option would be accepted, and would change nothing."""
+    change(project, "model_pretrain.py", [(" hidden_size=options.hidden_size,", "")])
+    ended = start(project, tmp_path / "runs", "--hidden-size", 32)
+    assert ended.status == 2, ended.err
+    named = "--hidden-size 32: PretrainConfig.hidden_size is 64, so the option has no effect"
+    assert ended.err.count(named) == 1
+    assert "Traceback" not in ended.err
+    assert not (tmp_path / "runs" / "pretrain" / "run.json").exists()

@@ -98,6 +98,9 @@ class MeanLossReduction(MegatronLossReduction):
             batch: The micro batch.
             values: Further values of each sample, (B,): `margin=x` logs the mean of x as
                 `train_margin` and `val_margin`.
+
+        Raises:
+            ValueError: The criterion returns more than one number in training.
         """
         if "loss_mask" in batch:
             # Only evaluation pads its last batch. The mask is 0 for padding, and 1 on average.
@@ -105,6 +108,11 @@ class MeanLossReduction(MegatronLossReduction):
             loss = (losses.reshape(len(losses), -1).mean(dim=1) * batch["loss_mask"]).mean()
         else:
             loss = criterion(output.float(), target)
+            if loss.dim():
+                raise ValueError(
+                    f"{type(self).__name__}: the criterion returned a tensor {tuple(loss.shape)}. "
+                    "In training it has to return one number, the mean loss of the micro batch."
+                )
         means: Any = {name: mean_over_samples(value, batch) for name, value in values.items()}
         # Megatron divides the loss in place by the number of micro batches; the log gets a clone.
         return loss, {"avg": loss.detach().clone(), **means}

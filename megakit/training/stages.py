@@ -1,5 +1,6 @@
 """Runs a stage: trains or predicts with a model and its data, and writes the results."""
 
+import dataclasses
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,8 @@ from nemo import lightning as nl
 
 from megakit.checkpoints.manifest import CHANGES
 from megakit.errors import UserError
+from megakit.job.options import CommonOptions
+from megakit.job.ranges import flag
 from megakit.job.script import Run
 from megakit.reporting import figures
 from megakit.reporting.figure_style import to_png
@@ -48,12 +51,16 @@ def train_stage(
 
     Returns:
         The path of the best checkpoint.
+
+    Raises:
+        UserError: The model's config did not receive an option, or the data cannot be used.
     """
     resume_collector()
     _say_header(run)
     trainer = build_trainer(run, view=view, callbacks=[*metrics_of(model), *callbacks])
     resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
     try:
+        _check_received(run.options, model)
         train(model=model, data=data, trainer=trainer, resume=resume)
     except UserError:
         if run.is_main:
@@ -65,6 +72,29 @@ def train_stage(
         _write_training_summary(run, trainer)
         _say_result(run, best, next_verb)
     return best
+
+
+def _check_received(options: CommonOptions, model: Any) -> None:
+    """Compares the model's config with the options of the same names.
+
+    A size that a script accepts and does not pass on would have no effect.
+
+    Raises:
+        UserError: The config has another value than the option.
+    """
+    config = getattr(model, "config", None)
+    problems = []
+    for option in dataclasses.fields(options):
+        value = getattr(options, option.name)
+        used = getattr(config, option.name, value)
+        if value is not None and type(used) is type(value) and used != value:
+            name = type(config).__name__
+            problems.append(
+                f"{flag(option.name)} {value}: {name}.{option.name} is {used}, so the option has "
+                f"no effect. Pass the option to {name} in the script."
+            )
+    if problems:
+        raise UserError(problems)
 
 
 def predict_stage(

@@ -30,6 +30,7 @@ OURS = (
     *("its weights do not fit", "cannot save", "processes, but rank", "did not connect within"),
     *("rank 0 cannot listen at it", "rank 0 does not reach itself there", "bytes of shared memory"),
     *("could not hand over a batch, and", "a process of this job opens up to"),
+    "so the option has no effect",
     *("its weights fit no other size", "not a positive whole number"),
     *("No rank 0 at", "the loopback interface lo is down", "was killed by"),
     *("predicts other digits than predictions.csv holds", "cannot be traced:"),

@@ -211,3 +211,13 @@ class TestNamedMeans:
             **{"loss": 3.0, "a": 3.0, "b": 3.0}
         }
         assert reduced == [(3,)]
+
+
+def test_a_loss_of_many_numbers_cannot_be_backpropagated() -> None:
+    from megakit.training import MeanLossReduction
+
+    def differences(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output - target
+
+    with pytest.raises(ValueError, match=r"MeanLossReduction: the criterion returned .*\(4, 2\)"):
+        MeanLossReduction().report(differences, torch.ones(4, 2), torch.ones(4, 2), {})
