@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ LISTED = 8
 def identify(
     stage: Stage,
     options: TrainingOptions,
-    dataset: str,
+    dataset: Any,
     start: str | None,
     script: Path | None = None,
 ) -> dict[str, Any]:
@@ -49,7 +50,10 @@ def identify(
 
 
 def differences(
-    directory: RunDirectory, identity: Mapping[str, Any], start: str | None
+    directory: RunDirectory,
+    identity: Mapping[str, Any],
+    start: str | None,
+    options: TrainingOptions | None = None,
 ) -> list[str]:
     """Compares the run in a directory with the requested run.
 
@@ -57,6 +61,8 @@ def differences(
         directory: The run directory.
         identity: Identity of the requested run.
         start: Checkpoint that the requested run starts from.
+        options: Options of the requested run. With them, the message leaves out a value of
+            `--best-by` that follows from another option.
 
     Returns:
         One message that lists all differences, or no message.
@@ -70,8 +76,12 @@ def differences(
         for name in (identity.keys() | old.keys()) - {CODE, CHANGES}
         if old.get(name, ABSENT) != identity.get(name, ABSENT)
     }
-    if len(changed) > 1 and "last" in (old.get("best_by"), identity.get("best_by")):
-        changed.discard("best_by")  # follows from another option in the list, e.g. --num-labels
+    if options is not None:
+        # The criterion that the old run had if its --best-by was the one of this command.
+        old_options = copy(options)
+        vars(old_options).update((name, old.get(name)) for name in changed - {"best_by"})
+        if old_options.choice() == old.get("best_by"):
+            changed.discard("best_by")  # follows from another option in the list: --num-labels
     if ABSENT in (old.get("val_interval", ABSENT), identity.get("val_interval", ABSENT)):
         changed.discard("val_interval")  # an entry only together with --stop-after, which is named
     problems = []

@@ -65,4 +65,8 @@ def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
         with diverted(run.directory.log):
             use_accelerator(plan.accelerator.name)
             destroy_parallel_state()
-            yield run
+            try:
+                yield run
+            except UserError:
+                run.withdraw()
+                raise

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -28,7 +28,12 @@ from megakit.runtime.signals import (
 GRACE = 20.0
 
 
-def launch(num_processes: int, console: Console, environment: Mapping[str, str]) -> int:
+def launch(
+    num_processes: int,
+    console: Console,
+    environment: Mapping[str, str],
+    descriptors: Sequence[int] = (),
+) -> int:
     """Runs the current command once per rank and waits for all ranks.
 
     Signals are forwarded to the ranks; a second signal kills the ranks. If one rank fails, the
@@ -38,6 +43,7 @@ def launch(num_processes: int, console: Console, environment: Mapping[str, str])
         num_processes: Number of ranks to start.
         console: Reports which rank failed.
         environment: Variables for every rank, in addition to this process's environment.
+        descriptors: File descriptors that every rank inherits.
 
     Returns:
         The exit status of the job: the status of the first failing rank, or 0.
@@ -64,6 +70,7 @@ def launch(num_processes: int, console: Console, environment: Mapping[str, str])
             subprocess.Popen(
                 [sys.executable, *sys.argv],
                 env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                pass_fds=descriptors,
                 preexec_fn=lambda: _die_with(parent),
             )
         )

@@ -6,6 +6,7 @@ from functools import cached_property
 from megakit.job.cluster import Cluster
 from megakit.job.options import CommonOptions
 from megakit.job.ranges import flag
+from megakit.runtime.accelerator import Accelerator
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,17 @@ def plan_layout(
         problems += batch_problems
     layout = Layout(devices, num_nodes, tensor, pipeline, global_batch_size or micro * data, micro)
     return layout, problems
+
+
+def too_few_gpus(layout: Layout, accelerator: Accelerator) -> list[str]:
+    """Returns a message if there are fewer GPUs than processes; processes may share CPUs."""
+    if accelerator.name == "gpu" and layout.devices > accelerator.count:
+        has = f"{accelerator.count} GPU" + "s" * (accelerator.count != 1)
+        return [
+            f"--devices {layout.devices}: this machine has {has}, and each process needs its own. "
+            "Use fewer, or --accelerator cpu."
+        ]
+    return []
 
 
 def _micro_batch_size(

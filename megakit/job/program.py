@@ -67,10 +67,12 @@ def code_of(script: Path) -> dict[str, str]:
     root = _root_of(script)
     program = _Program(root, _search_path(script, root))
     program.follow_script(script)
-    return {
-        name: _digest(sorted(json.dumps(parts) for parts in by_module.values()))
-        for name, by_module in sorted(program.parts.items())
-    }
+    digests = {}
+    for name, by_module in program.parts.items():
+        for module, parts in by_module.items():
+            key = name if len(by_module) == 1 else f"{name} in {module}"
+            digests[key] = _digest([json.dumps(parts)])
+    return dict(sorted(digests.items()))
 
 
 class _Program:

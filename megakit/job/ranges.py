@@ -85,9 +85,10 @@ def _range(options: type, name: str, kind: type) -> Range:
     for owner in options.__mro__:
         if name in vars(owner).get("__annotations__", {}):
             hint = get_type_hints(owner, include_extras=True)[name]
-            for part in get_args(hint):
-                if isinstance(part, Range):
-                    return part
+            for kind_or_union in (hint, *get_args(hint)):  # also Annotated[...] | None
+                for part in getattr(kind_or_union, "__metadata__", ()):
+                    if isinstance(part, Range):
+                        return part
     return _DEFAULT[kind]
 
 

@@ -100,6 +100,16 @@ class Run(Generic[OptionsT_co]):
         if self.plan.lock is not None and self.is_main:
             check_still_ours(self.path, self.plan.lock)
 
+    def withdraw(self) -> None:
+        """Undoes the start of a training run that was refused before its first checkpoint.
+
+        Another run can then use the run directory. A run that `--fresh` renamed gets its name back.
+        """
+        if self.is_main and self.trains:
+            self.check_directory()
+            if self.directory.withdraw(self.plan.old_run):
+                self.console.say(f"The old run is {self.path} again.")
+
     @property
     def trains(self) -> bool:
         """Whether this script trains; otherwise it predicts."""
@@ -232,7 +242,8 @@ def _run(
         console.result(best)
         return 0
     if plan.layout.world_size > 1 and cluster.starter is None:
-        status = launch(plan.layout.devices, console, {PLAN_VARIABLE: plan.for_ranks()})
+        value, descriptor = plan.for_ranks()
+        status = launch(plan.layout.devices, console, {PLAN_VARIABLE: value}, (descriptor,))
         del guard
         return status
     run = Run(stage, options, plan, console, cluster.rank == 0, began)
@@ -251,7 +262,10 @@ def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str)
     except Stopped as stopped:
         run.console.say(f"Stopped after step {stopped.step}; the same command goes on from there.")
         return exit_status(stopped.signal)
-    except (UserError, RunDirectoryLostError, KeyboardInterrupt):
+    except UserError:
+        run.withdraw()
+        raise
+    except (RunDirectoryLostError, KeyboardInterrupt):
         raise
     except OSError:
         run.check_directory()  # a lost run directory explains the error better

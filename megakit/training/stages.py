@@ -11,7 +11,6 @@ import numpy as np
 from nemo import lightning as nl
 
 from megakit.checkpoints.manifest import CHANGES
-from megakit.errors import UserError
 from megakit.job.script import Run
 from megakit.reporting import figures
 from megakit.reporting.figure_style import to_png
@@ -53,12 +52,7 @@ def train_stage(
     _say_header(run)
     trainer = build_trainer(run, view=view, callbacks=[*metrics_of(model), *callbacks])
     resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
-    try:
-        train(model=model, data=data, trainer=trainer, resume=resume)
-    except UserError:
-        if run.is_main:
-            run.directory.withdraw_identity()
-        raise
+    train(model=model, data=data, trainer=trainer, resume=resume)
     best = Path(writer_of(trainer).best_model_path)
     if run.is_main:
         run.check_directory()

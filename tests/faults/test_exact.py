@@ -28,7 +28,7 @@ def stop_after(
 def finish(training: Training, after: int, *options: object) -> Start:
     start = training.start(None, *options)
     assert start.status == 0, start.err
-    assert f"Going on from {training.checkpoints}/step={after:06}, step {after}." in start.err
+    assert f"Resuming from {training.checkpoints}/step={after:06}, step {after}." in start.err
     assert start.out == f"{best_checkpoint(training.checkpoints)}\n"
     return start
 

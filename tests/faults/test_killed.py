@@ -19,7 +19,7 @@ def finish(training: Training) -> None:
     start = training.start()
     assert start.status == 0, start.err
     if complete:
-        assert f"Going on from {complete[-1]}, step " in start.err
+        assert f"Resuming from {complete[-1]}, step " in start.err
 
 
 def kill(training: Training, fault: Fault) -> None:

@@ -6,9 +6,8 @@ from itertools import product
 import pytest
 
 from megakit.job.cluster import Cluster
-from megakit.job.layout import Layout, plan_layout
+from megakit.job.layout import Layout, plan_layout, too_few_gpus
 from megakit.job.options import CommonOptions, TrainingOptions
-from megakit.job.plan import too_many
 from megakit.runtime.accelerator import Accelerator
 
 
@@ -131,11 +130,11 @@ class TestWhatDoesNot:
     def test_more_gpus_than_there_are(self):
         layout, problems = plan(devices=4)
         assert problems == []
-        (problem,) = too_many(layout, Accelerator("gpu", "a GPU", count=1))
+        (problem,) = too_few_gpus(layout, Accelerator("gpu", "a GPU", count=1))
         for part in ("--devices 4", "has 1 GPU,", "--accelerator cpu"):
             assert part in problem
-        assert too_many(layout, Accelerator("gpu", "a GPU", count=4)) == []
-        assert too_many(layout, Accelerator("cpu", "a CPU", count=1)) == []
+        assert too_few_gpus(layout, Accelerator("gpu", "a GPU", count=4)) == []
+        assert too_few_gpus(layout, Accelerator("cpu", "a CPU", count=1)) == []
 
     def test_machines_with_unequal_numbers_of_processes(self):
         cluster = Cluster("srun", rank=0, devices=2, num_nodes=2, left_over=1)

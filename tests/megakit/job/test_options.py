@@ -168,6 +168,12 @@ class BentOptions(WarpOptions):
     bend: Annotated[float, Range(least=-1, below=1)] = 0.0
     course: Path | None = None
     crew: str | None = None
+    height: Annotated[int, Range(least=2)] | None = None
+
+
+def test_a_range_inside_an_optional_type_counts():
+    (problem,) = BentOptions(height=1).problems()
+    assert problem == "--height 1: has to be at least 2."
 
 
 def test_a_range_outlives_another_default():
