@@ -163,7 +163,7 @@ def test_what_computes_the_same_changes_nothing(
 ) -> None:
     change(project, "model_components.py", EDITS[NOTHING])
     ended = start(project, done)
-    assert (ended.status, "is done already" in ended.err) == (0, True)
+    assert (ended.status, "is already done" in ended.err) == (0, True)
     shutil.copytree(stopped, tmp_path / "runs")
     ended = start(project, tmp_path / "runs")
     assert (ended.status, "Resuming from" in ended.err) == (0, True), ended.err
@@ -184,7 +184,7 @@ def test_keeping_a_change(project: Path, stopped: Path, tmp_path: Path) -> None:
     assert read_json(run / "run.json")["changes"] == changes
     assert read_json(run / "summary.json")["changes"] == changes
     ended = start(project, tmp_path / "runs")  # the changed code is the run's now
-    assert (ended.status, "is done already" in ended.err) == (0, True)
+    assert (ended.status, "is already done" in ended.err) == (0, True)
 
 
 def test_a_refused_fresh_start_leaves_the_old_run_in_its_place(

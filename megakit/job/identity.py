@@ -14,7 +14,7 @@ from megakit.job.runs import RunDirectory
 from megakit.job.stage import Stage
 
 #: Entries of an identity that are not options.
-NO_OPTIONS = ("model",)
+NOT_OPTIONS = ("model",)
 #: Value of an entry that one of two identities lacks.
 ABSENT = "absent"
 #: Number of changed names that a message lists.
@@ -89,15 +89,15 @@ def differences(
         if name == "start":
             problems.append(
                 f"it started from another checkpoint than {start or 'none'} "
-                f"(the stage before has a newer result, or --checkpoint changed)"
+                f"(the previous stage has a newer result, or --checkpoint changed)"
             )
         else:
-            label = name.replace("_", " ") if name in NO_OPTIONS else flag(name)
+            label = name.replace("_", " ") if name in NOT_OPTIONS else flag(name)
             before, now = old.get(name, ABSENT), identity.get(name, ABSENT)
             problems.append(f"{label} was {before!s:.200}, now {now}")
     return [
-        f"{directory.path} holds another run: {'; '.join(sorted(problems))}. Give the old values "
-        "to go on with it, --fresh to start over (the old run is kept under another name), or "
+        f"{directory.path} holds another run: {'; '.join(sorted(problems))}. Use the old values "
+        "to resume it, --fresh to start over (the old run is kept under another name), or "
         "another --output-dir."
     ]
 

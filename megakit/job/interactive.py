@@ -58,8 +58,8 @@ def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
     with guard:
         if plan.layout.world_size > 1:
             raise UserError(
-                f"--devices {plan.layout.devices}: this is a single process. "
-                f"Start {stage.script}, which starts as many as it needs."
+                f"--devices {plan.layout.devices}: open_run uses a single process. "
+                f"Run {stage.script}, which starts all processes."
             )
         run = Run(stage, options, plan, console, is_main=True, began=began)
         with diverted(run.directory.log):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import NoReturn
 
+from megakit.job.cluster import Cluster
 from megakit.reporting.console import Console
 from megakit.runtime.loopback import free_port
 from megakit.runtime.signals import (
@@ -48,38 +49,31 @@ def launch(
     Returns:
         The exit status of the job: the status of the first failing rank, or 0.
     """
-    common = {
-        **os.environ,
-        **environment,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_WORLD_SIZE": str(num_processes),
-        "GROUP_RANK": "0",
-    }
-    common.setdefault("OMP_NUM_THREADS", "1")
+    common = {"OMP_NUM_THREADS": "1", **os.environ, **environment, "MASTER_PORT": str(free_port())}
     ranks: list[subprocess.Popen[bytes]] = []
-    stop = _Stop(ranks)
-    handle_signals(stop.receive)
+    forwarder = _SignalForwarder(ranks)
+    handle_signals(forwarder.receive)
     parent = os.getpid()
-    release_watch = _watch(parent, console)
+    end_watcher = _watch_launcher(parent, console)
     for rank in range(num_processes):
-        if stop.received:
+        if forwarder.received:
             break
+        cluster = Cluster(rank=rank, local_rank=rank, devices=num_processes, address="127.0.0.1")
         ranks.append(
             subprocess.Popen(
                 [sys.executable, *sys.argv],
-                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                env=common | cluster.torchrun_variables(),
                 pass_fds=descriptors,
-                preexec_fn=lambda: _die_with(parent),
+                preexec_fn=lambda: _die_with_parent(parent),
             )
         )
-    if stop.received:
-        stop.send(stop.received)  # for the rank that was being started when the signal came
+    if forwarder.received:
+        # For the rank that was being started when the signal came.
+        forwarder.send(forwarder.received)
     try:
-        return _wait(ranks, stop, console)
+        return _wait(ranks, forwarder, console)
     finally:
-        release_watch()
+        end_watcher()
 
 
 def end_fork(work: Callable[[], object]) -> NoReturn:
@@ -123,7 +117,7 @@ def run_in_fork(work: Callable[[], object]) -> int:
     if child == 0:
 
         def work_under_parent() -> None:
-            _die_with(parent)
+            _die_with_parent(parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             work()
 
@@ -144,16 +138,8 @@ def run_in_fork(work: Callable[[], object]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Stop:
-    """Forwards signals to the ranks; a second signal kills the ranks.
-
-    Args:
-        ranks: The processes that have been started so far.
-
-    Attributes:
-        received: The first signal, or 0.
-        sent: Signals that were sent to all ranks.
-    """
+class _SignalForwarder:
+    """Forwards signals to the ranks; a second signal kills the ranks."""
 
     def __init__(self, ranks: list[subprocess.Popen[bytes]]) -> None:
         self.ranks = ranks
@@ -162,6 +148,7 @@ class _Stop:
 
     @property
     def received(self) -> int:
+        """The first signal, or 0."""
         return self.request.received
 
     def receive(self, number: int, frame: FrameType | None) -> None:
@@ -192,7 +179,9 @@ class _Stop:
         return 1
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]], stop: _Stop, console: Console) -> int:
+def _wait(
+    ranks: list[subprocess.Popen[bytes]], forwarder: _SignalForwarder, console: Console
+) -> int:
     """Waits for all ranks; ends the other ranks after one has failed."""
     status = 0
     deadline: float | None = None
@@ -200,32 +189,32 @@ def _wait(ranks: list[subprocess.Popen[bytes]], stop: _Stop, console: Console) -
         failed = [(number, rank) for number, rank in enumerate(ranks) if rank.returncode]
         if failed and deadline is None:
             number, rank = failed[0]
-            status = stop.status(rank.returncode)
+            status = forwarder.status(rank.returncode)
             stopped = status in EXIT_STATUS.values()
             if not stopped:
-                console.say(f"Rank {number} {_ended(rank)}; ending the others.")
-                stop.send(signal.SIGTERM)
+                console.say(f"Rank {number} {_describe_end(rank)}; ending the other ranks.")
+                forwarder.send(signal.SIGTERM)
             deadline = time.monotonic() + (GRACE if stopped else GRACE / 2)
         if deadline is not None and time.monotonic() > deadline:
-            stop.send(signal.SIGKILL)
+            forwarder.send(signal.SIGKILL)
         time.sleep(0.05)
     if not status:  # the last rank, or all ranks, ended since the last poll
         for number, rank in enumerate(ranks):
-            status = status or stop.status(rank.returncode)
+            status = status or forwarder.status(rank.returncode)
             if status == 1 and rank.returncode < 0:
-                console.say(f"Rank {number} {_ended(rank)}.")
+                console.say(f"Rank {number} {_describe_end(rank)}.")
                 break
-    return status if ranks else exit_status(stop.received)
+    return status if ranks else exit_status(forwarder.received)
 
 
-def _ended(rank: subprocess.Popen[bytes]) -> str:
+def _describe_end(rank: subprocess.Popen[bytes]) -> str:
     if rank.returncode < 0:
         name = signal.Signals(-rank.returncode).name
         return f"(process {rank.pid}) was killed by {name}"
     return f"(process {rank.pid}) ended with status {rank.returncode}"
 
 
-def _watch(parent: int, console: Console) -> Callable[[], None]:
+def _watch_launcher(parent: int, console: Console) -> Callable[[], None]:
     """Forks a watcher process that reports when this process is killed.
 
     The kernel kills the ranks of a killed launcher silently.
@@ -241,7 +230,7 @@ def _watch(parent: int, console: Console) -> Callable[[], None]:
         if not os.read(reading, 1):  # closed without the byte that `release` writes
             console.say(
                 f"The launching process ({parent}) was killed, and its ranks with it. "
-                "The same command goes on from the last complete checkpoint."
+                "The same command resumes from the last complete checkpoint."
             )
         os._exit(0)
     os.close(reading)
@@ -274,7 +263,7 @@ def end_with_torchrun(console: Console) -> None:
     threading.Thread(target=watch, name="torchrun's agent", daemon=True).start()
 
 
-def _die_with(parent: int) -> None:
+def _die_with_parent(parent: int) -> None:
     """Makes the kernel kill this process when its parent dies; called directly after a fork."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

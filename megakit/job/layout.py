@@ -72,27 +72,27 @@ def plan_layout(
     problems = []
     for name in ("devices", "num_nodes"):
         asked, given = getattr(options, name), getattr(cluster, name)
-        if cluster.starter and asked not in (None, given):
+        if cluster.launcher and asked not in (None, given):
             problems.append(
-                f"{flag(name)} {asked}: {cluster.starter} started this job with {given}. "
-                f"Leave {flag(name)} out, or make the two agree."
+                f"{flag(name)} {asked}: {cluster.launcher} started this job with {given}. "
+                f"Leave {flag(name)} out, or use the same number."
             )
-    if cluster.left_over:
+    if cluster.num_surplus:
         problems.append(
-            f"{cluster.starter} started {cluster.num_processes} processes on {cluster.num_nodes} "
-            "machines: each machine needs equally many. "
+            f"{cluster.launcher} started {cluster.num_processes} processes on {cluster.num_nodes} "
+            "machines: each machine needs the same number of processes. "
             "Use --ntasks-per-node (srun), or the same --nproc-per-node everywhere (torchrun)."
         )
     devices = options.devices or cluster.devices
     num_nodes = options.num_nodes or cluster.num_nodes
-    if num_nodes > 1 and not cluster.starter:
+    if num_nodes > 1 and not cluster.launcher:
         problems.append(
-            f"--num-nodes {num_nodes}: a job on several machines is started by torchrun or srun "
-            "on each of them."
+            f"--num-nodes {num_nodes}: torchrun or srun has to start a job of several machines, "
+            "on each machine."
         )
     tensor, pipeline = options.tensor_parallel, options.pipeline_parallel
     world_size, model_parallel = devices * num_nodes, tensor * pipeline
-    can_be_cut = tensor >= 1 <= pipeline and not (
+    is_splittable = tensor >= 1 <= pipeline and not (
         num_heads % tensor or width % tensor or num_pipeline_stages % pipeline
     )
     fits = not (min(world_size, model_parallel) >= 1 and world_size % model_parallel)
@@ -100,7 +100,7 @@ def plan_layout(
         problems.append(
             f"--tensor-parallel {tensor} x --pipeline-parallel {pipeline} = {model_parallel}: has "
             f"to divide the number of processes, {devices} x {num_nodes} = {world_size}."
-            + (f" Use --devices {model_parallel}, for example." if can_be_cut else "")
+            + (f" Use --devices {model_parallel}, for example." if is_splittable else "")
         )
     if tensor >= 1 and num_heads % tensor:
         problems.append(
@@ -109,14 +109,14 @@ def plan_layout(
         )
     elif tensor >= 1 and width % tensor:
         problems.append(
-            f"--tensor-parallel {tensor}: has to divide the width of the layers it cuts, {width}. "
+            f"--tensor-parallel {tensor}: has to divide the width of the split layers, {width}. "
             f"Try {_largest_divisor(width, tensor)}."
         )
     if pipeline >= 1 and num_pipeline_stages % pipeline:
         numbers = range(1, num_pipeline_stages + 1)
         possible = [str(k) for k in numbers if num_pipeline_stages % k == 0]
         problems.append(
-            f"--pipeline-parallel {pipeline}: this model can be cut into "
+            f"--pipeline-parallel {pipeline}: this model can be split into "
             f"{' or '.join(possible)} stages. "
             f"Try {_largest_divisor(num_pipeline_stages, pipeline)}."
         )

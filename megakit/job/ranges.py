@@ -110,5 +110,5 @@ def why_unusable(name: str | Path) -> str | None:
     if any(len(os.fsencode(part)) > _PART_BYTES for part in text.split("/")):
         return f"one part of it is longer than {_PART_BYTES} bytes. Use a shorter name"
     if isinstance(name, Path) and len(os.fsencode(name.absolute())) > _PATH_BYTES:
-        return f"with its folders it is longer than {_PATH_BYTES} bytes. Use a shorter path"
+        return f"the absolute path is longer than {_PATH_BYTES} bytes. Use a shorter path"
     return None

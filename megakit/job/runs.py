@@ -26,7 +26,7 @@ from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
 RUN_FILE = "run.json"
 SUMMARY = "summary.json"
 #: Attempts to choose the best checkpoint while its run may remove the chosen checkpoint.
-CHOICES = 5
+ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -194,15 +194,15 @@ def find_start(
         directory = RunDirectory(output_dir / before.name)
         start = _protect_best(directory, before)
         if not directory.has_ended(start.manifest.run.get("max_steps")):
-            report(f"{directory.path} has not reached its end; its best checkpoint so far counts.")
+            report(f"{directory.path} has not ended; its best checkpoint so far is used.")
     manifest = start.manifest
     if (manifest.stage, manifest.model) != (before.name, before.model):
         start.file.close()
         titles = {known.name: known.title for known in (stage, before)}
         found = titles.get(manifest.stage, f"from stage {manifest.stage}")
         raise UserError(
-            f"{start.path}: the model in it is {found} ({manifest.model}); {stage.script} starts "
-            f"from {before.title} ({before.model}), as {before.script} makes it. "
+            f"{start.path}: contains {found} ({manifest.model}); {stage.script} starts from "
+            f"{before.title} ({before.model}), which {before.script} trains. "
             "Name another --checkpoint."
         )
     return start
@@ -210,13 +210,13 @@ def find_start(
 
 def _protect_best(directory: RunDirectory, before: Stage) -> StartCheckpoint:
     """Chooses the best checkpoint; chooses again if a running job has just removed it."""
-    for choices_left in reversed(range(CHOICES)):
+    for attempts_left in reversed(range(ATTEMPTS)):
         before_choosing = list_checkpoints(directory.checkpoints)
         try:
             if checkpoint := directory.best_checkpoint():
                 return _verify_and_protect(checkpoint)
         except UserError:
-            if not choices_left or all(path.exists() for path in before_choosing):
+            if not attempts_left or all(path.exists() for path in before_choosing):
                 raise
     raise UserError(
         f"{directory.checkpoints}: no checkpoint to start from. "

@@ -106,7 +106,7 @@ class TestWhatDoesNot:
     def test_stages_hold_equally_many_layers(self):
         (problem,) = plan(devices=3, pipeline_parallel=3, num_pipeline_stages=4)[1]
         assert "--pipeline-parallel 3" in problem
-        assert problem.endswith("can be cut into 1 or 2 or 4 stages. Try 2.")
+        assert problem.endswith("can be split into 1 or 2 or 4 stages. Try 2.")
         assert plan(devices=2, pipeline_parallel=2, num_pipeline_stages=4)[1] == []
 
     def test_tensor_parallelism_deals_out_whole_heads(self):
@@ -137,7 +137,7 @@ class TestWhatDoesNot:
         assert too_few_gpus(layout, Accelerator("cpu", "a CPU", count=1)) == []
 
     def test_machines_with_unequal_numbers_of_processes(self):
-        cluster = Cluster("srun", rank=0, devices=2, num_nodes=2, left_over=1)
+        cluster = Cluster("srun", rank=0, devices=2, num_nodes=2, num_surplus=1)
         (problem,) = plan(cluster=cluster)[1]
         for part in ("srun started 5 processes on 2 machines", "--ntasks-per-node"):
             assert part in problem

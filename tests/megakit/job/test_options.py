@@ -215,7 +215,7 @@ def test_names_that_no_file_can_have(name, value, shown, rule):
 
 def test_a_path_longer_than_the_system_allows():
     (problem,) = BentOptions(course=Path(*["x" * 200] * 20)).problems()
-    assert "with its folders it is longer than 3696 bytes" in problem
+    assert "the absolute path is longer than 3696 bytes" in problem
 
 
 def test_usual_names_are_usable():

@@ -504,7 +504,7 @@ class TestWhatARunIs:
             run=before.identity(),
         )
         problem = problem_of(prepare_run, SECOND, second)
-        for part in (str(newer), "stage before", "--fresh"):
+        for part in (str(newer), "previous stage", "--fresh"):
             assert part in problem
 
     def test_checkpoints_whose_run_is_unknown_are_not_gone_on_from(self, options):
