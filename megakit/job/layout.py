@@ -6,6 +6,7 @@ from functools import cached_property
 from megakit.job.cluster import Cluster
 from megakit.job.options import CommonOptions
 from megakit.job.ranges import flag
+from megakit.job.stage import Stage
 from megakit.runtime.accelerator import Accelerator
 
 
@@ -49,21 +50,16 @@ class Layout:
 def plan_layout(
     options: CommonOptions,
     cluster: Cluster,
-    *,
-    global_batch_size: int | None,
+    stage: Stage,
     width: int,
-    num_pipeline_stages: int,
-    num_heads: int = 0,
 ) -> tuple[Layout, list[str]]:
     """Plans the requested layout, and returns the reasons if the layout is impossible.
 
     Args:
         options: Options of the command line.
         cluster: The job as torchrun or srun started it.
-        global_batch_size: Samples per step; None if any number is valid (prediction).
-        width: Size that tensor parallelism splits.
-        num_pipeline_stages: The number of pipeline stages has to divide this number.
-        num_heads: Attention heads, which are split evenly over tensor-parallel ranks; 0 for none.
+        stage: The stage whose model is split.
+        width: Size that tensor parallelism splits; 0 if unknown, as every number divides 0.
 
     Returns:
         The layout, and one message per problem, with the arithmetic. The layout is valid only if
@@ -91,6 +87,7 @@ def plan_layout(
             "on each machine."
         )
     tensor, pipeline = options.tensor_parallel, options.pipeline_parallel
+    num_heads, num_pipeline_stages = stage.num_heads, stage.num_pipeline_stages
     world_size, model_parallel = devices * num_nodes, tensor * pipeline
     is_splittable = tensor >= 1 <= pipeline and not (
         num_heads % tensor or width % tensor or num_pipeline_stages % pipeline
@@ -114,13 +111,14 @@ def plan_layout(
         )
     if pipeline >= 1 and num_pipeline_stages % pipeline:
         numbers = range(1, num_pipeline_stages + 1)
-        possible = [str(k) for k in numbers if num_pipeline_stages % k == 0]
+        possible = [str(number) for number in numbers if num_pipeline_stages % number == 0]
         problems.append(
             f"--pipeline-parallel {pipeline}: this model can be split into "
             f"{' or '.join(possible)} stages. "
             f"Try {_largest_divisor(num_pipeline_stages, pipeline)}."
         )
     data = max(1, world_size // max(1, model_parallel))
+    global_batch_size = getattr(options, "global_batch_size", None)  # any number in prediction
     micro, batch_problems = _micro_batch_size(options, global_batch_size, data)
     if fits:  # otherwise the number of data-parallel ranks is wrong
         problems += batch_problems

@@ -206,14 +206,7 @@ def _check(
         path = start.path if start else None
         found = start_checks.attempt("the model's sizes", lambda: check_sizes(stage, options, path))
         sizes = found or sizes
-    layout, layout_problems = plan_layout(
-        options,
-        cluster,
-        global_batch_size=training.global_batch_size if training else None,
-        width=sizes.width,  # 0 if unknown: every number divides 0
-        num_pipeline_stages=stage.num_pipeline_stages,
-        num_heads=stage.num_heads,
-    )
+    layout, layout_problems = plan_layout(options, cluster, stage, sizes.width)
     checks.problems += layout_problems
     checks.problems += find_limits(min(1024, layout.devices + options.num_workers))
     if not is_usable:

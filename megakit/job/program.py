@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ IGNORED_FIELDS = {"ctx", "kind", "type_comment"}
 #: Names of the code that the script runs outside of functions and classes.
 TOP_LEVEL, MAIN_BLOCK = "top level of the script", "main block of the script"
 DIGEST_LETTERS = 16
+
+MAIN_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 ImportNode = ast.Import | ast.ImportFrom
@@ -358,13 +360,8 @@ def _is_idle(node: ast.AST) -> bool:
 
 
 def _is_main_guard(statement: ast.AST) -> bool:
-    if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
-        return False
-    parts = [statement.test.left, *statement.test.comparators]
-    names = {part.id for part in parts if isinstance(part, ast.Name)}
-    values = {part.value for part in parts if isinstance(part, ast.Constant)}
-    is_equal = isinstance(statement.test.ops[0], ast.Eq)
-    return is_equal and (names, values) == ({"__name__"}, {"__main__"})
+    is_comparison = isinstance(statement, ast.If) and isinstance(statement.test, ast.Compare)
+    return is_comparison and ast.unparse(statement.test) in MAIN_GUARDS  # type: ignore[attr-defined]
 
 
 def _runs(module: Module, call: ast.Call) -> bool:
@@ -418,12 +415,11 @@ def _plain(node: Any) -> Any:
 def _join(values: list[ast.expr]) -> list[ast.expr]:
     """Returns the values of an f-string with adjacent constants joined."""
     joined: list[ast.expr] = []
-    for value in values:
-        before = joined[-1] if joined else None
-        if isinstance(value, ast.Constant) and isinstance(before, ast.Constant):
-            joined[-1] = ast.Constant(str(before.value) + str(value.value))
-        elif not isinstance(value, ast.Constant) or value.value:
-            joined.append(value)
+    for is_text, group in groupby(values, lambda value: isinstance(value, ast.Constant)):
+        if not is_text:
+            joined += group
+        elif text := "".join(str(value.value) for value in group):  # type: ignore[attr-defined]
+            joined.append(ast.Constant(text))
     return joined
 
 

@@ -44,8 +44,8 @@ OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, covariant=True)
 
 #: Error messages of gloo and NCCL after a rank was killed. A rank that fails reports its own error.
 LOST_CONNECTION_ERRORS = (
-    *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
-    "remote process exited",
+    *("Connection closed by peer", "Connection reset by peer"),
+    *("Broken pipe", "remote process exited"),
 )
 
 
@@ -107,8 +107,9 @@ class Run(Generic[OptionsT_co]):
         """
         if self.is_main and self.trains:
             self.check_directory()
-            if self.directory.withdraw(self.plan.old_run):
-                self.console.say(f"The old run is {self.path} again.")
+            with contextlib.suppress(OSError):  # the reason of the refusal matters more
+                if self.directory.withdraw(self.plan.old_run):
+                    self.console.say(f"The old run is {self.path} again.")
 
     @property
     def trains(self) -> bool:

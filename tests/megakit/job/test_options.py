@@ -266,7 +266,7 @@ def test_the_interval_identifies_a_run_that_may_stop_early():
     [
         ({"best_by": "accuracy"}, ["--best-by accuracy", "val_loss", "last"]),
         ({"best_by": "train_loss"}, ["--best-by train_loss", "begins with val_"]),
-        ({"stop_after": 3, "best_by": "last"}, ["--stop-after 3", "last checkpoint counts"]),
+        ({"stop_after": 3, "best_by": "last"}, ["--stop-after 3", "uses its last checkpoint"]),
         ({"best_by": "val_x", "always_last": True}, ["--best-by val_x", "has no effect"]),
         (
             {"stop_after": 3, "val_interval": 100, "max_steps": 100},
