@@ -97,7 +97,7 @@ def differences(
             problems.append(f"{label} was {before!s:.200}, now {now}")
     return [
         f"{directory.path} holds another run: {'; '.join(sorted(problems))}. Use the old values "
-        "to resume it, --fresh to start over (the old run is kept under another name), or "
+        "to resume that run, --fresh to start over (the old run is kept under another name), or "
         "another --output-dir."
     ]
 

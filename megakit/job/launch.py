@@ -21,7 +21,6 @@ from megakit.runtime.signals import (
     exit_status,
     handle_signals,
     heard_signals,
-    ignore_signals,
 )
 
 #: Seconds that the other ranks have to end after a signal stopped the first rank. They have half
@@ -54,7 +53,6 @@ def launch(
     forwarder = _SignalForwarder(ranks)
     handle_signals(forwarder.receive)
     parent = os.getpid()
-    end_watcher = _watch_launcher(parent, console)
     for rank in range(num_processes):
         if forwarder.received:
             break
@@ -70,10 +68,7 @@ def launch(
     if forwarder.received:
         # For the rank that was being started when the signal came.
         forwarder.send(forwarder.received)
-    try:
-        return _wait(ranks, forwarder, console)
-    finally:
-        end_watcher()
+    return _wait(ranks, forwarder, console)
 
 
 def end_fork(work: Callable[[], object]) -> NoReturn:
@@ -212,35 +207,6 @@ def _describe_end(rank: subprocess.Popen[bytes]) -> str:
         name = signal.Signals(-rank.returncode).name
         return f"(process {rank.pid}) was killed by {name}"
     return f"(process {rank.pid}) ended with status {rank.returncode}"
-
-
-def _watch_launcher(parent: int, console: Console) -> Callable[[], None]:
-    """Forks a watcher process that reports when this process is killed.
-
-    The kernel kills the ranks of a killed launcher silently.
-
-    Returns:
-        A function that ends the watcher.
-    """
-    reading, writing = os.pipe()
-    watcher = os.fork()
-    if watcher == 0:
-        os.close(writing)
-        ignore_signals()
-        if not os.read(reading, 1):  # closed without the byte that `release` writes
-            console.say(
-                f"The launching process ({parent}) was killed, and its ranks with it. "
-                "The same command resumes from the last complete checkpoint."
-            )
-        os._exit(0)
-    os.close(reading)
-
-    def release() -> None:
-        os.write(writing, b"-")
-        os.close(writing)
-        os.waitpid(watcher, 0)
-
-    return release
 
 
 def end_with_torchrun(console: Console) -> None:

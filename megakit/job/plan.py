@@ -198,14 +198,7 @@ def _check(
     is_usable = names_are_usable(options)  # otherwise no path can be passed to the file system
     start, sizes = None, Sizes()
     if is_usable:
-        start = start_checks.attempt(
-            "the checkpoint to start from",
-            lambda: find_start(stage, options.named_checkpoint, options.output_dir, console.say),
-        )
-    if is_usable and not start_checks.problems:
-        path = start.path if start else None
-        found = start_checks.attempt("the model's sizes", lambda: check_sizes(stage, options, path))
-        sizes = found or sizes
+        start, sizes = _check_start(stage, options, console, start_checks)
     layout, layout_problems = plan_layout(options, cluster, stage, sizes.width)
     checks.problems += layout_problems
     checks.problems += find_limits(min(1024, layout.devices + options.num_workers))
@@ -253,6 +246,21 @@ def _check(
         if problems := _other_run(checked) or _changed_code(checked, newest):
             raise UserError(problems)
     return checked
+
+
+def _check_start(
+    stage: Stage, options: CommonOptions, console: Console, checks: _Checks
+) -> tuple[StartCheckpoint | None, Sizes]:
+    """Finds the checkpoint to start from, and the sizes of the stage's model."""
+    start = checks.attempt(
+        "the checkpoint to start from",
+        lambda: find_start(stage, options.named_checkpoint, options.output_dir, console.say),
+    )
+    if checks.problems:
+        return None, Sizes()
+    path = start.path if start else None
+    sizes = checks.attempt("the model's sizes", lambda: check_sizes(stage, options, path))
+    return start, sizes or Sizes()
 
 
 def _report_remarks(stage: Stage, checked: _Checked, console: Console, script: Path | None) -> None:
