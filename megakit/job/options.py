@@ -227,52 +227,50 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
 
-    problems = _find_empty_values(arguments)  # an empty Path would mean the current folder
+    groups = _group_by_option(arguments)
     try:
         options = parse(arguments)
-        if not problems:
+        if not any(map(_is_empty, groups)):  # an empty Path would mean the current folder
             return options
     except SystemExit as stopped:
         if not stopped.code:  # --help
             raise
-        problems += _find_parse_errors(options_class, arguments, parse)
-    for problem in problems:
+    for problem in _find_parse_errors(options_class, groups, parse):
         print(f"{program}: {problem}", file=sys.stderr)
     sys.exit(2)
 
 
 def _find_parse_errors(
-    options_class: type, arguments: Sequence[str], parse: Callable[[Sequence[str]], Any]
+    options_class: type, groups: Sequence[list[str]], parse: Callable[[Sequence[str]], Any]
 ) -> list[str]:
-    """Returns one message for each argument that cannot be parsed.
+    """Returns one message for each option that cannot be parsed.
 
     Each option is parsed separately: tyro stops at the first error and prints a long message.
     """
     types = {flag(name): kind for name, kind in get_type_hints(options_class).items()}
     problems = []
-    for group in _group_by_option(arguments):
-        name = group[0].partition("=")[0].replace("_", "-")
-        if name not in types:
-            close = difflib.get_close_matches(name, types, 1, cutoff=0.75)
+    for group in groups:
+        name, given = group[0].partition("=")[0], brief(" ".join(group))
+        known_name = name.replace("_", "-")
+        if known_name not in types:
+            close = difflib.get_close_matches(known_name, types, 1, cutoff=0.75)
             remedy = f"Is it {close[0]}? See --help." if close else "See --help."
-            problems.append(f"{brief(' '.join(group))}: there is no such option. {remedy}")
-            continue
-        try:
-            parse(group)
-        except SystemExit:
-            if not _find_empty_values(group):  # an empty value has its own message
-                what = brief(" ".join(group))
-                problems.append(f"{what}: has to be {_describe_type(types[name])}.")
+            problems.append(f"{given}: there is no such option. {remedy}")
+        elif _is_empty(group):
+            problems.append(
+                f"{name} '': the value is empty. Give a value, or leave the option out."
+            )
+        else:
+            try:
+                parse(group)
+            except SystemExit:
+                problems.append(f"{given}: has to be {_describe_type(types[known_name])}.")
     return problems
 
 
-def _find_empty_values(arguments: Sequence[str]) -> list[str]:
-    """Returns one message for each option with an empty value, as from an unset shell variable."""
-    return [
-        f"{group[0].partition('=')[0]} '': the value is empty. Give one, or leave the option out."
-        for group in _group_by_option(arguments)
-        if group[1:] == [""] or group[0].endswith("=")
-    ]
+def _is_empty(group: Sequence[str]) -> bool:
+    """Whether an option has an empty value, as from an unset shell variable."""
+    return group[1:] == [""] or group[0].endswith("=")
 
 
 def _group_by_option(arguments: Sequence[str]) -> list[list[str]]:

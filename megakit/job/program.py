@@ -21,7 +21,7 @@ LIBRARY = "megakit"
 #: Members of options classes whose values are compared or shown to the user.
 CHECKS = {"problems", "resolve_dataset", "adapt", "choice", "harmless", "model_sizes"}
 #: Fields of a syntax tree that do not change what the code computes.
-IGNORED_FIELDS = {"ctx", "kind", "type_comment"}
+IGNORED_FIELDS = {"kind", "type_comment"}
 #: Names of the code that the script runs outside of functions and classes.
 TOP_LEVEL, MAIN_BLOCK = "top level of the script", "main block of the script"
 DIGEST_LETTERS = 16
@@ -40,7 +40,6 @@ class Module:
 
     Attributes:
         name: The dotted name.
-        source: The text of the file.
         definitions: The statements that assign a name, by name.
         imports: The full dotted names that an imported name may stand for. The name `*` stands for
             the modules of which all names are imported.
@@ -50,7 +49,6 @@ class Module:
     """
 
     name: str
-    source: str
     definitions: dict[str, list[ast.stmt]] = field(default_factory=dict)
     imports: dict[str, list[str]] = field(default_factory=dict)
     loaded: list[str] = field(default_factory=list)
@@ -170,13 +168,7 @@ class _Program:
 
     def _add(self, module: Module, name: str, *nodes: ast.AST) -> None:
         """Collects nodes under a name, and what the nodes use."""
-        bindings = self._follow(module, nodes)
-        try:
-            content = json.dumps([[_plain(node) for node in nodes], bindings])
-        except RecursionError:  # an expression of hundreds of terms
-            segments = [ast.get_source_segment(module.source, node) for node in nodes]
-            texts = [s or type(node).__name__ for s, node in zip(segments, nodes, strict=True)]
-            content = json.dumps([texts, bindings])
+        content = json.dumps([[*map(_flatten, nodes)], self._follow(module, nodes)])
         self.parts.setdefault(name, {}).setdefault(module.name, []).append(content)
 
     def _follow(self, module: Module, nodes: Iterable[ast.AST]) -> list[str]:
@@ -255,7 +247,7 @@ def _root_of(script: Path) -> Path:
 def _parse(file: Path, name: str, package: str) -> Module:
     """Parses a module; relative imports start from `package`."""
     content = file.read_bytes()
-    module = Module(name, content.decode(errors="replace"))
+    module = Module(name)
     try:
         tree = ast.parse(content, str(file))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -304,6 +296,8 @@ def _normalize(tree: ast.Module, in_functions: set[ast.AST]) -> None:
             node.returns = None
         elif isinstance(node, ast.arg):
             node.annotation = None
+        elif isinstance(node, ast.JoinedStr):
+            node.values = _join(node.values)  # Python versions split its text differently
         for block in BLOCKS:
             statements = getattr(node, block, None)
             if isinstance(statements, list):
@@ -395,21 +389,28 @@ def _names(root: ast.AST) -> Iterator[list[str]]:
             yield [end.id, *reversed(parts)]
 
 
-def _plain(node: Any) -> Any:
-    """Returns a syntax tree as lists and strings, the same under every Python version."""
-    if isinstance(node, list):
-        return [_plain(item) for item in node]
-    if isinstance(node, int) and not isinstance(node, bool):
-        return hex(node)  # `repr` refuses very long integers
-    if not isinstance(node, ast.AST):
-        return node if isinstance(node, str) else repr(node)
-    if isinstance(node, ast.Constant):
-        return ["Constant", type(node.value).__name__, _plain(node.value)]
-    fields = {name: value for name, value in ast.iter_fields(node) if name not in IGNORED_FIELDS}
-    if isinstance(node, ast.JoinedStr):  # Python versions split its text differently
-        fields["values"] = _join(node.values)
-    plain = {name: _plain(value) for name, value in fields.items() if value is not None}
-    return [type(node).__name__, {name: value for name, value in plain.items() if value != []}]
+def _flatten(root: ast.AST) -> list[Any]:
+    """Returns the nodes of a syntax tree with their fields, the same under every Python version.
+
+    The list is flat, since an expression of hundreds of terms is nested too deeply for recursion.
+    """
+    flat = []
+    for node in ast.walk(root):
+        fields = [(n, _flat_value(v)) for n, v in ast.iter_fields(node) if n not in IGNORED_FIELDS]
+        flat.append([type(node).__name__, {n: v for n, v in fields if v not in (None, [])}])
+    return flat
+
+
+def _flat_value(value: Any) -> Any:
+    """Returns the value of a field; for a node, which the flat list contains itself, a mark."""
+    if isinstance(value, list):
+        return [_flat_value(item) for item in value]
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, ast.AST):
+        return "node"
+    # `repr` refuses very long integers.
+    return [type(value).__name__, hex(value) if type(value) is int else repr(value)]
 
 
 def _join(values: list[ast.expr]) -> list[ast.expr]:
