@@ -80,23 +80,19 @@ class _Program:
     """Collects the parts of the code that are reachable from a script.
 
     Attributes:
-        root: The folder of the script's project.
-        folders: The folders of the project in which Python looks for modules.
         parts: The collected parts, by name and by module.
         modules: The parsed modules by dotted name; None for a module outside of the project.
-        reached: The definitions that are reachable, by module and name.
-        waiting: The definitions in `reached` that are not collected yet.
         options: The options class, and its base classes in the project.
     """
 
     def __init__(self, script: Path) -> None:
-        self.root = _root_of(script)
+        root = _root_of(script)
         folders = [script.resolve().parent, *(Path(entry).resolve() for entry in sys.path)]
-        self.folders = [f for f in dict.fromkeys(folders) if f.is_relative_to(self.root)]
+        self.folders = [f for f in dict.fromkeys(folders) if f.is_relative_to(root)]
         self.parts: dict[str, dict[str, list[str]]] = {}
         self.modules: dict[str, Module | None] = {}
         self.reached: set[tuple[str, str]] = set()
-        self.waiting: list[tuple[Module, str]] = []
+        self.waiting: list[tuple[Module, str]] = []  # reached, and not collected yet
         self.options: set[ast.AST] = set()
 
     def follow_script(self, script: Path) -> None:
