@@ -223,7 +223,7 @@ def end_with_torchrun(console: Console) -> None:
         while os.getppid() == agent:
             time.sleep(1)
         rank = os.environ.get("RANK", "?")
-        console.error(f"Rank {rank}: torchrun's agent (process {agent}) is gone; ending.")
+        console.error(f"Rank {rank} ends, as torchrun's agent (process {agent}) has ended.")
         os._exit(1)
 
     threading.Thread(target=watch, name="torchrun's agent", daemon=True).start()

@@ -153,7 +153,7 @@ class TrainingOptions(CommonOptions):
     """Start over; the old run is kept under another name."""
 
     keep_changes: bool = False
-    """Continue a run although code that its result depends on was changed."""
+    """Resume a run although code that its result depends on was changed."""
 
     harmless: ClassVar[tuple[str, ...]] = (
         *("val_interval", "save_interval", "fresh", "keep_changes", "checkpoint"),

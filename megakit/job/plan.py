@@ -275,13 +275,13 @@ def _report_remarks(stage: Stage, checked: _Checked, console: Console, script: P
             if changed:
                 console.say(
                     f"{before.name} has changed since it made {checked.start.path}: "
-                    f"{listed(changed)}. To start from the new code's result, run it again with "
-                    "--fresh."
+                    f"{listed(changed)}. To start from the new code's result, run "
+                    f"{before.name} again with --fresh."
                 )
     if accelerator.name == "cpu" and layout.devices > accelerator.count:
         console.say(
             f"{layout.devices} processes share the {accelerator.count} CPU cores of this machine: "
-            "the result is the same, the time is not."
+            "the result is the same, but the job takes longer."
         )
 
 
