@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,13 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, **changes}
 
 
-def run_script(script: str, *arguments: object, timeout: float = 600, **changes: str) -> Result:
+def run_script(
+    script: str,
+    *arguments: object,
+    timeout: float = 600,
+    descriptors: Sequence[int] = (),
+    **changes: str,
+) -> Result:
     """Runs a script of the project to its end."""
     began = time.monotonic()
     done = subprocess.run(
@@ -37,6 +44,7 @@ def run_script(script: str, *arguments: object, timeout: float = 600, **changes:
         text=True,
         timeout=timeout,
         env=environment(**changes),
+        pass_fds=descriptors,
         check=False,
     )
     return Result(done.returncode, done.stdout, done.stderr, time.monotonic() - began)

@@ -472,7 +472,7 @@ class TestAnotherRun:
         run = before.identity()
         newer = make_checkpoint(before.checkpoints, 20, val_loss=0.0001, run=run)
         problem = refused.problem(FINETUNE_PY)
-        for part in (str(refused.runs / "finetune"), str(newer), "stage before", "--fresh"):
+        for part in (str(refused.runs / "finetune"), str(newer), "previous stage", "--fresh"):
             assert part in problem
 
     def test_a_fresh_trunk_is_another_run(self, refused, pretrain_options, finetune_options):

@@ -163,10 +163,10 @@ def test_what_computes_the_same_changes_nothing(
 ) -> None:
     change(project, "model_components.py", EDITS[NOTHING])
     ended = start(project, done)
-    assert (ended.status, "is done already" in ended.err) == (0, True)
+    assert (ended.status, "is already done" in ended.err) == (0, True)
     shutil.copytree(stopped, tmp_path / "runs")
     ended = start(project, tmp_path / "runs")
-    assert (ended.status, "Going on from" in ended.err) == (0, True), ended.err
+    assert (ended.status, "Resuming from" in ended.err) == (0, True), ended.err
     rows = [(tmp_path / "runs", "metrics.csv"), (done, "metrics.csv")]
     here, there = ((folder / "pretrain" / name).read_bytes() for folder, name in rows)
     assert here == there
@@ -178,13 +178,26 @@ def test_keeping_a_change(project: Path, stopped: Path, tmp_path: Path) -> None:
     change(project, "model_components.py", [LOSS])
     ended = start(project, tmp_path / "runs", "--keep-changes")
     assert ended.status == 0, ended.err
-    assert "Going on with changed code: MSELossReduction.forward." in ended.err
+    assert "Resuming with changed code: MSELossReduction.forward." in ended.err
     changes = [{"step": 20, "names": ["MSELossReduction.forward"]}]
     run = tmp_path / "runs" / "pretrain"
     assert read_json(run / "run.json")["changes"] == changes
     assert read_json(run / "summary.json")["changes"] == changes
     ended = start(project, tmp_path / "runs")  # the changed code is the run's now
-    assert (ended.status, "is done already" in ended.err) == (0, True)
+    assert (ended.status, "is already done" in ended.err) == (0, True)
+
+
+def test_a_refused_fresh_start_leaves_the_old_run_in_its_place(
+    project: Path, done: Path, tmp_path: Path
+) -> None:
+    """Only the model knows which values there are to choose by."""
+    shutil.copytree(done, tmp_path / "runs")
+    before = contents(tmp_path / "runs")
+    ended = start(project, tmp_path / "runs", "--fresh", "--best-by", "val_mistyped")
+    assert ended.status == 2, ended.err
+    assert "--best-by val_mistyped: there is no such validated value." in ended.err
+    assert f"The old run is {tmp_path / 'runs' / 'pretrain'} again." in ended.err
+    assert contents(tmp_path / "runs") == before
 
 
 def test_without_a_checkpoint_nothing_is_mixed(

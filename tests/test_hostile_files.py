@@ -573,7 +573,14 @@ def test_changed_between_the_check_and_the_ranks(tmp_path: Path) -> None:
 
     picture.unlink()
     arguments = ("--output-dir", tmp_path / "runs", "--input", picture, "--accelerator", "cpu")
-    result = run_script("model_predict.py", *arguments, MEGAKIT_PLAN=plan.for_ranks(), timeout=60)
+    value, descriptor = plan.for_ranks()
+    result = run_script(
+        *("model_predict.py", *arguments),
+        descriptors=(descriptor,),
+        MEGAKIT_PLAN=value,
+        timeout=60,
+    )
+    os.close(descriptor)
     assert result.status == 2
     (line,) = result.err.splitlines()
     assert line.startswith(f"model_predict.py: --input {picture}: cannot be read (No such file")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from megakit.job.runs import RunDirectory
 from megakit.job.stage import Stage
 
 #: Entries of an identity that are not options.
-NO_OPTIONS = ("model",)
+NOT_OPTIONS = ("model",)
 #: Value of an entry that one of two identities lacks.
 ABSENT = "absent"
 #: Number of changed names that a message lists.
@@ -23,7 +24,7 @@ LISTED = 8
 def identify(
     stage: Stage,
     options: TrainingOptions,
-    dataset: str,
+    dataset: Any,
     start: str | None,
     script: Path | None = None,
 ) -> dict[str, Any]:
@@ -49,7 +50,10 @@ def identify(
 
 
 def differences(
-    directory: RunDirectory, identity: Mapping[str, Any], start: str | None
+    directory: RunDirectory,
+    identity: Mapping[str, Any],
+    start: str | None,
+    options: TrainingOptions | None = None,
 ) -> list[str]:
     """Compares the run in a directory with the requested run.
 
@@ -57,6 +61,8 @@ def differences(
         directory: The run directory.
         identity: Identity of the requested run.
         start: Checkpoint that the requested run starts from.
+        options: Options of the requested run. With them, the message leaves out a value of
+            `--best-by` that follows from another option.
 
     Returns:
         One message that lists all differences, or no message.
@@ -70,8 +76,12 @@ def differences(
         for name in (identity.keys() | old.keys()) - {CODE, CHANGES}
         if old.get(name, ABSENT) != identity.get(name, ABSENT)
     }
-    if len(changed) > 1 and "last" in (old.get("best_by"), identity.get("best_by")):
-        changed.discard("best_by")  # follows from another option in the list, e.g. --num-labels
+    if options is not None:
+        # The criterion that the old run had if its --best-by was the one of this command.
+        old_options = copy(options)
+        vars(old_options).update((name, old.get(name)) for name in changed - {"best_by"})
+        if old_options.choice() == old.get("best_by"):
+            changed.discard("best_by")  # follows from another option in the list: --num-labels
     if ABSENT in (old.get("val_interval", ABSENT), identity.get("val_interval", ABSENT)):
         changed.discard("val_interval")  # an entry only together with --stop-after, which is named
     problems = []
@@ -79,15 +89,15 @@ def differences(
         if name == "start":
             problems.append(
                 f"it started from another checkpoint than {start or 'none'} "
-                f"(the stage before has a newer result, or --checkpoint changed)"
+                f"(the previous stage has a newer result, or --checkpoint changed)"
             )
         else:
-            label = name.replace("_", " ") if name in NO_OPTIONS else flag(name)
+            label = name.replace("_", " ") if name in NOT_OPTIONS else flag(name)
             before, now = old.get(name, ABSENT), identity.get(name, ABSENT)
             problems.append(f"{label} was {before!s:.200}, now {now}")
     return [
-        f"{directory.path} holds another run: {'; '.join(sorted(problems))}. Give the old values "
-        "to go on with it, --fresh to start over (the old run is kept under another name), or "
+        f"{directory.path} holds another run: {'; '.join(sorted(problems))}. Use the old values "
+        "to resume that run, --fresh to start over (the old run is kept under another name), or "
         "another --output-dir."
     ]
 

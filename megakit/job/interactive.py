@@ -54,15 +54,19 @@ def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
     """
     began = time.perf_counter()
     console = Console(silent=True)
-    plan, guard = prepare(stage, options, Cluster(), console)
-    with guard:
-        if plan.layout.world_size > 1:
-            raise UserError(
-                f"--devices {plan.layout.devices}: this is a single process. "
-                f"Start {stage.script}, which starts as many as it needs."
-            )
+    plan, locks = prepare(stage, options, Cluster(), console)
+    with locks:
         run = Run(stage, options, plan, console, is_main=True, began=began)
-        with diverted(run.directory.log):
-            use_accelerator(plan.accelerator.name)
-            destroy_parallel_state()
-            yield run
+        try:
+            if plan.layout.world_size > 1:
+                raise UserError(
+                    f"--devices {plan.layout.devices}: open_run uses a single process. "
+                    f"Run {stage.script}, which starts all processes."
+                )
+            with diverted(run.directory.log):
+                use_accelerator(plan.accelerator.name)
+                destroy_parallel_state()
+                yield run
+        except UserError:
+            run.withdraw()
+            raise

@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import NoReturn
 
+from megakit.job.cluster import Cluster
 from megakit.reporting.console import Console
 from megakit.runtime.loopback import free_port
 from megakit.runtime.signals import (
@@ -20,7 +21,6 @@ from megakit.runtime.signals import (
     exit_status,
     handle_signals,
     heard_signals,
-    ignore_signals,
 )
 
 #: Seconds that the other ranks have to end after a signal stopped the first rank. They have half
@@ -28,7 +28,12 @@ from megakit.runtime.signals import (
 GRACE = 20.0
 
 
-def launch(num_processes: int, console: Console, environment: Mapping[str, str]) -> int:
+def launch(
+    num_processes: int,
+    console: Console,
+    environment: Mapping[str, str],
+    descriptors: Sequence[int] = (),
+) -> int:
     """Runs the current command once per rank and waits for all ranks.
 
     Signals are forwarded to the ranks; a second signal kills the ranks. If one rank fails, the
@@ -38,41 +43,32 @@ def launch(num_processes: int, console: Console, environment: Mapping[str, str])
         num_processes: Number of ranks to start.
         console: Reports which rank failed.
         environment: Variables for every rank, in addition to this process's environment.
+        descriptors: File descriptors that every rank inherits.
 
     Returns:
         The exit status of the job: the status of the first failing rank, or 0.
     """
-    common = {
-        **os.environ,
-        **environment,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_WORLD_SIZE": str(num_processes),
-        "GROUP_RANK": "0",
-    }
-    common.setdefault("OMP_NUM_THREADS", "1")
+    common = {"OMP_NUM_THREADS": "1", **os.environ, **environment, "MASTER_PORT": str(free_port())}
     ranks: list[subprocess.Popen[bytes]] = []
-    stop = _Stop(ranks)
-    handle_signals(stop.receive)
+    forwarder = _SignalForwarder(ranks)
+    handle_signals(forwarder.receive)
     parent = os.getpid()
-    release_watch = _watch(parent, console)
     for rank in range(num_processes):
-        if stop.received:
+        if forwarder.received:
             break
+        cluster = Cluster(rank=rank, local_rank=rank, devices=num_processes, address="127.0.0.1")
         ranks.append(
             subprocess.Popen(
                 [sys.executable, *sys.argv],
-                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                preexec_fn=lambda: _die_with(parent),
+                env=common | cluster.torchrun_variables(),
+                pass_fds=descriptors,
+                preexec_fn=lambda: _die_with_parent(parent),
             )
         )
-    if stop.received:
-        stop.send(stop.received)  # for the rank that was being started when the signal came
-    try:
-        return _wait(ranks, stop, console)
-    finally:
-        release_watch()
+    if forwarder.received:
+        # For the rank that was being started when the signal came.
+        forwarder.send(forwarder.received)
+    return _wait(ranks, forwarder, console)
 
 
 def end_fork(work: Callable[[], object]) -> NoReturn:
@@ -116,7 +112,7 @@ def run_in_fork(work: Callable[[], object]) -> int:
     if child == 0:
 
         def work_under_parent() -> None:
-            _die_with(parent)
+            _die_with_parent(parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             work()
 
@@ -137,16 +133,8 @@ def run_in_fork(work: Callable[[], object]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Stop:
-    """Forwards signals to the ranks; a second signal kills the ranks.
-
-    Args:
-        ranks: The processes that have been started so far.
-
-    Attributes:
-        received: The first signal, or 0.
-        sent: Signals that were sent to all ranks.
-    """
+class _SignalForwarder:
+    """Forwards signals to the ranks; a second signal kills the ranks."""
 
     def __init__(self, ranks: list[subprocess.Popen[bytes]]) -> None:
         self.ranks = ranks
@@ -155,6 +143,7 @@ class _Stop:
 
     @property
     def received(self) -> int:
+        """The first signal, or 0."""
         return self.request.received
 
     def receive(self, number: int, frame: FrameType | None) -> None:
@@ -185,7 +174,9 @@ class _Stop:
         return 1
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]], stop: _Stop, console: Console) -> int:
+def _wait(
+    ranks: list[subprocess.Popen[bytes]], forwarder: _SignalForwarder, console: Console
+) -> int:
     """Waits for all ranks; ends the other ranks after one has failed."""
     status = 0
     deadline: float | None = None
@@ -193,58 +184,29 @@ def _wait(ranks: list[subprocess.Popen[bytes]], stop: _Stop, console: Console) -
         failed = [(number, rank) for number, rank in enumerate(ranks) if rank.returncode]
         if failed and deadline is None:
             number, rank = failed[0]
-            status = stop.status(rank.returncode)
+            status = forwarder.status(rank.returncode)
             stopped = status in EXIT_STATUS.values()
             if not stopped:
-                console.say(f"Rank {number} {_ended(rank)}; ending the others.")
-                stop.send(signal.SIGTERM)
+                console.say(f"Rank {number} {_describe_end(rank)}; ending the other ranks.")
+                forwarder.send(signal.SIGTERM)
             deadline = time.monotonic() + (GRACE if stopped else GRACE / 2)
         if deadline is not None and time.monotonic() > deadline:
-            stop.send(signal.SIGKILL)
+            forwarder.send(signal.SIGKILL)
         time.sleep(0.05)
     if not status:  # the last rank, or all ranks, ended since the last poll
         for number, rank in enumerate(ranks):
-            status = status or stop.status(rank.returncode)
+            status = status or forwarder.status(rank.returncode)
             if status == 1 and rank.returncode < 0:
-                console.say(f"Rank {number} {_ended(rank)}.")
+                console.say(f"Rank {number} {_describe_end(rank)}.")
                 break
-    return status if ranks else exit_status(stop.received)
+    return status if ranks else exit_status(forwarder.received)
 
 
-def _ended(rank: subprocess.Popen[bytes]) -> str:
+def _describe_end(rank: subprocess.Popen[bytes]) -> str:
     if rank.returncode < 0:
         name = signal.Signals(-rank.returncode).name
         return f"(process {rank.pid}) was killed by {name}"
     return f"(process {rank.pid}) ended with status {rank.returncode}"
-
-
-def _watch(parent: int, console: Console) -> Callable[[], None]:
-    """Forks a watcher process that reports when this process is killed.
-
-    The kernel kills the ranks of a killed launcher silently.
-
-    Returns:
-        A function that ends the watcher.
-    """
-    reading, writing = os.pipe()
-    watcher = os.fork()
-    if watcher == 0:
-        os.close(writing)
-        ignore_signals()
-        if not os.read(reading, 1):  # closed without the byte that `release` writes
-            console.say(
-                f"The launching process ({parent}) was killed, and its ranks with it. "
-                "The same command goes on from the last complete checkpoint."
-            )
-        os._exit(0)
-    os.close(reading)
-
-    def release() -> None:
-        os.write(writing, b"-")
-        os.close(writing)
-        os.waitpid(watcher, 0)
-
-    return release
 
 
 def end_with_torchrun(console: Console) -> None:
@@ -261,13 +223,13 @@ def end_with_torchrun(console: Console) -> None:
         while os.getppid() == agent:
             time.sleep(1)
         rank = os.environ.get("RANK", "?")
-        console.error(f"Rank {rank}: torchrun's agent (process {agent}) is gone; ending.")
+        console.error(f"Rank {rank} ends, as torchrun's agent (process {agent}) has ended.")
         os._exit(1)
 
     threading.Thread(target=watch, name="torchrun's agent", daemon=True).start()
 
 
-def _die_with(parent: int) -> None:
+def _die_with_parent(parent: int) -> None:
     """Makes the kernel kill this process when its parent dies; called directly after a fork."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -6,6 +6,8 @@ from functools import cached_property
 from megakit.job.cluster import Cluster
 from megakit.job.options import CommonOptions
 from megakit.job.ranges import flag
+from megakit.job.stage import Stage
+from megakit.runtime.accelerator import Accelerator
 
 
 @dataclass(frozen=True)
@@ -48,21 +50,16 @@ class Layout:
 def plan_layout(
     options: CommonOptions,
     cluster: Cluster,
-    *,
-    global_batch_size: int | None,
+    stage: Stage,
     width: int,
-    num_pipeline_stages: int,
-    num_heads: int = 0,
 ) -> tuple[Layout, list[str]]:
     """Plans the requested layout, and returns the reasons if the layout is impossible.
 
     Args:
         options: Options of the command line.
         cluster: The job as torchrun or srun started it.
-        global_batch_size: Samples per step; None if any number is valid (prediction).
-        width: Size that tensor parallelism splits.
-        num_pipeline_stages: The number of pipeline stages has to divide this number.
-        num_heads: Attention heads, which are split evenly over tensor-parallel ranks; 0 for none.
+        stage: The stage whose model is split.
+        width: Size that tensor parallelism splits; 0 if unknown, as every number divides 0.
 
     Returns:
         The layout, and one message per problem, with the arithmetic. The layout is valid only if
@@ -71,27 +68,28 @@ def plan_layout(
     problems = []
     for name in ("devices", "num_nodes"):
         asked, given = getattr(options, name), getattr(cluster, name)
-        if cluster.starter and asked not in (None, given):
+        if cluster.launcher and asked not in (None, given):
             problems.append(
-                f"{flag(name)} {asked}: {cluster.starter} started this job with {given}. "
-                f"Leave {flag(name)} out, or make the two agree."
+                f"{flag(name)} {asked}: {cluster.launcher} started this job with {given}. "
+                f"Leave {flag(name)} out, or use the same number."
             )
-    if cluster.left_over:
+    if cluster.num_surplus:
         problems.append(
-            f"{cluster.starter} started {cluster.num_processes} processes on {cluster.num_nodes} "
-            "machines: each machine needs equally many. "
+            f"{cluster.launcher} started {cluster.num_processes} processes on {cluster.num_nodes} "
+            "machines: each machine needs the same number of processes. "
             "Use --ntasks-per-node (srun), or the same --nproc-per-node everywhere (torchrun)."
         )
     devices = options.devices or cluster.devices
     num_nodes = options.num_nodes or cluster.num_nodes
-    if num_nodes > 1 and not cluster.starter:
+    if num_nodes > 1 and not cluster.launcher:
         problems.append(
-            f"--num-nodes {num_nodes}: a job on several machines is started by torchrun or srun "
-            "on each of them."
+            f"--num-nodes {num_nodes}: torchrun or srun has to start a job of several machines, "
+            "on each machine."
         )
     tensor, pipeline = options.tensor_parallel, options.pipeline_parallel
+    num_heads, num_pipeline_stages = stage.num_heads, stage.num_pipeline_stages
     world_size, model_parallel = devices * num_nodes, tensor * pipeline
-    can_be_cut = tensor >= 1 <= pipeline and not (
+    is_splittable = tensor >= 1 <= pipeline and not (
         num_heads % tensor or width % tensor or num_pipeline_stages % pipeline
     )
     fits = not (min(world_size, model_parallel) >= 1 and world_size % model_parallel)
@@ -99,7 +97,7 @@ def plan_layout(
         problems.append(
             f"--tensor-parallel {tensor} x --pipeline-parallel {pipeline} = {model_parallel}: has "
             f"to divide the number of processes, {devices} x {num_nodes} = {world_size}."
-            + (f" Use --devices {model_parallel}, for example." if can_be_cut else "")
+            + (f" Use --devices {model_parallel}, for example." if is_splittable else "")
         )
     if tensor >= 1 and num_heads % tensor:
         problems.append(
@@ -108,23 +106,35 @@ def plan_layout(
         )
     elif tensor >= 1 and width % tensor:
         problems.append(
-            f"--tensor-parallel {tensor}: has to divide the width of the layers it cuts, {width}. "
+            f"--tensor-parallel {tensor}: has to divide the width of the split layers, {width}. "
             f"Try {_largest_divisor(width, tensor)}."
         )
     if pipeline >= 1 and num_pipeline_stages % pipeline:
         numbers = range(1, num_pipeline_stages + 1)
-        possible = [str(k) for k in numbers if num_pipeline_stages % k == 0]
+        possible = [str(number) for number in numbers if num_pipeline_stages % number == 0]
         problems.append(
-            f"--pipeline-parallel {pipeline}: this model can be cut into "
+            f"--pipeline-parallel {pipeline}: this model can be split into "
             f"{' or '.join(possible)} stages. "
             f"Try {_largest_divisor(num_pipeline_stages, pipeline)}."
         )
     data = max(1, world_size // max(1, model_parallel))
+    global_batch_size = getattr(options, "global_batch_size", None)  # any number in prediction
     micro, batch_problems = _micro_batch_size(options, global_batch_size, data)
     if fits:  # otherwise the number of data-parallel ranks is wrong
         problems += batch_problems
     layout = Layout(devices, num_nodes, tensor, pipeline, global_batch_size or micro * data, micro)
     return layout, problems
+
+
+def too_few_gpus(layout: Layout, accelerator: Accelerator) -> list[str]:
+    """Returns a message if there are fewer GPUs than processes; processes may share CPUs."""
+    if accelerator.name == "gpu" and layout.devices > accelerator.count:
+        has = f"{accelerator.count} GPU" + "s" * (accelerator.count != 1)
+        return [
+            f"--devices {layout.devices}: this machine has {has}, and each process needs its own. "
+            "Use fewer, or --accelerator cpu."
+        ]
+    return []
 
 
 def _micro_batch_size(

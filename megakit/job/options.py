@@ -8,27 +8,19 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    TypeVar,
-    get_args,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
-from megakit.job.ranges import MOST, Range, find_problems, flag
+from megakit.job.ranges import INT32_MAX, Range, find_problems, flag
 from megakit.job.stage import Stage
 from megakit.runtime.foreign_files import brief
 
 OptionsT = TypeVar("OptionsT", bound="CommonOptions")
 
-Count = Annotated[int, Range(least=1, most=MOST)]
+Count = Annotated[int, Range(least=1, most=INT32_MAX)]
 #: The bound keeps the product of batch size and number of steps within 64 bits.
 BatchSize = Annotated[int, Range(least=1, most=2**24)]
 MOST_SECONDS = 7 * 24 * 3600
-Seed = Annotated[int, Range(least=0, most=MOST)]
+Seed = Annotated[int, Range(least=0, most=INT32_MAX)]
 LearningRate = Annotated[float, Range(above=0, most=100)]
 
 
@@ -84,11 +76,7 @@ class CommonOptions:
         return getattr(self, name, None)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses bases in an order in which the data's `resolve_dataset` is never called.
-
-        Raises:
-            TypeError: A base that names the dataset follows one of these options.
-        """
+        """Refuses bases in an order in which the data's `resolve_dataset` is never called."""
         super().__init_subclass__(**kwargs)
         owners = [base for base in cls.__mro__ if "resolve_dataset" in vars(base)]
         if owners[0] is CommonOptions and len(owners) > 1:
@@ -150,14 +138,14 @@ class TrainingOptions(CommonOptions):
     save_interval: Count = 250
     """Save a checkpoint every N steps, and after the last step."""
 
-    limit_val_batches: Annotated[int | None, Range(least=1, most=MOST)] = None
+    limit_val_batches: Annotated[int | None, Range(least=1, most=INT32_MAX)] = None
     """Validate on the first N global batches; by default on all validation data."""
 
     best_by: str = "val_loss"
     """Column of metrics.csv that selects the best checkpoint, for example val_accuracy. last: use
     the last checkpoint."""
 
-    stop_after: Annotated[int | None, Range(least=1, most=MOST)] = None
+    stop_after: Annotated[int | None, Range(least=1, most=INT32_MAX)] = None
     """Stop after N validations in a row without a better value of --best-by; by default never.
     With N, each better value also saves a checkpoint."""
 
@@ -165,7 +153,7 @@ class TrainingOptions(CommonOptions):
     """Start over; the old run is kept under another name."""
 
     keep_changes: bool = False
-    """Continue a run although code that its result depends on was changed."""
+    """Resume a run although code that its result depends on was changed."""
 
     harmless: ClassVar[tuple[str, ...]] = (
         *("val_interval", "save_interval", "fresh", "keep_changes", "checkpoint"),
@@ -196,16 +184,16 @@ class TrainingOptions(CommonOptions):
             )
         if self.choice() != self.best_by != "val_loss":
             problems.append(
-                f"--best-by {brief(self.best_by)}: has no effect, since the {self.choice()} "
-                "checkpoint counts in this run. Leave the option out."
+                f"--best-by {brief(self.best_by)}: has no effect, since this run always uses its "
+                f"{self.choice()} checkpoint. Leave the option out."
             )
         if self.stop_after is None:
             return problems
         if self.choice() == "last":
             problems.append(
-                f"--stop-after {self.stop_after}: the last checkpoint counts in this run, so no "
-                "validation is better than another. Leave the option out, or choose by a validated "
-                "value."
+                f"--stop-after {self.stop_after}: this run uses its last checkpoint, so no "
+                "validation is better than another. Leave the option out, or choose the best "
+                "checkpoint by a validated value."
             )
         elif self.val_interval >= self.max_steps:
             problems.append(
@@ -239,55 +227,53 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
 
-    problems = _empty(arguments)  # an empty Path would mean the current folder
+    groups = _group_by_option(arguments)
     try:
         options = parse(arguments)
-        if not problems:
+        if not any(map(_is_empty, groups)):  # an empty Path would mean the current folder
             return options
     except SystemExit as stopped:
         if not stopped.code:  # --help
             raise
-        problems += _misunderstood(options_class, arguments, parse)
-    for problem in problems:
+    for problem in _find_parse_errors(options_class, groups, parse):
         print(f"{program}: {problem}", file=sys.stderr)
     sys.exit(2)
 
 
-def _misunderstood(
-    options_class: type, arguments: Sequence[str], parse: Callable[[Sequence[str]], Any]
+def _find_parse_errors(
+    options_class: type, groups: Sequence[list[str]], parse: Callable[[Sequence[str]], Any]
 ) -> list[str]:
-    """Returns one message for each argument that cannot be parsed.
+    """Returns one message for each option that cannot be parsed.
 
     Each option is parsed separately: tyro stops at the first error and prints a long message.
     """
     types = {flag(name): kind for name, kind in get_type_hints(options_class).items()}
     problems = []
-    for group in _by_option(arguments):
-        name = group[0].partition("=")[0].replace("_", "-")
-        if name not in types:
-            close = difflib.get_close_matches(name, types, 1, cutoff=0.75)
+    for group in groups:
+        name, given = group[0].partition("=")[0], brief(" ".join(group))
+        known_name = name.replace("_", "-")
+        if known_name not in types:
+            close = difflib.get_close_matches(known_name, types, 1, cutoff=0.75)
             remedy = f"Is it {close[0]}? See --help." if close else "See --help."
-            problems.append(f"{brief(' '.join(group))}: there is no such option. {remedy}")
-            continue
-        try:
-            parse(group)
-        except SystemExit:
-            if not _empty(group):  # an empty value has its own message
-                what = brief(" ".join(group))
-                problems.append(f"{what}: has to be {_kind(types[name])}.")
+            problems.append(f"{given}: there is no such option. {remedy}")
+        elif _is_empty(group):
+            problems.append(
+                f"{name} '': the value is empty. Give a value, or leave the option out."
+            )
+        else:
+            try:
+                parse(group)
+            except SystemExit:
+                problems.append(f"{given}: has to be {_describe_type(types[known_name])}.")
     return problems
 
 
-def _empty(arguments: Sequence[str]) -> list[str]:
-    """Returns one message for each option with an empty value, as from an unset shell variable."""
-    return [
-        f"{group[0].partition('=')[0]} '': the value is empty. Name one, or leave the option out."
-        for group in _by_option(arguments)
-        if group[1:] == [""] or group[0].endswith("=")
-    ]
+def _is_empty(group: Sequence[str]) -> bool:
+    """Whether an option has an empty value, as from an unset shell variable."""
+    return group[1:] == [""] or group[0].endswith("=")
 
 
-def _by_option(arguments: Sequence[str]) -> list[list[str]]:
+def _group_by_option(arguments: Sequence[str]) -> list[list[str]]:
     """Splits the command line into groups that each begin with an option."""
     groups: list[list[str]] = []
     for argument in arguments:
@@ -298,15 +284,10 @@ def _by_option(arguments: Sequence[str]) -> list[list[str]]:
     return groups
 
 
-def _kind(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     """Describes the values of a type in words."""
     kinds = [part for part in get_args(kind) or (kind,) if part is not type(None)]
     if all(isinstance(part, str) for part in kinds):
         return "one of " + ", ".join(kinds)
-    words = {
-        int: "a whole number",
-        float: "a number",
-        bool: "without a value",
-        Path: "one path",
-    }
+    words = {int: "a whole number", float: "a number", bool: "without a value", Path: "one path"}
     return words.get(kinds[0], "one value")

@@ -7,19 +7,20 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from megakit.checkpoints.manifest import CHANGES, CODE, Manifest
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.identity import changed_names, differences, identify, listed
-from megakit.job.layout import Layout, plan_layout
+from megakit.job.layout import Layout, plan_layout, too_few_gpus
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.program import code_of
 from megakit.job.ranges import names_are_usable
 from megakit.job.run_lock import RunLock, close_in_children, lock
 from megakit.job.runs import (
     RunDirectory,
+    StartCheckpoint,
     check_writable,
     find_resumption,
     find_start,
@@ -33,6 +34,7 @@ from megakit.runtime.interpreter import find_limits
 from megakit.runtime.loopback import ensure_loopback
 
 PLAN_VARIABLE = "MEGAKIT_PLAN"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Plan:
         is_done: Whether the run has already ended.
         lock: Device and inode number of the lock file in the run directory; None for a job
             without a lock.
+        old_run: The run that `--fresh` has renamed, or None.
     """
 
     dataset: Any
@@ -60,6 +63,7 @@ class Plan:
     identity: dict[str, Any]
     is_done: bool
     lock: tuple[int, int] | None = None
+    old_run: str | None = None
 
     def to_json(self) -> str:
         """Serializes the plan for the other ranks."""
@@ -74,23 +78,38 @@ class Plan:
         content["lock"] = tuple(content["lock"]) if content["lock"] else None
         return cls(**content)
 
-    def for_ranks(self) -> str:
-        """Returns the value of `PLAN_VARIABLE`: the plan, and the id of the launching process."""
-        return json.dumps({"launcher": os.getpid(), "plan": self.to_json()})
+    def for_ranks(self) -> tuple[str, int]:
+        """Writes the plan to a file in memory, which the ranks of this process inherit.
+
+        An environment variable has at most 128 KiB, too few for the code of a large project.
+
+        Returns:
+            The value of `PLAN_VARIABLE`, and the file descriptor that the ranks have to inherit.
+        """
+        descriptor = os.memfd_create("plan")
+        with open(descriptor, "w", closefd=False) as file:
+            file.write(self.to_json())
+        return f"{os.getpid()} {descriptor}", descriptor
 
     @classmethod
     def of_launcher(cls, text: str) -> "Plan":
-        """Returns the plan in a value of `PLAN_VARIABLE` that this process's parent set.
+        """Returns the plan that this process's parent wrote in `for_ranks`.
+
+        Args:
+            text: The value of `PLAN_VARIABLE`.
 
         Raises:
-            UserError: Another process set the value, or the value is damaged.
+            UserError: Another process set the value, or the plan is damaged.
         """
         remedy = f"The scripts set it for the processes that they start. Unset {PLAN_VARIABLE}."
         with reading(f"the environment variable {PLAN_VARIABLE}", remedy):
-            content = json.loads(text)
-            if content["launcher"] != os.getppid():
-                raise ValueError("it is not this job's")
-            return cls.from_json(content["plan"])
+            launcher, descriptor = map(int, text.split())
+            if launcher != os.getppid():
+                raise ValueError("another job set it")
+            # All ranks share the position in the file, and `pread` does not move it.
+            content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+            os.close(descriptor)
+            return cls.from_json(content.decode())
 
 
 def prepare(
@@ -99,7 +118,7 @@ def prepare(
     cluster: Cluster,
     console: Console,
     script: Path | None = None,
-) -> tuple[Plan, Any]:
+) -> tuple[Plan, contextlib.ExitStack]:
     """Checks everything, and only then locks the run directory.
 
     Args:
@@ -110,14 +129,16 @@ def prepare(
         script: The script whose code is compared with the run's; None: no code is compared.
 
     Returns:
-        The plan, and an `ExitStack` that holds the locks on the run directory and on the
-        checkpoint that the job starts from. The stack has to stay open while the job runs.
+        The plan, and the locks on the run directory and on the checkpoint that the job starts
+        from. The stack of locks has to stay open while the job runs.
 
     Raises:
         UserError: Lists all problems that can be found together.
     """
     try:
-        return _prepare(stage, options, cluster, console, script)
+        checked = _check(stage, options, cluster, console, script)
+        _report_remarks(stage, checked, console, script)
+        return _lock_and_plan(stage, checked, console)
     except UserError:
         raise
     except Exception as error:  # no work has begun, so any error is a refusal
@@ -126,227 +147,238 @@ def prepare(
         raise UserError(failed_check("the preparation", error)) from error
 
 
-def _prepare(
+@dataclass(frozen=True)
+class _Checked:
+    """The results of the checks, from which the plan is made."""
+
+    training: TrainingOptions | None
+    directory: RunDirectory
+    start: StartCheckpoint | None
+    accelerator: Accelerator
+    layout: Layout
+    dataset: Any
+    identity: dict[str, Any]
+
+    @property
+    def start_path(self) -> str | None:
+        return str(self.start.path) if self.start else None
+
+
+class _Checks:
+    """Collects the problems of several checks, so that one message lists all of them."""
+
+    def __init__(self, verbose: bool) -> None:
+        self.verbose = verbose
+        self.problems: list[str] = []
+
+    def attempt(self, what: str, check: Callable[[], T]) -> T | None:
+        """Returns the result of a check; if the check raises, collects the problems."""
+        try:
+            return check()
+        except UserError as error:
+            self.problems += error.problems
+        except Exception as error:  # an unexpected error is reported with the other problems
+            if self.verbose:
+                traceback.print_exc()
+            self.problems.append(failed_check(what, error))
+        return None
+
+
+def _check(
     stage: Stage,
     options: CommonOptions,
     cluster: Cluster,
     console: Console,
     script: Path | None,
-) -> tuple[Plan, Any]:
+) -> _Checked:
+    """Runs all checks, and downloads missing data if no check has failed; locks nothing."""
     training = options if isinstance(options, TrainingOptions) else None
-    problems = options.problems()
-    # Unusable names cannot be passed to the file system.
-    usable = names_are_usable(options)
-
-    def attempt(what: str, check: Callable[[], Any], problems: list[str] = problems) -> Any:
-        try:
-            return check()
-        except UserError as error:
-            problems.extend(error.problems)
-        except Exception as error:  # an unexpected error is reported with the other problems
-            if options.verbose:
-                traceback.print_exc()
-            problems.append(failed_check(what, error))
-        return None
-
-    of_start: list[str] = []  # reported after the problems of the layout
+    checks, start_checks = _Checks(options.verbose), _Checks(options.verbose)
+    checks.problems += options.problems()
+    is_usable = names_are_usable(options)  # otherwise no path can be passed to the file system
     start, sizes = None, Sizes()
-    if usable:
-        named = options.named_checkpoint
-        start = attempt(
-            "the checkpoint to start from",
-            lambda: find_start(stage, named, options.output_dir, console.say),
-            of_start,
-        )
-    if usable and not of_start:
-        path = start[0] if start else None
-        found = attempt("the model's sizes", lambda: check_sizes(stage, options, path), of_start)
-        sizes = found or sizes
-    layout, impossible = plan_layout(
-        options,
-        cluster,
-        global_batch_size=training.global_batch_size if training else None,
-        width=sizes.width,  # 0 if unknown: every number divides 0
-        num_pipeline_stages=stage.num_pipeline_stages,
-        num_heads=stage.num_heads,
-    )
-    problems += [*impossible, *find_limits(min(1024, layout.devices + options.num_workers))]
-    if not usable:
-        raise UserError(problems)
+    if is_usable:
+        start, sizes = _check_start(stage, options, console, start_checks)
+    layout, layout_problems = plan_layout(options, cluster, stage, sizes.width)
+    checks.problems += layout_problems
+    checks.problems += find_limits(min(1024, layout.devices + options.num_workers))
+    if not is_usable:
+        raise UserError(checks.problems)
     directory = RunDirectory(options.output_dir / stage.name)
 
-    unwritable = attempt(
+    unwritable = checks.attempt(
         "--output-dir",
         lambda: check_writable(options.output_dir) or check_writable(directory.path),
     )
-    problems += unwritable or []
-    is_writable = unwritable == []
-    attempt("the loopback interface", ensure_loopback)
-    accelerator = attempt(
+    checks.problems += unwritable or []
+    checks.attempt("the loopback interface", ensure_loopback)
+    accelerator = checks.attempt(
         f"--accelerator {options.accelerator}",
         lambda: find_accelerator(options.accelerator, options.precision),
     )
     if accelerator is not None:
-        problems += too_many(layout, accelerator)
-    is_anew = training is not None and training.fresh
-    old = attempt(f"{directory.path}", directory.identity) if is_writable and not is_anew else None
-    problems += of_start
-    previous = (old or {}).get("dataset") or (start[1].dataset if start else None)
+        checks.problems += too_few_gpus(layout, accelerator)
+    resumes = training is None or not training.fresh
+    old = None
+    if unwritable == [] and resumes:
+        old = checks.attempt(f"{directory.path}", directory.identity)
+    checks.problems += start_checks.problems
+    previous = (old or {}).get("dataset") or (start.manifest.dataset if start else None)
     # A command that is refused anyway downloads nothing and reports nothing about the data.
-    refused = bool(problems)
-    say = (lambda line: None) if refused else console.say
-    dataset = attempt("the data", lambda: options.resolve_dataset(previous, say, not refused))
+    is_refused = bool(checks.problems)
+    say = (lambda line: None) if is_refused else console.say
+    dataset = checks.attempt(
+        "the data", lambda: options.resolve_dataset(previous, say, not is_refused)
+    )
     identity: dict[str, Any] = {}
     if training:
-        digest = start[1].digest if start else None
-        code = attempt("the code", lambda: identify(stage, training, dataset, digest, script))
-        if code is not None:
-            identity = code | sizes.by_option  # effective sizes, whether an option sets them or not
-        if not problems and not is_anew:
-            problems += _other_run(directory, stage, training, identity, start and str(start[0]))
-    if problems:
-        raise UserError(problems)
+        digest = start.manifest.digest if start else None
+        code = checks.attempt(
+            "the code", lambda: identify(stage, training, dataset, digest, script)
+        )
+        # Effective sizes, whether an option sets them or not.
+        identity = (code or {}) | sizes.by_option
+    if accelerator is None or checks.problems:
+        raise UserError(checks.problems)
+    checked = _Checked(training, directory, start, accelerator, layout, dataset, identity)
+    if training and resumes:
+        newest = directory.newest_of(stage.name, identity)
+        if problems := _other_run(checked) or _changed_code(checked, newest):
+            raise UserError(problems)
+    return checked
 
+
+def _check_start(
+    stage: Stage, options: CommonOptions, console: Console, checks: _Checks
+) -> tuple[StartCheckpoint | None, Sizes]:
+    """Finds the checkpoint to start from, and the sizes of the stage's model."""
+    start = checks.attempt(
+        "the checkpoint to start from",
+        lambda: find_start(stage, options.named_checkpoint, options.output_dir, console.say),
+    )
+    if checks.problems:
+        return None, Sizes()
+    path = start.path if start else None
+    sizes = checks.attempt("the model's sizes", lambda: check_sizes(stage, options, path))
+    return start, sizes or Sizes()
+
+
+def _report_remarks(stage: Stage, checked: _Checked, console: Console, script: Path | None) -> None:
+    """Reports facts that refuse nothing, but that the user should know."""
+    accelerator, layout = checked.accelerator, checked.layout
     if accelerator.remark:
         console.say(accelerator.remark)
-    if start and script:
-        _remark_on_old_code(stage, script, start, console)
+    if checked.start and script and stage.before:
+        before = script.with_name(stage.before.script)
+        if before.is_file():  # otherwise the previous stage belongs to another project
+            changed = changed_names(checked.start.manifest.run, {CODE: code_of(before)})
+            if changed:
+                console.say(
+                    f"{before.name} has changed since it made {checked.start.path}: "
+                    f"{listed(changed)}. To start from the new code's result, run "
+                    f"{before.name} again with --fresh."
+                )
     if accelerator.name == "cpu" and layout.devices > accelerator.count:
         console.say(
             f"{layout.devices} processes share the {accelerator.count} CPU cores of this machine: "
-            "the result is the same, the time is not."
+            "the result is the same, but the job takes longer."
         )
-    with contextlib.ExitStack() as guard:
-        if start is not None:
-            guard.enter_context(start[2])
-            close_in_children(start[2])
-        own = _lock(directory, training, console)
-        guard.callback(own.close)
-        start_path = str(start[0]) if start else None
-        resume, done = None, False
-        if training:
-            resume, done = _find_own(directory, stage, training, identity, start_path, console)
+
+
+def _lock_and_plan(
+    stage: Stage, checked: _Checked, console: Console
+) -> tuple[Plan, contextlib.ExitStack]:
+    with contextlib.ExitStack() as locks:
+        if checked.start is not None:
+            locks.enter_context(checked.start.file)
+            close_in_children(checked.start.file)
+        own, old_run = _lock(checked, console)
+        locks.callback(own.close)
+        resume, is_done = None, False
+        if checked.training:
+            resume, is_done = _open_run(stage, checked, console)
         plan = Plan(
-            dataset=dataset,
-            start=start_path,
-            resume=str(resume[0]) if resume else None,
-            accelerator=accelerator,
-            layout=layout,
-            identity=identity,
-            is_done=done,
+            dataset=checked.dataset,
+            start=checked.start_path,
+            resume=str(resume) if resume else None,
+            accelerator=checked.accelerator,
+            layout=checked.layout,
+            identity=checked.identity,
+            is_done=is_done,
             lock=own.inode,
+            old_run=str(old_run) if old_run else None,
         )
-        return plan, guard.pop_all()
+        return plan, locks.pop_all()
 
 
-def _remark_on_old_code(
-    stage: Stage, script: Path, start: tuple[Path, Manifest, Any], console: Console
-) -> None:
-    """Reports if the previous stage's code has changed since it made the checkpoint."""
-    assert stage.before is not None
-    before = script.with_name(stage.before.script)
-    if not before.is_file():  # the previous stage belongs to another project
-        return
-    changed = changed_names(start[1].run, {CODE: code_of(before)})
-    if changed:
-        console.say(
-            f"{before.name} has changed since it made {start[0]}: {listed(changed)}. "
-            f"To start from the new code's result, run it again with --fresh."
-        )
-
-
-def _lock(directory: RunDirectory, options: TrainingOptions | None, console: Console) -> RunLock:
+def _lock(checked: _Checked, console: Console) -> tuple[RunLock, Path | None]:
     """Locks the run directory; with `--fresh`, renames the old run directory first."""
-    if options and options.fresh and directory.path.exists():
-        old = lock(directory.path)  # raises if another process uses the directory
-        console.say(f"The old run is now {directory.set_aside()}.")
-        old.close()
-    return lock(directory.path)
+    directory, old_run = checked.directory, None
+    if checked.training and checked.training.fresh and directory.path.exists():
+        old_lock = lock(directory.path)  # raises if another process uses the directory
+        old_run = directory.rename()
+        console.say(f"The old run is now {old_run}.")
+        old_lock.close()
+    return lock(directory.path), old_run
 
 
-def _find_own(
-    directory: RunDirectory,
-    stage: Stage,
-    options: TrainingOptions,
-    identity: dict[str, Any],
-    start: str | None,
-    console: Console,
-) -> tuple[tuple[Path, Manifest] | None, bool]:
+def _open_run(stage: Stage, checked: _Checked, console: Console) -> tuple[Path | None, bool]:
     """Records the run in the locked directory, and finds the checkpoint to resume from.
 
     Returns:
-        The checkpoint with its manifest, or None; and whether the run is done.
+        The checkpoint, or None; and whether the run has ended.
     """
+    directory, identity = checked.directory, checked.identity
+    assert checked.training is not None
     # Another process may have used the directory between the first comparison and the lock.
-    if problems := differences(directory, identity, start):
+    if problems := _other_run(checked):
         raise UserError(problems)
     found = find_resumption(directory, stage.name, identity, console.say)
-    manifest = found[1] if found else None
-    if problems := _changed_code(directory, options, manifest, identity):
+    path, newest = found or (None, None)
+    if problems := _changed_code(checked, newest):
         raise UserError(problems)
-    done = is_done(directory, options, found)
-    if not done:
-        if found:
-            _note_changes(identity, found[1], console)
-        directory.write_identity(identity)
-        directory.summary.unlink(missing_ok=True)
-        if found:
-            console.say(f"Going on from {found[0]}, step {found[1].step}.")
-    return found, done
+    if newest and newest.ends(checked.training.max_steps) and directory.summary.is_file():
+        return path, True
+    if newest:
+        _record_code_changes(identity, newest, console)
+    directory.write_identity(identity)
+    directory.summary.unlink(missing_ok=True)
+    if newest:
+        console.say(f"Resuming from {path}, step {newest.step}.")
+    return path, False
 
 
-def _other_run(
-    directory: RunDirectory,
-    stage: Stage,
-    options: TrainingOptions,
-    identity: dict[str, Any],
-    start: str | None,
-) -> list[str]:
-    """Returns why the run in a directory is not the requested run; no message if it is."""
-    newest = directory.newest_of(stage.name, identity)
-    return differences(directory, identity, start) or _changed_code(
-        directory, options, newest, identity
-    )
+def _other_run(checked: _Checked) -> list[str]:
+    """Returns why the run in the directory is not the requested run; no message if it is."""
+    return differences(checked.directory, checked.identity, checked.start_path, checked.training)
 
 
-def _changed_code(
-    directory: RunDirectory,
-    options: TrainingOptions,
-    newest: Manifest | None,
-    identity: dict[str, Any],
-) -> list[str]:
+def _changed_code(checked: _Checked, newest: Manifest | None) -> list[str]:
     """Returns a message if the code has changed since the newest checkpoint of the run."""
-    changed = changed_names(newest.run, identity) if newest else []
+    options = checked.training
+    assert options is not None
+    changed = changed_names(newest.run, checked.identity) if newest else []
     if newest is None or not changed or options.keep_changes:
         return []
     remedy = "--fresh starts over with the new code (the old run is kept under another name)"
     if newest.ends(options.max_steps):
-        remedy += "; without the changes the run is done"
+        remedy += "; without the changes the run has already ended"
     else:
-        remedy += "; --keep-changes goes on with it, so that the result comes from both"
+        remedy += "; --keep-changes resumes the run, and its result then comes from both versions"
     return [
-        f"{directory.path}: the code was changed since its last checkpoint: {listed(changed)}. "
-        f"{remedy}."
+        f"{checked.directory.path}: the code was changed since its last checkpoint: "
+        f"{listed(changed)}. {remedy}."
     ]
 
 
-def _note_changes(identity: dict[str, Any], found: Manifest, console: Console) -> None:
-    """Records in a run's identity at which steps its code was changed."""
-    identity[CHANGES] = [*found.run.get(CHANGES, [])]
+def _record_code_changes(identity: dict[str, Any], newest: Manifest, console: Console) -> None:
+    """Adds to a run's identity which code has changed since its newest checkpoint."""
+    identity[CHANGES] = [*newest.run.get(CHANGES, [])]
     if not identity[CODE]:  # a notebook resumes the run of a script
-        identity[CODE] = found.run.get(CODE, {})
-    if changed := changed_names(found.run, identity):
-        identity[CHANGES].append({"step": found.step, "names": changed})
-        console.say(f"Going on with changed code: {listed(changed)}.")
-
-
-def is_done(
-    directory: RunDirectory,
-    options: TrainingOptions,
-    resume: tuple[Path, Manifest] | None,
-) -> bool:
-    """Returns whether a run has its last step's verified checkpoint and its summary file."""
-    return resume is not None and resume[1].ends(options.max_steps) and directory.summary.is_file()
+        identity[CODE] = newest.run.get(CODE, {})
+    if changed := changed_names(newest.run, identity):
+        identity[CHANGES].append({"step": newest.step, "names": changed})
+        console.say(f"Resuming with changed code: {listed(changed)}.")
 
 
 def failed_check(what: str, error: Exception) -> str:
@@ -355,14 +387,3 @@ def failed_check(what: str, error: Exception) -> str:
         return f"{error.filename}: {error.strerror}."
     reason = reason_of(error).rstrip(".")
     return f"{what}: the check failed ({reason}). --verbose shows where."
-
-
-def too_many(layout: Layout, accelerator: Accelerator) -> list[str]:
-    """Returns a message if there are more processes than GPUs; processes may share CPUs."""
-    if accelerator.name == "gpu" and layout.devices > accelerator.count:
-        has = f"{accelerator.count} GPU" + "s" * (accelerator.count != 1)
-        return [
-            f"--devices {layout.devices}: this machine has {has}, and each process needs its own. "
-            "Use fewer, or --accelerator cpu."
-        ]
-    return []

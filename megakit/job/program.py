@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,17 @@ LIBRARY = "megakit"
 #: Members of options classes whose values are compared or shown to the user.
 CHECKS = {"problems", "resolve_dataset", "adapt", "choice", "harmless", "model_sizes"}
 #: Fields of a syntax tree that do not change what the code computes.
-IGNORED_FIELDS = {"ctx", "kind", "type_comment"}
+IGNORED_FIELDS = {"kind", "type_comment"}
 #: Names of the code that the script runs outside of functions and classes.
 TOP_LEVEL, MAIN_BLOCK = "top level of the script", "main block of the script"
 DIGEST_LETTERS = 16
 
+MAIN_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
+
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+ImportNode = ast.Import | ast.ImportFrom
+#: Fields of a statement that contain statements.
+BLOCKS = ("body", "orelse", "finalbody")
 
 
 @dataclass
@@ -34,22 +40,17 @@ class Module:
 
     Attributes:
         name: The dotted name.
-        package: The dotted name of the package that relative imports start from.
-        source: The text of the file.
         definitions: The statements that assign a name, by name.
-        imports: The full dotted names that an imported name may stand for.
-        stars: The modules of which all names are imported.
+        imports: The full dotted names that an imported name may stand for. The name `*` stands for
+            the modules of which all names are imported.
         loaded: The full dotted names that the module imports when it is imported itself.
         on_import: The statements that run on import and are no plain definitions.
         main_block: The statements below `if __name__ == "__main__"`.
     """
 
     name: str
-    package: str = ""
-    source: str = ""
     definitions: dict[str, list[ast.stmt]] = field(default_factory=dict)
     imports: dict[str, list[str]] = field(default_factory=dict)
-    stars: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
     on_import: list[ast.stmt] = field(default_factory=list)
     main_block: list[ast.stmt] = field(default_factory=list)
@@ -58,19 +59,21 @@ class Module:
 def code_of(script: Path) -> dict[str, str]:
     """Returns digests of the code that decides what a script computes, by name.
 
-    Members of a class have their own names (`Config.width`). Options count by their values, so the
-    fields of the options class are left out.
+    Members of a class have their own names (`Config.width`). A name that several modules define is
+    followed by its module (`scale in transforms`). Options count by their values, so the fields of
+    the options class are left out.
 
     Args:
         script: A file with a call `run_script(stage, OptionsClass, work)`.
     """
-    root = _root_of(script)
-    program = _Program(root, _search_path(script, root))
+    program = _Program(script)
     program.follow_script(script)
-    return {
-        name: _digest(sorted(json.dumps(parts) for parts in by_module.values()))
-        for name, by_module in sorted(program.parts.items())
-    }
+    digests = {}
+    for name, by_module in program.parts.items():
+        for module, parts in by_module.items():
+            key = name if len(by_module) == 1 else f"{name} in {module}"
+            digests[key] = _digest([json.dumps(parts)])
+    return dict(sorted(digests.items()))
 
 
 class _Program:
@@ -78,29 +81,41 @@ class _Program:
 
     Attributes:
         parts: The collected parts, by name and by module.
+        modules: The parsed modules by dotted name; None for a module outside of the project.
+        options: The options class, and its base classes in the project.
     """
 
-    def __init__(self, root: Path, path: list[Path]) -> None:
-        self.root, self.path = root, path
+    def __init__(self, script: Path) -> None:
+        root = _root_of(script)
+        folders = [script.resolve().parent, *(Path(entry).resolve() for entry in sys.path)]
+        self.folders = [f for f in dict.fromkeys(folders) if f.is_relative_to(root)]
         self.parts: dict[str, dict[str, list[str]]] = {}
         self.modules: dict[str, Module | None] = {}
         self.reached: set[tuple[str, str]] = set()
-        self.waiting: list[tuple[Module, str]] = []
-        self.options: set[int] = set()  # ids of class nodes
+        self.waiting: list[tuple[Module, str]] = []  # reached, and not collected yet
+        self.options: set[ast.AST] = set()
 
     def follow_script(self, script: Path) -> None:
         """Collects all code that is reachable from the calls of `run_script` in a script."""
-        main = self._read(script, script.stem, _package_of(script), TOP_LEVEL)
-        nodes = [node for tree in _trees(main) for node in ast.walk(tree)]
+        packages = takewhile(lambda f: (f / "__init__.py").is_file(), script.resolve().parents)
+        package = ".".join(reversed([folder.name for folder in packages]))
+        main = self._read(script, script.stem, package, TOP_LEVEL)
+        statements = chain(main.main_block, main.on_import, *main.definitions.values())
+        nodes = [node for statement in statements for node in ast.walk(statement)]
         calls = [node for node in nodes if isinstance(node, ast.Call) and _runs(main, node)]
-        arguments = [argument for call in calls for argument in _arguments_of(call)]
-        for call in calls:
-            self._mark_options(main, _arguments_of(call)[0])
+        arguments = [_arguments_of(call) for call in calls]
+        for options, *_ in arguments:
+            self._mark_options(main, options)
         if calls:
-            others = [s for s in main.main_block if not any(_contains(s, call) for call in calls)]
-            self._add(main, MAIN_BLOCK, *others, *arguments)
+            others = [s for s in main.main_block if {*calls}.isdisjoint(ast.walk(s))]
+            self._add(main, MAIN_BLOCK, *others, *chain(*arguments))
         while self.waiting:
-            self._collect(*self.waiting.pop())
+            module, name = self.waiting.pop()
+            for node in module.definitions[name]:
+                if isinstance(node, ast.ClassDef):
+                    self._add_class(module, node)
+                else:
+                    self._add(module, name, node)
 
     def _read(self, file: Path, name: str, package: str, label: str) -> Module:
         """Parses a module, and collects what its import runs."""
@@ -109,24 +124,19 @@ class _Program:
             self._find_longest(target)
         for statement in module.on_import:
             self._add(module, label, statement)
-        for statements in list(module.definitions.values()):
-            for node in statements:
-                decorators = getattr(node, "decorator_list", [])
-                if any(self._is_own(module, decorator) for decorator in decorators):
+        for node in [*chain(*module.definitions.values())]:
+            for decorator in getattr(node, "decorator_list", []):
+                # A decorator of the project may register what it decorates.
+                if any(self._resolve(module, dotted) for dotted in _names(decorator)):
                     self._reach(module, node.name)  # type: ignore[attr-defined]
         return module
 
-    def _is_own(self, module: Module, node: ast.AST) -> bool:
-        """Whether a decorator belongs to the project, and may register what it decorates."""
-        return any(True for chain in _names(node) for _ in self._resolve(module, chain))
-
     def _mark_options(self, module: Module, expression: ast.AST) -> None:
-        """Notes a class, and its base classes in the project, as classes of options."""
-        for chain in _names(expression):
-            for owner, name in self._resolve(module, chain):
+        for dotted in _names(expression):
+            for owner, name in self._resolve(module, dotted):
                 for node in owner.definitions[name]:
-                    if isinstance(node, ast.ClassDef) and id(node) not in self.options:
-                        self.options.add(id(node))
+                    if isinstance(node, ast.ClassDef) and node not in self.options:
+                        self.options.add(node)
                         for base in node.bases:
                             self._mark_options(owner, base)
 
@@ -135,15 +145,8 @@ class _Program:
             self.reached.add((module.name, name))
             self.waiting.append((module, name))
 
-    def _collect(self, module: Module, name: str) -> None:
-        for node in module.definitions[name]:
-            if isinstance(node, ast.ClassDef):
-                self._collect_class(module, node)
-            else:
-                self._add(module, name, node)
-
-    def _collect_class(self, module: Module, node: ast.ClassDef) -> None:
-        is_options = id(node) in self.options
+    def _add_class(self, module: Module, node: ast.ClassDef) -> None:
+        is_options = node in self.options
         if is_options:
             self._follow(module, node.bases)
         else:
@@ -154,40 +157,35 @@ class _Program:
             self.parts[node.name][module.name].append(json.dumps(members))
         for member in node.body:
             name = next(_bound(member), None)
-            if is_options and isinstance(member, ast.AnnAssign) and not _is_class_variable(member):
-                self._follow(module, [member.annotation])
+            if is_options and _is_field(member):
+                self._follow(module, [member.annotation])  # type: ignore[attr-defined]
             elif not (is_options and name in CHECKS) and not _is_idle(member):
                 self._add(module, f"{node.name}.{name}" if name else node.name, member)
 
     def _add(self, module: Module, name: str, *nodes: ast.AST) -> None:
         """Collects nodes under a name, and what the nodes use."""
-        bindings = self._follow(module, nodes)
-        try:
-            content = json.dumps([[_plain(node) for node in nodes], bindings])
-        except RecursionError:  # an expression of hundreds of terms
-            texts = [_source_of(module, node) for node in nodes]
-            content = json.dumps([texts, bindings])
+        content = json.dumps([[*map(_flatten, nodes)], self._follow(module, nodes)])
         self.parts.setdefault(name, {}).setdefault(module.name, []).append(content)
 
     def _follow(self, module: Module, nodes: Iterable[ast.AST]) -> list[str]:
         """Collects what nodes use; returns the imported names whose meaning is not their name."""
         bindings = set()
-        for chain in (chain for node in nodes for chain in _names(node)):
-            for target in module.imports.get(chain[0], ()):
+        for dotted in chain.from_iterable(map(_names, nodes)):
+            for target in module.imports.get(dotted[0], ()):
                 is_foreign = self._find_longest(target) is None
                 if is_foreign and target.partition(".")[0] != LIBRARY:
-                    bindings.add(f"{chain[0]} = {target}")
-                elif target.rpartition(".")[2] != chain[0]:
-                    bindings.add(f"{chain[0]} = {target.rpartition('.')[2]}")
-            for owner, name in self._resolve(module, chain):
+                    bindings.add(f"{dotted[0]} = {target}")
+                elif target.rpartition(".")[2] != dotted[0]:
+                    bindings.add(f"{dotted[0]} = {target.rpartition('.')[2]}")
+            for owner, name in self._resolve(module, dotted):
                 self._reach(owner, name)
         return sorted(bindings)
 
-    def _resolve(self, module: Module, chain: list[str]) -> list[tuple[Module, str]]:
+    def _resolve(self, module: Module, dotted: list[str]) -> list[tuple[Module, str]]:
         """Returns the definitions in the project that a dotted name may stand for."""
         found: list[tuple[Module, str]] = []
         seen: set[tuple[str, str]] = set()
-        waiting = [(module, chain)]
+        waiting = [(module, dotted)]
         while waiting:
             owner, (name, *rest) = waiting.pop()
             if (owner.name, name) in seen:
@@ -197,12 +195,8 @@ class _Program:
                 found.append((owner, name))
                 continue
             targets = [".".join([target, *rest]) for target in owner.imports.get(name, ())]
-            if not targets:
-                targets = [".".join([star, name]) for star in owner.stars]
-            for target in targets:
-                if (below := self._find_longest(target)) is None:
-                    continue
-                next_owner, names = below
+            targets = targets or [f"{star}.{name}" for star in owner.imports.get("*", ())]
+            for next_owner, names in filter(None, map(self._find_longest, targets)):
                 if names:
                     waiting.append((next_owner, names))
                 else:  # the module itself is used: any part of it may be
@@ -220,12 +214,15 @@ class _Program:
         return found
 
     def _find(self, name: str) -> Module | None:
+        """Returns a module of the project; None for another module."""
         if name not in self.modules:
             self.modules[name] = None
-            file = _find_file(name, self.root, self.path)
-            if file is not None:
-                package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-                return self._read(file, name, package, f"top level of {name}")
+            parts = name.split(".")
+            places = [folder.joinpath(*parts) for folder in self.folders if parts[0] != LIBRARY]
+            for file in chain(*((p / "__init__.py", p.with_name(f"{p.name}.py")) for p in places)):
+                if file.is_file() and "site-packages" not in file.parts:
+                    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+                    return self._read(file, name, package, f"top level of {name}")
         return self.modules[name]
 
 
@@ -243,60 +240,28 @@ def _root_of(script: Path) -> Path:
     return next((folder for folder in reversed(above) if folder in searched), above[0])
 
 
-def _search_path(script: Path, root: Path) -> list[Path]:
-    """Returns the folders of the project in which Python looks for modules."""
-    folders = [script.resolve().parent, *(Path(entry).resolve() for entry in sys.path)]
-    return [folder for folder in dict.fromkeys(folders) if folder.is_relative_to(root)]
-
-
-def _find_file(name: str, root: Path, path: list[Path]) -> Path | None:
-    """Returns the file of a module of the project."""
-    parts = name.split(".")
-    if parts[0] == LIBRARY:
-        return None
-    for folder in path:
-        place = folder.joinpath(*parts)
-        for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
-            if file.is_file() and "site-packages" not in file.parts:
-                return file
-    return None
-
-
-def _package_of(script: Path) -> str:
-    """Returns the package of a script, from which its relative imports start."""
-    names = []
-    folder = script.resolve().parent
-    while (folder / "__init__.py").is_file():
-        names.append(folder.name)
-        folder = folder.parent
-    return ".".join(reversed(names))
-
-
 def _parse(file: Path, name: str, package: str) -> Module:
+    """Parses a module; relative imports start from `package`."""
     content = file.read_bytes()
-    module = Module(name, package)
+    module = Module(name)
     try:
         tree = ast.parse(content, str(file))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # Python says what is wrong with the file, if it is imported at all.
         module.on_import = [ast.Expr(ast.Call(ast.Constant(_digest([content.hex()])), [], []))]
         return module
-    module.source = content.decode(errors="replace")
+    in_functions = {n for f in ast.walk(tree) if _is_function(f) for n in ast.walk(f)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for bound, target in _imported(node, package):
-                if bound == "*":
-                    module.stars.append(target)
-                else:
-                    module.imports.setdefault(bound, []).append(target)
-    for node in _imports_on_import(tree):
-        module.loaded += [target for _, target in _imported(node, package)]
-    _normalize(tree)
+        for bound, target in _imported(node, package):
+            module.imports.setdefault(bound, []).append(target)
+            if node not in in_functions:
+                module.loaded.append(target)
+    _normalize(tree, in_functions)
     for statement in tree.body:
         if _is_main_guard(statement):
             module.main_block += statement.body  # type: ignore[attr-defined]
             continue
-        names = set(_bound(statement))
+        names = {*_bound(statement)}
         for bound in names:
             module.definitions.setdefault(bound, []).append(statement)
         if _acts_on_import(statement, names):
@@ -304,18 +269,7 @@ def _parse(file: Path, name: str, package: str) -> Module:
     return module
 
 
-def _imports_on_import(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yields the imports outside of functions."""
-    waiting: list[ast.AST] = list(tree.body)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        elif not _is_function(node):
-            waiting += ast.iter_child_nodes(node)
-
-
-def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, str]]:
+def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
     """Yields the names that an import assigns, and the full names that they stand for."""
     if isinstance(node, ast.Import):
         for alias in node.names:
@@ -323,36 +277,29 @@ def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple
             yield (alias.asname, alias.name) if alias.asname else (top, top)
             if not alias.asname and alias.name != top:
                 yield top, alias.name  # `import a.b` makes a.b reachable by a
-        return
-    above = package.split(".") if package and node.level else []
-    above = above[: len(above) - node.level + 1] if node.level else []
-    base = ".".join([*above, *([node.module] if node.module else [])])
-    for alias in node.names:
-        if alias.name == "*":
-            yield "*", base
-        else:
-            yield alias.asname or alias.name, ".".join(filter(None, [base, alias.name]))
+    elif isinstance(node, ast.ImportFrom):
+        above = package.split(".") if package and node.level else []
+        base = [*above[: len(above) - node.level + 1], *filter(None, [node.module])]
+        for alias in node.names:
+            names = base if alias.name == "*" else [*base, alias.name]
+            yield alias.asname or alias.name, ".".join(names)
 
 
-def _normalize(tree: ast.Module) -> None:
+def _normalize(tree: ast.Module, in_functions: set[ast.AST]) -> None:
     """Removes from a tree what does not change results: docstrings, imports, annotations."""
-    functions = [node for node in ast.walk(tree) if _is_function(node)]
-    local = {id(node) for function in functions for node in ast.walk(function)}
     for node in ast.walk(tree):
         if isinstance(node, FunctionNode):
             node.returns = None
         elif isinstance(node, ast.arg):
             node.annotation = None
-        for name in ("body", "orelse", "finalbody"):
-            statements = getattr(node, name, None)
+        elif isinstance(node, ast.JoinedStr):
+            node.values = _join(node.values)  # Python versions split its text differently
+        for block in BLOCKS:
+            statements = getattr(node, block, None)
             if isinstance(statements, list):
-                kept = [
-                    _without_annotation(statement) if id(statement) in local else statement
-                    for statement in statements
-                    if not isinstance(statement, ast.Import | ast.ImportFrom)
-                    and not _is_idle(statement)
-                ]
-                setattr(node, name, kept)
+                kept = [s for s in statements if not isinstance(s, ImportNode) and not _is_idle(s)]
+                plain = [_without_annotation(s) if s in in_functions else s for s in kept]
+                setattr(node, block, plain)
 
 
 def _without_annotation(statement: ast.AST) -> ast.AST:
@@ -365,7 +312,7 @@ def _acts_on_import(statement: ast.stmt, names: set[str]) -> bool:
     """Whether a statement of a module does more on import than to define names."""
     if isinstance(statement, ast.If) and not names:
         # Conditions of imports count, except for those that only type checkers see.
-        return not any("TYPE_CHECKING" in chain for chain in _names(statement.test))
+        return not any("TYPE_CHECKING" in dotted for dotted in _names(statement.test))
     compound = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
     return not names or "_" in names or isinstance(statement, compound)
 
@@ -375,16 +322,13 @@ def _bound(statement: ast.AST) -> Iterator[str]:
     if isinstance(statement, FunctionNode | ast.ClassDef):
         yield statement.name
     elif not _is_main_guard(statement):
-        targets = list(getattr(statement, "targets", []))
-        targets += [t for t in (getattr(statement, "target", None),) if t is not None]
-        targets += [i.optional_vars for i in getattr(statement, "items", []) if i.optional_vars]
-        for target in targets:
-            for node in ast.walk(target):
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                    yield node.id
-        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-            inner = getattr(statement, name, [])
-            for below in inner if isinstance(inner, list) else []:
+        targets = [*getattr(statement, "targets", []), getattr(statement, "target", None)]
+        targets += [item.optional_vars for item in getattr(statement, "items", [])]
+        for node in chain.from_iterable(map(ast.walk, filter(None, targets))):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+        for block in (*BLOCKS, "handlers", "cases"):
+            for below in getattr(statement, block, []):
                 yield from _bound(below)
 
 
@@ -392,8 +336,11 @@ def _is_function(node: ast.AST) -> bool:
     return isinstance(node, FunctionNode | ast.Lambda)
 
 
-def _is_class_variable(member: ast.AnnAssign) -> bool:
-    return any("ClassVar" in chain for chain in _names(member.annotation))
+def _is_field(member: ast.AST) -> bool:
+    """Whether a member of a dataclass is a field."""
+    return isinstance(member, ast.AnnAssign) and not any(
+        "ClassVar" in dotted for dotted in _names(member.annotation)
+    )
 
 
 def _is_idle(node: ast.AST) -> bool:
@@ -403,92 +350,73 @@ def _is_idle(node: ast.AST) -> bool:
 
 
 def _is_main_guard(statement: ast.AST) -> bool:
-    if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
-        return False
-    parts = [statement.test.left, *statement.test.comparators]
-    names = {part.id for part in parts if isinstance(part, ast.Name)}
-    values = {part.value for part in parts if isinstance(part, ast.Constant)}
-    is_equal = isinstance(statement.test.ops[0], ast.Eq)
-    return is_equal and (names, values) == ({"__name__"}, {"__main__"})
-
-
-def _trees(module: Module) -> Iterator[ast.AST]:
-    """Yields each statement of a module."""
-    yield from module.main_block
-    yield from module.on_import
-    for statements in module.definitions.values():
-        yield from statements
+    is_comparison = isinstance(statement, ast.If) and isinstance(statement.test, ast.Compare)
+    return is_comparison and ast.unparse(statement.test) in MAIN_GUARDS  # type: ignore[attr-defined]
 
 
 def _runs(module: Module, call: ast.Call) -> bool:
-    """Whether a call is one of `run_script`."""
-    for chain in _names(call.func):
-        targets = [".".join([t, *chain[1:]]) for t in module.imports.get(chain[0], ())]
-        if any(target.endswith("run_script") for target in [*targets, ".".join(chain)]):
-            return True
-    return False
+    """Whether a call is one of `run_script`, perhaps under another imported name."""
+    return any(
+        ".".join([target, *rest]).endswith("run_script")
+        for name, *rest in _names(call.func)
+        for target in (name, *module.imports.get(name, ()))
+    )
 
 
 def _arguments_of(call: ast.Call) -> list[ast.expr]:
     """Returns the arguments of `run_script` without the stage, the options class first."""
     named = {keyword.arg: keyword.value for keyword in call.keywords}
-    values = call.args if "stage" in named else call.args[1:] or call.args
     options = [named.pop("options_class")] if "options_class" in named else []
-    named.pop("stage", None)
+    values = call.args if named.pop("stage", None) else call.args[1:] or call.args
     return [*options, *values, *named.values()] or [call]
-
-
-def _contains(statement: ast.AST, node: ast.AST) -> bool:
-    return any(below is node for below in ast.walk(statement))
 
 
 def _names(root: ast.AST) -> Iterator[list[str]]:
     """Yields the dotted names below a node: `nn.functional.mse_loss` as three parts."""
-    inner: set[int] = set()
+    inner: set[ast.AST] = set()
     for node in ast.walk(root):
-        if id(node) in inner or not isinstance(node, ast.Attribute | ast.Name):
-            continue
         parts: list[str] = []
-        end: ast.AST = node
-        while isinstance(end, ast.Attribute):
+        end = node
+        while isinstance(end, ast.Attribute) and node not in inner:
             parts.append(end.attr)
             end = end.value
-            inner.add(id(end))
-        if isinstance(end, ast.Name):
+            inner.add(end)
+        if isinstance(end, ast.Name) and node not in inner:
             yield [end.id, *reversed(parts)]
 
 
-def _plain(node: Any) -> Any:
-    """Returns a syntax tree as lists and strings, the same under every Python version."""
-    if isinstance(node, list):
-        return [_plain(item) for item in node]
-    if isinstance(node, int) and not isinstance(node, bool):
-        return hex(node)  # `repr` refuses very long integers
-    if not isinstance(node, ast.AST):
-        return node if isinstance(node, str) else repr(node)
-    fields = {name: value for name, value in ast.iter_fields(node) if name not in IGNORED_FIELDS}
-    if isinstance(node, ast.Constant):
-        return ["Constant", type(node.value).__name__, _plain(node.value)]
-    if isinstance(node, ast.JoinedStr):  # Python versions split its text differently
-        fields["values"] = _join(node.values)
-    plain = {name: _plain(value) for name, value in fields.items() if value is not None}
-    return [type(node).__name__, {name: value for name, value in plain.items() if value != []}]
+def _flatten(root: ast.AST) -> list[Any]:
+    """Returns the nodes of a syntax tree with their fields, the same under every Python version.
+
+    The list is flat, since an expression of hundreds of terms is nested too deeply for recursion.
+    """
+    flat = []
+    for node in ast.walk(root):
+        fields = [(n, _flat_value(v)) for n, v in ast.iter_fields(node) if n not in IGNORED_FIELDS]
+        flat.append([type(node).__name__, {n: v for n, v in fields if v not in (None, [])}])
+    return flat
 
 
-def _source_of(module: Module, node: ast.AST) -> str:
-    segment = ast.get_source_segment(module.source, node)
-    return segment or type(node).__name__
+def _flat_value(value: Any) -> Any:
+    """Returns the value of a field; for a node, which the flat list contains itself, a mark."""
+    if isinstance(value, list):
+        return [_flat_value(item) for item in value]
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, ast.AST):
+        return "node"
+    # `repr` refuses very long integers.
+    return [type(value).__name__, hex(value) if type(value) is int else repr(value)]
 
 
 def _join(values: list[ast.expr]) -> list[ast.expr]:
     """Returns the values of an f-string with adjacent constants joined."""
     joined: list[ast.expr] = []
-    for value in values:
-        before = joined[-1] if joined else None
-        if isinstance(value, ast.Constant) and isinstance(before, ast.Constant):
-            joined[-1] = ast.Constant(str(before.value) + str(value.value))
-        elif not isinstance(value, ast.Constant) or value.value:
-            joined.append(value)
+    for is_text, group in groupby(values, lambda value: isinstance(value, ast.Constant)):
+        if not is_text:
+            joined += group
+        elif text := "".join(str(value.value) for value in group):  # type: ignore[attr-defined]
+            joined.append(ast.Constant(text))
     return joined
 
 

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from megakit.runtime.foreign_files import brief
 
 #: Largest number of steps or samples, and largest seed: frameworks store them in 32 bits.
-MOST = 2**31 - 1
+INT32_MAX = 2**31 - 1
 #: Linux's limits on one part of a path and on a whole path. The second limit leaves 400 bytes for
 #: the files and folders that are created below a given folder.
 _PART_BYTES, _PATH_BYTES = 255, 4096 - 400
@@ -48,7 +48,7 @@ class Range:
 
 
 #: Ranges of numeric options whose type has no `Range`.
-_DEFAULT = {int: Range(-MOST, MOST), float: Range()}
+_DEFAULT = {int: Range(-INT32_MAX, INT32_MAX), float: Range()}
 
 
 def flag(name: str) -> str:
@@ -85,9 +85,10 @@ def _range(options: type, name: str, kind: type) -> Range:
     for owner in options.__mro__:
         if name in vars(owner).get("__annotations__", {}):
             hint = get_type_hints(owner, include_extras=True)[name]
-            for part in get_args(hint):
-                if isinstance(part, Range):
-                    return part
+            for one in (hint, *get_args(hint)):  # also inside of `Annotated[...] | None`
+                for metadata in getattr(one, "__metadata__", ()):
+                    if isinstance(metadata, Range):
+                        return metadata
     return _DEFAULT[kind]
 
 
@@ -109,5 +110,5 @@ def why_unusable(name: str | Path) -> str | None:
     if any(len(os.fsencode(part)) > _PART_BYTES for part in text.split("/")):
         return f"one part of it is longer than {_PART_BYTES} bytes. Use a shorter name"
     if isinstance(name, Path) and len(os.fsencode(name.absolute())) > _PATH_BYTES:
-        return f"with its folders it is longer than {_PATH_BYTES} bytes. Use a shorter path"
+        return f"the absolute path is longer than {_PATH_BYTES} bytes. Use a shorter path"
     return None

@@ -14,7 +14,9 @@ from megakit.job.plan import PLAN_VARIABLE, Plan
 from megakit.job.store import join_store, join_torchruns_store
 
 
-def agree(cluster: Cluster, make: Callable[[], tuple[Plan, Any]], timeout: int) -> tuple[Plan, Any]:
+def share_plan(
+    cluster: Cluster, make: Callable[[], tuple[Plan, Any]], timeout: int
+) -> tuple[Plan, Any]:
     """Makes the plan on rank 0 of a job under torchrun or srun, and sends it to the other ranks.
 
     Also sets the environment variables that our own launcher sets.
@@ -31,30 +33,29 @@ def agree(cluster: Cluster, make: Callable[[], tuple[Plan, Any]], timeout: int) 
         UserError: Rank 0 found problems; only rank 0's error lists them.
         OSError: The ranks could not connect, or not in time.
     """
-    if cluster.starter == "srun":
-        os.environ.update(_as_torchrun_says_it(cluster))
+    if cluster.launcher == "srun":
+        os.environ.update(cluster.torchrun_variables())
     # Without this, every rank would use all cores. torchrun sets the same default.
     os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
     from torch.distributed import DistError
 
     is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        if is_torchruns and cluster.starter == "torchrun":
+        if is_torchruns and cluster.launcher == "torchrun":
             store = join_torchruns_store(cluster, timeout)
-            return _agree(cluster, make, timeout, store, is_hosted=False)
+            return _share_through(store, cluster, make, timeout, is_hosted=False)
         with join_store(cluster, timeout) as store:
-            return _agree(cluster, make, timeout, store, is_hosted=True)
+            return _share_through(store, cluster, make, timeout, is_hosted=True)
     except DistError as error:
-        raise ConnectionError(
-            f"The ranks do not meet: {str(error).splitlines()[0].rstrip('.')}"
-        ) from None
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConnectionError(f"The ranks cannot connect: {reason}") from None
 
 
-def _agree(
+def _share_through(
+    store: Any,
     cluster: Cluster,
     make: Callable[[], tuple[Plan, Any]],
     timeout: int,
-    store: Any,
     is_hosted: bool,
 ) -> tuple[Plan, Any]:
     """Exchanges the plan through a store; `is_hosted` means that rank 0 hosts the store."""
@@ -62,8 +63,8 @@ def _agree(
     # each restart uses another key.
     key = f"{PLAN_VARIABLE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if cluster.rank != 0:
-        if not _are_there(store, [key], timeout):
-            raise TimeoutError(f"Rank 0 did not say within {timeout} s (--timeout) what to do")
+        if not _wait_for_keys(store, [key], timeout):
+            raise TimeoutError(f"Rank 0 sent no plan within {timeout} s (--timeout)")
         text = store.get(key).decode()
         store.set(f"{key}/{cluster.rank}", "")
         if not text:
@@ -71,23 +72,23 @@ def _agree(
         return Plan.from_json(text), store
     text = ""
     try:
-        plan, guard = make()
+        plan, locks = make()
         text = plan.to_json()
     finally:
         store.set(key, text)
         # A hosted store ends with this process, so this process waits until all ranks have read.
         others = [f"{key}/{rank}" for rank in range(1, cluster.num_processes) if is_hosted]
-        is_complete = _are_there(store, others, timeout)
+        is_complete = _wait_for_keys(store, others, timeout)
     if not is_complete:
         missing = [name.rpartition("/")[2] for name in others if not store.check([name])]
         raise TimeoutError(
-            f"{cluster.starter} starts {cluster.num_processes} processes, but rank "
+            f"{cluster.launcher} starts {cluster.num_processes} processes, but rank "
             f"{', '.join(missing)} did not connect within {timeout} s (--timeout)"
         )
-    return plan, (guard, store)
+    return plan, (locks, store)
 
 
-def _are_there(store: Any, keys: list[str], timeout: int) -> bool:
+def _wait_for_keys(store: Any, keys: list[str], timeout: int) -> bool:
     """Waits until a store has all keys; returns False after the timeout.
 
     The loop is in Python, because Python handles no signals during a wait in torch's C++ code.
@@ -100,7 +101,7 @@ def _are_there(store: Any, keys: list[str], timeout: int) -> bool:
     return True
 
 
-def ranks_have_met() -> bool:
+def has_process_group() -> bool:
     """Returns whether the job's default process group is initialized."""
     if "torch" not in sys.modules:
         return False
@@ -111,36 +112,24 @@ def ranks_have_met() -> bool:
 
 def is_first_to_fail() -> bool:
     """Returns whether this rank is the first to fail; the first failure causes later failures."""
-    if not ranks_have_met():  # no process group, so no other rank waits for this rank
+    if not has_process_group():  # no other rank waits for this rank
         return True
     from torch import distributed as dist
 
     if dist.get_world_size() == 1:
         return True
-    answers: list[int] = []
+    counts: list[int] = []
 
-    def ask() -> None:
+    def count_failure() -> None:
         # An error means that the rank that hosts the store has ended and has reported the reason.
         with contextlib.suppress(RuntimeError):
-            answers.append(dist.distributed_c10d._get_default_store().add("megakit/failed", 1))
-        answers.append(0)
+            counts.append(dist.distributed_c10d._get_default_store().add("megakit/failed", 1))
+        counts.append(0)
 
     # In a thread: if the rank that hosts the store hangs, the C++ code waits forever.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(timeout=10)
-    if not answers:  # rank 0 hangs and made the other ranks fail; only rank 1 reports its error
+    thread = threading.Thread(target=count_failure, daemon=True)
+    thread.start()
+    thread.join(timeout=10)
+    if not counts:  # rank 0 hangs and made the other ranks fail; only rank 1 reports its error
         return dist.get_rank() == 1
-    return answers[0] == 1
-
-
-def _as_torchrun_says_it(cluster: Cluster) -> dict[str, str]:
-    """Returns a rank's place in an srun job as torchrun's variables, which all libraries read."""
-    return {
-        "RANK": str(cluster.rank),
-        "LOCAL_RANK": str(cluster.local_rank),
-        "GROUP_RANK": str(cluster.node),
-        "WORLD_SIZE": str(cluster.devices * cluster.num_nodes),
-        "LOCAL_WORLD_SIZE": str(cluster.devices),
-        "MASTER_ADDR": cluster.address,
-    }
+    return counts[0] == 1

@@ -61,7 +61,7 @@ def lock(folder: Path) -> RunLock:
             file.close()
             raise UserError(
                 f"{folder / LOCK_FILE}: cannot be locked ({error.strerror}). "
-                "Use an --output-dir on a file system that has locks."
+                "Use an --output-dir on a file system that supports locks."
             ) from error
         status = os.fstat(file.fileno())
         if lock_inode(folder) == (status.st_dev, status.st_ino):

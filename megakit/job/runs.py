@@ -3,10 +3,11 @@
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from megakit.checkpoints.folders import list_checkpoints, step_of
 from megakit.checkpoints.manifest import Manifest, read_manifest, same_run, verify
@@ -25,7 +26,7 @@ from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
 RUN_FILE = "run.json"
 SUMMARY = "summary.json"
 #: Attempts to choose the best checkpoint while its run may remove the chosen checkpoint.
-CHOICES = 5
+ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,25 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / RUN_FILE, identity)
 
-    def withdraw_identity(self) -> None:
-        """Removes run.json if there is no checkpoint, so that another run can use the folder."""
-        if self.newest_step is None:
-            (self.path / RUN_FILE).unlink(missing_ok=True)
+    def withdraw(self, old_run: str | None = None) -> bool:
+        """Undoes the start of a run that was refused before its first checkpoint.
+
+        Another run can then use this directory.
+
+        Args:
+            old_run: The run that was renamed for the refused run; it gets its place back.
+
+        Returns:
+            Whether the old run has its place back.
+        """
+        if self.newest_step is not None:
+            return False
+        (self.path / RUN_FILE).unlink(missing_ok=True)
+        if old_run is None:
+            return False
+        shutil.rmtree(self.path)
+        Path(old_run).rename(self.path)
+        return True
 
     def best_checkpoint(self) -> Path | None:
         """Returns the checkpoint that the next stage uses, or None if there is no checkpoint.
@@ -129,20 +145,32 @@ class RunDirectory:
             return bool(newest) and read_manifest(newest[0]).ends(max_steps)
         return False
 
-    def set_aside(self) -> Path | None:
-        """Renames this directory, if it exists, and returns its new path."""
-        if not self.path.exists():
-            return None
+    def rename(self) -> Path:
+        """Appends the first free number to the name of this directory; returns its new path."""
         number = 1
-        while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
+        while (renamed := self.path.with_name(f"{self.path.name}.{number}")).exists():
             number += 1
-        self.path.rename(aside)
-        return aside
+        return self.path.rename(renamed)
+
+
+class StartCheckpoint(NamedTuple):
+    """The verified checkpoint that a stage starts from.
+
+    Attributes:
+        path: The checkpoint.
+        manifest: Its manifest.
+        file: While this file is open, a running job of the previous stage does not remove the
+            checkpoint.
+    """
+
+    path: Path
+    manifest: Manifest
+    file: TextIO
 
 
 def find_start(
     stage: Stage, named: str | None, output_dir: Path, report: Callable[[str], None]
-) -> tuple[Path, Manifest, TextIO] | None:
+) -> StartCheckpoint | None:
     """Finds the checkpoint that a stage starts from, and protects it from removal.
 
     Args:
@@ -152,8 +180,7 @@ def find_start(
         report: Prints one line for the user.
 
     Returns:
-        The verified checkpoint, its manifest, and an open file. While this file is open, a running
-        job of the previous stage does not remove the checkpoint. None for fresh weights.
+        The checkpoint, or None for fresh weights.
 
     Raises:
         UserError: The checkpoint is missing, damaged, unfinished or of another model.
@@ -162,35 +189,34 @@ def find_start(
     if before is None or named == "none":
         return None
     if named is not None:
-        checkpoint = Path(named)
-        manifest, file = _verify_and_hold(checkpoint)
+        start = _verify_and_protect(Path(named))
     else:
         directory = RunDirectory(output_dir / before.name)
-        checkpoint, manifest, file = _hold_best(directory, before)
-        if not directory.has_ended(manifest.run.get("max_steps")):
-            report(f"{directory.path} has not reached its end; its best checkpoint so far counts.")
+        start = _protect_best(directory, before)
+        if not directory.has_ended(start.manifest.run.get("max_steps")):
+            report(f"{directory.path} has not ended; its best checkpoint so far is used.")
+    manifest = start.manifest
     if (manifest.stage, manifest.model) != (before.name, before.model):
-        file.close()
+        start.file.close()
         titles = {known.name: known.title for known in (stage, before)}
         found = titles.get(manifest.stage, f"from stage {manifest.stage}")
         raise UserError(
-            f"{checkpoint}: the model in it is {found} ({manifest.model}); {stage.script} starts "
-            f"from {before.title} ({before.model}), as {before.script} makes it. "
+            f"{start.path}: contains {found} ({manifest.model}); {stage.script} starts from "
+            f"{before.title} ({before.model}), which {before.script} trains. "
             "Name another --checkpoint."
         )
-    return checkpoint, manifest, file
+    return start
 
 
-def _hold_best(directory: RunDirectory, before: Stage) -> tuple[Path, Manifest, TextIO]:
+def _protect_best(directory: RunDirectory, before: Stage) -> StartCheckpoint:
     """Chooses the best checkpoint; chooses again if a running job has just removed it."""
-    for choices_left in reversed(range(CHOICES)):
+    for attempts_left in reversed(range(ATTEMPTS)):
         before_choosing = list_checkpoints(directory.checkpoints)
         try:
-            checkpoint = directory.best_checkpoint()
-            if checkpoint is not None:
-                return checkpoint, *_verify_and_hold(checkpoint)
+            if checkpoint := directory.best_checkpoint():
+                return _verify_and_protect(checkpoint)
         except UserError:
-            if not choices_left or all(path.exists() for path in before_choosing):
+            if not attempts_left or all(path.exists() for path in before_choosing):
                 raise
     raise UserError(
         f"{directory.checkpoints}: no checkpoint to start from. "
@@ -199,14 +225,14 @@ def _hold_best(directory: RunDirectory, before: Stage) -> tuple[Path, Manifest, 
     )
 
 
-def _verify_and_hold(checkpoint: Path) -> tuple[Manifest, TextIO]:
+def _verify_and_protect(checkpoint: Path) -> StartCheckpoint:
     read_manifest(checkpoint)  # raises a clear error for a folder that is not a checkpoint
     try:
         file = hold(checkpoint)
     except OSError as error:
         raise UserError(f"{checkpoint}: {error}. Use another checkpoint.") from error
     try:
-        return verify(checkpoint), file
+        return StartCheckpoint(checkpoint, verify(checkpoint), file)
     except BaseException:
         file.close()
         raise

@@ -23,7 +23,7 @@ from megakit.job.launch import launch
 from megakit.job.layout import Layout
 from megakit.job.options import MOST_SECONDS, CommonOptions, parse_options
 from megakit.job.plan import PLAN_VARIABLE, Plan, failed_check, prepare
-from megakit.job.rendezvous import agree, is_first_to_fail, ranks_have_met
+from megakit.job.rendezvous import has_process_group, is_first_to_fail, share_plan
 from megakit.job.run_lock import check_still_ours
 from megakit.job.runs import RunDirectory
 from megakit.job.sizes import expected_width
@@ -43,9 +43,9 @@ OptionsT = TypeVar("OptionsT", bound=CommonOptions)
 OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, covariant=True)
 
 #: Error messages of gloo and NCCL after a rank was killed. A rank that fails reports its own error.
-OTHER_RANK_IS_GONE = (
-    *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
-    "remote process exited",
+LOST_CONNECTION_ERRORS = (
+    *("Connection closed by peer", "Connection reset by peer"),
+    *("Broken pipe", "remote process exited"),
 )
 
 
@@ -100,6 +100,17 @@ class Run(Generic[OptionsT_co]):
         if self.plan.lock is not None and self.is_main:
             check_still_ours(self.path, self.plan.lock)
 
+    def withdraw(self) -> None:
+        """Undoes the start of a training run that was refused before its first checkpoint.
+
+        Another run can then use the run directory. A run that `--fresh` renamed gets its name back.
+        """
+        if self.is_main and self.trains:
+            self.check_directory()
+            with contextlib.suppress(OSError):  # the reason of the refusal matters more
+                if self.directory.withdraw(self.plan.old_run):
+                    self.console.say(f"The old run is {self.path} again.")
+
     @property
     def trains(self) -> bool:
         """Whether this script trains; otherwise it predicts."""
@@ -152,11 +163,11 @@ def run_script(
     console, cluster = Console(), Cluster()
     try:
         limit_threads(expected_width(stage, options))
-        cluster = _cluster(options)
+        cluster = _read_cluster(options)
         console.silent = cluster.rank != 0
         status = _run(stage, options, cluster, console, work, began, script)
     except UserError as error:
-        if ranks_have_met():  # every rank may raise the same error; one rank reports it
+        if has_process_group():  # every rank may raise the same error; one rank reports it
             console.silent = not is_first_to_fail()
         for problem in error.problems:
             # A problem may quote a file, which may contain control sequences for the terminal.
@@ -167,17 +178,17 @@ def run_script(
         console.say("Interrupted.")
         status = exit_status(SIGINT)
     except RunDirectoryLostError as error:
-        console.error(f"{stage.script}{cluster.of_rank}: {error}")
+        console.error(f"{stage.script}{cluster.rank_suffix}: {error}")
         status = 1
     except OSError as error:
         if is_first_to_fail():
-            where = f"{stage.script}{cluster.of_rank}"
-            console.error(f"{where}: {error}.{_what_is_left(options, stage)}")
+            where = f"{stage.script}{cluster.rank_suffix}"
+            console.error(f"{where}: {error}.{_checkpoint_remark(options, stage)}")
         status = 1
     except Exception as error:  # of the preparation; `_work` handles errors of the work
         if options.verbose:
             traceback.print_exc()
-        console.error(f"{stage.script}{cluster.of_rank}: {failed_check('the start', error)}")
+        console.error(f"{stage.script}{cluster.rank_suffix}: {failed_check('the start', error)}")
         status = 2
     sys.stdout.flush()
     sys.stderr.flush()
@@ -185,14 +196,14 @@ def run_script(
     os._exit(status)
 
 
-def _what_is_left(options: CommonOptions, stage: Stage) -> str:
+def _checkpoint_remark(options: CommonOptions, stage: Stage) -> str:
     with contextlib.suppress(OSError):
         if RunDirectory(options.output_dir / stage.name).newest_step is not None:
-            return " The last complete checkpoint is untouched."
+            return " The last complete checkpoint is unchanged."
     return ""
 
 
-def _cluster(options: CommonOptions) -> Cluster:
+def _read_cluster(options: CommonOptions) -> Cluster:
     """Reads the job from the environment; errors also list the problems of the options."""
     try:
         cluster = Cluster.from_environment()
@@ -216,27 +227,28 @@ def _run(
         return prepare(stage, options, cluster, console, script if script.is_file() else None)
 
     if PLAN_VARIABLE in os.environ:
-        plan, guard = Plan.of_launcher(os.environ[PLAN_VARIABLE]), None
+        plan, locks = Plan.of_launcher(os.environ[PLAN_VARIABLE]), None
     elif cluster.num_processes > 1:
         # Rank 0 refuses an option out of range. All ranks need a usable timeout to learn this.
         timeout = min(max(1, options.timeout), MOST_SECONDS)
-        plan, guard = agree(cluster, check, timeout)
+        plan, locks = share_plan(cluster, check, timeout)
     else:
-        plan, guard = check()
+        plan, locks = check()
     directory = RunDirectory(options.output_dir / stage.name)
     console.fall_back_to(directory.log)
     if plan.is_done:
         best = directory.best_checkpoint()
         assert best is not None
-        console.say(f"{stage.name} is done already: {directory.path}. --fresh starts over.")
+        console.say(f"{stage.name} is already done: {directory.path}. --fresh starts over.")
         console.result(best)
         return 0
-    if plan.layout.world_size > 1 and cluster.starter is None:
-        status = launch(plan.layout.devices, console, {PLAN_VARIABLE: plan.for_ranks()})
-        del guard
+    if plan.layout.world_size > 1 and cluster.launcher is None:
+        value, descriptor = plan.for_ranks()
+        status = launch(plan.layout.devices, console, {PLAN_VARIABLE: value}, (descriptor,))
+        del locks
         return status
     run = Run(stage, options, plan, console, cluster.rank == 0, began)
-    return _work(run, work, f"{stage.script}{cluster.of_rank}")
+    return _work(run, work, f"{stage.script}{cluster.rank_suffix}")
 
 
 def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str) -> int:
@@ -249,9 +261,12 @@ def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str)
         use_accelerator(run.accelerator.name)
         path = work(run)
     except Stopped as stopped:
-        run.console.say(f"Stopped after step {stopped.step}; the same command goes on from there.")
+        run.console.say(f"Stopped after step {stopped.step}; the same command resumes from there.")
         return exit_status(stopped.signal)
-    except (UserError, RunDirectoryLostError, KeyboardInterrupt):
+    except UserError:
+        run.withdraw()
+        raise
+    except (RunDirectoryLostError, KeyboardInterrupt):
         raise
     except OSError:
         run.check_directory()  # a lost run directory explains the error better
@@ -259,20 +274,20 @@ def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str)
         raise
     except Exception as error:
         is_first = is_first_to_fail()
-        other_is_gone = any(words in str(error) for words in OTHER_RANK_IS_GONE)
+        other_rank_ended = any(words in str(error) for words in LOST_CONNECTION_ERRORS)
         worker_ended = why_worker_ended(error)
         if worker_ended is not None:  # the traceback does not explain the end of the worker
             traceback.print_exc()
             if is_first:
                 run.console.error(f"{where}: {worker_ended.rstrip('.')}.")
-        elif is_first and not other_is_gone:
+        elif is_first and not other_rank_ended:
             run.console.error(traceback.format_exc())
         else:
             traceback.print_exc()  # to the log: the failure of another rank caused this error
         if is_first:
-            what = "ended, as another rank is gone without a word" if other_is_gone else "failed"
+            what = "ended because another rank ended" if other_rank_ended else "failed"
             run.console.error(f"{where} {what}; the log is {log}.")
-        if other_is_gone:
+        if other_rank_ended:
             time.sleep(1)  # so that the launcher sees and reports the end of the other rank first
         return 1
     run.console.result(path)

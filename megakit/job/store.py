@@ -38,13 +38,13 @@ def join_store(cluster: Cluster, timeout: int) -> Iterator[Any]:
         if cluster.rank == 0:
             listener = stack.enter_context(_listen(cluster))
             store = _store("127.0.0.1", 0, timeout, is_host=True)
-            greeting = f"{_name(cluster)} {store.port}\n".encode()
-            threading.Thread(target=_greet, args=(listener, greeting), daemon=True).start()
+            greeting = f"{_job_name(cluster)} {store.port}\n".encode()
+            threading.Thread(target=_serve, args=(listener, greeting), daemon=True).start()
             _check_address(cluster, listener.getsockname()[1])
             # `shutdown` wakes up the thread; `close` alone does not.
             stack.callback(lambda: listener.shutdown(socket.SHUT_RDWR))
         else:
-            store = _store(cluster.address, _find_store(cluster, timeout), timeout)
+            store = _store(cluster.address, _find_port(cluster, timeout), timeout)
         os.environ["MASTER_PORT"] = str(store.port)
         # This makes torch connect to the existing store instead of hosting another one.
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -80,7 +80,7 @@ def _store(address: str, port: int, timeout: int, is_host: bool = False) -> Any:
     )
 
 
-def _name(cluster: Cluster) -> str:
+def _job_name(cluster: Cluster) -> str:
     """Returns the text that identifies a job in the greeting."""
     return f"megakit {cluster.name}/{cluster.num_processes}".replace("\n", " ")
 
@@ -108,7 +108,7 @@ def _listen(cluster: Cluster) -> socket.socket:
     )
 
 
-def _greet(listener: socket.socket, greeting: bytes) -> None:
+def _serve(listener: socket.socket, greeting: bytes) -> None:
     """Sends the port of the store to every process that connects, until the listener is closed."""
     while True:
         try:
@@ -122,7 +122,7 @@ def _greet(listener: socket.socket, greeting: bytes) -> None:
 def _check_address(cluster: Cluster, port: int) -> None:
     """Raises `UserError` if rank 0 cannot connect to itself at MASTER_ADDR."""
     try:
-        if _ask(cluster, port, seconds=10):
+        if _request_port(cluster, port, seconds=10):
             return
         reason = "another program answers"
     except OSError as error:
@@ -133,13 +133,13 @@ def _check_address(cluster: Cluster, port: int) -> None:
     )
 
 
-def _find_store(cluster: Cluster, timeout: int) -> int:
+def _find_port(cluster: Cluster, timeout: int) -> int:
     """Tries the job's ports repeatedly until rank 0 sends the port of its store."""
     deadline = time.monotonic() + timeout
     while True:
         for port in cluster.ports:
             try:
-                if found := _ask(cluster, port, seconds=1):
+                if found := _request_port(cluster, port, seconds=1):
                     return found
                 reason = "another program answers"
             except OSError as error:
@@ -149,11 +149,11 @@ def _find_store(cluster: Cluster, timeout: int) -> int:
         time.sleep(0.1)
 
 
-def _ask(cluster: Cluster, port: int, seconds: float) -> int | None:
+def _request_port(cluster: Cluster, port: int, seconds: float) -> int | None:
     """Returns the store's port if rank 0 of this job answers at a port; otherwise None."""
     with socket.create_connection((cluster.address, port), timeout=seconds) as connection:
         name, _, answer = connection.recv(1000).decode(errors="replace").strip().rpartition(" ")
-    is_ours = name == _name(cluster) and answer.isascii() and answer.isdigit()
+    is_ours = name == _job_name(cluster) and answer.isascii() and answer.isdigit()
     return int(answer) if is_ours and int(answer) < 65_536 else None
 
 

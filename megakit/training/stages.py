@@ -59,13 +59,8 @@ def train_stage(
     _say_header(run)
     trainer = build_trainer(run, view=view, callbacks=[*metrics_of(model), *callbacks])
     resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
-    try:
-        _check_received(run.options, model)
-        train(model=model, data=data, trainer=trainer, resume=resume)
-    except UserError:
-        if run.is_main:
-            run.directory.withdraw_identity()
-        raise
+    _check_received(run.options, model)
+    train(model=model, data=data, trainer=trainer, resume=resume)
     best = Path(writer_of(trainer).best_model_path)
     if run.is_main:
         run.check_directory()

@@ -22,7 +22,7 @@ def failed_save(training: Training, why: str) -> None:
     assert start.status == 1, start.err
     (line,) = [line for line in start.err.splitlines() if "cannot save" in line]
     assert why in line
-    assert "The last complete checkpoint is untouched." in line
+    assert "The last complete checkpoint is unchanged." in line
     assert "Traceback" not in start.err
     assert before
     assert [(path, verify(path)) for path in list_checkpoints(training.checkpoints)] == before

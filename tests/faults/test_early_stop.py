@@ -64,7 +64,7 @@ def test_the_last_pictures_are_drawn_where_it_stopped(whole: Training) -> None:
 def test_the_same_command_says_done(whole: Training) -> None:
     start = whole.start()
     assert start.status == 0
-    assert "finetune is done already" in start.err
+    assert "finetune is already done" in start.err
     assert start.out == f"{best_checkpoint(whole.checkpoints, 'val_accuracy')}\n"
 
 

@@ -28,7 +28,7 @@ def stop_after(
 def finish(training: Training, after: int, *options: object) -> Start:
     start = training.start(None, *options)
     assert start.status == 0, start.err
-    assert f"Going on from {training.checkpoints}/step={after:06}, step {after}." in start.err
+    assert f"Resuming from {training.checkpoints}/step={after:06}, step {after}." in start.err
     assert start.out == f"{best_checkpoint(training.checkpoints)}\n"
     return start
 
@@ -47,7 +47,7 @@ def test_stopped_in_the_middle_after_a_validation_and_by_a_full_disk(
     (line,) = [line for line in full.err.splitlines() if "cannot save" in line]
     assert f"{training.checkpoints}/step=000010" in line
     assert "could not be written" in line or "too large" in line
-    assert "The last complete checkpoint is untouched." in line
+    assert "The last complete checkpoint is unchanged." in line
     assert [path.name for path in training.checkpoints.iterdir()] == ["step=000007"]
     assert read_manifest(training.checkpoints / "step=000007") == stopped_at_7
 

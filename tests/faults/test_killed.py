@@ -19,7 +19,7 @@ def finish(training: Training) -> None:
     start = training.start()
     assert start.status == 0, start.err
     if complete:
-        assert f"Going on from {complete[-1]}, step " in start.err
+        assert f"Resuming from {complete[-1]}, step " in start.err
 
 
 def kill(training: Training, fault: Fault) -> None:
@@ -84,7 +84,7 @@ def test_torchruns_agent_is_killed(tmp_path: Path) -> None:
     process.kill()
     began = time.monotonic()
     _, err = process.communicate(timeout=60)
-    assert f"torchrun's agent (process {process.pid}) is gone" in err
+    assert f"torchrun's agent (process {process.pid}) has ended" in err
     assert training.left_behind() == []
     assert time.monotonic() - began < 30
 
@@ -114,8 +114,7 @@ def test_the_launching_process_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.kill()
     began = time.monotonic()
-    _, err = process.communicate(timeout=60)
-    assert f"The launching process ({process.pid}) was killed" in err
+    process.communicate(timeout=60)  # until no process writes to its standard error any more
     assert training.left_behind() == []
     assert time.monotonic() - began < 30
     finish(training)

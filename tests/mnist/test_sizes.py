@@ -43,7 +43,7 @@ def test_sizes_out_of_range(refused: Refusals) -> None:
 def test_a_width_that_cannot_be_divided(refused: Refusals, script: str) -> None:
     start = ("--checkpoint", "none") if script == "model_finetune.py" else ()
     layout = ("--devices", 3, "--tensor-parallel", 3, "--global-batch-size", 3)
-    message = "--tensor-parallel 3: has to divide the width of the layers it cuts, {}. Try 2."
+    message = "--tensor-parallel 3: has to divide the width of the split layers, {}. Try 2."
     assert refused.problem(script, *start, *layout, "--hidden-size", 32) == message.format(32)
     default = refused.problem(script, *start, *layout)
     assert default == message.format(SizeOptions.hidden_size)
@@ -68,7 +68,7 @@ def check_chain(runs: Path, latent_size: int) -> None:
     assert other.status == 2
     assert f"--hidden-size 64: the model of {first.out.strip()} has 12," in other.err
     cut = run_script("model_predict.py", *common, "--devices", 5, "--tensor-parallel", 5)
-    assert (cut.status, "the width of the layers it cuts, 12. Try 4." in cut.err) == (2, True)
+    assert (cut.status, "the width of the split layers, 12. Try 4." in cut.err) == (2, True)
     third = run_script("model_predict.py", *common)
     assert third.status == 0, third.err
     assert len(read_csv(runs / "predict" / "predictions.csv")) == 300

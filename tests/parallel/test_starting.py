@@ -190,7 +190,7 @@ class TestRefused:
         devices, nodes, width, *_ = first.err.splitlines()
         assert f"--devices 6: {name} started this job with {places[0]}." in devices
         assert f"--num-nodes 5: {name} started this job with {places[1]}." in nodes
-        assert "--tensor-parallel 3: has to divide the width of the layers it cuts, 64." in width
+        assert "--tensor-parallel 3: has to divide the width of the split layers, 64." in width
         assert "Traceback" not in first.err
         assert not job.runs.exists()
 

@@ -58,12 +58,12 @@ def test_alone():
 class TestTorchrun:
     def test_read(self):
         cluster = read(TORCHRUN)
-        assert (cluster.starter, cluster.rank, cluster.local_rank) == ("torchrun", 5, 1)
-        assert (cluster.devices, cluster.num_nodes, cluster.left_over) == (4, 2, 0)
+        assert (cluster.launcher, cluster.rank, cluster.local_rank) == ("torchrun", 5, 1)
+        assert (cluster.devices, cluster.num_nodes, cluster.num_surplus) == (4, 2, 0)
         assert (cluster.address, cluster.ports) == ("node1", (29500,))
 
     def test_within_srun_counts(self):
-        assert read(TORCHRUN | SRUN | {"SLURM_NTASKS": "nonsense"}).starter == "torchrun"
+        assert read(TORCHRUN | SRUN | {"SLURM_NTASKS": "nonsense"}).launcher == "torchrun"
 
     @pytest.mark.parametrize("missing", sorted(TORCHRUN))
     def test_a_missing_variable(self, missing):
@@ -74,7 +74,7 @@ class TestTorchrun:
     def test_half_of_them(self):
         (problem,) = refused({"RANK": "0", "WORLD_SIZE": "2"})
         assert problem.startswith("RANK=0 WORLD_SIZE=2: torchrun also sets LOCAL_RANK, ")
-        assert problem.endswith("for a process alone, unset RANK WORLD_SIZE.")
+        assert problem.endswith("for a single process, unset RANK WORLD_SIZE.")
 
     @pytest.mark.parametrize(
         ("name", "value", "rule"),
@@ -103,7 +103,7 @@ class TestTorchrun:
 class TestSrun:
     def test_read(self):
         cluster = read(SRUN)
-        assert (cluster.starter, cluster.rank, cluster.local_rank) == ("srun", 3, 1)
+        assert (cluster.launcher, cluster.rank, cluster.local_rank) == ("srun", 3, 1)
         assert (cluster.devices, cluster.num_nodes, cluster.node) == (2, 2, 1)
         assert (cluster.address, cluster.name) == ("127.0.0.1", "4711.0")
 
@@ -145,7 +145,7 @@ class TestSrun:
 
     def test_a_step_that_is_started_in_such_a_shell_is_a_job(self):
         step = read(SRUN, SLURM_JOB_NAME="interactive", SLURM_STEP_NUM_TASKS="4")
-        assert (step.starter, step.num_processes) == ("srun", 4)
+        assert (step.launcher, step.num_processes) == ("srun", 4)
 
     def test_an_allocation_without_a_step_is_no_job(self):
         assert read(SRUN, SLURM_PROCID=None, SLURM_NNODES="0") == Cluster()

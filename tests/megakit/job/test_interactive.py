@@ -12,6 +12,7 @@ from megakit.errors import UserError
 from megakit.job.interactive import open_run
 from megakit.reporting.streams import diverted
 from model_pretrain import PRETRAIN, PretrainOptions
+from tests.fabricate import make_run
 from tests.scripts import REPOSITORY, environment, read_csv
 
 
@@ -70,6 +71,17 @@ class TestOpenRun:
         run = open_run(PRETRAIN, self.options(tmp_path, devices=2))
         with pytest.raises(UserError, match=r"--devices 2: .* single process.*model_pretrain\.py"):
             run.__enter__()
+
+    @pytest.mark.parametrize("devices", [1, 2])
+    def test_a_refused_fresh_start_leaves_the_old_run_in_its_place(
+        self, tmp_path: Path, devices: int
+    ) -> None:
+        old = make_run(PRETRAIN, self.options(tmp_path), (10,))
+        options = self.options(tmp_path, fresh=True, devices=devices)
+        with pytest.raises(UserError), open_run(PRETRAIN, options):
+            raise UserError("The model needs another option.")
+        assert [path.name for path in tmp_path.iterdir()] == ["pretrain"]
+        assert old.newest_step == PretrainOptions.max_steps
 
     def test_all_problems_are_told_at_once(self, tmp_path: Path) -> None:
         run = open_run(PRETRAIN, self.options(tmp_path, lr=-1.0, max_steps=0))

@@ -168,7 +168,8 @@ def test_a_killed_rank_is_a_failure_of_the_job(tmp_path):
         status, err = started.end()
         assert status == 1
         assert alive(ranks) == []
-    assert err == f"Rank 1 (process {ranks[1]['pid']}) was killed by SIGKILL; ending the others.\n"
+    killed = f"Rank 1 (process {ranks[1]['pid']}) was killed by SIGKILL"
+    assert err == f"{killed}; ending the other ranks.\n"
 
 
 def test_a_rank_that_does_not_listen_is_killed(tmp_path):

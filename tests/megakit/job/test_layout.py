@@ -6,22 +6,21 @@ from itertools import product
 import pytest
 
 from megakit.job.cluster import Cluster
-from megakit.job.layout import Layout, plan_layout
+from megakit.job.layout import Layout, plan_layout, too_few_gpus
 from megakit.job.options import CommonOptions, TrainingOptions
-from megakit.job.plan import too_many
+from megakit.job.stage import Stage
 from megakit.runtime.accelerator import Accelerator
 
 
 def plan(options=None, cluster=None, width=64, num_pipeline_stages=2, num_heads=0, **given):
-    options = options or TrainingOptions(**given)
-    return plan_layout(
-        options,
-        cluster or Cluster(),
-        global_batch_size=getattr(options, "global_batch_size", None),
-        width=width,
+    stage = Stage(
+        name="train",
+        script="train.py",
+        model="Model",
         num_pipeline_stages=num_pipeline_stages,
         num_heads=num_heads,
     )
+    return plan_layout(options or TrainingOptions(**given), cluster or Cluster(), stage, width)
 
 
 class TestLayout:
@@ -107,7 +106,7 @@ class TestWhatDoesNot:
     def test_stages_hold_equally_many_layers(self):
         (problem,) = plan(devices=3, pipeline_parallel=3, num_pipeline_stages=4)[1]
         assert "--pipeline-parallel 3" in problem
-        assert problem.endswith("can be cut into 1 or 2 or 4 stages. Try 2.")
+        assert problem.endswith("can be split into 1 or 2 or 4 stages. Try 2.")
         assert plan(devices=2, pipeline_parallel=2, num_pipeline_stages=4)[1] == []
 
     def test_tensor_parallelism_deals_out_whole_heads(self):
@@ -131,14 +130,14 @@ class TestWhatDoesNot:
     def test_more_gpus_than_there_are(self):
         layout, problems = plan(devices=4)
         assert problems == []
-        (problem,) = too_many(layout, Accelerator("gpu", "a GPU", count=1))
+        (problem,) = too_few_gpus(layout, Accelerator("gpu", "a GPU", count=1))
         for part in ("--devices 4", "has 1 GPU,", "--accelerator cpu"):
             assert part in problem
-        assert too_many(layout, Accelerator("gpu", "a GPU", count=4)) == []
-        assert too_many(layout, Accelerator("cpu", "a CPU", count=1)) == []
+        assert too_few_gpus(layout, Accelerator("gpu", "a GPU", count=4)) == []
+        assert too_few_gpus(layout, Accelerator("cpu", "a CPU", count=1)) == []
 
     def test_machines_with_unequal_numbers_of_processes(self):
-        cluster = Cluster("srun", rank=0, devices=2, num_nodes=2, left_over=1)
+        cluster = Cluster("srun", rank=0, devices=2, num_nodes=2, num_surplus=1)
         (problem,) = plan(cluster=cluster)[1]
         for part in ("srun started 5 processes on 2 machines", "--ntasks-per-node"):
             assert part in problem

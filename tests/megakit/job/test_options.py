@@ -168,6 +168,12 @@ class BentOptions(WarpOptions):
     bend: Annotated[float, Range(least=-1, below=1)] = 0.0
     course: Path | None = None
     crew: str | None = None
+    height: Annotated[int, Range(least=2)] | None = None
+
+
+def test_a_range_inside_an_optional_type_counts():
+    (problem,) = BentOptions(height=1).problems()
+    assert problem == "--height 1: has to be at least 2."
 
 
 def test_a_range_outlives_another_default():
@@ -209,7 +215,7 @@ def test_names_that_no_file_can_have(name, value, shown, rule):
 
 def test_a_path_longer_than_the_system_allows():
     (problem,) = BentOptions(course=Path(*["x" * 200] * 20)).problems()
-    assert "with its folders it is longer than 3696 bytes" in problem
+    assert "the absolute path is longer than 3696 bytes" in problem
 
 
 def test_usual_names_are_usable():
@@ -260,7 +266,7 @@ def test_the_interval_identifies_a_run_that_may_stop_early():
     [
         ({"best_by": "accuracy"}, ["--best-by accuracy", "val_loss", "last"]),
         ({"best_by": "train_loss"}, ["--best-by train_loss", "begins with val_"]),
-        ({"stop_after": 3, "best_by": "last"}, ["--stop-after 3", "last checkpoint counts"]),
+        ({"stop_after": 3, "best_by": "last"}, ["--stop-after 3", "uses its last checkpoint"]),
         ({"best_by": "val_x", "always_last": True}, ["--best-by val_x", "has no effect"]),
         (
             {"stop_after": 3, "val_interval": 100, "max_steps": 100},

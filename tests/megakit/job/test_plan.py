@@ -1,7 +1,10 @@
 """The plan, as the launcher hands it to its ranks, and checks of the preparation that fail."""
 
-import json
 import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
 
 import pytest
 
@@ -13,36 +16,66 @@ from megakit.reporting.console import Console
 from megakit.runtime.accelerator import Accelerator
 from megakit.runtime.foreign_files import reason_of
 from model_pretrain import PRETRAIN, PretrainOptions
+from tests.scripts import REPOSITORY
 
 PLAN = Plan("digits", None, None, Accelerator("cpu", "x", 1), Layout(2, 1, 1, 1, 8, 4), {}, False)
-PARENT = os.getppid()
 
 
-def handed_on(**changes):
-    """What a rank finds, whose parent this process's parent is."""
-    return json.dumps({**json.loads(PLAN.for_ranks()), "launcher": PARENT, **changes})
+def load(text, *descriptors):
+    """The plan of a rank with this process as its launcher, or the problem that it reports."""
+    program = (
+        "import os; from megakit.errors import UserError; from megakit.job.plan import Plan\n"
+        "try: print(Plan.of_launcher(os.environ['MEGAKIT_PLAN']).to_json())\n"
+        "except UserError as error: print(error)"
+    )
+    environment = {**os.environb, b"MEGAKIT_PLAN": text.encode(errors="surrogateescape")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        pass_fds=descriptors,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
 
 
 def test_a_rank_gets_its_launcher_s_plan():
-    assert Plan.of_launcher(handed_on()) == PLAN
-    assert json.loads(PLAN.for_ranks())["launcher"] == os.getpid()
+    text, descriptor = PLAN.for_ranks()
+    for _ in range(2):  # each rank reads the whole file
+        assert Plan.from_json(load(text, descriptor)) == PLAN
+    os.close(descriptor)
+
+
+def test_a_plan_may_be_longer_than_an_environment_variable():
+    code = {f"some_module.function_{number}": 16 * "0" for number in range(10_000)}
+    plan = replace(PLAN, identity={"code": code})
+    text, descriptor = plan.for_ranks()
+    assert Plan.from_json(load(text, descriptor)) == plan
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "[]", "null", "0", "[" * 100_000, "\udcff", handed_on(launcher=PARENT + 1)),
-        *(handed_on(launcher=str(PARENT)), handed_on(plan=None), handed_on(plan="{}")),
-        handed_on(plan=json.dumps({"accelerator": {}, "layout": 3})),
-        handed_on(plan=json.dumps({**json.loads(PLAN.to_json()), "more": 1})),
+        *("", "{", "[]", "1", "1 2 3", "\udcff", "1" * 5000 + " 1", "-1 -1", f"{os.getpid()} 999"),
+        f"{os.getpid()} -1",
     ],
 )
-def test_another_s_or_a_damaged_plan_is_refused(text):
-    with pytest.raises(UserError) as caught:
-        Plan.of_launcher(text)
-    (problem,) = caught.value.problems
+def test_another_s_plan_is_refused(text):
+    problem = load(text)
     assert problem.startswith(f"the environment variable {PLAN_VARIABLE}: cannot be read (")
     assert len(problem.splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "0", "{}", '{"layout": 3}'])
+def test_a_damaged_plan_is_refused(content):
+    with tempfile.TemporaryFile() as file:
+        file.write(content.encode())
+        file.flush()
+        problem = load(f"{os.getpid()} {file.fileno()}", file.fileno())
+    assert problem.startswith(f"the environment variable {PLAN_VARIABLE}: cannot be read (")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("deep"), ValueError("two\nlines")])

@@ -350,6 +350,23 @@ def test_cases(tmp_path: Path, case: str) -> None:
     assert (before != after) is is_change
 
 
+def test_same_named_functions_of_two_modules_are_told_apart(tmp_path: Path) -> None:
+    def code_with(one: int, two: int) -> dict[str, str]:
+        files = {
+            "train.py": "import one, two",
+            "one.py": f"def scale(): return {one}",
+            "two.py": f"def scale(): return {two}",
+        }
+        return written(tmp_path, files, "one.scale, two.scale")
+
+    before, exchanged, after = code_with(1, 2), code_with(2, 1), code_with(1, 3)
+    assert {name for name in before if before[name] != exchanged[name]} == {
+        "scale in one",
+        "scale in two",
+    }
+    assert [name for name in before if before[name] != after[name]] == ["scale in two"]
+
+
 def test_the_script_s_name_does_not_count(tmp_path: Path) -> None:
     before = written(tmp_path, {"train.py": "import torch\ntorch.x = 1\ndef f(): pass"}, "f")
     (tmp_path / "train.py").rename(tmp_path / "other.py")

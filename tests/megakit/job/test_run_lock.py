@@ -42,7 +42,7 @@ def test_two_paths_to_one_directory_are_one_lock(tmp_path: Path) -> None:
 
 def test_it_moves_with_the_directory_when_the_old_run_is_set_aside(tmp_path: Path) -> None:
     guard = lock(tmp_path / "first")
-    aside = RunDirectory(tmp_path / "first").set_aside()
+    aside = RunDirectory(tmp_path / "first").rename()
     assert aside is not None
     assert "in use" in refusal(aside)
     lock(tmp_path / "first").close()

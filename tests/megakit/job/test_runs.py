@@ -44,6 +44,14 @@ class SecondOptions(FirstOptions):
     checkpoint: str | None = None
 
 
+@dataclass(kw_only=True)
+class FewLabelsOptions(FirstOptions):
+    num_labels: int | None = None
+
+    def choice(self):
+        return self.best_by if self.num_labels is None else "last"
+
+
 @pytest.fixture
 def lines():
     return []
@@ -71,7 +79,6 @@ class TestRunDirectory:
         assert directory.identity() is None
         assert directory.newest_step is None
         assert directory.best_checkpoint() is None
-        assert directory.set_aside() is None
         assert not directory.path.exists()
 
     def test_identity_comes_back(self, tmp_path):
@@ -119,12 +126,12 @@ class TestRunDirectory:
         for part in (str(directory.checkpoints / "step=000010"), "another run", "--checkpoint"):
             assert part in problem
 
-    def test_each_run_set_aside_gets_a_name_of_its_own(self, tmp_path):
+    def test_each_renamed_run_gets_a_name_of_its_own(self, tmp_path):
         directory = RunDirectory(tmp_path / "first")
         for number in (1, 2, 3):
             directory.write_identity({"seed": number})
             aside = tmp_path / f"first.{number}"
-            assert directory.set_aside() == aside
+            assert directory.rename() == aside
             assert RunDirectory(aside).identity() == {"seed": number}
             assert not directory.path.exists()
 
@@ -359,10 +366,10 @@ class TestWhatARunIs:
 
     def test_one_that_was_refused_before_its_first_checkpoint_leaves_no_claim(self, options):
         prepare_run(FIRST, replace(options, best_by="val_mistyped"))
-        RunDirectory(options.output_dir / "first").withdraw_identity()
+        RunDirectory(options.output_dir / "first").withdraw()
         assert prepare_run(FIRST, options).resume is None
         directory = make_run(FIRST, options, (10,), done=False)
-        directory.withdraw_identity()
+        directory.withdraw()
         assert (directory.path / RUN_FILE).is_file()
 
     def test_a_finished_one_is_done(self, options):
@@ -449,6 +456,22 @@ class TestWhatARunIs:
         assert f"{option} was {getattr(options, name)}, now {value}" in problem
         assert problem.count(" was ") == 1
 
+    @pytest.mark.parametrize(("before", "now"), [("val_loss", "last"), ("last", "val_loss")])
+    def test_best_by_is_named_among_other_options(self, options, before, now):
+        make_run(FIRST, replace(options, best_by=before), (10,), done=False)
+        problem = problem_of(prepare_run, FIRST, replace(options, best_by=now, lr=0.5))
+        assert f"--best-by was {before}, now {now}; --lr was 0.001, now 0.5" in problem
+
+    @pytest.mark.parametrize("labels", [(None, 100), (100, None)])
+    def test_best_by_is_not_named_if_it_follows_from_another_option(self, options, labels):
+        before, now = [
+            FewLabelsOptions(**vars(options), num_labels=num_labels) for num_labels in labels
+        ]
+        make_run(FIRST, before, (10,), done=False)
+        problem = problem_of(prepare_run, FIRST, now)
+        assert f"--num-labels was {labels[0]}, now {labels[1]}" in problem
+        assert "--best-by" not in problem
+
     def test_a_run_may_move(self, options, tmp_path):
         make_run(FIRST, options, (10,), done=False)
         options.output_dir.rename(tmp_path / "moved")
@@ -481,7 +504,7 @@ class TestWhatARunIs:
             run=before.identity(),
         )
         problem = problem_of(prepare_run, SECOND, second)
-        for part in (str(newer), "stage before", "--fresh"):
+        for part in (str(newer), "previous stage", "--fresh"):
             assert part in problem
 
     def test_checkpoints_whose_run_is_unknown_are_not_gone_on_from(self, options):

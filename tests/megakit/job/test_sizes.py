@@ -108,7 +108,7 @@ def test_another_size_than_the_checkpoint_s_is_refused(tmp_path: Path) -> None:
 def test_tensor_parallelism_has_to_divide_the_checkpoint_s_width(tmp_path: Path) -> None:
     checkpoint(tmp_path, breadth=10)
     problem = problem_of(SECOND, second(tmp_path, devices=4, tensor_parallel=4))
-    assert problem.startswith("--tensor-parallel 4: has to divide the width of the layers it cuts,")
+    assert problem.startswith("--tensor-parallel 4: has to divide the width of the split layers,")
     assert problem.endswith(" 10. Try 2.")
     prepare_run(SECOND, second(tmp_path, devices=5, tensor_parallel=5, global_batch_size=10))
 
