@@ -170,7 +170,7 @@ class MegatronDataModule(pl.LightningDataModule):
             trainer.limit_val_batches = 0  # Lightning then skips validation
         if factor == 1 or trainer is None or getattr(trainer, "limits_in_micro_batches", False):
             return
-        trainer.limits_in_micro_batches = True  # prevents a second multiplication
+        vars(trainer)["limits_in_micro_batches"] = True  # prevents a second multiplication
         for name in ("train", "val", "test", "predict"):
             limit = getattr(trainer, f"limit_{name}_batches")
             if isinstance(limit, float) and limit not in (0.0, 1.0):

@@ -1,5 +1,6 @@
 """Provides callbacks that correct step counters, find the best value, and stop training."""
 
+import math
 import signal
 import time
 from types import FrameType
@@ -9,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 
 from megakit.checkpoints.select import is_better
-from megakit.checkpoints.writer import CheckpointWriter, logged_values
+from megakit.checkpoints.writer import CheckpointWriter, logged_values, validation_is_due
 from megakit.errors import Stopped, UserError
 from megakit.runtime.patching import replace
 from megakit.runtime.signals import StopRequest, handle_signals
@@ -20,28 +21,23 @@ class ExactSteps(pl.Callback):
     """Makes a resumed run count and validate like an uninterrupted run.
 
     Lightning saves its batch counters in the middle of a step, one step behind. Lightning repeats
-    the validation when a run resumes from a validated step. This callback corrects both. The
-    callback also adds a validation after the last step.
+    the validation when a run resumes from a validated step. This callback corrects both, and makes
+    Lightning validate when `validation_is_due`. Lightning tests whether the number of batches is a
+    multiple of `val_check_batch`: always for 1, never for infinity.
     """
-
-    def __init__(self) -> None:
-        self._val_check_batch: int | float | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the counters to the number of completed steps, after a checkpoint was loaded."""
-        # Disables validation until the first step begins.
-        self._val_check_batch, trainer.val_check_batch = trainer.val_check_batch, float("inf")
+        trainer.val_check_batch = math.inf  # does not repeat the validation of the resumed step
         progress = trainer.fit_loop.epoch_loop.batch_progress
         for counter in (progress.total, progress.current):
-            counter.ready = counter.started = trainer.global_step
-            counter.processed = counter.completed = trainer.global_step
+            for name in ("ready", "started", "processed", "completed"):
+                replace(counter, name, trainer.global_step)
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Enables validation at the first step, and sets a validation after the last step."""
-        if self._val_check_batch is not None:
-            self._val_check_batch, trainer.val_check_batch = None, self._val_check_batch
-        if trainer.global_step == trainer.max_steps - 1:
-            trainer.val_check_batch = trainer.max_steps
+        """Tells Lightning whether to validate after the step that begins."""
+        is_due = validation_is_due(trainer, trainer.global_step + 1)
+        trainer.val_check_batch = 1 if is_due else math.inf
 
 
 class StopWithoutProgress(pl.Callback):

@@ -4,11 +4,18 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer import OptimizerConfig
+from nemo.lightning.megatron_parallel import MegatronParallel
 from nemo.lightning.pytorch.optim import (
     CosineAnnealingScheduler,
     LRSchedulerModule,
     MegatronOptimizerModule,
 )
+
+from megakit.runtime.patching import existing
+
+#: torch's private functions that `FusedAdamW` needs.
+_add_to_each = existing(torch, "_foreach_add_")
+_fused_adamw = existing(torch, "_fused_adamw_")
 
 
 class LeanOptimizerModule(MegatronOptimizerModule):
@@ -21,14 +28,15 @@ class LeanOptimizerModule(MegatronOptimizerModule):
         tenth of the step.
         """
 
-    def optimizers(self, model: Any) -> list[Any]:
+    def optimizers(self, model: MegatronParallel) -> list[torch.optim.Optimizer]:
         """Returns Megatron's optimizer, with a fused kernel if it is built on torch's AdamW.
 
         Megatron has an option for Transformer Engine's fused Adam, but no option for torch's.
         """
-        optimizers = super().optimizers(model)
+        optimizers: list[torch.optim.Optimizer] = super().optimizers(model)
         for optimizer in optimizers:
-            for part in optimizer.mcore_optimizer.chained_optimizers:
+            chained = existing(existing(optimizer, "mcore_optimizer"), "chained_optimizers")
+            for part in chained:
                 if type(part.optimizer) is torch.optim.AdamW:
                     # Changes the class in place, because Megatron keeps a reference to the object.
                     part.optimizer.__class__ = FusedAdamW
@@ -56,8 +64,8 @@ class FusedAdamW(torch.optim.AdamW):
             states = [self.state[weight] for weight in weights]
             beta1, beta2 = group["betas"]
             steps = [state["step"] for state in states]
-            torch._foreach_add_(steps, 1)
-            torch._fused_adamw_(
+            _add_to_each(steps, 1)
+            _fused_adamw(
                 weights,
                 [weight.grad for weight in weights],
                 [state["exp_avg"] for state in states],
