@@ -9,7 +9,6 @@ from .epochs import MultiEpochDataset as MultiEpochDataset
 from .epochs import MultiEpochDatasetResampler as MultiEpochDatasetResampler
 from .epochs import MultiEpochDatasetWrapper as MultiEpochDatasetWrapper
 from .epochs import SizedDataset as SizedDataset
-from .permutation import inverse_permute as inverse_permute
 from .permutation import permute as permute
 from .random_effects import bernoulli as bernoulli
 from .random_effects import sample_generator as sample_generator

@@ -194,6 +194,7 @@ def _in_mode(method: Callable[..., Any], mode: str) -> Callable[..., Any]:
     def make(self: MegatronDataModule, *args: Any, **kwargs: Any) -> Any:
         self.update_init_global_step()
         loaders = method(self, *args, **kwargs)
+        loader: Any
         for loader in _each(loaders):
             if getattr(loader, "mode", "train") == "train":
                 # By assignment, not by vars(): Lightning records assigned attributes for copies.
@@ -207,14 +208,12 @@ for _name, _mode in _MODES.items():  # `__init_subclass__` does the same for sub
     setattr(MegatronDataModule, _name, _in_mode(getattr(MegatronDataModule, _name), _mode))
 
 
-def _each(loaders: Any) -> Iterator[Any]:
+def _each(loaders: object) -> Iterator[DataLoader]:
     """Yields the loaders of a collection; Lightning accepts mappings, sequences and nesting."""
     if isinstance(loaders, DataLoader):
         yield loaders
     elif isinstance(loaders, CombinedLoader):
         yield from _each(loaders.flattened)
-    elif isinstance(loaders, Mapping):
-        yield from _each(list(loaders.values()))
-    elif isinstance(loaders, Sequence) and not isinstance(loaders, str):
-        for some in loaders:
+    elif isinstance(loaders, Mapping | Sequence) and not isinstance(loaders, str):
+        for some in loaders.values() if isinstance(loaders, Mapping) else loaders:
             yield from _each(some)

@@ -5,7 +5,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
 from megakit.data.batches import fetch_batch, fetch_samples
+from megakit.runtime.patching import existing
 from megakit.runtime.shared_memory import check_room, end_if_it_cannot_hand_over
 from megakit.runtime.signals import ignore_signals
 
+T = TypeVar("T")
+
 #: Seconds to wait for a batch of the workers, unless the template has a timeout.
-PATIENCE = 600
+WORKER_TIMEOUT = 600
 
 
 class BatchSampler(Protocol):
@@ -34,13 +37,13 @@ class BatchSampler(Protocol):
 class _WholeBatches(Dataset[Any]):
     """Wraps a dataset so that `__getitems__` returns a collated batch instead of a list."""
 
-    def __init__(self, dataset: Any, padding_weight: float | None, collate: Any = None) -> None:
-        self.dataset = dataset
-        self.padding_weight = padding_weight
-        self.collate = collate
-
-    def __len__(self) -> int:
-        return len(self.dataset)
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        padding_weight: float | None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self.dataset, self.padding_weight, self.collate = dataset, padding_weight, collate
 
     def __getitems__(self, indices: NDArray[np.int64]) -> Any:
         if self.padding_weight is None:
@@ -84,7 +87,7 @@ class _Loader(DataLoader):
         return map(whole_batches.__getitems__, batch_sampler)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: T) -> T:
     return batch
 
 
@@ -94,7 +97,7 @@ def _end_workers(reference: weakref.ref[Any]) -> None:
     Otherwise Python sends the workers SIGTERM, which they ignore, and waits for them without end.
     """
     if (iterator := reference()) is not None:
-        iterator._shutdown_workers()  # torch calls this when an iterator is deleted
+        existing(iterator, "_shutdown_workers")()  # torch calls this to delete an iterator
 
 
 def _begin_worker(begin: Callable[[int], Any] | None, worker: int) -> None:
@@ -127,8 +130,8 @@ def make_loader(
         UserError: The workers' batches do not fit into shared memory.
     """
     weight = sampler.end / sampler.num_samples if mark_padding else None
-    is_torchs = template.collate_fn in (default_collate, default_convert)
-    collate = None if is_torchs else template.collate_fn
+    is_default = template.collate_fn in (default_collate, default_convert)
+    collate = None if is_default else template.collate_fn
     whole_batches = _WholeBatches(template.dataset, weight, collate)
     workers: dict[str, Any] = {}
     if template.num_workers:
@@ -137,13 +140,13 @@ def make_loader(
             "persistent_workers": template.persistent_workers,
             "worker_init_fn": functools.partial(_begin_worker, template.worker_init_fn),
             "multiprocessing_context": template.multiprocessing_context,
-            "timeout": template.timeout or PATIENCE,
+            "timeout": template.timeout or WORKER_TIMEOUT,
         }
     batches: Any = sampler
     loader = _Loader(
         whole_batches,
         batch_sampler=batches,
-        collate_fn=_as_it_is,
+        collate_fn=_identity,
         num_workers=template.num_workers,
         pin_memory=template.pin_memory,
         # For the workers' seeds. Without it, torch draws them from the global generator, which

@@ -32,7 +32,7 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from megakit.data.hashing import GOLDEN, absorb, key_of, mix64
 from megakit.data.indices import Int, as_int, as_int_array
@@ -119,7 +119,7 @@ def bernoulli(
 
 
 def _integers(
-    seed: Int, epoch: Any, index: Any, shape: tuple[int, ...], dtype: str
+    seed: Int, epoch: ArrayLike, index: ArrayLike, shape: tuple[int, ...], dtype: str
 ) -> NDArray[Any]:
     """Return random integers of the given dtype, (B, *shape), with all bits random."""
     epochs, indices = np.broadcast_arrays(_words(epoch, "Epochs"), _words(index, "Indices"))
@@ -137,7 +137,7 @@ def _integers(
     return values.reshape((*epochs.shape, *shape))
 
 
-def _words(values: Any, name: str) -> NDArray[np.uint64]:
+def _words(values: ArrayLike, name: str) -> NDArray[np.uint64]:
     array = as_int_array(values, name)
     if array.size and array.min() < 0:
         raise ValueError(f"{name} must not be negative, got {array.min()}.")

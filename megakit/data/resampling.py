@@ -3,7 +3,7 @@
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset
 
 from megakit.data.batches import fetch_batch, fetch_samples
@@ -64,7 +64,7 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
         """Return the collated batch at these indices, int64 of shape (B,)."""
         return fetch_batch(self.dataset, self._draw(indices))
 
-    def _draw(self, indices: Any) -> IntArray:
+    def _draw(self, indices: ArrayLike) -> IntArray:
         checked = check_indices(indices, self.num_samples)
         return draw(self._key, checked.astype(np.uint64), self._dataset_length)
 
