@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from megakit.data.batches import fetch_batch, fetch_samples
 from megakit.data.epochs import SizedDataset
-from megakit.data.hashing import GOLDEN, MASK, key_of, mix64, stream
+from megakit.data.hashing import GOLDEN, key_of, mix64, stream
 from megakit.data.indices import Int, IntArray, as_int, check_index, check_indices
 
 T_co = TypeVar("T_co", covariant=True)
@@ -54,7 +54,7 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
 
     def __getitem__(self, index: int) -> T_co:
         number = check_index(index, self.num_samples)
-        return self.dataset[draw_one(self._key, number, self._dataset_length)]
+        return self.dataset[int(self._draw([number])[0])]
 
     def __getitems__(self, indices: list[int]) -> list[T_co]:
         """Return the samples at these indices; PyTorch's loader calls this."""
@@ -67,14 +67,6 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
     def _draw(self, indices: ArrayLike) -> IntArray:
         checked = check_indices(indices, self.num_samples)
         return draw(self._key, checked.astype(np.uint64), self._dataset_length)
-
-
-def draw_one(key: int, counter: int, length: int) -> int:
-    """Return draw number `counter` from [0, length)."""
-    z = stream(key, counter)
-    while (z * length & MASK) < 2**64 % length:
-        z = mix64(z + GOLDEN & MASK)
-    return int(z * length >> 64)
 
 
 def draw(key: int, counters: NDArray[np.uint64], length: int) -> IntArray:

@@ -1,11 +1,9 @@
 """Checks weights for NaN and infinity."""
 
-from typing import Any
-
 import torch
 
 
-def check_finite(value: Any) -> None:
+def check_finite(value: object) -> None:
     """Checks that no tensor in nested dictionaries, lists and tuples contains NaN or infinity.
 
     Raises:

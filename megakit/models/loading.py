@@ -97,7 +97,7 @@ def _read_alone(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
     # Megatron can store the weights of all layers as one tensor. So whole tensors are read first.
     whole = read_tensors(folder, {tensor.key for _, tensor in _tensors(wanted)})
 
-    def part(item: Any) -> Any:
+    def part(item: object) -> object:
         return whole[item.key][item.global_slice()] if isinstance(item, ShardedTensor) else item
 
     return apply_factory_merges(dict_list_map_outplace(part, wanted), factories)

@@ -16,7 +16,7 @@ class IOMixinWithGettersSetters(io.IOMixin):
     cannot contain, such as the strategy's functions and timers, are not recorded.
     """
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         recorded = self.__dict__.get("__io__")
         if recorded is None or name not in recorded.__signature_info__.parameters:
@@ -36,7 +36,7 @@ class IOMixinWithGettersSetters(io.IOMixin):
         """Returns all recorded values by name."""
         return dict(self.__io__.__arguments__)
 
-    def set_hparam(self, name: str, value: Any, also_change_value: bool = True) -> None:
+    def set_hparam(self, name: str, value: object, also_change_value: bool = True) -> None:
         """Records a value for a constructor argument.
 
         Args:
@@ -49,7 +49,7 @@ class IOMixinWithGettersSetters(io.IOMixin):
         setattr(self.__io__, name, value)
 
 
-def _can_be_recorded(value: Any) -> bool:
+def _can_be_recorded(value: object) -> bool:
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(_can_be_recorded, value))
     if isinstance(value, dict):
