@@ -104,9 +104,7 @@ class MegatronDataModule(pl.LightningDataModule):
         """Returns a loader of `test_set`."""
         return self._loader("test_set")
 
-    def predict_dataloader(self) -> Any:
-        """Returns a loader of `test_set`."""
-        return self._loader("test_set")
+    predict_dataloader = test_dataloader
 
     def _loader(self, name: str) -> DataLoader:
         dataset = getattr(self, name)

@@ -23,22 +23,13 @@ from megakit.data.indices import (
     all_below,
     as_indices,
     as_int,
+    as_seed,
     check_epoch_index,
     check_epoch_indices,
     check_index,
     check_indices,
 )
 from megakit.data.permutation import permute
-
-__all__ = [
-    "EpochIndex",
-    "SizedDataset",
-    "MultiEpochDataset",
-    "MultiEpochDatasetResampler",
-    "MultiEpochDatasetWrapper",
-    "BatchedMultiEpochDatasetWrapper",
-    "IdentityMultiEpochDatasetWrapper",
-]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -107,24 +98,20 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
         self._epoch_length = length = len(self.dataset)
         if length < 1:
             raise ValueError("The dataset is empty: there is nothing to draw from.")
-        if self.num_samples is not None:
-            self.num_samples = as_int(self.num_samples, "num_samples")
-            if self.num_samples < 1:
-                raise ValueError(
-                    f"num_samples={self.num_samples}, but num_epochs must be at least 1 and so "
-                    "must num_samples."
-                )
-            self.num_epochs = -(-self.num_samples // length)
-        else:
+        if self.num_samples is None:
             num_epochs = 1 if self.num_epochs is None else self.num_epochs
             self.num_epochs = as_int(num_epochs, "num_epochs")
             if self.num_epochs < 1:
                 raise ValueError(f"num_epochs must be at least 1, got {self.num_epochs}.")
             self.num_samples = length * self.num_epochs
-        self.seed = as_int(self.seed, "The seed")
-        if self.seed < 0:
-            raise ValueError(f"The seed must not be negative, got {self.seed}.")
-
+        self.num_samples = as_int(self.num_samples, "num_samples")
+        if self.num_samples < 1:
+            raise ValueError(
+                f"num_samples={self.num_samples}, but num_epochs must be at least 1 and so "
+                "must num_samples."
+            )
+        self.num_epochs = -(-self.num_samples // length)
+        self.seed = as_seed(self.seed)
         rng = np.random.default_rng(self.seed)
         self.epoch_seeds = rng.integers(0, np.iinfo(np.int32).max, size=self.num_epochs)
         nothing = np.empty(0, np.int64)
@@ -197,7 +184,6 @@ class MultiEpochDatasetWrapper(Dataset[U_co], Generic[T, U_co], ABC):
     @abstractmethod
     def apply_transform(self, sample: T, index: EpochIndex[int]) -> U_co:
         """Return the sample with this epoch's random effects."""
-        raise NotImplementedError
 
     def apply_transform_batch(self, batch: Any, index: EpochIndex[IntArray]) -> Any:
         """Apply the transform to a collated batch; optional, and faster if written with arrays.
@@ -238,7 +224,6 @@ class BatchedMultiEpochDatasetWrapper(MultiEpochDatasetWrapper[T, U_co]):
     @abstractmethod
     def apply_transform_batch(self, batch: Any, index: EpochIndex[IntArray]) -> Any:
         """Return the batch with its random effects; `index` has two int64 fields (B,)."""
-        raise NotImplementedError
 
     def apply_transform(self, sample: T, index: EpochIndex[int]) -> U_co:
         """Transform a sample as a batch of one."""

@@ -50,13 +50,8 @@ def absorb(key: np.uint64 | NDArray[Any], word: NDArray[Any]) -> NDArray[Any]:
 
 @lru_cache(maxsize=64)
 def key_of(seed: int) -> int:
-    """Convert a seed of any size to a key of 64 bits, by numpy's SeedSequence.
+    """Convert a seed of any size to a key of 64 bits.
 
     Numpy guarantees that SeedSequence does not change between versions.
-
-    Raises:
-        ValueError: If the seed is negative.
     """
-    if seed < 0:
-        raise ValueError(f"The seed must not be negative, got {seed}.")
     return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])

@@ -41,11 +41,7 @@ class MapDataset(Protocol):
 
 
 def as_int(value: SupportsIndex, name: str) -> int:
-    """Return an integer of any type, also of numpy, as an int.
-
-    Raises:
-        TypeError: If the value is a bool or is not an integer.
-    """
+    """Return an integer of any type, also of numpy, as an int."""
     if type(value) is int:
         return value
     # operator.index accepts a boolean tensor, but raises an error for a boolean of numpy.
@@ -57,13 +53,16 @@ def as_int(value: SupportsIndex, name: str) -> int:
     raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
 
 
-def check_index(index: SupportsIndex, length: int) -> int:
-    """Return an index of a dataset as an int.
+def as_seed(value: SupportsIndex) -> int:
+    """Return a seed as an int; a negative seed is a ValueError."""
+    seed = as_int(value, "The seed")
+    if seed < 0:
+        raise ValueError(f"The seed must not be negative, got {seed}.")
+    return seed
 
-    Raises:
-        TypeError: If the index is not an integer.
-        IndexError: If the index is not in [0, length).
-    """
+
+def check_index(index: SupportsIndex, length: int) -> int:
+    """Return an index of a dataset as an int, after checking its range."""
     number = as_int(index, "The index")
     if not 0 <= number < length:
         raise IndexError(f"Index {number} is out of bounds for a dataset of length {length}.")
@@ -71,11 +70,7 @@ def check_index(index: SupportsIndex, length: int) -> int:
 
 
 def as_int_array(values: ArrayLike, name: str) -> NDArray[Any]:
-    """Return an array, list or tensor of integers as an array of the same shape.
-
-    Raises:
-        TypeError: If the values are not integers; booleans are not integers here.
-    """
+    """Return an array, list or tensor of integers as an array of the same shape."""
     array = np.asarray(values)
     if array.dtype.kind not in "iu" and not (array.size == 0 and isinstance(values, list | tuple)):
         raise TypeError(f"{name} must be integers, got an array of {array.dtype}.")
@@ -83,11 +78,7 @@ def as_int_array(values: ArrayLike, name: str) -> NDArray[Any]:
 
 
 def as_indices(indices: ArrayLike) -> IntArray:
-    """Return the indices of a batch as int64 of shape (B,), without a copy if possible.
-
-    Raises:
-        TypeError: If the indices are not integers, or have not one dimension.
-    """
+    """Return the indices of a batch as int64 of shape (B,), without a copy if possible."""
     given = as_int_array(indices, "The indices of a batch")
     if given.ndim != 1:
         raise TypeError(f"The indices of a batch must be one-dimensional, got {given.shape}.")
@@ -95,12 +86,7 @@ def as_indices(indices: ArrayLike) -> IntArray:
 
 
 def check_indices(indices: ArrayLike, length: int) -> IntArray:
-    """Return the indices of a batch as int64 of shape (B,), after checking their range.
-
-    Raises:
-        TypeError: If the indices are not integers, or have not one dimension.
-        IndexError: If an index is not in [0, length).
-    """
+    """Return the indices of a batch as int64 of shape (B,), after checking their range."""
     array = as_indices(indices)
     if not all_below(array, length):
         given = np.asarray(indices)  # for the message: `array` may have wrapped a uint64 to int64
@@ -115,12 +101,7 @@ def all_below(array: IntArray, length: int) -> bool:
 
 
 def check_epoch_index(index: EpochIndex[int], length: int) -> EpochIndex[int]:
-    """Return an EpochIndex of ints from an object with the fields `epoch` and `idx`.
-
-    Raises:
-        TypeError: If a field is missing or is not an integer.
-        IndexError: If `idx` is not in [0, length), or `epoch` is negative.
-    """
+    """Return an EpochIndex of ints from an object with the fields `epoch` and `idx`."""
     _check_fields(index)
     epoch = as_int(index.epoch, "The epoch")
     if epoch < 0:
@@ -129,12 +110,7 @@ def check_epoch_index(index: EpochIndex[int], length: int) -> EpochIndex[int]:
 
 
 def check_epoch_indices(indices: EpochIndex[IntArray], length: int) -> EpochIndex[IntArray]:
-    """Return the EpochIndex of a batch with int64 fields of shape (B,).
-
-    Raises:
-        TypeError: If a field is missing, or the fields are not integers of the same shape (B,).
-        IndexError: If an `idx` is not in [0, length), or an `epoch` is negative.
-    """
+    """Return the EpochIndex of a batch with int64 fields of the same shape (B,)."""
     if isinstance(indices, CheckedEpochIndex) and indices.length == length:
         return indices
     _check_fields(indices)

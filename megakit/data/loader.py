@@ -46,11 +46,15 @@ class _WholeBatches(Dataset[Any]):
         self.dataset, self.padding_weight, self.collate = dataset, padding_weight, collate
 
     def __getitems__(self, indices: NDArray[np.int64]) -> Any:
-        if self.padding_weight is None:
-            return self._fetch(indices)
         is_sample = indices >= 0
         # Padding repeats sample 0. Any sample is possible here, as the weight of padding is 0.
-        batch = self._fetch(np.where(is_sample, indices, 0))
+        samples = np.where(is_sample, indices, 0)
+        if self.collate is None:
+            batch = fetch_batch(self.dataset, samples)
+        else:
+            batch = self.collate(fetch_samples(self.dataset, samples))
+        if self.padding_weight is None:
+            return batch
         if not isinstance(batch, dict):
             raise TypeError(
                 f"an evaluation batch is a {type(batch).__name__}; it has to be a dict, so "
@@ -61,11 +65,6 @@ class _WholeBatches(Dataset[Any]):
             mask = batch["loss_mask"]
             weights = mask * weights.view(-1, *[1] * (mask.dim() - 1))
         return {**batch, "loss_mask": weights}
-
-    def _fetch(self, indices: NDArray[np.int64]) -> Any:
-        if self.collate is None:
-            return fetch_batch(self.dataset, indices)
-        return self.collate(fetch_samples(self.dataset, indices))
 
 
 #: Iterators whose workers are already registered to be ended at exit.
@@ -82,9 +81,8 @@ class _Loader(DataLoader):
                 _ITERATORS.add(iterator)
                 atexit.register(_end_workers, weakref.ref(iterator))
             return iterator
-        whole_batches: Any = self.dataset
-        batch_sampler: Any = self.batch_sampler
-        return map(whole_batches.__getitems__, batch_sampler)
+        fetch = existing(self.dataset, "__getitems__")
+        return map(fetch, self.batch_sampler or ())
 
 
 def _identity(batch: T) -> T:
@@ -133,27 +131,21 @@ def make_loader(
     is_default = template.collate_fn in (default_collate, default_convert)
     collate = None if is_default else template.collate_fn
     whole_batches = _WholeBatches(template.dataset, weight, collate)
-    workers: dict[str, Any] = {}
-    if template.num_workers:
-        workers = {
-            "prefetch_factor": template.prefetch_factor,
-            "persistent_workers": template.persistent_workers,
-            "worker_init_fn": functools.partial(_begin_worker, template.worker_init_fn),
-            "multiprocessing_context": template.multiprocessing_context,
-            "timeout": template.timeout or WORKER_TIMEOUT,
-        }
-    batches: Any = sampler
-    loader = _Loader(
-        whole_batches,
-        batch_sampler=batches,
-        collate_fn=_identity,
-        num_workers=template.num_workers,
-        pin_memory=template.pin_memory,
+    options: dict[str, Any] = {
+        "batch_sampler": sampler,
+        "collate_fn": _identity,
         # For the workers' seeds. Without it, torch draws them from the global generator, which
         # dropout uses, too.
-        generator=template.generator or torch.Generator(),
-        **workers,
-    )
+        "generator": template.generator or torch.Generator(),
+    }
+    if template.num_workers:
+        options["worker_init_fn"] = functools.partial(_begin_worker, template.worker_init_fn)
+        options["timeout"] = template.timeout or WORKER_TIMEOUT
+        for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
+            options[name] = getattr(template, name)
+    for name in ("num_workers", "pin_memory"):
+        options[name] = getattr(template, name)
+    loader = _Loader(whole_batches, **options)
     # The size of one batch shows whether shared memory suffices, before the workers need it.
     for indices in itertools.islice(sampler, loader.num_workers and 1):
         check_room(loader, whole_batches.__getitems__(indices))

@@ -23,7 +23,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.data.indices import Int, IntArray, as_int, as_int_array
+from megakit.data.indices import Int, IntArray, as_int, as_int_array, as_seed
 
 MAX_LENGTH = 2**63 - 1
 
@@ -65,10 +65,9 @@ def permute(index: Int | NDArray[Any], length: Int, seed: Int | NDArray[Any]) ->
     if isinstance(seed, np.ndarray):
         indices = as_int_array(index, "The indices")
         indices, seeds = np.broadcast_arrays(indices, as_int_array(seed, "The seeds"))
-        _check_seed(int(seeds.min(initial=0)))
+        as_seed(int(seeds.min(initial=0)))
         return _permute_array(indices, length, seeds.reshape(-1).astype(np.uint64))
-    seed = as_int(seed, "The seed")
-    _check_seed(seed)
+    seed = as_seed(seed)
     if isinstance(index, np.ndarray):
         return _permute_array(as_int_array(index, "The indices"), length, seed)
     number = as_int(index, "The index")
@@ -146,8 +145,3 @@ def _hash(x: Words, keys: Sequence[Words], mask: Any) -> Words:
 def _check_index(index: int, length: int) -> None:
     if not 0 <= index < length:
         raise ValueError(f"The index must be in [0, {length}), got {index}.")
-
-
-def _check_seed(seed: int) -> None:
-    if seed < 0:
-        raise ValueError(f"The seed must not be negative, got {seed}.")

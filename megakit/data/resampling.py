@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from megakit.data.batches import fetch_batch, fetch_samples
 from megakit.data.epochs import SizedDataset
 from megakit.data.hashing import GOLDEN, key_of, mix64, stream
-from megakit.data.indices import Int, IntArray, as_int, check_index, check_indices
+from megakit.data.indices import Int, IntArray, as_int, as_seed, check_index, check_indices
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -38,14 +38,13 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
         self, dataset: SizedDataset[T_co], seed: Int = 42, num_samples: Int | None = None
     ) -> None:
         self.dataset = dataset
-        self.seed = as_int(seed, "The seed")
+        self.seed = as_seed(seed)
         self._key = key_of(self.seed)
         self._dataset_length = len(dataset)
         if self._dataset_length < 1:
             raise ValueError("The dataset is empty: there is nothing to draw from.")
-        self.num_samples = self._dataset_length
-        if num_samples is not None:
-            self.num_samples = as_int(num_samples, "num_samples")
+        given = self._dataset_length if num_samples is None else num_samples
+        self.num_samples = as_int(given, "num_samples")
         if self.num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
 
