@@ -57,8 +57,8 @@ class GlobalBatchSampler:
         self.end = (num_samples + padding) // global_batch_size * global_batch_size
         if not self.end:
             raise ValueError(
-                f"a dataset of {num_samples} samples has not one batch of {global_batch_size}. "
-                "MultiEpochDatasetResampler makes it as long as the training."
+                f"a dataset of {num_samples} samples is smaller than a batch of "
+                f"{global_batch_size}. MultiEpochDatasetResampler makes it as long as the training."
             )
         self.num_samples, self.start = num_samples, start
         self.micro_batch_size, self.global_batch_size = micro_batch_size, global_batch_size
@@ -97,8 +97,8 @@ class ExactDataSampler(MegatronDataSampler):
 
         if isinstance(dataloader.sampler, RandomSampler):
             raise ValueError(
-                "a DataLoader with shuffle=True: ranks would each draw an order of their own. "
-                "Leave it out, and put MultiEpochDatasetResampler around the dataset."
+                "a DataLoader with shuffle=True: each rank would draw another order. Remove "
+                "shuffle=True, and wrap the dataset in MultiEpochDatasetResampler."
             )
         mode = getattr(dataloader, "mode", "train")
         is_training = mode == "train"

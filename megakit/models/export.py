@@ -70,27 +70,16 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path)
-    parser.add_argument("--onnx", type=Path, metavar="FILE", help="for onnxruntime and the like")
-    parser.add_argument(
-        "--torch-export", type=Path, metavar="FILE", help="for torch.export.load, such as model.pt2"
-    )
-    parser.add_argument(
-        "--safetensors", type=Path, metavar="FILE", help="the weights alone, by their plain names"
-    )
-    parser.add_argument(
-        "--input-shape",
-        type=_shape,
-        metavar="N,N,...",
-        help="of one sample of the model's float32 input, without the batch, which comes first",
-    )
-    parser.add_argument(
-        "--components",
-        default="model_components",
-        metavar="MODULE",
-        help="where the model's config is defined (%(default)s), found from the current folder",
-    )
-    parser.add_argument("--force", action="store_true", help="replace files that exist")
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", type=Path)
+    add("--onnx", type=Path, metavar="FILE", help="for onnxruntime and the like")
+    add("--torch-export", type=Path, metavar="FILE", help="for torch.export.load, as model.pt2")
+    add("--safetensors", type=Path, metavar="FILE", help="the weights alone, by their names")
+    help = "of one sample of the model's float32 input, without the batch, which comes first"
+    add("--input-shape", type=_shape, metavar="N,N,...", help=help)
+    help = "where the model's config is defined (%(default)s), found from the current folder"
+    add("--components", default="model_components", metavar="MODULE", help=help)
+    add("--force", action="store_true", help="replace files that exist")
     return parser
 
 
@@ -131,7 +120,7 @@ def _check(options: argparse.Namespace) -> list[tuple[Callable[..., None], Path]
     paths = [path.absolute() for _, path in wanted.values()]
     for name, (_, path) in wanted.items():
         if paths.count(path.absolute()) > 1:
-            problems.append(f"--{name} {path}: named twice; give each format a file of its own.")
+            problems.append(f"--{name} {path}: named twice. Use another file for each format.")
         elif path.is_dir() or (path.exists() and not options.force):
             problems.append(f"--{name} {path}: exists. Choose another name, or give --force.")
         elif not path.parent.is_dir():

@@ -129,14 +129,15 @@ def _config_class(checkpoint: Path) -> type:
     module, name = read_config_class(checkpoint)
     if module not in sys.modules:
         raise UserError(
-            f"{checkpoint}: its model is configured by {name} of the module {module}, which is not "
-            f"imported, and no checkpoint decides what is. If it is yours, import {module} first."
+            f"{checkpoint}: its config class {name} is in the module {module}, which is not "
+            "imported; a checkpoint cannot cause an import. If the module is yours, import "
+            f"{module} first."
         )
     found = getattr(sys.modules[module], name, None)
     if not isinstance(found, type) or not issubclass(found, MegatronBioNeMoTrainableModelConfig):
         raise UserError(
-            f"{checkpoint}: its model is configured by {module}.{name}, which is no "
-            f"{MegatronBioNeMoTrainableModelConfig.__name__} here. Import the program's version "
+            f"{checkpoint}: its config class {module}.{name} is not a subclass of "
+            f"{MegatronBioNeMoTrainableModelConfig.__name__}. Import the version of the program "
             "that wrote the checkpoint, or use another checkpoint."
         )
     return found

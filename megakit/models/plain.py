@@ -123,14 +123,14 @@ def replace_parallel_layers(model: nn.Module) -> None:
     """Replaces the parallel layers of a model that was built on one rank.
 
     Raises:
-        UserError: Layers of Megatron have no plain form; all of them are named.
+        UserError: Layers of Megatron have no torch replacement; the error lists them.
     """
     unknown = list(_replace_children(model, ""))
     if unknown:
         raise UserError(
-            f"{type(model).__name__}: no plain form is known of {', '.join(unknown)}. "
-            "Build these layers of others (torch's own, say), or add their plain form to "
-            "megakit/models/plain.py."
+            f"{type(model).__name__}: these layers cannot be replaced by torch layers: "
+            f"{', '.join(unknown)}. Use other layers, for example torch's own, or add a "
+            "replacement to megakit/models/plain.py."
         )
 
 

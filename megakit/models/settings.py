@@ -37,11 +37,11 @@ class IOMixinWithGettersSetters(io.IOMixin):
         return dict(self.__io__.__arguments__)
 
     def set_hparam(self, name: str, value: object, also_change_value: bool = True) -> None:
-        """Records a value for a constructor argument.
+        """Records a constructor argument's value for the contexts of later checkpoints.
 
         Args:
             name: Name of the argument.
-            value: The value for the contexts of later checkpoints.
+            value: The value.
             also_change_value: Whether to set the attribute of this name, too.
         """
         if also_change_value:
@@ -50,9 +50,9 @@ class IOMixinWithGettersSetters(io.IOMixin):
 
 
 def _can_be_recorded(value: object) -> bool:
+    if isinstance(value, dict):
+        return _can_be_recorded([*value, *value.values()])
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(_can_be_recorded, value))
-    if isinstance(value, dict):
-        return all(map(_can_be_recorded, value)) and all(map(_can_be_recorded, value.values()))
     plain = (bool, int, float, str, Path, enum.Enum, torch.dtype, type)
     return value is None or isinstance(value, plain)

@@ -18,8 +18,7 @@ from megakit.models.layers import _ColumnParallel, _RowParallel, seeded
 class SeededTransformerLayer(TransformerLayer):
     """A layer whose initial weights depend on the config's seed and the layer's number only.
 
-    Megatron draws weights in the order of construction. So without this class, a layer's weights
-    would depend on the number of earlier layers on the same pipeline stage.
+    Megatron draws weights in the order of construction, which depends on the pipeline stage.
     """
 
     def __init__(

@@ -207,7 +207,7 @@ class TokenMeanLossReduction(MegatronLossReduction):
         if not torch.equal(values[:, 2].nan_to_num(), values[:, 0].nan_to_num()):
             raise ValueError(
                 f"{type(self).__name__} needs calculate_per_token_loss=True in the model's config: "
-                "without it Megatron averages over micro batches, and tokens weigh unequally."
+                "without it, Megatron averages over micro batches, and tokens get unequal weights."
             )
         totals = values[:, 1:].sum(dim=0)
         if parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:

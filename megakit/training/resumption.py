@@ -110,7 +110,7 @@ def _check_optimizers(states: object, optimizers: Sequence[torch.optim.Optimizer
     for step in _values_of(states, "common_step") + _values_of(states, "step"):
         is_number = isinstance(step, torch.Tensor) and step.dim() == 0 and not step.is_complex()
         if not is_number and type(step) not in (int, float):
-            raise ValueError(f"the optimizer's step is a {type(step).__name__} that is no number")
+            raise ValueError(f"the optimizer's step is a {type(step).__name__} instead of a number")
 
 
 def _values_of(value: object, name: str) -> list[Any]:

@@ -217,11 +217,9 @@ class ExactStrategy(nl.MegatronStrategy):
             if is_first:  # the learning rate cannot be the cause yet
                 raise UserError(
                     f"{found} with the weights that this run starts from. Use another checkpoint, "
-                    "and look at the data."
+                    "and check the data."
                 )
-            raise RuntimeError(
-                f"{found}. The checkpoints before it are untouched; try a lower --lr."
-            )
+            raise RuntimeError(f"{found}. Earlier checkpoints are not changed. Use a lower --lr.")
         return output
 
     def validation_step(
