@@ -44,16 +44,12 @@ class StopWithoutProgress(pl.Callback):
     """Checks the column that `--best-by` names, and applies `--stop-after`.
 
     With `--stop-after`, each better value gets a checkpoint, at any save interval. To stop, the
-    callback sets `trainer.should_stop`. Lightning then ends the training after this step, and
-    the checkpoint writer saves this step and marks its checkpoint as final. All ranks have the same
-    validated values, so all ranks stop after the same step.
-
-    Args:
-        writer: The checkpoint writer, which chooses the best checkpoint.
-        stop_after: The number of successive validations without a better value after which
-            training stops; None: training does not stop early.
+    callback sets `trainer.should_stop`; the checkpoint writer then saves this step as final. All
+    ranks have the same validated values, so all ranks stop after the same step.
 
     Attributes:
+        stop_after: The number of successive validations without a better value after which
+            training stops; None: training does not stop early.
         best: The best value so far; None without `stop_after`.
         num_without: The number of validations since the best value.
     """
@@ -118,18 +114,13 @@ class StopWithoutProgress(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the state of this callback from a checkpoint."""
-        best = state_dict["best"]
-        self.best = None if best is None else float(best)
-        self.num_without = int(state_dict["num_without"])
+        self.best, self.num_without = state_dict["best"], state_dict["num_without"]
 
 
 class StopOnSignal(pl.Callback):
     """Saves a checkpoint and ends training after the step in which a stop signal arrived.
 
     A second signal ends the process at once; complete checkpoints are not changed.
-
-    Args:
-        writer: Saves the checkpoint.
     """
 
     #: The largest number of steps between two agreements of several ranks on whether to stop. The
@@ -142,7 +133,7 @@ class StopOnSignal(pl.Callback):
         self._before: dict[int, Any] = {}
         self._agree_at: int | None = None
         self._agreed_at = 0.0
-        self._steps_since_agreement = 1
+        self._num_steps = 1  # between the last two agreements
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Installs the signal handlers for training."""
@@ -171,12 +162,11 @@ class StopOnSignal(pl.Callback):
         Raises:
             Stopped: A rank received a signal.
         """
-        number = self._agreed(trainer)
-        if number:
+        if number := self._agreed_signal(trainer):
             self.writer.save(trainer, regular=False)
             raise Stopped(number, trainer.global_step)
 
-    def _agreed(self, trainer: pl.Trainer) -> int:
+    def _agreed_signal(self, trainer: pl.Trainer) -> int:
         """Returns the signal that any rank received, or 0; all ranks stop after the same step."""
         if trainer.world_size == 1:
             return self.request.received
@@ -190,10 +180,7 @@ class StopOnSignal(pl.Callback):
         )
         torch.distributed.all_reduce(message, torch.distributed.ReduceOp.MAX)
         number, seconds = message.tolist()
-        # The first agreement follows no step; it counts as one step.
-        steps = max(1, self._steps_since_agreement)
-        self._steps_since_agreement = int(
-            max(1, min(self.AGREE_AT_MOST_EVERY, steps / max(seconds, 1e-3)))
-        )
-        self._agree_at, self._agreed_at = step + self._steps_since_agreement, now
+        steps_per_second = self._num_steps / max(seconds, 1e-3)
+        self._num_steps = int(max(1, min(self.AGREE_AT_MOST_EVERY, steps_per_second)))
+        self._agree_at, self._agreed_at = step + self._num_steps, now
         return int(number)

@@ -32,9 +32,7 @@ def mean_over_data_parallel_ranks(averages: Sequence[Tensor]) -> Tensor:
 
 
 def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, Tensor]:
-    """Averages the reports of micro batches, by name, over all data-parallel ranks.
-
-    One collective operation reduces all names.
+    """Averages the reports of micro batches by name, in one collective over data-parallel ranks.
 
     Args:
         reports: For each micro batch, the mean loss as `avg`, and further means by name.
@@ -54,13 +52,11 @@ def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, 
 def mean_over_samples(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
     """Returns the mean of per-sample values over a micro batch, for the report of a loss.
 
-    In evaluation, `batch["loss_mask"]` (B,) contains the sample weights: 0 for padding, and 1 on
-    average over the whole evaluation.
-
     Args:
         values: One value for each sample, (B,). Several values for each sample, (B, ...), are
             averaged first.
-        batch: The micro batch.
+        batch: The micro batch. In evaluation, its `loss_mask` (B,) contains the sample weights: 0
+            for padding, and 1 on average over the whole evaluation.
 
     Returns:
         A float32 scalar without a gradient.
@@ -128,12 +124,10 @@ class TokenReport(TypedDict):
 class TokenMeanLossReduction(MegatronLossReduction):
     """Averages a loss over all real tokens of a global batch, with equal weight for each token.
 
-    In a mean of micro batches' means, a token in a micro batch with few tokens has more weight.
-    This loss therefore returns sums and counts. Megatron divides the gradient by the number of
-    tokens of all micro batches and ranks. Megatron does so only if the model's config has
-    `calculate_per_token_loss=True`; without this setting, a step raises an error.
-
-    A token is anything that has its own loss: a word, a pixel, an image.
+    A token is anything that has its own loss: a word, a pixel, an image. This loss returns sums and
+    counts, and Megatron divides the gradient by the number of tokens of all micro batches and
+    ranks. This requires `calculate_per_token_loss=True` in the model's config; without this
+    setting, a step raises an error.
     """
 
     def token_losses(self, batch: Any, forward_out: Any) -> Tensor:
@@ -151,8 +145,7 @@ class TokenMeanLossReduction(MegatronLossReduction):
         """Returns a mask that is above 0 for real tokens; None if all tokens are real.
 
         The mask has the shape of the losses (B, ...), or their leading dimensions. The default is
-        `batch["loss_mask"]`, which marks padding: a dataset may add the mask, and the data loader
-        adds the mask in evaluation.
+        `batch["loss_mask"]`, from the dataset, or in evaluation from the data loader.
         """
         return batch.get("loss_mask")
 

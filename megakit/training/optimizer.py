@@ -22,11 +22,7 @@ class LeanOptimizerModule(MegatronOptimizerModule):
     """Wraps Megatron's optimizer like NeMo's module, with less overhead for each step."""
 
     def on_train_batch_start(self, *args: Any) -> None:
-        """Does not log the learning rate; `Reporter` logs it.
-
-        NeMo's module logs the learning rate at every step through Lightning. This logging takes a
-        tenth of the step.
-        """
+        """Does not log the learning rate, which takes a tenth of the step; `Reporter` logs it."""
 
     def optimizers(self, model: MegatronParallel) -> list[torch.optim.Optimizer]:
         """Returns Megatron's optimizer, with a fused kernel if it is built on torch's AdamW.
@@ -48,8 +44,8 @@ class LeanOptimizerModule(MegatronOptimizerModule):
 class FusedAdamW(torch.optim.AdamW):
     """Runs torch's fused AdamW kernel with little overhead.
 
-    torch's own step sorts the weights by type and device, and checks hooks and options. On a small
-    model this work takes longer than the kernel. The step of this class does not call hooks.
+    torch's own step sorts the weights by type and device, and checks hooks and options, which takes
+    longer than the kernel on a small model. The step of this class does not call hooks.
     """
 
     @torch.no_grad()
@@ -86,10 +82,7 @@ class FusedAdamW(torch.optim.AdamW):
     step.__dict__["hooked"] = True
 
     def _is_plain(self, group: dict[str, Any]) -> bool:
-        """Tells whether the fused kernel alone can step a group.
-
-        torch's own step has to make the first step, which creates the states.
-        """
+        # torch's own step has to make the first step, which creates the states.
         special = group["amsgrad"] or group["maximize"] or not group["fused"]
         return not special and all(
             weight in self.state for weight in group["params"] if weight.grad is not None
@@ -113,14 +106,12 @@ def megatron_adam(
         lr: Peak learning rate.
         lr_scheduler: Changes the learning rate from step to step. By default, the learning rate is
             constant.
-        beta2: Decay rate of Adam's average of squared gradients. With the default, runs of some
-            thousand steps at a high learning rate end with better results than with the usual
-            0.999, and differ less between seeds.
+        beta2: Decay rate of Adam's average of squared gradients. The default gives better results
+            than the usual 0.999 in runs of some thousand steps at a high learning rate.
         weight_decay: The weight decay.
         clip_grad: The largest norm of the gradient.
         use_distributed_optimizer: Whether to shard the optimizer's state over the data-parallel
-            ranks. Sharding saves memory in large models. With this version of Megatron, resuming is
-            then not exact.
+            ranks. This saves memory, but with this version of Megatron, resuming is not exact.
     """
     config = OptimizerConfig(
         optimizer="adam",

@@ -24,12 +24,8 @@ LOG_INTERVAL = 10
 class Reporter(pl.Callback):
     """Writes metrics.csv and TensorBoard curves, shows progress, and measures time.
 
-    Args:
-        console: Shows the progress.
-        title: The start of the progress line.
-        writer: The checkpoint writer, which measures the time of saves.
-        metrics_file: Receives the rows; None on ranks that write no files.
-        tensorboard: Receives the curves; None on ranks that write no files.
+    Ranks that write no files have no `metrics_file` and no `tensorboard`. The checkpoint writer
+    measures the time of saves.
 
     Attributes:
         seconds: Seconds from the first step to the last step, over all starts of the run.
@@ -170,11 +166,7 @@ class Reporter(pl.Callback):
     def times(self, total: float, clock: "DataClock") -> dict[str, float]:
         """Returns the seconds of each activity in this start of the run.
 
-        Time that belongs to no other entry counts as `start_up`.
-
-        Args:
-            total: Seconds since the script began.
-            clock: The profiler that measured the setup and the fetching of data.
+        Of the `total` seconds since the script began, `start_up` is the time of no other entry.
         """
         now = self._totals()
         before = self._at_start or now  # without steps to do, `on_train_start` was not called

@@ -23,11 +23,8 @@ _PROGRESS = "epoch_loop.automatic_optimization.optim_progress"
 def check_restored(checkpoint: dict[str, Any], folder: Path, trainer: pl.Trainer) -> None:
     """Compares the content of a checkpoint with the state of the resumed run.
 
-    Args:
-        checkpoint: The content that NeMo's strategy loaded for training.
-        folder: The checkpoint's folder, or the weights folder in it. Without a manifest, the step
-            is not compared with the manifest's step.
-        trainer: The trainer of the resumed run, set up but not yet restored.
+    `folder` is the checkpoint's folder, or the weights folder in it. Without a manifest, the step
+    is not compared with the manifest's step. The trainer is set up, but not yet restored.
 
     Raises:
         ValueError: An entry is missing, is NaN or infinite, or has another type; or the steps in
@@ -65,13 +62,8 @@ def check_structure(saved: object, expected: object, path: str) -> None:
     If the expected value is None, because it is not known yet, the saved value may be a number. If
     the expected value is a float, the saved value may be an integer.
 
-    Args:
-        saved: A value from the checkpoint.
-        expected: The same value of the resumed run.
-        path: The names of the keys that lead to the value, for messages.
-
     Raises:
-        ValueError: The keys, lengths or types differ.
+        ValueError: The keys, lengths or types differ; the message contains the path of the keys.
     """
     if expected is None:
         fits = saved is None or type(saved) in (bool, int, float)

@@ -28,6 +28,9 @@ from megakit.training.trainer import build_trainer, predict, train
 from megakit.training.validation import callbacks_of, metrics_of
 from megakit.training.views import MakeView
 
+#: The largest number of pictures whose predictions the console shows.
+MOST_ANSWERS = 10
+
 
 def train_stage(
     run: Run,
@@ -103,25 +106,21 @@ def predict_stage(
     if outputs is None:
         return path
     outputs.check_finite(run.plan.start)
-    predictions = Predictions.from_logits(
-        outputs.idx, outputs.label, outputs.output, outputs.latent
-    )
+    found = outputs.idx, outputs.label, outputs.output, outputs.latent
+    predictions = Predictions.from_logits(*found)
     if len(np.unique(predictions.idx)) != len(data.predict_dataloader().dataset):
         raise RuntimeError("predictions do not cover every sample exactly once")
     run.check_directory()
     write_predictions(path, predictions, sources)
     scores = predictions.scores()
-    write_json(
-        run.directory.summary,
-        _summary(run)
-        | {
-            "seconds": seconds,
-            "samples_per_second": scores["num_samples"] / seconds,
-            "checkpoint": run.plan.start,
-        }
-        | scores,
-    )
-    rows = _answers(predictions, sources) if sources is not None else {}
+    speed = {"seconds": seconds, "samples_per_second": scores["num_samples"] / seconds}
+    summary = _summary(run) | speed | {"checkpoint": run.plan.start} | scores
+    write_json(run.directory.summary, summary)
+    rows: dict[str, str] = {}
+    if sources is not None and len(sources) <= MOST_ANSWERS:
+        probabilities = predictions.probabilities.max(axis=1)
+        answers = zip(sources, predictions.prediction, probabilities, strict=True)
+        rows = {source: f"{answer}, {share:.1%} sure" for source, answer, share in answers}
     if predictions.is_labelled:
         names = _write_figures(run.path, predictions, data.predict_dataloader().dataset)
         rows |= {
@@ -133,23 +132,9 @@ def predict_stage(
             write_report(run.path / "report.html", predictions)
             rows["report"] = str(run.path / "report.html")
     run.console.say(f"Images predicted: {scores['num_samples']:,}.")
-    run.console.table(
-        {
-            **rows,
-            "time": f"{time.perf_counter() - run.began:.1f} s in all",
-            "predictions": str(path),
-        }
-    )
+    rows["time"] = f"{time.perf_counter() - run.began:.1f} s in all"
+    run.console.table(rows | {"predictions": str(path)})
     return path
-
-
-def _answers(predictions: Predictions, sources: Sequence[str], most: int = 10) -> dict[str, str]:
-    """Returns prediction and probability by source, or nothing for more than `most` samples."""
-    if len(sources) > most:
-        return {}
-    shares = predictions.probabilities.max(axis=1)
-    rows = zip(sources, predictions.prediction, shares, strict=True)
-    return {source: f"{prediction}, {share:.1%} sure" for source, prediction, share in rows}
 
 
 def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list[str]:

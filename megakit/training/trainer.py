@@ -198,9 +198,6 @@ class Outputs:
     def check_finite(self, source: str | None) -> None:
         """Refuses NaN and infinite outputs, which finite but too large weights can cause.
 
-        Args:
-            source: The checkpoint that the model was loaded from, for the message.
-
         Raises:
             UserError: An output is NaN or infinite.
         """

@@ -44,9 +44,6 @@ class ValidationMetrics(pl.Callback):
     Each micro batch updates the metrics on the last pipeline stage, where the model's output is. At
     the end of the validation, torchmetrics gathers the metric states over the data-parallel ranks.
 
-    Args:
-        metrics: The metrics by name, at least one.
-
     Raises:
         UserError: A metric is named `loss`; `val_loss` is the validation loss.
     """
@@ -121,11 +118,6 @@ class FromLastStage:
     ) -> dict[str, Tensor]:
         """Returns the values of the last stage as float32 scalars, on every stage.
 
-        Args:
-            values: The return value of a loss's `reduce`, or a dict of scalars; not used on other
-                stages.
-            device: The device of the communication between stages.
-
         Raises:
             ValueError: A value is not a scalar, or the names differ from the first call's names.
         """
@@ -159,10 +151,6 @@ class FromLastStage:
 
 def checked(values: Tensor | Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     """Returns named values as float32 scalars; a single tensor gets the name `loss`.
-
-    Args:
-        values: A tensor, or values by name.
-        source: The function that returned the values, for messages.
 
     Raises:
         ValueError: A value is not one number, or a name is not a Python identifier.
@@ -217,9 +205,6 @@ class MicroBatchListener:
     If a callback had the method `on_megatron_microbatch_end`, NeMo would also call the method in
     training, which slows down each step. Callbacks therefore add a listener to
     `listeners(trainer)`, only for the duration of a validation.
-
-    Args:
-        function: The function.
     """
 
     def __init__(self, function: Callable[[Batch, Any], None]) -> None:

@@ -53,11 +53,7 @@ class Pictures(pl.Callback):
 
     The callback collects samples from the micro batches of the validation, on the last pipeline
     stage, where the model's output is. All ranks gather the samples, and the rank that writes files
-    draws the pictures.
-
-    Args:
-        make_view: Converts a micro batch and the model's output to a `View`.
-        tensorboard: Receives the pictures; None on ranks that write no files.
+    draws the pictures; other ranks have no `tensorboard`.
     """
 
     NUM_RECONSTRUCTIONS = 10
