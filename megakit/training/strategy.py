@@ -236,6 +236,11 @@ class ExactStrategy(nl.MegatronStrategy):
             )
         return values if len(values) > 1 else values["loss"]
 
+    @property
+    def validated_names(self) -> list[str]:
+        """The names of the values that the loss returned in validation."""
+        return self._from_last_stage.names or []
+
     @functools.cached_property
     def _from_last_stage(self) -> FromLastStage:
         return FromLastStage()

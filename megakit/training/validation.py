@@ -82,13 +82,22 @@ class ValidationMetrics(pl.Callback):
                 each.metric.update(*arguments)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Logs the value of each metric; all ranks log the same value."""
+        """Logs the value of each metric; all ranks log the same value.
+
+        Raises:
+            UserError: The loss returned a value with the name of a metric.
+        """
         values = {}
         if parallel_state.is_pipeline_last_stage():
             values = {name: each.metric.compute() for name, each in self.metrics.items()}
             values = checked(values, "a validation metric")
-        device = trainer.strategy.root_device
-        for name, value in FromLastStage()(values, device).items():
+        values = FromLastStage()(values, trainer.strategy.root_device)
+        for name in values.keys() & getattr(trainer.strategy, "validated_names", ()):
+            raise UserError(
+                f"validation metric {name!r}: the loss also returns a value of this name. Use "
+                "another name in validation_metrics() or in the loss."
+            )
+        for name, value in values.items():
             pl_module.log(f"val_{name}", value, batch_size=1, logger=False)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -110,8 +119,7 @@ class FromLastStage:
     The first call broadcasts the names. Every call broadcasts one tensor of values.
     """
 
-    def __init__(self) -> None:
-        self._names: list[str] | None = None
+    names: list[str] | None = None
 
     def __call__(
         self, values: Tensor | Mapping[str, Tensor], device: torch.device
@@ -130,23 +138,23 @@ class FromLastStage:
                 "src": parallel_state.get_pipeline_model_parallel_last_rank(),
                 "group": parallel_state.get_pipeline_model_parallel_group(),
             }
-        if self._names is None:
+        if self.names is None:
             parts = [list(own)]
             if has_stages:
                 torch.distributed.broadcast_object_list(parts, **source)
-            self._names = parts[0]
-        if is_last and list(own) != self._names:
+            self.names = parts[0]
+        if is_last and list(own) != self.names:
             raise ValueError(
                 f"the loss's reduce returned {', '.join(own)}, and before that "
-                f"{', '.join(self._names)}. Return the same names in every step."
+                f"{', '.join(self.names)}. Return the same names in every step."
             )
         if not has_stages:
             return own
-        stacked = torch.zeros(len(self._names), device=device)
+        stacked = torch.zeros(len(self.names), device=device)
         if is_last:
             stacked = torch.stack([value.to(device) for value in own.values()])
         torch.distributed.broadcast(stacked, **source)
-        return dict(zip(self._names, stacked.unbind(), strict=True))
+        return dict(zip(self.names, stacked.unbind(), strict=True))
 
 
 def checked(values: Tensor | Mapping[str, Tensor], source: str) -> dict[str, Tensor]:

@@ -156,6 +156,15 @@ class TestMetrics:
         with pytest.raises(UserError, match=r"validation metric 'loss': the column val_loss "):
             metrics_of(Module(loss=accuracy()))
 
+    def test_the_name_of_a_value_of_the_loss_is_refused(self, trainer: Any) -> None:
+        from megakit.training.validation import metrics_of
+
+        trainer.strategy.validated_names = ["loss", "accuracy"]
+        module: Any = Module(accuracy=accuracy())
+        (callback,) = metrics_of(module)
+        with pytest.raises(UserError, match="'accuracy': the loss also returns a value"):
+            validate(trainer, module, callback, [batch_of(3, 1)])
+
     def test_a_module_without_any(self) -> None:
         from megakit.training.validation import metrics_of
 
