@@ -31,7 +31,7 @@ class SavingTrainer(SimpleNamespace):
         super().__init__(
             global_step=0,
             max_steps=max_steps,
-            val_check_batch=val_every,
+            val_check_interval=val_every,
             enable_validation=True,
             sanity_checking=False,
             should_stop=False,

@@ -446,16 +446,17 @@ def test_metric_tracker(components: ModuleType) -> None:
     from megakit.training import MetricTracker
 
     tracker = MetricTracker(metrics_to_track_val=["loss"], metrics_to_track_train=["loss", "size"])
-    trainer = SimpleNamespace(logged_metrics={"val_loss": torch.tensor(0.5)})
+    trainer: Any = SimpleNamespace(logged_metrics={"val_loss": torch.tensor(0.5)})
+    module: Any = None
     for loss in (3.0, 2.0):
         outputs = {"loss": torch.tensor(loss), "size": 4, "other": None}
-        tracker.on_train_batch_end(trainer, None, outputs, None, 0)
-        tracker.on_validation_batch_end(trainer, None, torch.tensor(loss + 1), None, 0)
-    tracker.on_validation_batch_end(trainer, None, {"loss": torch.tensor(9.0)}, None, 0)
-    tracker.on_validation_epoch_end(trainer, None)
+        tracker.on_train_batch_end(trainer, module, outputs, None, 0)
+        tracker.on_validation_batch_end(trainer, module, torch.tensor(loss + 1), None, 0)
+    tracker.on_validation_batch_end(trainer, module, {"loss": torch.tensor(9.0)}, None, 0)
+    tracker.on_validation_epoch_end(trainer, module)
     trainer.logged_metrics = {"val_loss": torch.tensor(0.25)}
-    tracker.on_validation_epoch_end(trainer, None)
-    tracker.on_train_epoch_end(trainer, None)
+    tracker.on_validation_epoch_end(trainer, module)
+    tracker.on_train_epoch_end(trainer, module)
 
     train, val = tracker.collection_train, tracker.collection_val
     assert train.keys() == {"loss", "size", "logged_metrics"}

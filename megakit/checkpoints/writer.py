@@ -86,7 +86,7 @@ class CheckpointWriter(Checkpoint):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
     ) -> None:
         """Saves if a save is due; if validation is also due, the save follows the validation."""
-        if self._is_due(trainer) and not will_validate(trainer):
+        if self._is_due(trainer) and not validation_is_due(trainer, trainer.global_step):
             self.save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -192,18 +192,14 @@ class CheckpointWriter(Checkpoint):
         self.seconds = float(state_dict["seconds"])
 
 
-def will_validate(trainer: pl.Trainer) -> bool:
-    """Tells whether Lightning validates after the step that has just ended.
+def validation_is_due(trainer: pl.Trainer, step: int) -> bool:
+    """Tells whether a validation follows a step: the only place that decides this.
 
-    Lightning also validates after a step in which a callback set `trainer.should_stop`.
+    A validation follows the steps of the trainer's interval, the last step, and a step after which
+    training stops early. The callback `ExactSteps` applies this decision to Lightning.
     """
-    is_due = is_validated(trainer, trainer.global_step) or trainer.should_stop
-    return is_due and trainer.enable_validation
-
-
-def is_validated(trainer: pl.Trainer, step: int) -> bool:
-    """Tells whether the trainer's interval includes a validation after a step."""
-    return bool(step % trainer.val_check_batch == 0)
+    is_due = step % trainer.val_check_interval == 0 or step == trainer.max_steps
+    return (is_due or trainer.should_stop) and trainer.enable_validation
 
 
 def logged_values(trainer: pl.Trainer, prefix: str) -> dict[str, float]:

@@ -3,13 +3,12 @@ from .batches import fetch_samples as fetch_samples
 from .datamodule import MegatronDataModule as MegatronDataModule
 from .datamodule import WrappedDataLoader as WrappedDataLoader
 from .epochs import BatchedMultiEpochDatasetWrapper as BatchedMultiEpochDatasetWrapper
-from .epochs import EpochIndex as EpochIndex
 from .epochs import IdentityMultiEpochDatasetWrapper as IdentityMultiEpochDatasetWrapper
 from .epochs import MultiEpochDataset as MultiEpochDataset
 from .epochs import MultiEpochDatasetResampler as MultiEpochDatasetResampler
 from .epochs import MultiEpochDatasetWrapper as MultiEpochDatasetWrapper
 from .epochs import SizedDataset as SizedDataset
-from .permutation import inverse_permute as inverse_permute
+from .indices import EpochIndex as EpochIndex
 from .permutation import permute as permute
 from .random_effects import bernoulli as bernoulli
 from .random_effects import sample_generator as sample_generator

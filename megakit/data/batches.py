@@ -9,18 +9,18 @@ Wrappers pass the array of indices to the wrapped dataset, so that one call fetc
 `__getitems__(indices)` has PyTorch's meaning: it returns a list of samples.
 """
 
-from typing import Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch.utils.data import Subset, default_collate
 
-from megakit.data.indices import EpochIndex, IntArray, each
+from megakit.data.indices import EpochIndex, IntArray, MapDataset, each
 
 _subset_arrays: WeakKeyDictionary[Subset, tuple[Any, IntArray | None]] = WeakKeyDictionary()
 
 
-def fetch_batch(dataset: Any, indices: IntArray | EpochIndex[IntArray]) -> Any:
+def fetch_batch(dataset: MapDataset, indices: IntArray | EpochIndex[IntArray]) -> Any:
     """Fetch a collated batch, by `get_batch` if the dataset has it.
 
     For a plain `torch.utils.data.Subset`, as from `random_split`, the batch is fetched from the
@@ -40,7 +40,7 @@ def fetch_batch(dataset: Any, indices: IntArray | EpochIndex[IntArray]) -> Any:
     if not len(indices.idx if isinstance(indices, EpochIndex) else indices):
         raise ValueError("A batch needs at least one index, got none.")
     if is_current(type(dataset), "get_batch", "__getitem__"):
-        return dataset.get_batch(indices)
+        return getattr(dataset, "get_batch")(indices)  # noqa: B009
     if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
         array = _subset_array(dataset)
         if array is not None:
@@ -48,10 +48,11 @@ def fetch_batch(dataset: Any, indices: IntArray | EpochIndex[IntArray]) -> Any:
     return default_collate(fetch_samples(dataset, indices))
 
 
-def fetch_samples(dataset: Any, indices: IntArray | EpochIndex[IntArray]) -> list[Any]:
+def fetch_samples(dataset: MapDataset, indices: IntArray | EpochIndex[IntArray]) -> list[Any]:
     """Fetch a list of samples, by `__getitems__` if the dataset has it."""
     if is_current(type(dataset), "__getitems__", "__getitem__"):
-        return cast(list[Any], dataset.__getitems__(list(each(indices))))
+        samples: list[Any] = getattr(dataset, "__getitems__")(list(each(indices)))  # noqa: B009
+        return samples
     return [dataset[index] for index in each(indices)]
 
 

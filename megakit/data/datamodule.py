@@ -104,9 +104,7 @@ class MegatronDataModule(pl.LightningDataModule):
         """Returns a loader of `test_set`."""
         return self._loader("test_set")
 
-    def predict_dataloader(self) -> Any:
-        """Returns a loader of `test_set`."""
-        return self._loader("test_set")
+    predict_dataloader = test_dataloader
 
     def _loader(self, name: str) -> DataLoader:
         dataset = getattr(self, name)
@@ -170,7 +168,7 @@ class MegatronDataModule(pl.LightningDataModule):
             trainer.limit_val_batches = 0  # Lightning then skips validation
         if factor == 1 or trainer is None or getattr(trainer, "limits_in_micro_batches", False):
             return
-        trainer.limits_in_micro_batches = True  # prevents a second multiplication
+        vars(trainer)["limits_in_micro_batches"] = True  # prevents a second multiplication
         for name in ("train", "val", "test", "predict"):
             limit = getattr(trainer, f"limit_{name}_batches")
             if isinstance(limit, float) and limit not in (0.0, 1.0):
@@ -194,6 +192,7 @@ def _in_mode(method: Callable[..., Any], mode: str) -> Callable[..., Any]:
     def make(self: MegatronDataModule, *args: Any, **kwargs: Any) -> Any:
         self.update_init_global_step()
         loaders = method(self, *args, **kwargs)
+        loader: Any
         for loader in _each(loaders):
             if getattr(loader, "mode", "train") == "train":
                 # By assignment, not by vars(): Lightning records assigned attributes for copies.
@@ -207,14 +206,12 @@ for _name, _mode in _MODES.items():  # `__init_subclass__` does the same for sub
     setattr(MegatronDataModule, _name, _in_mode(getattr(MegatronDataModule, _name), _mode))
 
 
-def _each(loaders: Any) -> Iterator[Any]:
+def _each(loaders: object) -> Iterator[DataLoader]:
     """Yields the loaders of a collection; Lightning accepts mappings, sequences and nesting."""
     if isinstance(loaders, DataLoader):
         yield loaders
     elif isinstance(loaders, CombinedLoader):
         yield from _each(loaders.flattened)
-    elif isinstance(loaders, Mapping):
-        yield from _each(list(loaders.values()))
-    elif isinstance(loaders, Sequence) and not isinstance(loaders, str):
-        for some in loaders:
+    elif isinstance(loaders, Mapping | Sequence) and not isinstance(loaders, str):
+        for some in loaders.values() if isinstance(loaders, Mapping) else loaders:
             yield from _each(some)

@@ -7,37 +7,29 @@ equal for equal pairs, on every rank and after every restart.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, default_collate
 
 from megakit.data.batches import fetch_batch, fetch_samples, is_current
 from megakit.data.indices import (
+    CheckedEpochIndex,
     EpochIndex,
     IntArray,
-    Located,
     all_below,
     as_indices,
     as_int,
+    as_seed,
     check_epoch_index,
     check_epoch_indices,
     check_index,
     check_indices,
 )
-from megakit.data.permutation import inverse_permute, permute
-
-__all__ = [
-    "EpochIndex",
-    "SizedDataset",
-    "MultiEpochDataset",
-    "MultiEpochDatasetResampler",
-    "MultiEpochDatasetWrapper",
-    "BatchedMultiEpochDatasetWrapper",
-    "IdentityMultiEpochDatasetWrapper",
-]
+from megakit.data.permutation import permute
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -106,29 +98,25 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
         self._epoch_length = length = len(self.dataset)
         if length < 1:
             raise ValueError("The dataset is empty: there is nothing to draw from.")
-        if self.num_samples is not None:
-            self.num_samples = as_int(self.num_samples, "num_samples")
-            if self.num_samples < 1:
-                raise ValueError(
-                    f"num_samples={self.num_samples}, but num_epochs must be at least 1 and so "
-                    "must num_samples."
-                )
-            self.num_epochs = -(-self.num_samples // length)
-        else:
+        if self.num_samples is None:
             num_epochs = 1 if self.num_epochs is None else self.num_epochs
             self.num_epochs = as_int(num_epochs, "num_epochs")
             if self.num_epochs < 1:
                 raise ValueError(f"num_epochs must be at least 1, got {self.num_epochs}.")
             self.num_samples = length * self.num_epochs
-        self.seed = as_int(self.seed, "The seed")
-        if self.seed < 0:
-            raise ValueError(f"The seed must not be negative, got {self.seed}.")
-
+        self.num_samples = as_int(self.num_samples, "num_samples")
+        if self.num_samples < 1:
+            raise ValueError(
+                f"num_samples={self.num_samples}, but num_epochs must be at least 1 and so "
+                "must num_samples."
+            )
+        self.num_epochs = -(-self.num_samples // length)
+        self.seed = as_seed(self.seed)
         rng = np.random.default_rng(self.seed)
         self.epoch_seeds = rng.integers(0, np.iinfo(np.int32).max, size=self.num_epochs)
         nothing = np.empty(0, np.int64)
         # A first index, and the mapped EpochIndex of this index and of the next ones.
-        self._ahead = 0, self._located(nothing, nothing)
+        self._ahead = 0, self._checked(nothing, nothing)
 
     def __len__(self) -> int:
         assert self.num_samples is not None
@@ -138,36 +126,20 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> T_co:
-        return self.dataset[self._global_index_to_permuted_local_index(index)]
-
-    def __getitems__(self, indices: list[int]) -> list[T_co]:
-        """Return the samples at these indices; PyTorch's loader calls this."""
-        return fetch_samples(self.dataset, self._locate(indices))
-
-    def get_batch(self, indices: IntArray) -> Any:
-        """Return the collated batch at these indices, int64 of shape (B,)."""
-        return fetch_batch(self.dataset, self._locate(indices))
-
-    def positions_of(self, idx: int) -> IntArray:
-        """Return the indices at which sample `idx` of the dataset is drawn, in ascending order.
-
-        For debugging: the result tells when training used a sample.
-
-        Returns:
-            int64; one index per epoch, except for a last epoch that ends before the sample.
-        """
-        idx = check_index(idx, self._epoch_length)
-        within = inverse_permute(idx, self._epoch_length, self.epoch_seeds) if self.shuffle else idx
-        positions: IntArray = np.arange(self.epoch_seeds.size) * self._epoch_length + within
-        return positions[positions < len(self)]
-
-    def _global_index_to_permuted_local_index(self, index: int) -> EpochIndex[int]:
         epoch, idx = divmod(check_index(index, len(self)), self._epoch_length)
         if self.shuffle:
             idx = permute(idx, self._epoch_length, int(self.epoch_seeds[epoch]))
-        return EpochIndex(epoch, idx)
+        return self.dataset[EpochIndex(epoch, idx)]
 
-    def _locate(self, indices: Any) -> Located:
+    def __getitems__(self, indices: list[int]) -> list[T_co]:
+        """Return the samples at these indices; PyTorch's loader calls this."""
+        return fetch_samples(self.dataset, self._epoch_index_of(indices))
+
+    def get_batch(self, indices: IntArray) -> Any:
+        """Return the collated batch at these indices, int64 of shape (B,)."""
+        return fetch_batch(self.dataset, self._epoch_index_of(indices))
+
+    def _epoch_index_of(self, indices: ArrayLike) -> CheckedEpochIndex:
         """Map the indices of a batch to epochs and indices, each of shape (B,)."""
         indices = as_indices(indices)
         start, ahead = self._ahead
@@ -176,24 +148,25 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
             check_indices(indices, len(self))
             start, last = int(indices.min()), int(indices.max())
             if not self.shuffle or last - start >= min(2 * indices.size, _AHEAD):
-                return self._locate_directly(indices)  # random order: mapping ahead is no use
-            ahead = self._locate_directly(np.arange(start, min(start + _AHEAD, len(self))))
+                return self._compute(indices)  # random order: mapping ahead is no use
+            ahead = self._compute(np.arange(start, min(start + _AHEAD, len(self))))
             self._ahead = start, ahead
             at = indices - start
-        return self._located(ahead.epoch[at], ahead.idx[at])
+        return self._checked(ahead.epoch[at], ahead.idx[at])
 
-    def _locate_directly(self, indices: IntArray) -> Located:
+    def _compute(self, indices: IntArray) -> CheckedEpochIndex:
+        """Map indices without the indices that were mapped in advance."""
         epochs, idxs = np.divmod(indices, self._epoch_length)
         if self.shuffle:
             one_epoch = epochs.min() == epochs.max()  # `permute` is faster with a single seed
             seeds = int(self.epoch_seeds[epochs[0]]) if one_epoch else self.epoch_seeds[epochs]
             idxs = permute(idxs, self._epoch_length, seeds)
-        return self._located(epochs, idxs)
+        return self._checked(epochs, idxs)
 
-    def _located(self, epochs: IntArray, idxs: IntArray) -> Located:
-        located = Located(epochs, idxs)
-        located.length = self._epoch_length
-        return located
+    def _checked(self, epochs: IntArray, idxs: IntArray) -> CheckedEpochIndex:
+        checked = CheckedEpochIndex(epochs, idxs)
+        checked.length = self._epoch_length
+        return checked
 
 
 @dataclass
@@ -211,7 +184,6 @@ class MultiEpochDatasetWrapper(Dataset[U_co], Generic[T, U_co], ABC):
     @abstractmethod
     def apply_transform(self, sample: T, index: EpochIndex[int]) -> U_co:
         """Return the sample with this epoch's random effects."""
-        raise NotImplementedError
 
     def apply_transform_batch(self, batch: Any, index: EpochIndex[IntArray]) -> Any:
         """Apply the transform to a collated batch; optional, and faster if written with arrays.
@@ -228,7 +200,7 @@ class MultiEpochDatasetWrapper(Dataset[U_co], Generic[T, U_co], ABC):
         index = check_epoch_index(index, len(self))
         return self.apply_transform(self.dataset[index.idx], index)
 
-    def __getitems__(self, indices: Any) -> list[U_co]:
+    def __getitems__(self, indices: Iterable[EpochIndex[int]]) -> list[U_co]:
         """Return the samples at these EpochIndex; PyTorch's loader calls this."""
         checked = [check_epoch_index(index, len(self)) for index in indices]
         samples = fetch_samples(self.dataset, np.array([index.idx for index in checked], np.int64))
@@ -252,7 +224,6 @@ class BatchedMultiEpochDatasetWrapper(MultiEpochDatasetWrapper[T, U_co]):
     @abstractmethod
     def apply_transform_batch(self, batch: Any, index: EpochIndex[IntArray]) -> Any:
         """Return the batch with its random effects; `index` has two int64 fields (B,)."""
-        raise NotImplementedError
 
     def apply_transform(self, sample: T, index: EpochIndex[int]) -> U_co:
         """Transform a sample as a batch of one."""

@@ -11,15 +11,19 @@ Each function accepts arrays of uint64 and Python's ints.
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15  # increment of the counter: 2**64 / golden ratio, rounded to odd
 
 
-def mix64(z: Any) -> Any:
+Words = TypeVar("Words", int, NDArray[Any])
+
+
+def mix64(z: Words) -> Words:
     """Hash 64 bits to 64 bits, one to one; changes arrays in place."""
     mask = MASK if isinstance(z, int) else None  # uint64 arithmetic wraps around without a mask
     z ^= z >> 30
@@ -34,25 +38,20 @@ def mix64(z: Any) -> Any:
     return z
 
 
-def stream(key: Any, counter: Any) -> Any:
+def stream(key: int | np.uint64, counter: Words) -> Words:
     """Return output number `counter`, from 0, of the generator with the start state `key`."""
     return mix64(key + (counter + 1) * GOLDEN & MASK)
 
 
-def absorb(key: Any, word: Any) -> Any:
+def absorb(key: np.uint64 | NDArray[Any], word: NDArray[Any]) -> NDArray[Any]:
     """Return a new key that depends on a key and a word of 64 bits."""
     return mix64((key ^ word) + GOLDEN & MASK)
 
 
 @lru_cache(maxsize=64)
 def key_of(seed: int) -> int:
-    """Convert a seed of any size to a key of 64 bits, by numpy's SeedSequence.
+    """Convert a seed of any size to a key of 64 bits.
 
     Numpy guarantees that SeedSequence does not change between versions.
-
-    Raises:
-        ValueError: If the seed is negative.
     """
-    if seed < 0:
-        raise ValueError(f"The seed must not be negative, got {seed}.")
     return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])

@@ -7,10 +7,10 @@ the dataset, including negative indices, the checks raise an IndexError.
 
 import operator
 from collections.abc import Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, SupportsIndex, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Int = int | np.integer[Any]
 IntArray = NDArray[np.int64]
@@ -27,19 +27,21 @@ class EpochIndex(NamedTuple, Generic[IndexT]):
     """The index within the dataset, from 0; an int, or int64 of shape (B,)."""
 
 
-class Located(EpochIndex[IntArray]):
+class CheckedEpochIndex(EpochIndex[IntArray]):
     """An EpochIndex of a batch whose indices are known to be valid for a dataset's length."""
 
     length: int
     """The dataset's length."""
 
 
-def as_int(value: Any, name: str) -> int:
-    """Return an integer of any type, also of numpy, as an int.
+class MapDataset(Protocol):
+    """A dataset with samples by index: an integer, or an `EpochIndex`."""
 
-    Raises:
-        TypeError: If the value is a bool or is not an integer.
-    """
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+def as_int(value: SupportsIndex, name: str) -> int:
+    """Return an integer of any type, also of numpy, as an int."""
     if type(value) is int:
         return value
     # operator.index accepts a boolean tensor, but raises an error for a boolean of numpy.
@@ -51,50 +53,40 @@ def as_int(value: Any, name: str) -> int:
     raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
 
 
-def check_index(index: Any, length: int) -> int:
-    """Return an index of a dataset as an int.
+def as_seed(value: SupportsIndex) -> int:
+    """Return a seed as an int; a negative seed is a ValueError."""
+    seed = as_int(value, "The seed")
+    if seed < 0:
+        raise ValueError(f"The seed must not be negative, got {seed}.")
+    return seed
 
-    Raises:
-        TypeError: If the index is not an integer.
-        IndexError: If the index is not in [0, length).
-    """
+
+def check_index(index: SupportsIndex, length: int) -> int:
+    """Return an index of a dataset as an int, after checking its range."""
     number = as_int(index, "The index")
     if not 0 <= number < length:
         raise IndexError(f"Index {number} is out of bounds for a dataset of length {length}.")
     return number
 
 
-def as_int_array(values: Any, name: str) -> NDArray[Any]:
-    """Return an array, list or tensor of integers as an array of the same shape.
-
-    Raises:
-        TypeError: If the values are not integers; booleans are not integers here.
-    """
+def as_int_array(values: ArrayLike, name: str) -> NDArray[Any]:
+    """Return an array, list or tensor of integers as an array of the same shape."""
     array = np.asarray(values)
     if array.dtype.kind not in "iu" and not (array.size == 0 and isinstance(values, list | tuple)):
         raise TypeError(f"{name} must be integers, got an array of {array.dtype}.")
     return array
 
 
-def as_indices(indices: Any) -> IntArray:
-    """Return the indices of a batch as int64 of shape (B,), without a copy if possible.
-
-    Raises:
-        TypeError: If the indices are not integers, or have not one dimension.
-    """
+def as_indices(indices: ArrayLike) -> IntArray:
+    """Return the indices of a batch as int64 of shape (B,), without a copy if possible."""
     given = as_int_array(indices, "The indices of a batch")
     if given.ndim != 1:
         raise TypeError(f"The indices of a batch must be one-dimensional, got {given.shape}.")
     return given.astype(np.int64, copy=False)
 
 
-def check_indices(indices: Any, length: int) -> IntArray:
-    """Return the indices of a batch as int64 of shape (B,), after checking their range.
-
-    Raises:
-        TypeError: If the indices are not integers, or have not one dimension.
-        IndexError: If an index is not in [0, length).
-    """
+def check_indices(indices: ArrayLike, length: int) -> IntArray:
+    """Return the indices of a batch as int64 of shape (B,), after checking their range."""
     array = as_indices(indices)
     if not all_below(array, length):
         given = np.asarray(indices)  # for the message: `array` may have wrapped a uint64 to int64
@@ -108,44 +100,32 @@ def all_below(array: IntArray, length: int) -> bool:
     return not array.size or int(array.view(np.uint64).max()) < length
 
 
-def check_epoch_index(index: Any, length: int) -> EpochIndex[int]:
-    """Return an EpochIndex of ints from an object with the fields `epoch` and `idx`.
-
-    Raises:
-        TypeError: If a field is missing or is not an integer.
-        IndexError: If `idx` is not in [0, length), or `epoch` is negative.
-    """
-    epoch, idx = _fields(index)
-    epoch = as_int(epoch, "The epoch")
+def check_epoch_index(index: EpochIndex[int], length: int) -> EpochIndex[int]:
+    """Return an EpochIndex of ints from an object with the fields `epoch` and `idx`."""
+    _check_fields(index)
+    epoch = as_int(index.epoch, "The epoch")
     if epoch < 0:
         raise IndexError(f"The epoch must not be negative, got {epoch}.")
-    return EpochIndex(epoch, check_index(idx, length))
+    return EpochIndex(epoch, check_index(index.idx, length))
 
 
-def check_epoch_indices(indices: Any, length: int) -> EpochIndex[IntArray]:
-    """Return the EpochIndex of a batch with int64 fields of shape (B,).
-
-    Raises:
-        TypeError: If a field is missing, or the fields are not integers of the same shape (B,).
-        IndexError: If an `idx` is not in [0, length), or an `epoch` is negative.
-    """
-    if isinstance(indices, Located) and indices.length == length:
+def check_epoch_indices(indices: EpochIndex[IntArray], length: int) -> EpochIndex[IntArray]:
+    """Return the EpochIndex of a batch with int64 fields of the same shape (B,)."""
+    if isinstance(indices, CheckedEpochIndex) and indices.length == length:
         return indices
-    epochs, idxs = _fields(indices)
-    checked = EpochIndex(check_indices(epochs, 2**63), check_indices(idxs, length))
+    _check_fields(indices)
+    checked = EpochIndex(check_indices(indices.epoch, 2**63), check_indices(indices.idx, length))
     if checked.epoch.shape != checked.idx.shape:
         raise TypeError(f"{checked.epoch.size} epochs do not fit {checked.idx.size} indices.")
     return checked
 
 
-def _fields(index: Any) -> tuple[Any, Any]:
-    try:
-        return index.epoch, index.idx
-    except AttributeError:
+def _check_fields(index: object) -> None:
+    if not (hasattr(index, "epoch") and hasattr(index, "idx")):
         raise TypeError(
             f"This dataset is indexed by EpochIndex(epoch, idx), got {index!r}. "
             "MultiEpochDatasetResampler around it takes plain integers."
-        ) from None
+        )
 
 
 def each(indices: IntArray | EpochIndex[IntArray]) -> Iterator[int | EpochIndex[int]]:

@@ -6,7 +6,7 @@ import itertools
 import signal
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
 from megakit.data.batches import fetch_batch, fetch_samples
+from megakit.runtime.patching import existing
 from megakit.runtime.shared_memory import check_room, end_if_it_cannot_hand_over
 from megakit.runtime.signals import ignore_signals
 
+T = TypeVar("T")
+
 #: Seconds to wait for a batch of the workers, unless the template has a timeout.
-PATIENCE = 600
+WORKER_TIMEOUT = 600
 
 
 class BatchSampler(Protocol):
@@ -35,20 +38,24 @@ class BatchSampler(Protocol):
 class _WholeBatches(Dataset[Any]):
     """Wraps a dataset so that `__getitems__` returns a collated batch instead of a list."""
 
-    def __init__(self, dataset: Any, padding_weight: float | None, collate: Any = None) -> None:
-        self.dataset = dataset
-        self.padding_weight = padding_weight
-        self.collate = collate
-
-    def __len__(self) -> int:
-        return len(self.dataset)
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        padding_weight: float | None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self.dataset, self.padding_weight, self.collate = dataset, padding_weight, collate
 
     def __getitems__(self, indices: NDArray[np.int64]) -> Any:
-        if self.padding_weight is None:
-            return self._fetch(indices)
         is_sample = indices >= 0
         # Padding repeats sample 0. Any sample is possible here, as the weight of padding is 0.
-        batch = self._fetch(np.where(is_sample, indices, 0))
+        samples = np.where(is_sample, indices, 0)
+        if self.collate is None:
+            batch = fetch_batch(self.dataset, samples)
+        else:
+            batch = self.collate(fetch_samples(self.dataset, samples))
+        if self.padding_weight is None:
+            return batch
         if not isinstance(batch, dict):
             raise TypeError(
                 f"an evaluation batch is a {type(batch).__name__}; it has to be a dict, so "
@@ -59,11 +66,6 @@ class _WholeBatches(Dataset[Any]):
             mask = batch["loss_mask"]
             weights = mask * weights.view(-1, *[1] * (mask.dim() - 1))
         return {**batch, "loss_mask": weights}
-
-    def _fetch(self, indices: NDArray[np.int64]) -> Any:
-        if self.collate is None:
-            return fetch_batch(self.dataset, indices)
-        return self.collate(fetch_samples(self.dataset, indices))
 
 
 #: Iterators with workers, and the workers' processes, which outlive an iterator if they hang.
@@ -79,14 +81,13 @@ class _Loader(DataLoader):
             iterator = super().__iter__()
             if self.num_workers:
                 _ITERATORS.add(iterator)
-                _WORKERS.update(iterator._workers)
+                _WORKERS.update(existing(iterator, "_workers"))
             return iterator
         whole_batches: Any = self.dataset
-        batch_sampler: Any = self.batch_sampler
-        return map(whole_batches.__getitems__, batch_sampler)
+        return map(whole_batches.__getitems__, self.batch_sampler or ())
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: T) -> T:
     return batch
 
 
@@ -97,7 +98,7 @@ def _end_workers() -> None:
     Otherwise Python sends the workers SIGTERM, which they ignore, and waits for them without end.
     """
     for iterator in list(_ITERATORS):
-        iterator._shutdown_workers()  # torch calls this when an iterator is deleted
+        existing(iterator, "_shutdown_workers")()  # torch calls this to delete an iterator
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a killed worker
     for worker in list(_WORKERS):
         if worker.is_alive():  # it hangs
@@ -134,30 +135,24 @@ def make_loader(
         UserError: The workers' batches do not fit into shared memory.
     """
     weight = sampler.end / sampler.num_samples if mark_padding else None
-    is_torchs = template.collate_fn in (default_collate, default_convert)
-    collate = None if is_torchs else template.collate_fn
+    is_default = template.collate_fn in (default_collate, default_convert)
+    collate = None if is_default else template.collate_fn
     whole_batches = _WholeBatches(template.dataset, weight, collate)
-    workers: dict[str, Any] = {}
-    if template.num_workers:
-        workers = {
-            "prefetch_factor": template.prefetch_factor,
-            "persistent_workers": template.persistent_workers,
-            "worker_init_fn": functools.partial(_begin_worker, template.worker_init_fn),
-            "multiprocessing_context": template.multiprocessing_context,
-            "timeout": template.timeout or PATIENCE,
-        }
-    batches: Any = sampler
-    loader = _Loader(
-        whole_batches,
-        batch_sampler=batches,
-        collate_fn=_as_it_is,
-        num_workers=template.num_workers,
-        pin_memory=template.pin_memory,
+    options: dict[str, Any] = {
+        "batch_sampler": sampler,
+        "collate_fn": _identity,
         # For the workers' seeds. Without it, torch draws them from the global generator, which
         # dropout uses, too.
-        generator=template.generator or torch.Generator(),
-        **workers,
-    )
+        "generator": template.generator or torch.Generator(),
+    }
+    if template.num_workers:
+        options["worker_init_fn"] = functools.partial(_begin_worker, template.worker_init_fn)
+        options["timeout"] = template.timeout or WORKER_TIMEOUT
+        for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
+            options[name] = getattr(template, name)
+    for name in ("num_workers", "pin_memory"):
+        options[name] = getattr(template, name)
+    loader = _Loader(whole_batches, **options)
     # The size of one batch shows whether shared memory suffices, before the workers need it.
     for indices in itertools.islice(sampler, loader.num_workers and 1):
         check_room(loader, whole_batches.__getitems__(indices))

@@ -1,41 +1,31 @@
 """Draws random numbers for random effects of samples, from (seed, epoch, index) only.
 
-The pattern for masking, noise, crops and dropped pixels: compute the random numbers of a sample
-from seed, epoch and index, and from nothing else. Then all ranks of a model replica get equal
-samples, restarts and the number of workers have no effect, and epochs differ. In a dataset, never
-call `torch.manual_seed`, and never draw from the global generators of torch, numpy or random.
-Megatron draws dropout and initial weights from torch's global generator, which all code of the
-process shares.
-
-    class DropPixels(MultiEpochDatasetWrapper):
-        def apply_transform(self, sample, index):
-            rng = sample_generator(seed, index.epoch, index.idx)  # a numpy Generator
-            return sample * (rng.random(sample.shape) >= 0.2)
-
-For batches, one generator per sample would be the slowest part of training. `uniform` and
-`bernoulli` compute the numbers of all samples at once. A sample gets the same numbers alone and in
-any batch.
+Compute the random numbers of a sample from seed, epoch and index, and from nothing else. Then all
+ranks of a model replica get equal samples, restarts and the number of workers have no effect, and
+epochs differ. In a dataset, never draw from the global generators of torch, numpy or random:
+Megatron draws dropout and initial weights from torch's global generator. If a sample has several
+random effects, use a different seed for each: equal arguments give equal numbers.
 
     def apply_transform(self, sample, index):
-        kept = bernoulli(0.8, seed, index.epoch, index.idx, tuple(sample.shape))
-        return sample * torch.from_numpy(kept)
+        rng = sample_generator(seed, index.epoch, index.idx)  # a numpy Generator
+        return sample * (rng.random(sample.shape) >= 0.2)
+
+For batches, one generator per sample would be the slowest part of training. `uniform` and
+`bernoulli` compute the numbers of all samples at once; a sample gets the same numbers alone.
 
     def apply_transform_batch(self, batch, index):
         kept = bernoulli(0.8, seed, index.epoch, index.idx, tuple(batch.shape[1:]))
         return batch * torch.from_numpy(kept)
-
-If a sample has several random effects, use a different seed for each: equal arguments give equal
-numbers.
 """
 
 import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from megakit.data.hashing import GOLDEN, absorb, key_of, mix64
-from megakit.data.indices import Int, as_int, as_int_array
+from megakit.data.indices import Int, as_int, as_int_array, as_seed
 
 # Number of hashes computed at a time; they fit in a core's level-2 cache.
 _BLOCK = 32768
@@ -119,11 +109,11 @@ def bernoulli(
 
 
 def _integers(
-    seed: Int, epoch: Any, index: Any, shape: tuple[int, ...], dtype: str
+    seed: Int, epoch: ArrayLike, index: ArrayLike, shape: tuple[int, ...], dtype: str
 ) -> NDArray[Any]:
     """Return random integers of the given dtype, (B, *shape), with all bits random."""
     epochs, indices = np.broadcast_arrays(_words(epoch, "Epochs"), _words(index, "Indices"))
-    seed_key = np.uint64(key_of(as_int(seed, "The seed")))
+    seed_key = np.uint64(key_of(as_seed(seed)))
     keys = absorb(absorb(seed_key, epochs.reshape(-1)), indices.reshape(-1))
     num_values, values_per_hash = math.prod(shape), 8 // np.dtype(dtype).itemsize
     num_hashes = -(-num_values // values_per_hash)
@@ -137,7 +127,7 @@ def _integers(
     return values.reshape((*epochs.shape, *shape))
 
 
-def _words(values: Any, name: str) -> NDArray[np.uint64]:
+def _words(values: ArrayLike, name: str) -> NDArray[np.uint64]:
     array = as_int_array(values, name)
     if array.size and array.min() < 0:
         raise ValueError(f"{name} must not be negative, got {array.min()}.")

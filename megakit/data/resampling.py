@@ -3,13 +3,13 @@
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset
 
 from megakit.data.batches import fetch_batch, fetch_samples
 from megakit.data.epochs import SizedDataset
-from megakit.data.hashing import GOLDEN, MASK, key_of, mix64, stream
-from megakit.data.indices import Int, IntArray, as_int, check_index, check_indices
+from megakit.data.hashing import GOLDEN, key_of, mix64, stream
+from megakit.data.indices import Int, IntArray, as_int, as_seed, check_index, check_indices
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -38,14 +38,13 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
         self, dataset: SizedDataset[T_co], seed: Int = 42, num_samples: Int | None = None
     ) -> None:
         self.dataset = dataset
-        self.seed = as_int(seed, "The seed")
+        self.seed = as_seed(seed)
         self._key = key_of(self.seed)
         self._dataset_length = len(dataset)
         if self._dataset_length < 1:
             raise ValueError("The dataset is empty: there is nothing to draw from.")
-        self.num_samples = self._dataset_length
-        if num_samples is not None:
-            self.num_samples = as_int(num_samples, "num_samples")
+        given = self._dataset_length if num_samples is None else num_samples
+        self.num_samples = as_int(given, "num_samples")
         if self.num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
 
@@ -54,7 +53,7 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
 
     def __getitem__(self, index: int) -> T_co:
         number = check_index(index, self.num_samples)
-        return self.dataset[draw_one(self._key, number, self._dataset_length)]
+        return self.dataset[int(self._draw([number])[0])]
 
     def __getitems__(self, indices: list[int]) -> list[T_co]:
         """Return the samples at these indices; PyTorch's loader calls this."""
@@ -64,17 +63,9 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
         """Return the collated batch at these indices, int64 of shape (B,)."""
         return fetch_batch(self.dataset, self._draw(indices))
 
-    def _draw(self, indices: Any) -> IntArray:
+    def _draw(self, indices: ArrayLike) -> IntArray:
         checked = check_indices(indices, self.num_samples)
         return draw(self._key, checked.astype(np.uint64), self._dataset_length)
-
-
-def draw_one(key: int, counter: int, length: int) -> int:
-    """Return draw number `counter` from [0, length)."""
-    z = stream(key, counter)
-    while (z * length & MASK) < 2**64 % length:
-        z = mix64(z + GOLDEN & MASK)
-    return int(z * length >> 64)
 
 
 def draw(key: int, counters: NDArray[np.uint64], length: int) -> IntArray:

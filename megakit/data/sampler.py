@@ -57,15 +57,12 @@ class GlobalBatchSampler:
         self.end = (num_samples + padding) // global_batch_size * global_batch_size
         if not self.end:
             raise ValueError(
-                f"a dataset of {num_samples} samples has not one batch of {global_batch_size}. "
-                "MultiEpochDatasetResampler makes it as long as the training."
+                f"a dataset of {num_samples} samples is smaller than a batch of "
+                f"{global_batch_size}. MultiEpochDatasetResampler makes it as long as the training."
             )
-        self.num_samples = num_samples
-        self.micro_batch_size = micro_batch_size
-        self.global_batch_size = global_batch_size
-        self.slice_size = slice_size
-        self.offset = rank * micro_batch_size
-        self.start = start
+        self.num_samples, self.start = num_samples, start
+        self.micro_batch_size, self.global_batch_size = micro_batch_size, global_batch_size
+        self.slice_size, self.offset = slice_size, rank * micro_batch_size
 
     def __len__(self) -> int:
         """Count all micro batches from sample 0, as Lightning counts consumed batches, too."""
@@ -100,15 +97,18 @@ class ExactDataSampler(MegatronDataSampler):
 
         if isinstance(dataloader.sampler, RandomSampler):
             raise ValueError(
-                "a DataLoader with shuffle=True: ranks would each draw an order of their own. "
-                "Leave it out, and put MultiEpochDatasetResampler around the dataset."
+                "a DataLoader with shuffle=True: each rank would draw another order. Remove "
+                "shuffle=True, and wrap the dataset in MultiEpochDatasetResampler."
             )
         mode = getattr(dataloader, "mode", "train")
         is_training = mode == "train"
         num_ranks = parallel_state.get_data_parallel_world_size()
         dataset: Any = dataloader.dataset
         num_samples = len(dataset)
-        if limit := self._limit(mode):
+        # The weights of the samples have to fit the number of samples that the trainer reads.
+        part = "val" if mode == "validation" else mode
+        limit = getattr(getattr(self, "trainer", None), f"limit_{part}_batches", None)
+        if isinstance(limit, int) and limit and not is_training:
             num_samples = min(num_samples, limit * self.micro_batch_size * num_ranks)
         sampler = GlobalBatchSampler(
             num_samples,
@@ -125,12 +125,3 @@ class ExactDataSampler(MegatronDataSampler):
         trainer = getattr(self, "trainer", None)
         steps = trainer.global_step - self.init_global_step if trainer is not None else 0
         return self.init_consumed_samples + steps * self.global_batch_size
-
-    def _limit(self, mode: str) -> int | None:
-        """Returns the trainer's limit on batches of an evaluation.
-
-        The weights of the samples must be computed for the limited number of samples.
-        """
-        name = {"validation": "limit_val_batches"}.get(mode, f"limit_{mode}_batches")
-        limit = getattr(getattr(self, "trainer", None), name, None)
-        return limit if isinstance(limit, int) and mode != "train" else None

@@ -3,10 +3,10 @@
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 
-def balanced_subset(dataset: Any, size: int, seed: int) -> Subset:
+def balanced_subset(dataset: Dataset[Any], size: int, seed: int) -> Subset:
     """Returns a random subset of a classification dataset, balanced over its classes.
 
     Samples are chosen from the classes in turn. So the classes' numbers of samples differ by at
@@ -22,13 +22,13 @@ def balanced_subset(dataset: Any, size: int, seed: int) -> Subset:
         TypeError: If the dataset has no labels.
     """
     base: Any = dataset
-    positions = np.arange(len(dataset))
+    positions = np.arange(len(base))
     while isinstance(base, Subset):
         base, positions = base.dataset, np.asarray(base.indices)[positions]
     if not hasattr(base, "labels"):
         raise TypeError(f"a {type(base).__name__} has no `labels`, an array with one per sample.")
     labels = np.asarray(base.labels)[positions]
-    order = np.random.default_rng(seed).permutation(len(dataset))
+    order = np.random.default_rng(seed).permutation(len(labels))
     turn = np.empty(len(order), dtype=np.int64)
     for label in np.unique(labels):
         members = np.flatnonzero(labels[order] == label)

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from signal import SIGINT
@@ -60,7 +60,6 @@ class Run(Generic[OptionsT_co]):
         console: Prints messages for the user.
         is_main: Whether this process writes files and prints messages; one process of a job does.
         began: When the script began, by `time.perf_counter()`.
-        results: Entries for summary.json, which the work function adds.
     """
 
     stage: Stage
@@ -69,7 +68,6 @@ class Run(Generic[OptionsT_co]):
     console: Console
     is_main: bool
     began: float
-    results: dict[str, Any] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:

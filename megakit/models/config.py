@@ -1,5 +1,6 @@
 """Defines the config that builds a model, with settings and weights of a checkpoint if given."""
 
+import contextlib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -21,37 +22,18 @@ MegatronLossType = TypeVar("MegatronLossType", bound=MegatronLossReduction)
 #: Fields that depend on the run or the machine. Their values are never read from a checkpoint.
 OVERRIDE_BIONEMO_CONFIG_DEFAULTS: list[str] = [
     # model, loss and checkpoint
-    "model_cls",
-    "loss_cls",
-    "initial_ckpt_path",
-    "initial_ckpt_skip_keys_with_these_prefixes",
-    "override_parent_fields",
-    "seed",
+    *("model_cls", "loss_cls", "override_parent_fields", "seed"),
+    *("initial_ckpt_path", "initial_ckpt_skip_keys_with_these_prefixes"),
     # layout
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-    "sequence_parallel",
-    "pipeline_model_parallel_comm_backend",
-    "variable_seq_lengths",
-    "moe_token_dispatcher_type",
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    *("expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
+    *("virtual_pipeline_model_parallel_size", "pipeline_model_parallel_comm_backend"),
+    *("variable_seq_lengths", "moe_token_dispatcher_type"),
     # precision
-    "fp16",
-    "bf16",
-    "params_dtype",
-    "pipeline_dtype",
-    "autocast_dtype",
-    "enable_autocast",
+    *("fp16", "bf16", "params_dtype", "pipeline_dtype", "autocast_dtype", "enable_autocast"),
     # set by the strategy while it runs
-    "timers",
-    "finalize_model_grads_func",
-    "grad_scale_func",
-    "no_sync_func",
-    "grad_sync_func",
-    "param_sync_func",
+    *("timers", "finalize_model_grads_func", "grad_scale_func"),
+    *("no_sync_func", "grad_sync_func", "param_sync_func"),
 ]
 
 
@@ -110,25 +92,24 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
 
         Returns:
             This rank's part of the model, in float32 on the CPU.
+
+        Raises:
+            ValueError: The config names no `model_cls`.
+            UserError: The checkpoint or its settings do not fit the model.
         """
         if self.model_cls is None:
-            raise ValueError(f"{type(self).__name__} needs a model_cls: the class it shall build.")
+            raise ValueError(f"{type(self).__name__} needs a model_cls, the class of the model.")
+        if not self.initial_ckpt_path:
+            return self.model_cls(self)
         own = dict(vars(self))
-        if self.initial_ckpt_path:
-            self.load_settings_from_checkpoint(self.initial_ckpt_path)
+        self.load_settings_from_checkpoint(self.initial_ckpt_path)
         changed = sorted(name for name, value in vars(self).items() if own.get(name) != value)
-        model = self._build(changed)
-        if self.initial_ckpt_path:
-            self.update_model_from_checkpoint(model, self.initial_ckpt_path)
+        settings = f"{self.initial_ckpt_path}: its settings {', '.join(changed)}"
+        # Without changed settings, an error is not due to the checkpoint.
+        with reading(settings, USE_ANOTHER) if changed else contextlib.nullcontext():
+            model = self.model_cls(self)
+        self.update_model_from_checkpoint(model, self.initial_ckpt_path)
         return model
-
-    def _build(self, changed: list[str]) -> ModelT:
-        """Builds the model; an error due to a checkpoint's settings names the checkpoint."""
-        assert self.model_cls is not None
-        if not changed:
-            return self.model_cls(self)
-        with reading(f"{self.initial_ckpt_path}: its settings {', '.join(changed)}", USE_ANOTHER):
-            return self.model_cls(self)
 
     def get_loss_reduction_class(self) -> type[MegatronLossType]:
         """Returns the class of the model's loss.

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             model = _load(options)
         if options.input_shape is not None:
-            _try(model, options)
+            _check_input_shape(model, options)
         for export, path in targets:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -70,27 +70,16 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path)
-    parser.add_argument("--onnx", type=Path, metavar="FILE", help="for onnxruntime and the like")
-    parser.add_argument(
-        "--torch-export", type=Path, metavar="FILE", help="for torch.export.load, such as model.pt2"
-    )
-    parser.add_argument(
-        "--safetensors", type=Path, metavar="FILE", help="the weights alone, by their plain names"
-    )
-    parser.add_argument(
-        "--input-shape",
-        type=_shape,
-        metavar="N,N,...",
-        help="of one sample of the model's float32 input, without the batch, which comes first",
-    )
-    parser.add_argument(
-        "--components",
-        default="model_components",
-        metavar="MODULE",
-        help="where the model's config is defined (%(default)s), found from the current folder",
-    )
-    parser.add_argument("--force", action="store_true", help="replace files that exist")
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", type=Path)
+    add("--onnx", type=Path, metavar="FILE", help="for onnxruntime and the like")
+    add("--torch-export", type=Path, metavar="FILE", help="for torch.export.load, as model.pt2")
+    add("--safetensors", type=Path, metavar="FILE", help="the weights alone, by their names")
+    help = "of one sample of the model's float32 input, without the batch, which comes first"
+    add("--input-shape", type=_shape, metavar="N,N,...", help=help)
+    help = "where the model's config is defined (%(default)s), found from the current folder"
+    add("--components", default="model_components", metavar="MODULE", help=help)
+    add("--force", action="store_true", help="replace files that exist")
     return parser
 
 
@@ -121,7 +110,7 @@ def _check(options: argparse.Namespace) -> list[tuple[Callable[..., None], Path]
         )
     if not wanted:
         problems.append("nothing to write; give --onnx, --torch-export or --safetensors FILE.")
-    if not _is_there(options.components):
+    if not _is_importable(options.components):
         problems.append(
             f"--components {options.components}: there is no such module in {Path.cwd()}. Run this "
             "in the folder of the module that defines the model's config, or name another."
@@ -131,12 +120,12 @@ def _check(options: argparse.Namespace) -> list[tuple[Callable[..., None], Path]
     paths = [path.absolute() for _, path in wanted.values()]
     for name, (_, path) in wanted.items():
         if paths.count(path.absolute()) > 1:
-            problems.append(f"--{name} {path}: named twice; give each format a file of its own.")
+            problems.append(f"--{name} {path}: named twice. Use another file for each format.")
         elif path.is_dir() or (path.exists() and not options.force):
             problems.append(f"--{name} {path}: exists. Choose another name, or give --force.")
         elif not path.parent.is_dir():
             problems.append(f"--{name} {path}: there is no folder {path.parent}. Make it first.")
-        absent = [package for package in PACKAGES.get(name, ()) if not _is_there(package)]
+        absent = [package for package in PACKAGES.get(name, ()) if not _is_importable(package)]
         if absent:
             problems.append(f"--{name} needs {', '.join(absent)}: install them with pip.")
     if problems:
@@ -144,7 +133,7 @@ def _check(options: argparse.Namespace) -> list[tuple[Callable[..., None], Path]
     return list(wanted.values())
 
 
-def _is_there(module: str) -> bool:
+def _is_importable(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # the parent package is missing; the name is invalid
@@ -161,7 +150,7 @@ def _load(options: argparse.Namespace) -> "torch.nn.Module":
     return load_for_inference(options.checkpoint)
 
 
-def _try(model: "torch.nn.Module", options: argparse.Namespace) -> None:
+def _check_input_shape(model: "torch.nn.Module", options: argparse.Namespace) -> None:
     try:
         model(_example(options))
     except RuntimeError as error:
@@ -173,12 +162,12 @@ def _try(model: "torch.nn.Module", options: argparse.Namespace) -> None:
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:
     """Writes a file under a temporary name, and renames it after `write` has succeeded."""
-    unfinished = path.with_name(f".partial-{path.name}")
+    partial_path = path.with_name(f".partial-{path.name}")
     try:
-        write(unfinished)
-        unfinished.replace(path)
+        write(partial_path)
+        partial_path.replace(path)
     finally:
-        unfinished.unlink(missing_ok=True)
+        partial_path.unlink(missing_ok=True)
 
 
 def export_onnx(model: "torch.nn.Module", path: Path, options: argparse.Namespace) -> None:
@@ -203,10 +192,11 @@ def export_onnx(model: "torch.nn.Module", path: Path, options: argparse.Namespac
         verbose=False,
     )
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for size in (1, 5):
-        example = _example(options, size)
-        found = session.run(None, {"input": example.numpy()})
-        _compare(_named(model(example)), dict(zip(outputs, found, strict=True)))
+
+    def run(example: "torch.Tensor") -> dict[str, Any]:
+        return dict(zip(outputs, session.run(None, {"input": example.numpy()}), strict=True))
+
+    _compare(model, run, options)
 
 
 def export_program(model: "torch.nn.Module", path: Path, options: argparse.Namespace) -> None:
@@ -223,9 +213,7 @@ def export_program(model: "torch.nn.Module", path: Path, options: argparse.Names
         torch.export.save(program, file)
     with path.open("rb") as file:
         loaded = torch.export.load(file).module()
-    for size in (1, 5):
-        example = _example(options, size)
-        _compare(_named(model(example)), _named(loaded(example)))
+    _compare(model, lambda example: _named(loaded(example)), options)
 
 
 def export_weights(model: "torch.nn.Module", path: Path, options: argparse.Namespace) -> None:
@@ -274,17 +262,24 @@ def _named(output: Any) -> dict[str, "torch.Tensor"]:
     return {"output": output}
 
 
-def _compare(wanted: dict[str, "torch.Tensor"], found: dict[str, Any]) -> None:
+def _compare(
+    model: "torch.nn.Module",
+    exported: Callable[["torch.Tensor"], dict[str, Any]],
+    options: argparse.Namespace,
+) -> None:
     import torch
 
-    for name, tensor in wanted.items():
-        other = torch.as_tensor(found[name])
-        if not torch.allclose(other, tensor, rtol=TOLERANCE, atol=TOLERANCE):
-            difference = (other - tensor).abs().max().item()
-            raise ExportError(
-                f"{name}: the exported model's differs from the model's by up to {difference:.1e}; "
-                f"{TOLERANCE:.0e} is allowed. Nothing was written."
-            )
+    for size in (1, 5):
+        example = _example(options, size)
+        found = exported(example)
+        for name, tensor in _named(model(example)).items():
+            other = torch.as_tensor(found[name])
+            if not torch.allclose(other, tensor, rtol=TOLERANCE, atol=TOLERANCE):
+                difference = (other - tensor).abs().max().item()
+                raise ExportError(
+                    f"{name}: the exported model's output differs from the model's by up to "
+                    f"{difference:.1e}; {TOLERANCE:.0e} is allowed. Nothing was written."
+                )
 
 
 if __name__ == "__main__":

@@ -52,10 +52,8 @@ class Graph:
 
     def description(self) -> dict[str, Any]:
         """Returns the graph without its module and its weights, as a dictionary for JSON."""
-        return {
-            **{"input": self.input, "shape": list(self.shape)},
-            **{"operations": self.operations, "outputs": self.outputs},
-        }
+        names = ("input", "shape", "operations", "outputs")
+        return {name: getattr(self, name) for name in names}
 
 
 def trace(
@@ -177,22 +175,18 @@ class _Recorder(fx.Interpreter):
         return result
 
     def record(
-        self, node: fx.Node, result: Tensor, op: str, inputs: Sequence[Any], **settings: Any
+        self, node: fx.Node, result: Tensor, op: str, inputs: Sequence["Value"], **settings: Any
     ) -> None:
         """Appends an operation."""
         references = [self._reference(node, item) for item in inputs]
         output = f"%{len(self.operations) + 1}"
-        self.operations.append(
-            {
-                **{"op": op, "inputs": references, "output": output},
-                **{"shape": list(result.shape), **settings},
-            }
-        )
+        operation = {"op": op, "inputs": references, "output": output, "shape": list(result.shape)}
+        self.operations.append(operation | settings)
         self._values[node] = output
         if op != "reshape":
             self._new.add(node)
 
-    def record_reshape(self, node: fx.Node, result: Tensor, x: Any) -> None:
+    def record_reshape(self, node: fx.Node, result: Tensor, x: fx.Node) -> None:
         """Records a change of shape; if the shape is equal, the node gets its input's value."""
         before = self.env[x]
         if x not in self._values:
@@ -207,7 +201,7 @@ class _Recorder(fx.Interpreter):
         else:
             self.record(node, result, "reshape", [x])
 
-    def check_in_place(self, node: fx.Node, x: Any) -> None:
+    def check_in_place(self, node: fx.Node, x: fx.Node) -> None:
         """Raises an error if another operation could read the memory that this one overwrites."""
         if x not in self._new or len(x.users) > 1:
             raise UntraceableError(
@@ -222,14 +216,14 @@ class _Recorder(fx.Interpreter):
         inputs = node.all_input_nodes
         return not (is_query or is_property) and any(item in self._values for item in inputs)
 
-    def _reference(self, node: fx.Node, item: Any) -> Any:
+    def _reference(self, node: fx.Node, item: "Value") -> Any:
         """Returns an input as operations name it: a value, a weight's name or a scalar."""
-        value = item
+        value: object = item
         if isinstance(item, fx.Node):
             if item in self._values:
                 return self._values[item]
             value = self.env[item]
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and isinstance(item, fx.Node):
             name = str(item.target if item.op == "get_attr" else item.name).removeprefix("model.")
             self.weights[name] = value.detach().float().numpy()
             return name
@@ -243,9 +237,11 @@ class _Recorder(fx.Interpreter):
 # result, and the parameters of torch's operation under torch's names. Other parameters of the
 # operation are not supported.
 
+Value = fx.node.Argument
+
 
 def _elementwise(op: str) -> Callable[..., None]:
-    def record(recorder: _Recorder, node: fx.Node, result: Tensor, *inputs: Any) -> None:
+    def record(recorder: _Recorder, node: fx.Node, result: Tensor, *inputs: Value) -> None:
         recorder.record(node, result, op, inputs)
 
     return record
@@ -253,7 +249,7 @@ def _elementwise(op: str) -> Callable[..., None]:
 
 def _activation(op: str) -> Callable[..., None]:
     def record(
-        recorder: _Recorder, node: fx.Node, result: Tensor, input: Any, inplace: bool = False
+        recorder: _Recorder, node: fx.Node, result: Tensor, input: fx.Node, inplace: bool = False
     ) -> None:
         if inplace:
             recorder.check_in_place(node, input)
@@ -263,14 +259,19 @@ def _activation(op: str) -> Callable[..., None]:
 
 
 def _gelu(
-    recorder: _Recorder, node: fx.Node, result: Tensor, input: Any, approximate: str = "none"
+    recorder: _Recorder, node: fx.Node, result: Tensor, input: Value, approximate: str = "none"
 ) -> None:
     op = "gelu_tanh" if approximate == "tanh" else "gelu"
     recorder.record(node, result, op, [input])
 
 
 def _linear(
-    recorder: _Recorder, node: fx.Node, result: Tensor, input: Any, weight: Any, bias: Any = None
+    recorder: _Recorder,
+    node: fx.Node,
+    result: Tensor,
+    input: Value,
+    weight: fx.Node,
+    bias: fx.Node | None = None,
 ) -> None:
     if recorder.env[weight].ndim != 2 or (bias is not None and recorder.env[bias].ndim != 1):
         raise TypeError("torch broadcasts here")
@@ -281,10 +282,10 @@ def _layer_norm(
     recorder: _Recorder,
     node: fx.Node,
     result: Tensor,
-    input: Any,
+    input: Value,
     normalized_shape: Sequence[int],
-    weight: Any = None,
-    bias: Any = None,
+    weight: Value = None,
+    bias: Value = None,
     eps: float = 1e-5,
 ) -> None:
     size = math.prod(normalized_shape)
@@ -292,7 +293,7 @@ def _layer_norm(
 
 
 def _softmax(
-    recorder: _Recorder, node: fx.Node, result: Tensor, input: Any, dim: int, **_: Any
+    recorder: _Recorder, node: fx.Node, result: Tensor, input: Value, dim: int, **_: Any
 ) -> None:
     if dim % result.ndim != result.ndim - 1:
         raise UntraceableError(f"the operation softmax over dimension {dim} is not supported.")
@@ -300,7 +301,7 @@ def _softmax(
 
 
 def _reshape(
-    recorder: _Recorder, node: fx.Node, result: Tensor, input: Any, *_: Any, **__: Any
+    recorder: _Recorder, node: fx.Node, result: Tensor, input: fx.Node, *_: Any, **__: Any
 ) -> None:
     recorder.record_reshape(node, result, input)
 
@@ -328,5 +329,5 @@ def _call_of(node: fx.Node) -> str:
     return f"{_name_of(node)}({', '.join([*map(str, node.args), *named])})"
 
 
-def _as_tuple(output: Any) -> tuple[Any, ...]:
+def _as_tuple(output: object) -> tuple[Any, ...]:
     return tuple(output) if isinstance(output, tuple | list) else (output,)

@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,10 +14,14 @@ from megakit.checkpoints.context import read_config_class, read_model_settings
 from megakit.checkpoints.manifest import verify_if_possible
 from megakit.errors import UserError
 from megakit.runtime import find_accelerator, use_accelerator
+from megakit.runtime.patching import existing
+
+if TYPE_CHECKING:
+    from megakit.models.config import MegatronBioNeMoTrainableModelConfig as Config
 
 
 def load_for_inference(
-    checkpoint: str | Path, config: Any = None, *, device: str | torch.device = "cpu"
+    checkpoint: str | Path, config: "Config | None" = None, *, device: str | torch.device = "cpu"
 ) -> torch.nn.Module:
     """Loads a model for prediction only, from a checkpoint of any layout.
 
@@ -59,8 +63,8 @@ def load_for_inference(
 
     verify_if_possible(checkpoint)
     built_by = _config(checkpoint, config)
-    with _rank_of_its_own(), torch.random.fork_rng(devices=[]):
-        model: torch.nn.Module = built_by.model_cls(built_by)
+    with _single_rank_state(), torch.random.fork_rng(devices=[]):
+        model = built_by.configure_model()
         load_model_weights(model, checkpoint, alone=True)
     replace_parallel_layers(model)
     return model.eval().requires_grad_(False).to(device, torch.float32)
@@ -77,7 +81,7 @@ def returns_latent(model: Any) -> bool:
     return "return_latent" in inspect.signature(model.forward).parameters
 
 
-def _config(checkpoint: Path, config: Any) -> Any:
+def _config(checkpoint: Path, config: "Config | None") -> "Config":
     """Returns the model's config with the checkpoint's settings, for a model on one rank."""
     from megakit.models.config import OVERRIDE_BIONEMO_CONFIG_DEFAULTS
 
@@ -125,20 +129,21 @@ def _config_class(checkpoint: Path) -> type:
     module, name = read_config_class(checkpoint)
     if module not in sys.modules:
         raise UserError(
-            f"{checkpoint}: its model is configured by {name} of the module {module}, which is not "
-            f"imported, and no checkpoint decides what is. If it is yours, import {module} first."
+            f"{checkpoint}: its config class {name} is in the module {module}, which is not "
+            "imported; a checkpoint cannot cause an import. If the module is yours, import "
+            f"{module} first."
         )
     found = getattr(sys.modules[module], name, None)
     if not isinstance(found, type) or not issubclass(found, MegatronBioNeMoTrainableModelConfig):
         raise UserError(
-            f"{checkpoint}: its model is configured by {module}.{name}, which is no "
-            f"{MegatronBioNeMoTrainableModelConfig.__name__} here. Import the program's version "
+            f"{checkpoint}: its config class {module}.{name} is not a subclass of "
+            f"{MegatronBioNeMoTrainableModelConfig.__name__}. Import the version of the program "
             "that wrote the checkpoint, or use another checkpoint."
         )
     return found
 
 
-class _GroupOfOne:
+class _SingleRankGroup:
     """Replaces a process group of one rank, for code that reads the group's size and rank."""
 
     def size(self) -> int:
@@ -149,7 +154,7 @@ class _GroupOfOne:
 
 
 @contextlib.contextmanager
-def _rank_of_its_own() -> Iterator[None]:
+def _single_rank_state() -> Iterator[None]:
     """Sets Megatron's parallel state to that of a job of one rank, and restores it at the end.
 
     Layers read the parallel state when they are built, to allocate their shard of the weights. Real
@@ -161,6 +166,8 @@ def _rank_of_its_own() -> Iterator[None]:
 
     state = vars(parallel_state)
     before = {name: state[name] for name in state if name.startswith("_") and name.isupper()}
+    for name in ("_TENSOR_MODEL_PARALLEL_GROUP", "_PIPELINE_MODEL_PARALLEL_GROUP"):
+        existing(parallel_state, name)
     # Without torch.distributed, Megatron's layers ignore the groups, and models cannot read sizes.
     needs_world = not distributed.is_initialized()
     if needs_world:
@@ -168,7 +175,7 @@ def _rank_of_its_own() -> Iterator[None]:
         distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         for name in before:
-            state[name] = _of_one(name)
+            state[name] = _single_rank_value(name)
         yield
     finally:
         state.update(before)
@@ -176,7 +183,7 @@ def _rank_of_its_own() -> Iterator[None]:
             distributed.destroy_process_group()
 
 
-def _of_one(name: str) -> Any:
+def _single_rank_value(name: str) -> Any:
     """Returns the value of a variable of Megatron's parallel state in a job of one rank."""
     if "VIRTUAL" in name or "RANKS" in name or "GROUPS" in name:
         return None
@@ -184,4 +191,4 @@ def _of_one(name: str) -> Any:
         return 1
     if name.endswith("_RANK"):
         return 0
-    return _GroupOfOne() if "_GROUP" in name else None
+    return _SingleRankGroup() if "_GROUP" in name else None

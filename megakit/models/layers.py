@@ -4,11 +4,16 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from megatron.core import ModelParallelConfig
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from torch import Tensor
+
+from megakit.runtime.patching import existing
+
+LayerT = TypeVar("LayerT", ColumnParallelLinear, RowParallelLinear)
 
 
 @contextlib.contextmanager
@@ -25,8 +30,11 @@ def seeded(seed: int, name: str) -> Iterator[None]:
         yield
 
 
+#: Megatron's private method that computes the matrix product; `_Linear` overrides it.
+for _layer in (ColumnParallelLinear, RowParallelLinear):
+    existing(_layer, "_forward_impl")
 #: Options of Megatron's matrix product that torch's product supports or can ignore.
-_PLAIN = {"bias", "tp_group", "wgrad_deferral_limit"}
+_SUPPORTED = {"bias", "tp_group", "wgrad_deferral_limit"}
 
 
 class _Linear:
@@ -35,7 +43,7 @@ class _Linear:
     in_features = property(lambda self: self.input_size)
     out_features = property(lambda self: self.output_size)
 
-    def _forward_impl(self, input: torch.Tensor, weight: torch.Tensor, **options: Any) -> Any:
+    def _forward_impl(self, input: Tensor, weight: Tensor, **options: Any) -> Tensor:
         """Computes the product with this rank's weights.
 
         Megatron's function can also all-reduce the input's gradient, gather the shards of a
@@ -43,10 +51,10 @@ class _Linear:
         gives the same result, up to rounding, in half the time. It also does not compute gradients
         of inputs that need none, such as images.
         """
-        asked = {name for name, value in options.items() if not (value is None or value is False)}
+        requested = {n for n, value in options.items() if not (value is None or value is False)}
         if not input.requires_grad:
-            asked.discard("allreduce_dgrad")
-        if asked - _PLAIN:
+            requested.discard("allreduce_dgrad")
+        if requested - _SUPPORTED or "bias" not in options:
             return super()._forward_impl(input=input, weight=weight, **options)  # type: ignore[misc]
         return torch.nn.functional.linear(input, weight, options["bias"])
 
@@ -74,21 +82,7 @@ def column_parallel_linear(
         out_features: Size of the output's last dimension over all ranks.
         name: Name of the layer within the model.
     """
-    with seeded(config.seed, name):
-        bound = 1 / math.sqrt(in_features)
-        layer = _ColumnParallel(
-            in_features,
-            out_features,
-            config=config,
-            init_method=lambda weight: weight.uniform_(-bound, bound),
-            gather_output=False,
-        )
-        # Megatron initializes the bias to zero. Here each rank draws the whole bias and keeps its
-        # shard.
-        bias = torch.empty(out_features).uniform_(-bound, bound)
-    shard = bias.tensor_split(layer.tp_group.size())[layer.tp_group.rank()]
-    layer.bias.data.copy_(shard)
-    return layer
+    return _build(_ColumnParallel, config, in_features, out_features, name, gather_output=False)
 
 
 def row_parallel_linear(
@@ -105,16 +99,31 @@ def row_parallel_linear(
         out_features: Size of the output's last dimension.
         name: Name of the layer within the model.
     """
+    options = {"bias": True, "input_is_parallel": True, "skip_bias_add": False}
+    return _build(_RowParallel, config, in_features, out_features, name, **options)
+
+
+def _build(
+    kind: type[LayerT],
+    config: ModelParallelConfig,
+    in_features: int,
+    out_features: int,
+    name: str,
+    **options: bool,
+) -> LayerT:
+    bound = 1 / math.sqrt(in_features)
     with seeded(config.seed, name):
-        bound = 1 / math.sqrt(in_features)
-        layer = _RowParallel(
+        layer = kind(
             in_features,
             out_features,
             config=config,
             init_method=lambda weight: weight.uniform_(-bound, bound),
-            bias=True,
-            input_is_parallel=True,
-            skip_bias_add=False,
+            **options,
         )
-        layer.bias.data.copy_(torch.empty(out_features).uniform_(-bound, bound))
+        # Megatron initializes the bias to zero. Here each rank draws the whole bias and keeps its
+        # shard.
+        bias = torch.empty(out_features).uniform_(-bound, bound)
+    num_shards = out_features // len(layer.bias)
+    shard = layer.tp_group.rank() if num_shards > 1 else 0
+    layer.bias.data.copy_(bias.tensor_split(num_shards)[shard])
     return layer

@@ -58,9 +58,7 @@ def load_model_weights(
     saved = {key: tensor for key, tensor in saved.items() if key.startswith(PREFIX)}
     left_over = saved.keys() - {tensor.key for _, tensor in tensors}
     problems = [
-        f"{_name(key)}: the model has it, the checkpoint has not"
-        for key, tensor in tensors
-        if tensor.key not in saved
+        f"{_name(key)}: not in the checkpoint" for key, tensor in tensors if tensor.key not in saved
     ]
     problems += [
         f"{_name(key)}: shape {tuple(tensor.global_shape)} in the model, "
@@ -70,12 +68,13 @@ def load_model_weights(
     ]
     if not skip and model.config.pipeline_model_parallel_size == 1:
         # With several pipeline stages, this stage lacks the weights of the other stages.
-        problems += [f"{_name(key)}: the checkpoint has it, the model has not" for key in left_over]
+        problems += [f"{_name(key)}: not in the model" for key in left_over]
     if problems:
         raise UserError(
             f"{checkpoint}: its weights do not fit {type(model).__name__}:\n  "
             + "\n  ".join(sorted(problems))
-            + "\nChoose a checkpoint of this model, or name the layers that shall start anew."
+            + "\nUse a checkpoint of this model. If layers are new, add their prefixes "
+            "to initial_ckpt_skip_keys_with_these_prefixes."
         )
     with reading(folder, USE_ANOTHER):
         loaded = _read_alone(wanted, folder) if alone else dist_checkpointing.load(wanted, folder)
@@ -97,7 +96,7 @@ def _read_alone(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
     # Megatron can store the weights of all layers as one tensor. So whole tensors are read first.
     whole = read_tensors(folder, {tensor.key for _, tensor in _tensors(wanted)})
 
-    def part(item: Any) -> Any:
+    def part(item: object) -> object:
         return whole[item.key][item.global_slice()] if isinstance(item, ShardedTensor) else item
 
     return apply_factory_merges(dict_list_map_outplace(part, wanted), factories)

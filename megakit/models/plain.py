@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from megakit.errors import UserError
 from megakit.models.layers import _ColumnParallel, _RowParallel
+from megakit.runtime.patching import existing
 
 #: Packages whose layers may need a parallel state or a GPU. A layer of these packages must be in
 #: `REPLACED` or `HARMLESS`.
@@ -122,39 +123,40 @@ def replace_parallel_layers(model: nn.Module) -> None:
     """Replaces the parallel layers of a model that was built on one rank.
 
     Raises:
-        UserError: Layers of Megatron have no plain form; all of them are named.
+        UserError: Layers of Megatron have no torch replacement; the error lists them.
     """
-    unknown = list(_replace_below(model, ""))
+    unknown = list(_replace_children(model, ""))
     if unknown:
         raise UserError(
-            f"{type(model).__name__}: no plain form is known of {', '.join(unknown)}. "
-            "Build these layers of others (torch's own, say), or add their plain form to "
-            "megakit/models/plain.py."
+            f"{type(model).__name__}: these layers cannot be replaced by torch layers: "
+            f"{', '.join(unknown)}. Use other layers, for example torch's own, or add a "
+            "replacement to megakit/models/plain.py."
         )
 
 
-def _replace_below(parent: nn.Module, prefix: str) -> Iterator[str]:
+def _replace_children(parent: nn.Module, prefix: str) -> Iterator[str]:
     """Replaces the layers inside a module; yields the layers without a plain form."""
-    for name, layer in list(parent._modules.items()):
+    # Not `named_children`, which skips the second name of a shared layer.
+    for name, layer in list(existing(parent, "_modules").items()):
         if layer is None:
             continue
         kind = next((kind for kind in REPLACED if isinstance(layer, kind)), None)
-        if kind and type(layer).forward is kind.forward and not _has_more_to_it(layer):
+        if kind and type(layer).forward is kind.forward and not _has_unsupported_feature(layer):
             replacement = REPLACED[kind](layer)
             for hooks in _HOOKS:  # for example a low-rank correction
-                getattr(replacement, hooks).update(getattr(layer, hooks))
+                existing(replacement, hooks).update(existing(layer, hooks))
             setattr(parent, name, replacement)
         elif (kind or _is_foreign(layer)) and type(layer) not in HARMLESS:
             yield f"{prefix}{name} ({type(layer).__name__})"
         else:
-            yield from _replace_below(layer, f"{prefix}{name}.")
+            yield from _replace_children(layer, f"{prefix}{name}.")
 
 
 def _is_foreign(layer: nn.Module) -> bool:
     return type(layer).__module__.partition(".")[0] in FOREIGN
 
 
-def _has_more_to_it(layer: nn.Module) -> bool:
+def _has_unsupported_feature(layer: nn.Module) -> bool:
     """Tells whether a layer uses a feature that its replacement lacks."""
     if isinstance(layer, DotProductAttention):
         has_window = layer.scale_mask_softmax.window_size is not None

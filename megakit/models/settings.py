@@ -16,7 +16,7 @@ class IOMixinWithGettersSetters(io.IOMixin):
     cannot contain, such as the strategy's functions and timers, are not recorded.
     """
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         recorded = self.__dict__.get("__io__")
         if recorded is None or name not in recorded.__signature_info__.parameters:
@@ -36,12 +36,12 @@ class IOMixinWithGettersSetters(io.IOMixin):
         """Returns all recorded values by name."""
         return dict(self.__io__.__arguments__)
 
-    def set_hparam(self, name: str, value: Any, also_change_value: bool = True) -> None:
-        """Records a value for a constructor argument.
+    def set_hparam(self, name: str, value: object, also_change_value: bool = True) -> None:
+        """Records a constructor argument's value for the contexts of later checkpoints.
 
         Args:
             name: Name of the argument.
-            value: The value for the contexts of later checkpoints.
+            value: The value.
             also_change_value: Whether to set the attribute of this name, too.
         """
         if also_change_value:
@@ -49,10 +49,10 @@ class IOMixinWithGettersSetters(io.IOMixin):
         setattr(self.__io__, name, value)
 
 
-def _can_be_recorded(value: Any) -> bool:
+def _can_be_recorded(value: object) -> bool:
+    if isinstance(value, dict):
+        return _can_be_recorded([*value, *value.values()])
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(_can_be_recorded, value))
-    if isinstance(value, dict):
-        return all(map(_can_be_recorded, value)) and all(map(_can_be_recorded, value.values()))
     plain = (bool, int, float, str, Path, enum.Enum, torch.dtype, type)
     return value is None or isinstance(value, plain)

@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt import gpt_layer_specs
-from megatron.core.transformer import ModuleSpec
+from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_layer import (
     TransformerLayer,
+    TransformerLayerSubmodules,
     get_transformer_layer_offset,
 )
 
@@ -17,11 +18,16 @@ from megakit.models.layers import _ColumnParallel, _RowParallel, seeded
 class SeededTransformerLayer(TransformerLayer):
     """A layer whose initial weights depend on the config's seed and the layer's number only.
 
-    Megatron draws weights in the order of construction. So without this class, a layer's weights
-    would depend on the number of earlier layers on the same pipeline stage.
+    Megatron draws weights in the order of construction, which depends on the pipeline stage.
     """
 
-    def __init__(self, config: Any, submodules: Any, layer_number: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        submodules: TransformerLayerSubmodules,
+        layer_number: int = 1,
+        **options: Any,
+    ) -> None:
         offset = get_transformer_layer_offset(config, options.get("vp_stage"))
         with seeded(config.seed, f"transformer layer {layer_number + offset}"):
             super().__init__(config, submodules, layer_number, **options)

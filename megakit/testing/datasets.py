@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
-from megakit.data.epochs import EpochIndex, MultiEpochDatasetResampler
+from megakit.data.epochs import MultiEpochDatasetResampler
+from megakit.data.indices import EpochIndex
 from megakit.data.resampling import PRNGResampleDataset
 from megakit.testing.compare import assert_elements_equal as elements_equal
 from megakit.testing.compare import first_difference, shared_memory

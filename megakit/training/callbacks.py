@@ -1,5 +1,6 @@
 """Provides callbacks that correct step counters, find the best value, and stop training."""
 
+import math
 import signal
 import time
 from types import FrameType
@@ -9,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 
 from megakit.checkpoints.select import is_better
-from megakit.checkpoints.writer import CheckpointWriter, logged_values
+from megakit.checkpoints.writer import CheckpointWriter, logged_values, validation_is_due
 from megakit.errors import Stopped, UserError
 from megakit.runtime.patching import replace
 from megakit.runtime.signals import StopRequest, handle_signals
@@ -20,44 +21,35 @@ class ExactSteps(pl.Callback):
     """Makes a resumed run count and validate like an uninterrupted run.
 
     Lightning saves its batch counters in the middle of a step, one step behind. Lightning repeats
-    the validation when a run resumes from a validated step. This callback corrects both. The
-    callback also adds a validation after the last step.
+    the validation when a run resumes from a validated step. This callback corrects both, and makes
+    Lightning validate when `validation_is_due`. Lightning tests whether the number of batches is a
+    multiple of `val_check_batch`: always for 1, never for infinity.
     """
-
-    def __init__(self) -> None:
-        self._val_check_batch: int | float | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the counters to the number of completed steps, after a checkpoint was loaded."""
-        # Disables validation until the first step begins.
-        self._val_check_batch, trainer.val_check_batch = trainer.val_check_batch, float("inf")
+        trainer.val_check_batch = math.inf  # does not repeat the validation of the resumed step
         progress = trainer.fit_loop.epoch_loop.batch_progress
         for counter in (progress.total, progress.current):
-            counter.ready = counter.started = trainer.global_step
-            counter.processed = counter.completed = trainer.global_step
+            for name in ("ready", "started", "processed", "completed"):
+                replace(counter, name, trainer.global_step)
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Enables validation at the first step, and sets a validation after the last step."""
-        if self._val_check_batch is not None:
-            self._val_check_batch, trainer.val_check_batch = None, self._val_check_batch
-        if trainer.global_step == trainer.max_steps - 1:
-            trainer.val_check_batch = trainer.max_steps
+        """Tells Lightning whether to validate after the step that begins."""
+        is_due = validation_is_due(trainer, trainer.global_step + 1)
+        trainer.val_check_batch = 1 if is_due else math.inf
 
 
 class StopWithoutProgress(pl.Callback):
     """Checks the column that `--best-by` names, and applies `--stop-after`.
 
     With `--stop-after`, each better value gets a checkpoint, at any save interval. To stop, the
-    callback sets `trainer.should_stop`. Lightning then ends the training after this step, and
-    the checkpoint writer saves this step and marks its checkpoint as final. All ranks have the same
-    validated values, so all ranks stop after the same step.
-
-    Args:
-        writer: The checkpoint writer, which chooses the best checkpoint.
-        stop_after: The number of successive validations without a better value after which
-            training stops; None: training does not stop early.
+    callback sets `trainer.should_stop`; the checkpoint writer then saves this step as final. All
+    ranks have the same validated values, so all ranks stop after the same step.
 
     Attributes:
+        stop_after: The number of successive validations without a better value after which
+            training stops; None: training does not stop early.
         best: The best value so far; None without `stop_after`.
         num_without: The number of validations since the best value.
     """
@@ -122,18 +114,13 @@ class StopWithoutProgress(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the state of this callback from a checkpoint."""
-        best = state_dict["best"]
-        self.best = None if best is None else float(best)
-        self.num_without = int(state_dict["num_without"])
+        self.best, self.num_without = state_dict["best"], state_dict["num_without"]
 
 
 class StopOnSignal(pl.Callback):
     """Saves a checkpoint and ends training after the step in which a stop signal arrived.
 
     A second signal ends the process at once; complete checkpoints are not changed.
-
-    Args:
-        writer: Saves the checkpoint.
     """
 
     #: The largest number of steps between two agreements of several ranks on whether to stop. The
@@ -146,7 +133,7 @@ class StopOnSignal(pl.Callback):
         self._before: dict[int, Any] = {}
         self._agree_at: int | None = None
         self._agreed_at = 0.0
-        self._steps_since_agreement = 1
+        self._num_steps = 1  # between the last two agreements
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Installs the signal handlers for training."""
@@ -175,12 +162,11 @@ class StopOnSignal(pl.Callback):
         Raises:
             Stopped: A rank received a signal.
         """
-        number = self._agreed(trainer)
-        if number:
+        if number := self._agreed_signal(trainer):
             self.writer.save(trainer, regular=False)
             raise Stopped(number, trainer.global_step)
 
-    def _agreed(self, trainer: pl.Trainer) -> int:
+    def _agreed_signal(self, trainer: pl.Trainer) -> int:
         """Returns the signal that any rank received, or 0; all ranks stop after the same step."""
         if trainer.world_size == 1:
             return self.request.received
@@ -194,10 +180,7 @@ class StopOnSignal(pl.Callback):
         )
         torch.distributed.all_reduce(message, torch.distributed.ReduceOp.MAX)
         number, seconds = message.tolist()
-        # The first agreement follows no step; it counts as one step.
-        steps = max(1, self._steps_since_agreement)
-        self._steps_since_agreement = int(
-            max(1, min(self.AGREE_AT_MOST_EVERY, steps / max(seconds, 1e-3)))
-        )
-        self._agree_at, self._agreed_at = step + self._steps_since_agreement, now
+        steps_per_second = self._num_steps / max(seconds, 1e-3)
+        self._num_steps = int(max(1, min(self.AGREE_AT_MOST_EVERY, steps_per_second)))
+        self._agree_at, self._agreed_at = step + self._num_steps, now
         return int(number)

@@ -1,12 +1,14 @@
 """Averages losses over samples, tokens and ranks; passes predictions through Megatron."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from megatron.core import parallel_state
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 from torch import Tensor
+
+OutputT = TypeVar("OutputT")
 
 
 def mean_over_data_parallel_ranks(averages: Sequence[Tensor]) -> Tensor:
@@ -30,9 +32,7 @@ def mean_over_data_parallel_ranks(averages: Sequence[Tensor]) -> Tensor:
 
 
 def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, Tensor]:
-    """Averages the reports of micro batches, by name, over all data-parallel ranks.
-
-    One collective operation reduces all names.
+    """Averages the reports of micro batches by name, in one collective over data-parallel ranks.
 
     Args:
         reports: For each micro batch, the mean loss as `avg`, and further means by name.
@@ -52,13 +52,11 @@ def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, 
 def mean_over_samples(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
     """Returns the mean of per-sample values over a micro batch, for the report of a loss.
 
-    In evaluation, `batch["loss_mask"]` (B,) contains the sample weights: 0 for padding, and 1 on
-    average over the whole evaluation.
-
     Args:
         values: One value for each sample, (B,). Several values for each sample, (B, ...), are
             averaged first.
-        batch: The micro batch.
+        batch: The micro batch. In evaluation, its `loss_mask` (B,) contains the sample weights: 0
+            for padding, and 1 on average over the whole evaluation.
 
     Returns:
         A float32 scalar without a gradient.
@@ -117,7 +115,7 @@ class MeanLossReduction(MegatronLossReduction):
         # Megatron divides the loss in place by the number of micro batches; the log gets a clone.
         return loss, {"avg": loss.detach().clone(), **means}
 
-    def reduce(self, losses_reduced_per_micro_batch: Sequence[Any]) -> Any:
+    def reduce(self, losses_reduced_per_micro_batch: Sequence[Mapping[str, Any]]) -> Any:
         """Averages the reports over the micro batches of a global batch and data-parallel ranks."""
         return mean_reports(losses_reduced_per_micro_batch)
 
@@ -134,12 +132,10 @@ class TokenReport(TypedDict):
 class TokenMeanLossReduction(MegatronLossReduction):
     """Averages a loss over all real tokens of a global batch, with equal weight for each token.
 
-    In a mean of micro batches' means, a token in a micro batch with few tokens has more weight.
-    This loss therefore returns sums and counts. Megatron divides the gradient by the number of
-    tokens of all micro batches and ranks. Megatron does so only if the model's config has
-    `calculate_per_token_loss=True`; without this setting, a step raises an error.
-
-    A token is anything that has its own loss: a word, a pixel, an image.
+    A token is anything that has its own loss: a word, a pixel, an image. This loss returns sums and
+    counts, and Megatron divides the gradient by the number of tokens of all micro batches and
+    ranks. This requires `calculate_per_token_loss=True` in the model's config; without this
+    setting, a step raises an error.
     """
 
     def token_losses(self, batch: Any, forward_out: Any) -> Tensor:
@@ -153,17 +149,17 @@ class TokenMeanLossReduction(MegatronLossReduction):
         """
         return {}
 
-    def token_mask(self, batch: Any) -> Tensor | None:
+    def token_mask(self, batch: Mapping[str, Tensor]) -> Tensor | None:
         """Returns a mask that is above 0 for real tokens; None if all tokens are real.
 
         The mask has the shape of the losses (B, ...), or their leading dimensions. The default is
-        `batch["loss_mask"]`, which marks padding: a dataset may add the mask, and the data loader
-        adds the mask in evaluation.
+        `batch["loss_mask"]`, from the dataset, or in evaluation from the data loader.
         """
-        mask: Tensor | None = batch.get("loss_mask")
-        return mask
+        return batch.get("loss_mask")
 
-    def forward(self, batch: Any, forward_out: Any) -> Any:
+    def forward(
+        self, batch: Mapping[str, Tensor], forward_out: Any
+    ) -> tuple[Tensor, Tensor, TokenReport]:
         """Returns the loss sum to backpropagate, the token count (int32 scalar), and the report."""
         losses = self.token_losses(batch, forward_out).float()
         mask = self.token_mask(batch)
@@ -201,22 +197,18 @@ class TokenMeanLossReduction(MegatronLossReduction):
         """
         # One row per micro batch. Columns: the loss sum, which Megatron may have divided in place;
         # the token count; the loss sum; the sums of further values.
-        names = ("backpropagated", "num_tokens", "loss_sum")
-        values = torch.stack(
+        rows = [
             [
-                torch.stack(
-                    [
-                        *(report[name].double() for name in names),  # type: ignore[literal-required]
-                        *(value_sum.double() for value_sum in report["value_sums"].values()),
-                    ]
-                )
-                for report in losses_reduced_per_micro_batch
+                *(report["backpropagated"], report["num_tokens"], report["loss_sum"]),
+                *report["value_sums"].values(),
             ]
-        )
+            for report in losses_reduced_per_micro_batch
+        ]
+        values = torch.stack([torch.stack([value.double() for value in row]) for row in rows])
         if not torch.equal(values[:, 2].nan_to_num(), values[:, 0].nan_to_num()):
             raise ValueError(
                 f"{type(self).__name__} needs calculate_per_token_loss=True in the model's config: "
-                "without it Megatron averages over micro batches, and tokens weigh unequally."
+                "without it, Megatron averages over micro batches, and tokens get unequal weights."
             )
         totals = values[:, 1:].sum(dim=0)
         if parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:
@@ -230,13 +222,13 @@ class TokenMeanLossReduction(MegatronLossReduction):
 class PassthroughLossReduction(MegatronLossReduction):
     """Passes a model's output through Megatron's schedule, which returns only loss reports."""
 
-    def forward(self, batch: Any, forward_out: Any) -> tuple[Tensor, Any]:
+    def forward(self, batch: Mapping[str, Any], forward_out: OutputT) -> tuple[Tensor, OutputT]:
         """Returns a loss of zero, and the unchanged output."""
         return torch.zeros((), device=_first_tensor(forward_out).device), forward_out
 
-    def reduce(self, forward_out: Sequence[Any]) -> Any:
+    def reduce(self, forward_out: Sequence[OutputT]) -> OutputT:
         """Concatenates the outputs of all micro batches along the first dimension."""
-        return _concatenate(list(forward_out))
+        return _concatenate(forward_out)
 
 
 class LightningPassthroughPredictionMixin:
@@ -253,10 +245,10 @@ def _first_tensor(output: Any) -> Tensor:
     return _first_tensor(next(iter(output.values() if isinstance(output, dict) else output)))
 
 
-def _concatenate(outputs: list[Any]) -> Any:
+def _concatenate(outputs: Sequence[Any]) -> Any:
     first = outputs[0]
     if isinstance(first, Tensor):
-        return torch.cat(outputs)
+        return torch.cat(list(outputs))
     if isinstance(first, dict):
         return {key: _concatenate([output[key] for output in outputs]) for key in first}
-    return type(first)(_concatenate(list(items)) for items in zip(*outputs, strict=True))
+    return type(first)(_concatenate(items) for items in zip(*outputs, strict=True))

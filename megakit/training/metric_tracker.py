@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 
@@ -32,42 +33,44 @@ class MetricTracker(pl.Callback):
         self._train: dict[str, list[Any]] = defaultdict(list)
 
     @staticmethod
-    def _collect(into: dict[str, list[Any]], outputs: Any, keys: list[str]) -> None:
+    def _collect(into: dict[str, list[Any]], outputs: STEP_OUTPUT, keys: list[str]) -> None:
         if isinstance(outputs, Tensor):
             into["unnamed"].append(outputs)
-        else:
+        elif outputs is not None:
             for key in keys:
                 into[key].append(outputs[key])
 
     def on_validation_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, *args: Any
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: STEP_OUTPUT, *args: Any
     ) -> None:
         """Collects the output of a validation step."""
         self._collect(self._val, outputs, self.metrics_to_track_val)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: STEP_OUTPUT, *args: Any
+    ) -> None:
         """Collects the output of a training step."""
         self._collect(self._train, outputs, self.metrics_to_track_train)
 
-    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Collects the values that were logged for this validation."""
         self._val["logged_metrics"].append(dict(trainer.logged_metrics))
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Collects the values that were logged for this epoch."""
         self._train["logged_metrics"].append(dict(trainer.logged_metrics))
-
-    @staticmethod
-    def _as_tensors(collected: dict[str, list[Any]]) -> dict[str, Any]:
-        tensors = {k: torch.tensor(v) for k, v in collected.items() if k != "logged_metrics"}
-        return {**tensors, "logged_metrics": list(collected.get("logged_metrics", []))}
 
     @property
     def collection_val(self) -> dict[str, Any]:
         """Returns the collected validation outputs by key."""
-        return self._as_tensors(self._val)
+        return _as_tensors(self._val)
 
     @property
     def collection_train(self) -> dict[str, Any]:
         """Returns the collected training outputs by key."""
-        return self._as_tensors(self._train)
+        return _as_tensors(self._train)
+
+
+def _as_tensors(collected: dict[str, list[Any]]) -> dict[str, Any]:
+    tensors = {k: torch.tensor(v) for k, v in collected.items() if k != "logged_metrics"}
+    return {**tensors, "logged_metrics": list(collected.get("logged_metrics", []))}

@@ -4,31 +4,35 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer import OptimizerConfig
+from nemo.lightning.megatron_parallel import MegatronParallel
 from nemo.lightning.pytorch.optim import (
     CosineAnnealingScheduler,
     LRSchedulerModule,
     MegatronOptimizerModule,
 )
 
+from megakit.runtime.patching import existing
+
+#: torch's private functions that `FusedAdamW` needs.
+_add_to_each = existing(torch, "_foreach_add_")
+_fused_adamw = existing(torch, "_fused_adamw_")
+
 
 class LeanOptimizerModule(MegatronOptimizerModule):
     """Wraps Megatron's optimizer like NeMo's module, with less overhead for each step."""
 
     def on_train_batch_start(self, *args: Any) -> None:
-        """Does not log the learning rate; `Reporter` logs it.
+        """Does not log the learning rate, which takes a tenth of the step; `Reporter` logs it."""
 
-        NeMo's module logs the learning rate at every step through Lightning. This logging takes a
-        tenth of the step.
-        """
-
-    def optimizers(self, model: Any) -> list[Any]:
+    def optimizers(self, model: MegatronParallel) -> list[torch.optim.Optimizer]:
         """Returns Megatron's optimizer, with a fused kernel if it is built on torch's AdamW.
 
         Megatron has an option for Transformer Engine's fused Adam, but no option for torch's.
         """
-        optimizers = super().optimizers(model)
+        optimizers: list[torch.optim.Optimizer] = super().optimizers(model)
         for optimizer in optimizers:
-            for part in optimizer.mcore_optimizer.chained_optimizers:
+            chained = existing(existing(optimizer, "mcore_optimizer"), "chained_optimizers")
+            for part in chained:
                 if type(part.optimizer) is torch.optim.AdamW:
                     # Changes the class in place, because Megatron keeps a reference to the object.
                     part.optimizer.__class__ = FusedAdamW
@@ -40,8 +44,8 @@ class LeanOptimizerModule(MegatronOptimizerModule):
 class FusedAdamW(torch.optim.AdamW):
     """Runs torch's fused AdamW kernel with little overhead.
 
-    torch's own step sorts the weights by type and device, and checks hooks and options. On a small
-    model this work takes longer than the kernel. The step of this class does not call hooks.
+    torch's own step sorts the weights by type and device, and checks hooks and options, which takes
+    longer than the kernel on a small model. The step of this class does not call hooks.
     """
 
     @torch.no_grad()
@@ -56,8 +60,8 @@ class FusedAdamW(torch.optim.AdamW):
             states = [self.state[weight] for weight in weights]
             beta1, beta2 = group["betas"]
             steps = [state["step"] for state in states]
-            torch._foreach_add_(steps, 1)
-            torch._fused_adamw_(
+            _add_to_each(steps, 1)
+            _fused_adamw(
                 weights,
                 [weight.grad for weight in weights],
                 [state["exp_avg"] for state in states],
@@ -78,10 +82,7 @@ class FusedAdamW(torch.optim.AdamW):
     step.__dict__["hooked"] = True
 
     def _is_plain(self, group: dict[str, Any]) -> bool:
-        """Tells whether the fused kernel alone can step a group.
-
-        torch's own step has to make the first step, which creates the states.
-        """
+        # torch's own step has to make the first step, which creates the states.
         special = group["amsgrad"] or group["maximize"] or not group["fused"]
         return not special and all(
             weight in self.state for weight in group["params"] if weight.grad is not None
@@ -105,14 +106,12 @@ def megatron_adam(
         lr: Peak learning rate.
         lr_scheduler: Changes the learning rate from step to step. By default, the learning rate is
             constant.
-        beta2: Decay rate of Adam's average of squared gradients. With the default, runs of some
-            thousand steps at a high learning rate end with better results than with the usual
-            0.999, and differ less between seeds.
+        beta2: Decay rate of Adam's average of squared gradients. The default gives better results
+            than the usual 0.999 in runs of some thousand steps at a high learning rate.
         weight_decay: The weight decay.
         clip_grad: The largest norm of the gradient.
         use_distributed_optimizer: Whether to shard the optimizer's state over the data-parallel
-            ranks. Sharding saves memory in large models. With this version of Megatron, resuming is
-            then not exact.
+            ranks. This saves memory, but with this version of Megatron, resuming is not exact.
     """
     config = OptimizerConfig(
         optimizer="adam",

@@ -5,19 +5,16 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.loops import _TrainingEpochLoop
+from lightning.pytorch import loops
 from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 from megatron.core import parallel_state
 
-from megakit.checkpoints.writer import (
-    CheckpointWriter,
-    is_validated,
-    logged_values,
-    will_validate,
-)
+from megakit.checkpoints.writer import CheckpointWriter, logged_values, validation_is_due
 from megakit.reporting.console import Console
 from megakit.reporting.metrics import COLUMNS, Metrics, MetricsFile, as_stored
 from megakit.reporting.tensorboard import TensorBoard
+from megakit.runtime.patching import existing
 from megakit.training.validation import FromLastStage, to_floats
 
 #: Steps between two rows of metrics.csv, and between two points of a curve.
@@ -27,12 +24,8 @@ LOG_INTERVAL = 10
 class Reporter(pl.Callback):
     """Writes metrics.csv and TensorBoard curves, shows progress, and measures time.
 
-    Args:
-        console: Shows the progress.
-        title: The start of the progress line.
-        writer: The checkpoint writer, which measures the time of saves.
-        metrics: The file that receives rows; None on ranks that write no files.
-        board: Receives the curves; None on ranks that write no files.
+    Ranks that write no files have no `metrics_file` and no `tensorboard`. The checkpoint writer
+    measures the time of saves.
 
     Attributes:
         seconds: Seconds from the first step to the last step, over all starts of the run.
@@ -48,36 +41,34 @@ class Reporter(pl.Callback):
         console: Console,
         title: str,
         writer: CheckpointWriter,
-        metrics: MetricsFile | None,
-        board: TensorBoard | None,
+        metrics_file: MetricsFile | None,
+        tensorboard: TensorBoard | None,
     ) -> None:
-        self.console = console
-        self.title = title
-        self.writer = writer
-        self.metrics = metrics
-        self.board = board
+        self.console, self.title, self.writer = console, title, writer
+        self.metrics_file, self.tensorboard = metrics_file, tensorboard
         self.seconds = 0.0
         self.validation_seconds = 0.0
         self.val_loss: float | None = None
         self.first: dict[str, float] = {}
         self.last: dict[str, float] = {}
-        for row in metrics.kept if metrics is not None else ():
-            self._note(row)
+        for row in metrics_file.kept if metrics_file is not None else ():
+            self._update_first_and_last(row)
         self._from_last_stage = FromLastStage()
         self._lr: float | None = None
         self._row: Metrics | None = None
-        self._before: dict[str, float] | None = None
+        self._at_start: dict[str, float] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints the size of the run; starts the clock and the progress display."""
-        batch = trainer.datamodule.data_sampler.global_batch_size
+        data = existing(trainer, "datamodule")
+        self._batch_size: int = data.data_sampler.global_batch_size
         self.console.say(
             f"  {parameters_of_the_job(pl_module):,} parameters, "
-            f"{trainer.max_steps:,} steps of {batch:,} samples"
+            f"{trainer.max_steps:,} steps of {self._batch_size:,} samples"
         )
         self._started = time.perf_counter()
-        self._before = self._totals()
-        self._marked = trainer.global_step, self.stepping_seconds
+        self._at_start = self._totals()
+        self._last_logged = trainer.global_step, self.stepping_seconds
         self.progress = self.console.progress(self.title, trainer.max_steps, trainer.global_step)
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
@@ -86,32 +77,38 @@ class Reporter(pl.Callback):
         self._lr = trainer.optimizers[0].param_groups[0]["lr"] if is_logged else None
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: STEP_OUTPUT,
+        *args: Any,
     ) -> None:
         """Logs the step if it is one of the logged steps."""
-        self._stop_the_clock()
+        self._update_seconds()
         step = trainer.global_step
         if not self._is_logged(trainer, step):
             return
-        if isinstance(trainer.profiler, DataClock):
-            trainer.profiler.check()
-        values = to_floats(self._from_last_stage(outputs))
-        logged = logged_values(trainer, "train_")
-        batch = trainer.datamodule.data_sampler.global_batch_size
-        grad_norm = trainer.strategy.grad_norm
+        clock = existing(trainer, "profiler")
+        if isinstance(clock, DataClock):
+            clock.check()
+        assert outputs is not None
+        strategy = trainer.strategy
+        values = to_floats(self._from_last_stage(outputs, strategy.root_device))
+        grad_norm = existing(strategy, "grad_norm")
         self._row = Metrics(
             step=step,
-            consumed_samples=step * batch,
+            consumed_samples=step * self._batch_size,
             train_loss=values.pop("loss"),
             lr=self._lr,
             grad_norm=None if grad_norm is None else float(grad_norm),
-            values={f"train_{name}": value for name, value in values.items()} | logged,
+            values={f"train_{name}": value for name, value in values.items()}
+            | logged_values(trainer, "train_"),
         )
-        (step_before, seconds_before), now = self._marked, self.stepping_seconds
-        self._rate = (step - step_before) * batch / max(now - seconds_before, 1e-9)
-        self._marked = step, now
-        if not will_validate(trainer):
-            self._write()
+        (step_before, seconds_before), now = self._last_logged, self.stepping_seconds
+        self._rate = (step - step_before) * self._batch_size / max(now - seconds_before, 1e-9)
+        self._last_logged = step, now
+        if not validation_is_due(trainer, step):
+            self._write(self._row)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Starts the clock of the validation, and drops the values of earlier validations.
@@ -132,32 +129,28 @@ class Reporter(pl.Callback):
         if self._row is not None:
             self._row.val_loss = self.val_loss
             self._row.values |= values
-            self._write()
+            self._write(self._row)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stops the clock and ends the progress display."""
-        self._stop_the_clock()
+        self._update_seconds()
         self.progress.close()
-        if self.board is not None:
-            self.board.flush()
+        self.on_save_checkpoint()
 
-    def on_exception(self, trainer: pl.Trainer, *args: Any) -> None:
+    def on_exception(self, *args: Any) -> None:
         """Ends the progress line, so that the next message starts on a new line."""
         if hasattr(self, "progress"):
             self.progress.close()
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, *args: Any) -> None:
+    def on_save_checkpoint(self, *args: Any) -> None:
         """Flushes the TensorBoard curves, because a resumed run does not write them again."""
-        if self.board is not None:
-            self.board.flush()
+        if self.tensorboard is not None:
+            self.tensorboard.flush()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, float | None]:
         """Returns the state of this callback for a checkpoint."""
-        return {
-            "seconds": self.seconds,
-            "validation_seconds": self.validation_seconds,
-            "val_loss": self.val_loss,
-        }
+        names = ("seconds", "validation_seconds", "val_loss")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the state of this callback from a checkpoint."""
@@ -173,59 +166,52 @@ class Reporter(pl.Callback):
     def times(self, total: float, clock: "DataClock") -> dict[str, float]:
         """Returns the seconds of each activity in this start of the run.
 
-        Time that belongs to no other entry counts as `start_up`.
-
-        Args:
-            total: Seconds since the script began.
-            clock: The profiler that measured the setup and the fetching of data.
+        Of the `total` seconds since the script began, `start_up` is the time of no other entry.
         """
         now = self._totals()
-        before = self._before or now  # without steps to do, `on_train_start` was not called
-        validation = now["validation"] - before["validation"]
-        checkpoints = now["checkpoints"] - before["checkpoints"]
-        steps = now["all"] - before["all"] - validation - checkpoints
-        data = clock.setup_seconds + clock.fetch_seconds
+        before = self._at_start or now  # without steps to do, `on_train_start` was not called
+        spent = {name: now[name] - before[name] for name in now}
         return {
-            "start_up": total - steps - validation - checkpoints - clock.setup_seconds,
-            "data": data,
-            "training": steps - clock.fetch_seconds,
-            "validation": validation,
-            "checkpoints": checkpoints,
+            "start_up": total - sum(spent.values()) - clock.setup_seconds,
+            "data": clock.setup_seconds + clock.fetch_seconds,
+            "training": spent["steps"] - clock.fetch_seconds,
+            "validation": spent["validation"],
+            "checkpoints": spent["checkpoints"],
         }
 
     def _totals(self) -> dict[str, float]:
         return {
-            "all": self.seconds,
+            "steps": self.stepping_seconds,
             "validation": self.validation_seconds,
             "checkpoints": self.writer.seconds,
         }
 
-    def _stop_the_clock(self) -> None:
-        assert self._before is not None
-        self.seconds = self._before["all"] + time.perf_counter() - self._started
+    def _update_seconds(self) -> None:
+        assert self._at_start is not None
+        self.seconds = sum(self._at_start.values()) + time.perf_counter() - self._started
 
     def _is_logged(self, trainer: pl.Trainer, step: int) -> bool:
-        is_marked = step % LOG_INTERVAL == 0 or is_validated(trainer, step)
-        return is_marked or step in (1, trainer.max_steps) or trainer.should_stop
+        is_regular = step % LOG_INTERVAL == 0 or step in (1, trainer.max_steps)
+        return is_regular or trainer.should_stop or validation_is_due(trainer, step)
 
-    def _write(self) -> None:
-        row, self._row = self._row, None
-        assert row is not None
-        self._note(row)
-        further = {name: self.last[name] for name in self.last if name not in COLUMNS}
+    def _write(self, row: Metrics) -> None:
+        """Passes a row to metrics.csv, the curves, the progress line and the summary."""
+        self._row = None
+        self._update_first_and_last(row)
         losses = {"loss": row.train_loss, "validation": self.val_loss}
+        further = {name: value for name, value in self.last.items() if name not in COLUMNS}
         self.progress.update(row.step, losses | further)
-        if self.metrics is not None:
-            self.metrics.append(row)
-        if self.board is not None:
+        if self.metrics_file is not None:
+            self.metrics_file.append(row)
+        if self.tensorboard is not None:
             curves = {"loss": row.train_loss, "lr": row.lr, "grad_norm": row.grad_norm}
             curves["samples_per_second"] = self._rate
-            curves |= _of_part(row, "train_")
-            self.board.add_values("train", curves, row.step)
-            validated = {"loss": row.val_loss} | _of_part(row, "val_")
-            self.board.add_values("validation", validated, row.step)
+            curves |= _without_prefix(row.values, "train_")
+            self.tensorboard.add_values("train", curves, row.step)
+            validated = {"loss": row.val_loss} | _without_prefix(row.values, "val_")
+            self.tensorboard.add_values("validation", validated, row.step)
 
-    def _note(self, row: Metrics) -> None:
+    def _update_first_and_last(self, row: Metrics) -> None:
         """Stores a row's values as metrics.csv rounds them, for the summary and the console."""
         columns = {"train_loss": row.train_loss, "val_loss": row.val_loss} | row.values
         values = {name: as_stored(v) for name, v in columns.items() if v is not None}
@@ -233,10 +219,9 @@ class Reporter(pl.Callback):
         self.last |= values
 
 
-def _of_part(row: Metrics, prefix: str) -> dict[str, float]:
-    """Returns a row's named values whose columns have a prefix, by name without the prefix."""
-    named = row.values.items()
-    return {name.removeprefix(prefix): v for name, v in named if name.startswith(prefix)}
+def _without_prefix(values: dict[str, float], prefix: str) -> dict[str, float]:
+    """Returns the values whose names have a prefix, by name without the prefix."""
+    return {n.removeprefix(prefix): value for n, value in values.items() if n.startswith(prefix)}
 
 
 class DataClock(Profiler):
@@ -247,7 +232,7 @@ class DataClock(Profiler):
         fetch_seconds: Seconds to fetch the training batches.
     """
 
-    FETCH = f"[{_TrainingEpochLoop.__name__}].train_dataloader_next"
+    FETCH = f"[{existing(loops, '_TrainingEpochLoop').__name__}].train_dataloader_next"
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,6 +12,7 @@ import numpy as np
 from nemo import lightning as nl
 
 from megakit.checkpoints.manifest import CHANGES
+from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
 from megakit.job.options import CommonOptions
 from megakit.job.ranges import flag
@@ -22,18 +23,22 @@ from megakit.reporting.files import write_atomically, write_json
 from megakit.reporting.metrics import in_words
 from megakit.reporting.predictions import Predictions, write_predictions
 from megakit.runtime.memory import resume_collector
+from megakit.runtime.patching import existing
 from megakit.runtime.versions import installed_versions
-from megakit.training.progress import DataClock, Reporter
-from megakit.training.trainer import build_trainer, predict, train, writer_of
-from megakit.training.validation import metrics_of
+from megakit.training.progress import Reporter
+from megakit.training.trainer import build_trainer, predict, train
+from megakit.training.validation import callbacks_of, metrics_of
 from megakit.training.views import MakeView
+
+#: The largest number of pictures whose predictions the console shows.
+MOST_ANSWERS = 10
 
 
 def train_stage(
     run: Run,
-    model: Any,
-    data: Any,
-    view: MakeView | None = None,
+    model: pl.LightningModule,
+    data: pl.LightningDataModule,
+    make_view: MakeView | None = None,
     next_verb: str | None = None,
     callbacks: Sequence[pl.Callback] = (),
 ) -> Path:
@@ -43,7 +48,7 @@ def train_stage(
         run: The run's options, plan and directory.
         model: The Lightning module.
         data: The Lightning data module.
-        view: Converts a validation batch and the model's output to what TensorBoard shows.
+        make_view: Converts a validation batch and the model's output to what TensorBoard shows.
         next_verb: The `./run` command that uses the result, for a hint on the console.
         callbacks: Further Lightning callbacks. Each value that a callback logs as `val_<name>` in
             `on_validation_epoch_end` becomes a column of metrics.csv, a curve in TensorBoard and a
@@ -57,16 +62,17 @@ def train_stage(
     """
     resume_collector()
     _say_header(run)
-    trainer = build_trainer(run, view=view, callbacks=[*metrics_of(model), *callbacks])
     resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
     _check_received(run.options, model)
+    further = [*metrics_of(model), *callbacks]
+    trainer = build_trainer(run, make_view=make_view, callbacks=further)
     train(model=model, data=data, trainer=trainer, resume=resume)
-    best = Path(writer_of(trainer).best_model_path)
+    # `callbacks` may contain other writers of checkpoints; ours is the last callback.
+    writer = callbacks_of(trainer, CheckpointWriter)[-1]
     if run.is_main:
         run.check_directory()
-        _write_training_summary(run, trainer)
-        _say_result(run, best, next_verb)
-    return best
+        _report_training(run, trainer, writer, next_verb)
+    return Path(writer.best_model_path)
 
 
 def _check_received(options: CommonOptions, model: Any) -> None:
@@ -94,8 +100,8 @@ def _check_received(options: CommonOptions, model: Any) -> None:
 
 def predict_stage(
     run: Run,
-    model: Any,
-    data: Any,
+    model: pl.LightningModule,
+    data: pl.LightningDataModule,
     sources: Sequence[str] | None = None,
     write_report: Callable[[Path, Predictions], None] | None = None,
 ) -> Path:
@@ -124,25 +130,21 @@ def predict_stage(
     if outputs is None:
         return path
     outputs.check_finite(run.plan.start)
-    predictions = Predictions.from_logits(
-        outputs.idx, outputs.label, outputs.output, outputs.latent
-    )
+    found = outputs.idx, outputs.label, outputs.output, outputs.latent
+    predictions = Predictions.from_logits(*found)
     if len(np.unique(predictions.idx)) != len(data.predict_dataloader().dataset):
         raise RuntimeError("predictions do not cover every sample exactly once")
     run.check_directory()
     write_predictions(path, predictions, sources)
     scores = predictions.scores()
-    write_json(
-        run.directory.summary,
-        _summary(run)
-        | {
-            "seconds": seconds,
-            "samples_per_second": scores["num_samples"] / seconds,
-            "checkpoint": run.plan.start,
-        }
-        | scores,
-    )
-    rows = _answers(predictions, sources) if sources is not None else {}
+    speed = {"seconds": seconds, "samples_per_second": scores["num_samples"] / seconds}
+    summary = _summary(run) | speed | {"checkpoint": run.plan.start} | scores
+    write_json(run.directory.summary, summary)
+    rows: dict[str, str] = {}
+    if sources is not None and len(sources) <= MOST_ANSWERS:
+        probabilities = predictions.probabilities.max(axis=1)
+        answers = zip(sources, predictions.prediction, probabilities, strict=True)
+        rows = {source: f"{answer}, {share:.1%} sure" for source, answer, share in answers}
     if predictions.is_labelled:
         names = _write_figures(run.path, predictions, data.predict_dataloader().dataset)
         rows |= {
@@ -154,23 +156,9 @@ def predict_stage(
             write_report(run.path / "report.html", predictions)
             rows["report"] = str(run.path / "report.html")
     run.console.say(f"Images predicted: {scores['num_samples']:,}.")
-    run.console.table(
-        {
-            **rows,
-            "time": f"{time.perf_counter() - run.began:.1f} s in all",
-            "predictions": str(path),
-        }
-    )
+    rows["time"] = f"{time.perf_counter() - run.began:.1f} s in all"
+    run.console.table(rows | {"predictions": str(path)})
     return path
-
-
-def _answers(predictions: Predictions, sources: Sequence[str], most: int = 10) -> dict[str, str]:
-    """Returns prediction and probability by source, or nothing for more than `most` samples."""
-    if len(sources) > most:
-        return {}
-    shares = predictions.probabilities.max(axis=1)
-    rows = zip(sources, predictions.prediction, shares, strict=True)
-    return {source: f"{prediction}, {share:.1%} sure" for source, prediction, share in rows}
 
 
 def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list[str]:
@@ -207,48 +195,35 @@ def _say_header(run: Run) -> None:
 
 def _summary(run: Run) -> dict[str, Any]:
     """Returns the entries of summary.json that all stages share. Unused entries are None."""
-    layout = run.layout
+    layout, device = run.layout, run.accelerator
     return {
         "stage": run.stage.name,
         "dataset": run.plan.dataset,
-        "accelerator": run.accelerator.name,
-        "device": run.accelerator.device,
+        "accelerator": device.name,
+        "device": device.device,
         "precision": run.options.precision,
-        "parallel": {
-            "tensor": layout.tensor,
-            "pipeline": layout.pipeline,
-            "data": layout.data,
-        },
+        "parallel": {"tensor": layout.tensor, "pipeline": layout.pipeline, "data": layout.data},
         "seed": getattr(run.options, "seed", None),
-        "steps": None,
-        "seconds": None,
-        "steps_per_second": None,
-        "samples_per_second": None,
-        "times": None,
-        "train_loss": None,
-        "val_loss": None,
-        "metrics": None,
-        "checkpoint": None,
-        "last_checkpoint": None,
+        **dict.fromkeys(("steps", "seconds", "steps_per_second", "samples_per_second", "times")),
+        **dict.fromkeys(("train_loss", "val_loss", "metrics", "checkpoint", "last_checkpoint")),
         "changes": run.plan.identity.get(CHANGES),
-        "num_samples": None,
-        "accuracy": None,
-        "cross_entropy": None,
-        "per_class_accuracy": None,
+        **dict.fromkeys(("num_samples", "accuracy", "cross_entropy", "per_class_accuracy")),
         "versions": installed_versions(),
     }
 
 
-def _write_training_summary(run: Run, trainer: Any) -> None:
-    reporter = next(callback for callback in trainer.callbacks if isinstance(callback, Reporter))
-    writer = writer_of(trainer)
-    spans = {
+def _report_training(
+    run: Run, trainer: pl.Trainer, writer: CheckpointWriter, next_verb: str | None
+) -> None:
+    """Writes summary.json, and prints the result."""
+    options, steps = run.options, trainer.global_step
+    (reporter,) = callbacks_of(trainer, Reporter)
+    spans: dict[str, Any] = {
         name: {"first": reporter.first[name], "last": last} for name, last in reporter.last.items()
     }
-    steps = trainer.global_step
     rate = steps / max(reporter.stepping_seconds, 1e-9)
-    assert isinstance(trainer.profiler, DataClock)
-    times = reporter.times(time.perf_counter() - run.began, trainer.profiler)
+    total = time.perf_counter() - run.began
+    times = reporter.times(total, existing(trainer, "profiler"))
     write_json(
         run.directory.summary,
         _summary(run)
@@ -265,27 +240,21 @@ def _write_training_summary(run: Run, trainer: Any) -> None:
             "metrics": spans or None,
         },
     )
-    run.results = {"values": reporter.last, "steps": steps, "rate": rate, "times": times}
-
-
-def _say_result(run: Run, best: Path, next_verb: str | None) -> None:
-    results, options = run.results, run.options
-    total = sum(results["times"].values())
-    times = [f"{name.replace('_', '-')} {part:.1f}" for name, part in results["times"].items()]
-    values = {in_words(name): f"{value:.4f}" for name, value in _sorted_columns(results["values"])}
+    values = {in_words(name): f"{value:.4f}" for name, value in _sorted_columns(reporter.last)}
+    parts = [f"{name.replace('_', '-')} {seconds:.1f}" for name, seconds in times.items()]
     rows = {
         **values,
-        "speed": f"{results['rate']:.0f} steps/s",
-        "time": f"{total:.1f} s: {', '.join(times[:3])},\n{', '.join(times[3:])}",
-        "best checkpoint": str(best),
+        "speed": f"{rate:.0f} steps/s",
+        "time": f"{total:.1f} s: {', '.join(parts[:3])},\n{', '.join(parts[3:])}",
+        "best checkpoint": writer.best_model_path,
         "curves": shlex.join(["./run", "tensorboard", *_not_default(options, logdir="output_dir")]),
     }
     if next_verb is not None:
         same = _not_default(options, output_dir="output_dir", data_dir="data_dir")
         rows["next"] = shlex.join(["./run", next_verb, *same])
     early = ""
-    if results["steps"] < options.max_steps:
-        early = f" It stopped early, after step {results['steps']:,} of {options.max_steps:,}."
+    if steps < options.max_steps:
+        early = f" It stopped early, after step {steps:,} of {options.max_steps:,}."
     run.console.say(f"{run.stage.name} is done.{early}")
     run.console.table(rows)
 
@@ -297,13 +266,8 @@ def _sorted_columns(values: Mapping[str, float]) -> list[tuple[str, float]]:
     )
 
 
-def _not_default(options: Any, **names: str) -> list[str]:
-    """Returns the flags, with values, of options that differ from their defaults.
-
-    Args:
-        options: The options of the run.
-        names: The name of the option for each flag.
-    """
+def _not_default(options: CommonOptions, **names: str) -> list[str]:
+    """Returns the flags with values of options, named by flag, that differ from their defaults."""
     fields = type(options).__dataclass_fields__
     return [
         part

@@ -3,26 +3,39 @@
 import functools
 import math
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.strategies import launchers
 from lightning.pytorch.trainer.states import TrainerFn
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
 from nemo import lightning as nl
+from nemo.lightning import megatron_parallel
 from nemo.lightning.megatron_parallel import (
     CallbackMethods,
-    _ModuleStepFunction,
+    MegatronLossReduction,
     default_data_step,
 )
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
+from torch import Tensor
 
 from megakit.errors import UserError
+from megakit.runtime.patching import existing
 from megakit.training.resumption import check_restored
 from megakit.training.validation import FromLastStage
+
+#: A training step's loss, or a loss and further values by name.
+StepOutput = Tensor | dict[str, Tensor]
+
+#: Private names of the frameworks that this module needs.
+_SubprocessScriptLauncher: Any = existing(launchers, "_SubprocessScriptLauncher")
+_ModuleStepFunction = existing(megatron_parallel, "_ModuleStepFunction")
+existing(nl.MegatronStrategy, "_configure_launcher")
 
 
 class ExactStrategy(nl.MegatronStrategy):
@@ -43,7 +56,7 @@ class ExactStrategy(nl.MegatronStrategy):
         """Chooses the launcher of the ranks; a single process gets one that works in a notebook."""
         super()._configure_launcher()
         if self.launcher is not None and self.num_processes == self.num_nodes == 1:
-            self._launcher = _LauncherOfOne(self.cluster_environment, 1, 1)
+            self._launcher = _SingleProcessLauncher(self.cluster_environment, 1, 1)
 
     def setup_distributed(self) -> None:
         """Sets up the process groups; a single CPU process needs no network port."""
@@ -81,13 +94,16 @@ class ExactStrategy(nl.MegatronStrategy):
             check_restored(checkpoint, Path(checkpoint_path), self.trainer)
         return checkpoint
 
-    def setup_megatron_parallel(self, trainer: Any) -> None:
+    def setup_megatron_parallel(self, trainer: pl.Trainer) -> None:
         """Sets up Megatron's parallel model, and clears the caches of an earlier model."""
         super().setup_megatron_parallel(trainer)
-        for name in ("_training_functions", "_calls_schedule", "_looked_up", "_from_last_stage"):
-            self.__dict__.pop(name, None)
+        for name, attribute in vars(ExactStrategy).items():
+            if isinstance(attribute, functools.cached_property):
+                self.__dict__.pop(name, None)
 
-    def training_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> Any:
+    def training_step(
+        self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any
+    ) -> StepOutput:
         """Runs a training step through Megatron's schedule; returns the loss of the global batch.
 
         If the loss's `reduce` returns a dict of named values, this method returns the dict. On
@@ -118,46 +134,46 @@ class ExactStrategy(nl.MegatronStrategy):
     def _calls_schedule(self) -> bool:
         """Tells whether a training step can call Megatron's schedule directly.
 
-        By default, NeMo's MegatronParallel calls the schedule. At every step, MegatronParallel
-        looks up the module's methods, builds a record of the step, and notifies callbacks of eight
-        events. For a small model, this takes a twelfth of the time.
-
-        A direct call requires that only the data sampler handles these events, and that the data
-        sampler returns constants. A direct call also requires a single pipeline stage, because
-        several stages agree on tensor shapes.
+        By default, NeMo's MegatronParallel calls the schedule, and notifies callbacks of eight
+        events at every step, which takes a twelfth of the time of a small model. A direct call
+        requires that only the data sampler handles these events and returns constants, and a
+        single pipeline stage, because several stages agree on tensor shapes.
         """
         sampler = self.data_sampler
         if not isinstance(sampler, MegatronDataSampler):
             return False
-        is_constant = sampler.rampup_batch_size is None and not sampler.output_log
 
-        def is_deaf(listener: Any, event: str) -> bool:
-            own = getattr(type(listener), event)
-            return own in (getattr(CallbackMethods, event), getattr(MegatronDataSampler, event, 0))
+        def has_no_effect(listener: object, event: str) -> bool:
+            method = getattr(type(listener), event)
+            known = (getattr(CallbackMethods, event), getattr(MegatronDataSampler, event, None))
+            return method in known
 
         return (
             parallel_state.get_pipeline_model_parallel_world_size() == 1
-            and is_constant
+            and sampler.rampup_batch_size is None
+            and not sampler.output_log
             and all(
-                is_deaf(listener, event)
+                has_no_effect(listener, event)
                 for event, listeners in self.model.callbacks.callbacks.items()
                 for listener in listeners
             )
         )
 
     @functools.cached_property
-    def _looked_up(self) -> Any:
-        return _LookedUp(self.model[0])
+    def _cached_model(self) -> "_AttributeCache":
+        return _AttributeCache(self.model[0])
 
-    def _run_schedule(self, dataloader_iter: Any) -> Any:
+    def _run_schedule(self, dataloader_iter: Iterator[Any]) -> StepOutput:
         """Runs a training step like NeMo's MegatronParallel, but without its events."""
         module, plugin, sampler = self.model[0], self.precision_plugin, self.data_sampler
-        found = self._training_functions
-        data_step = found["data_step"](module) if found["data_step"] else default_data_step
-        model_step = found["forward_step"](module)
-        loss_reduction = found["loss_reduction"](module)
+        functions = self._training_functions
+        data_step = functions["data_step"](module) if functions["data_step"] else default_data_step
+        model_step = functions["forward_step"](module)
+        loss_reduction = functions["loss_reduction"](module)
 
-        def forward_step(data: Any, model: Any) -> Any:
+        def forward_step(
+            data: Iterator[Any], model: "_AttributeCache"
+        ) -> tuple[Any, MegatronLossReduction]:
             batch = plugin.convert_input(data_step(data))
             output = model_step(model, batch)
             loss_reduction.setup(batch)
@@ -166,14 +182,20 @@ class ExactStrategy(nl.MegatronStrategy):
         reports = forward_backward_no_pipelining(
             forward_step_func=forward_step,
             data_iterator=dataloader_iter,
-            model=self._looked_up,
+            model=self._cached_model,
             num_microbatches=sampler.num_microbatches,
             seq_length=sampler.seq_len,
             micro_batch_size=sampler.micro_batch_size,
         )
         return loss_reduction.reduce(reports)
 
-    def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+    def optimizer_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], Any],
+        model: pl.LightningModule | None = None,
+        **kwargs: Any,
+    ) -> tuple[bool, float | Tensor | None, int | None]:
         """Makes an optimizer step, and stores the gradient norm.
 
         Raises:
@@ -182,30 +204,31 @@ class ExactStrategy(nl.MegatronStrategy):
         """
         is_first = self.grad_norm is None  # the first step of this start
         # Skips NeMo's method, which logs the norm at every step.
+        output: tuple[bool, Any, int | None]
         output = super(nl.MegatronStrategy, self).optimizer_step(
             optimizer, closure, model, **kwargs
         )
-        _, self.grad_norm, _ = output
+        self.grad_norm = output[1]
         if self.grad_norm is not None and not math.isfinite(self.grad_norm):
             found = f"Step {self.trainer.global_step + 1}: the gradient's norm is {self.grad_norm}"
             if is_first:  # the learning rate cannot be the cause yet
                 raise UserError(
                     f"{found} with the weights that this run starts from. Use another checkpoint, "
-                    "and look at the data."
+                    "and check the data."
                 )
-            raise RuntimeError(
-                f"{found}. The checkpoints before it are untouched; try a lower --lr."
-            )
+            raise RuntimeError(f"{found}. Earlier checkpoints are not changed. Use a lower --lr.")
         return output
 
-    def validation_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> Any:
+    def validation_step(
+        self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any
+    ) -> StepOutput:
         """Runs a validation step; logs `val_loss` and the loss's other values on every rank.
 
         If the loss's `reduce` returns a dict, its value `NAME` is logged as `val_NAME`.
         """
         with self.precision_plugin.val_step_context():
             result = self.model.validation_step(dataloader_iter, *args, **kwargs)
-        values = self._from_last_stage(result)
+        values = self._from_last_stage(result, self.root_device)
         for name, value in values.items():
             # batch_size=1 gives all steps equal weight: the data loader pads all to one size.
             self.lightning_module.log(
@@ -213,19 +236,23 @@ class ExactStrategy(nl.MegatronStrategy):
             )
         return values if len(values) > 1 else values["loss"]
 
+    @property
+    def validated_names(self) -> list[str]:
+        """The names of the values that the loss returned in validation."""
+        return self._from_last_stage.names or []
+
     @functools.cached_property
     def _from_last_stage(self) -> FromLastStage:
         return FromLastStage()
 
 
-class _LookedUp:
+class _AttributeCache:
     """Caches the attributes of a model that Megatron's schedule reads at every step.
 
-    Config, type and methods of the model are four wrappers deep. Without the cache, each lookup
-    first fails in each wrapper.
+    These attributes are four wrappers deep: without the cache, each lookup fails in each wrapper.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
 
     def __getattr__(self, name: str) -> Any:
@@ -233,7 +260,7 @@ class _LookedUp:
         return value
 
 
-class _LauncherOfOne(_SubprocessScriptLauncher):
+class _SingleProcessLauncher(_SubprocessScriptLauncher):
     """Launches nothing, for a job of a single process; Lightning accepts it in a notebook."""
 
     is_interactive_compatible = True

@@ -10,7 +10,6 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallelConfig
 from nemo import lightning as nl
 
@@ -27,6 +26,7 @@ from megakit.runtime.saving import write_within_this_process
 from megakit.training.callbacks import ExactSteps, StopOnSignal, StopWithoutProgress
 from megakit.training.progress import DataClock, Reporter
 from megakit.training.strategy import ExactStrategy
+from megakit.training.validation import gather_from_ranks, has_outputs
 from megakit.training.views import MakeView, Pictures
 
 
@@ -57,7 +57,7 @@ def build_trainer(
     run: Run,
     *,
     use_distributed_optimizer: bool = False,
-    view: MakeView | None = None,
+    make_view: MakeView | None = None,
     callbacks: Sequence[pl.Callback] = (),
 ) -> nl.Trainer:
     """Returns a trainer for a run's layout, precision and length, with callbacks and logger.
@@ -65,7 +65,7 @@ def build_trainer(
     Args:
         run: The run's options, plan and directory.
         use_distributed_optimizer: See `build_strategy`.
-        view: Converts a validation batch and the model's output to what TensorBoard shows.
+        make_view: Converts a validation batch and the model's output to what TensorBoard shows.
         callbacks: Further Lightning callbacks. Lightning calls them before our callbacks report and
             save.
     """
@@ -79,8 +79,6 @@ def build_trainer(
         "num_nodes": layout.num_nodes,
         "strategy": build_strategy(layout, use_distributed_optimizer),
         "plugins": nl.MegatronMixedPrecision(precision=options.precision),
-        # One validation step before training checks that --best-by names a validated value.
-        "num_sanity_val_steps": int(run.trains and run.best_by not in ("val_loss", "last")),
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "use_distributed_sampler": False,
@@ -91,10 +89,20 @@ def build_trainer(
     if run.plan.resume and read_manifest(Path(run.plan.resume)).final:
         max_steps = resumed_step  # the run ended early; only its summary is missing
     path = run.path / METRICS
-    metrics = None
+    # `purge_step` hides the values that an earlier start logged after the resumed step.
+    logger = TensorBoardLogger(
+        run.path,
+        name="",
+        version="tensorboard",
+        default_hp_metric=False,
+        purge_step=resumed_step + 1,
+    )
+    metrics_file = tensorboard = None
     if run.is_main:
         saved = Path(run.plan.resume, METRICS) if run.plan.resume else None
-        metrics = MetricsFile(path, resumed_step, saved, run.check_directory)
+        metrics_file = MetricsFile(path, resumed_step, saved, run.check_directory)
+        tensorboard = TensorBoard(logger, run.stage.name, resumed_step)
+        tensorboard.add_hyperparameters(_hyperparameters(run))
     writer = CheckpointWriter(
         run.directory.checkpoints,
         run.manifest(),
@@ -104,22 +112,15 @@ def build_trainer(
         check_place=run.check_directory,
     )
     # Lightning calls each callback several times a step, so an unneeded callback is left out.
-    is_default = options.stop_after is None and run.best_by in ("val_loss", "last")
-    stop = [] if is_default else [StopWithoutProgress(writer, options.stop_after)]
-    # `purge_step` hides the values that an earlier start logged after the resumed step.
-    logger = TensorBoardLogger(
-        run.path,
-        name="",
-        version="tensorboard",
-        default_hp_metric=False,
-        purge_step=resumed_step + 1,
-    )
-    board = TensorBoard(logger, run.stage.name, resumed_step) if run.is_main else None
-    if board is not None:
-        board.add_hyperparameters(_hyperparameters(run))
+    needs_values = run.best_by not in ("val_loss", "last")
+    stop = []
+    if needs_values or options.stop_after is not None:
+        stop = [StopWithoutProgress(writer, options.stop_after)]
     return nl.Trainer(
         **common,
         max_steps=max_steps,
+        # One validation step before training checks that --best-by names a validated value.
+        num_sanity_val_steps=int(needs_values),
         val_check_interval=options.val_interval,
         # The interval counts steps, not epochs: the whole training is one epoch.
         check_val_every_n_epoch=None,
@@ -133,18 +134,11 @@ def build_trainer(
             ExactSteps(),
             *callbacks,
             *stop,  # before `Pictures`, which draws more after the last validation
-            *([Pictures(view, board)] if view is not None else []),
-            Reporter(run.console, run.stage.name, writer, metrics, board),
+            *([Pictures(make_view, tensorboard)] if make_view is not None else []),
+            Reporter(run.console, run.stage.name, writer, metrics_file, tensorboard),
             StopOnSignal(writer),
             writer,
         ],
-    )
-
-
-def writer_of(trainer: Any) -> CheckpointWriter:
-    """Returns our checkpoint callback; a reader may add callbacks that write checkpoints, too."""
-    return next(
-        callback for callback in trainer.callbacks if isinstance(callback, CheckpointWriter)
     )
 
 
@@ -161,7 +155,14 @@ def _hyperparameters(run: Run) -> dict[str, Any]:
     }
 
 
-def train(*, model: Any, data: Any, trainer: Any, log: Any = None, resume: Any = None) -> None:
+def train(
+    *,
+    model: pl.LightningModule,
+    data: pl.LightningDataModule,
+    trainer: pl.Trainer,
+    log: nl.NeMoLogger | None = None,
+    resume: nl.AutoResume | None = None,
+) -> None:
     """Trains a model like `nemo.collections.llm.train`, which needs more packages.
 
     Args:
@@ -197,9 +198,6 @@ class Outputs:
     def check_finite(self, source: str | None) -> None:
         """Refuses NaN and infinite outputs, which finite but too large weights can cause.
 
-        Args:
-            source: The checkpoint that the model was loaded from, for the message.
-
         Raises:
             UserError: An output is NaN or infinite.
         """
@@ -211,7 +209,9 @@ class Outputs:
             )
 
 
-def predict(*, model: Any, data: Any, trainer: Any) -> Outputs | None:
+def predict(
+    *, model: pl.LightningModule, data: pl.LightningDataModule, trainer: pl.Trainer
+) -> Outputs | None:
     """Runs a model on the data module's prediction set, each sample exactly once.
 
     Args:
@@ -223,23 +223,14 @@ def predict(*, model: Any, data: Any, trainer: Any) -> Outputs | None:
     Returns:
         The outputs of all ranks on rank 0; None on other ranks.
     """
-    batches = trainer.predict(model, datamodule=data) or []
+    batches: Sequence[Any] = trainer.predict(model, datamodule=data) or []
     columns: dict[str, np.ndarray] = {}
-    is_source = (
-        parallel_state.is_pipeline_last_stage()
-        and parallel_state.get_tensor_model_parallel_rank() == 0
-    )
-    if is_source and batches:
+    if batches and has_outputs():
         real = torch.cat([batch["loss_mask"] for batch in batches]) > 0
         for key in {"output", "idx", "label", "latent"} & batches[0].keys():
             values = torch.cat([batch[key] for batch in batches])[real]
             columns[key] = (values.float() if values.is_floating_point() else values).cpu().numpy()
-    gathered: list[Any] = [None] * trainer.world_size
-    if trainer.world_size > 1:
-        torch.distributed.all_gather_object(gathered, columns)
-    else:
-        gathered = [columns]
+    parts = [part for part in gather_from_ranks(columns, trainer) if part]
     if not trainer.is_global_zero:
         return None
-    parts = [part for part in gathered if part]
     return Outputs(**{key: np.concatenate([part[key] for part in parts]) for key in parts[0]})

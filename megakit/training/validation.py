@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
@@ -13,6 +13,10 @@ from torchmetrics import Metric
 
 from megakit.errors import UserError
 from megakit.runtime.patching import existing
+
+T = TypeVar("T")
+#: A micro batch. The type of a model's output is only known to the model.
+Batch = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,16 @@ class ValidationMetrics(pl.Callback):
     Each micro batch updates the metrics on the last pipeline stage, where the model's output is. At
     the end of the validation, torchmetrics gathers the metric states over the data-parallel ranks.
 
-    Args:
-        metrics: The metrics by name, at least one.
+    Raises:
+        UserError: A metric is named `loss`; `val_loss` is the validation loss.
     """
 
     def __init__(self, metrics: Mapping[str, ValidationMetric]) -> None:
+        if "loss" in metrics:
+            raise UserError(
+                "validation metric 'loss': the column val_loss contains the validation loss. "
+                "Return the metric under another name in validation_metrics()."
+            )
         self.metrics = metrics
         self._listener = MicroBatchListener(self._update)
 
@@ -58,7 +67,7 @@ class ValidationMetrics(pl.Callback):
         if parallel_state.is_pipeline_last_stage():
             listeners(trainer).append(self._listener)
 
-    def _update(self, batch: Any, output: Any) -> None:
+    def _update(self, batch: Batch, output: Any) -> None:
         for name, each in self.metrics.items():
             arguments = each.arguments(batch, output)
             if "loss_mask" in batch:
@@ -73,13 +82,22 @@ class ValidationMetrics(pl.Callback):
                 each.metric.update(*arguments)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Logs the value of each metric; all ranks log the same value."""
+        """Logs the value of each metric; all ranks log the same value.
+
+        Raises:
+            UserError: The loss returned a value with the name of a metric.
+        """
         values = {}
         if parallel_state.is_pipeline_last_stage():
             values = {name: each.metric.compute() for name, each in self.metrics.items()}
             values = checked(values, "a validation metric")
-        device = trainer.strategy.root_device
-        for name, value in FromLastStage(device)(values).items():
+        values = FromLastStage()(values, trainer.strategy.root_device)
+        for name in values.keys() & getattr(trainer.strategy, "validated_names", ()):
+            raise UserError(
+                f"validation metric {name!r}: the loss also returns a value of this name. Use "
+                "another name in validation_metrics() or in the loss."
+            )
+        for name, value in values.items():
             pl_module.log(f"val_{name}", value, batch_size=1, logger=False)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -88,7 +106,7 @@ class ValidationMetrics(pl.Callback):
             listeners(trainer).remove(self._listener)
 
 
-def metrics_of(pl_module: Any) -> list[ValidationMetrics]:
+def metrics_of(pl_module: object) -> list[ValidationMetrics]:
     """Returns a list with the callback for a module's metrics; empty without metrics."""
     find = getattr(pl_module, "validation_metrics", None)
     metrics = dict(find()) if find is not None else {}
@@ -99,71 +117,48 @@ class FromLastStage:
     """Broadcasts named values from the last pipeline stage to all stages.
 
     The first call broadcasts the names. Every call broadcasts one tensor of values.
-
-    Args:
-        device: The device of the tensor. The default is the device of the values.
     """
 
-    def __init__(self, device: Any = None) -> None:
-        self._device = device
-        self._names: list[str] | None = None
+    names: list[str] | None = None
 
-    def __call__(self, values: Any) -> dict[str, Tensor]:
+    def __call__(
+        self, values: Tensor | Mapping[str, Tensor], device: torch.device
+    ) -> dict[str, Tensor]:
         """Returns the values of the last stage as float32 scalars, on every stage.
-
-        Args:
-            values: The return value of a loss's `reduce`, or a dict of scalars. On other stages,
-                only the device of the values is used.
 
         Raises:
             ValueError: A value is not a scalar, or the names differ from the first call's names.
         """
         is_last = parallel_state.is_pipeline_last_stage()
         own = checked(values, "the loss's reduce") if is_last else {}
-        if self._names is None:
-            self._names = self._exchange(list(own))
-        if is_last and list(own) != self._names:
+        has_stages = parallel_state.get_pipeline_model_parallel_world_size() > 1
+        source = {}
+        if has_stages:
+            source = {
+                "src": parallel_state.get_pipeline_model_parallel_last_rank(),
+                "group": parallel_state.get_pipeline_model_parallel_group(),
+            }
+        if self.names is None:
+            parts = [list(own)]
+            if has_stages:
+                torch.distributed.broadcast_object_list(parts, **source)
+            self.names = parts[0]
+        if is_last and list(own) != self.names:
             raise ValueError(
                 f"the loss's reduce returned {', '.join(own)}, and before that "
-                f"{', '.join(self._names)}. Return the same names in every step."
+                f"{', '.join(self.names)}. Return the same names in every step."
             )
-        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        if not has_stages:
             return own
-        device = self._device or _device_of(values)
-        stacked = torch.zeros(len(self._names), device=device)
+        stacked = torch.zeros(len(self.names), device=device)
         if is_last:
             stacked = torch.stack([value.to(device) for value in own.values()])
-        torch.distributed.broadcast(stacked, **_last_stage())
-        return dict(zip(self._names, stacked.unbind(), strict=True))
-
-    @staticmethod
-    def _exchange(names: list[str]) -> list[str]:
-        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
-            return names
-        parts = [names]
-        torch.distributed.broadcast_object_list(parts, **_last_stage())
-        return parts[0]
+        torch.distributed.broadcast(stacked, **source)
+        return dict(zip(self.names, stacked.unbind(), strict=True))
 
 
-def _last_stage() -> dict[str, Any]:
-    return {
-        "src": parallel_state.get_pipeline_model_parallel_last_rank(),
-        "group": parallel_state.get_pipeline_model_parallel_group(),
-    }
-
-
-def _device_of(values: Any) -> torch.device:
-    tensor = values["loss"] if isinstance(values, Mapping) else values
-    device: torch.device = tensor.device
-    return device
-
-
-def checked(values: Any, source: str) -> dict[str, Tensor]:
+def checked(values: Tensor | Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     """Returns named values as float32 scalars; a single tensor gets the name `loss`.
-
-    Args:
-        values: A tensor, or values by name.
-        source: The function that returned the values, for messages.
 
     Raises:
         ValueError: A value is not one number, or a name is not a Python identifier.
@@ -192,10 +187,24 @@ def to_floats(values: Mapping[str, Tensor]) -> dict[str, float]:
     return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
 
-def real_samples(batch: Any) -> Tensor:
+def real_samples(batch: Batch) -> Tensor:
     """Returns a mask of an evaluation batch, True for samples that are not padding: bool (B,)."""
-    mask: Tensor = batch["loss_mask"]
+    mask = batch["loss_mask"]
     return (mask > 0).reshape(len(mask), -1).any(dim=1)
+
+
+def has_outputs() -> bool:
+    """Tells whether this rank has model outputs that no other rank has."""
+    is_first_shard = parallel_state.get_tensor_model_parallel_rank() == 0
+    return is_first_shard and parallel_state.is_pipeline_last_stage()
+
+
+def gather_from_ranks(value: T, trainer: pl.Trainer) -> list[T]:
+    """Returns the values of all ranks, on all ranks."""
+    values = [value] * trainer.world_size
+    if trainer.world_size > 1:
+        torch.distributed.all_gather_object(values, value)
+    return values
 
 
 class MicroBatchListener:
@@ -204,24 +213,26 @@ class MicroBatchListener:
     If a callback had the method `on_megatron_microbatch_end`, NeMo would also call the method in
     training, which slows down each step. Callbacks therefore add a listener to
     `listeners(trainer)`, only for the duration of a validation.
-
-    Args:
-        look: The function.
     """
 
-    def __init__(self, look: Callable[[Any, Any], None]) -> None:
-        self._look = look
+    def __init__(self, function: Callable[[Batch, Any], None]) -> None:
+        self._function = function
 
-    def on_megatron_microbatch_end(self, batch: Any, output: Any) -> None:
+    def on_megatron_microbatch_end(self, batch: Batch, output: Any) -> None:
         """Calls the function with the batch and the model's output."""
-        self._look(batch, output)
+        self._function(batch, output)
 
 
-def listeners(trainer: pl.Trainer) -> list[Any]:
-    """Returns the callbacks that NeMo notifies after each micro batch."""
+def listeners(trainer: pl.Trainer) -> list[MicroBatchListener]:
+    """Returns the objects that NeMo notifies after each micro batch."""
     event = existing(CallbackMethods, "on_megatron_microbatch_end").__name__
-    found: list[Any] = trainer.strategy.model.callbacks.callbacks[event]
+    found: list[MicroBatchListener] = existing(trainer.strategy.model, "callbacks").callbacks[event]
     return found
+
+
+def callbacks_of(trainer: pl.Trainer, kind: type[T]) -> list[T]:
+    """Returns the trainer's callbacks of a class; Lightning does not declare this attribute."""
+    return [callback for callback in existing(trainer, "callbacks") if isinstance(callback, kind)]
 
 
 def higher_is_better(column: str, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
@@ -235,8 +246,8 @@ def higher_is_better(column: str, trainer: pl.Trainer, pl_module: pl.LightningMo
         UserError: Neither a metric nor its `ValidationMetric` defines the direction.
     """
     name = column.removeprefix("val_")
-    for callback in trainer.callbacks:
-        if isinstance(callback, ValidationMetrics) and name in callback.metrics:
+    for callback in callbacks_of(trainer, ValidationMetrics):
+        if name in callback.metrics:
             each = callback.metrics[name]
             declared = each.higher_is_better
             found = each.metric.higher_is_better if declared is None else declared
@@ -247,5 +258,5 @@ def higher_is_better(column: str, trainer: pl.Trainer, pl_module: pl.LightningMo
                 )
             return found
     make_loss = getattr(pl_module, "validation_loss_reduction", None)
-    sources = [*([make_loss()] if make_loss else []), *trainer.callbacks]
+    sources = [*([make_loss()] if callable(make_loss) else []), *callbacks_of(trainer, object)]
     return any(name in getattr(source, "higher_is_better", ()) for source in sources)

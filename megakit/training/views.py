@@ -7,7 +7,6 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from megatron.core import parallel_state
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,7 +14,15 @@ from megakit.reporting import drawing, figures
 from megakit.reporting.predictions import Predictions
 from megakit.reporting.tensorboard import TensorBoard
 from megakit.training.callbacks import StopWithoutProgress
-from megakit.training.validation import MicroBatchListener, listeners, real_samples
+from megakit.training.validation import (
+    Batch,
+    MicroBatchListener,
+    callbacks_of,
+    gather_from_ranks,
+    has_outputs,
+    listeners,
+    real_samples,
+)
 
 
 @dataclass(frozen=True)
@@ -46,55 +53,38 @@ class Pictures(pl.Callback):
 
     The callback collects samples from the micro batches of the validation, on the last pipeline
     stage, where the model's output is. All ranks gather the samples, and the rank that writes files
-    draws the pictures.
-
-    Args:
-        make_view: Converts a micro batch and the model's output to a `View`.
-        board: Receives the pictures; None on ranks that write no files.
+    draws the pictures; other ranks have no `tensorboard`.
     """
 
     NUM_RECONSTRUCTIONS = 10
     NUM_POINTS = 1000
     NUM_MISTAKES = 25
 
-    def __init__(self, make_view: MakeView, board: TensorBoard | None) -> None:
+    def __init__(self, make_view: MakeView, tensorboard: TensorBoard | None) -> None:
         self.make_view = make_view
-        self.board = board
-        self._kept: list[dict[str, NDArray[Any]]] = []
-        self._wanted = 0
-        self._listener = MicroBatchListener(self.look)
+        self.tensorboard = tensorboard
+        self._collected: list[dict[str, NDArray[Any]]] = []
+        self._num_missing = 0
+        self._listener = MicroBatchListener(self.collect)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the number of samples to collect, and starts collecting on ranks with outputs."""
-        self._kept = []
-        is_source = (
-            parallel_state.is_pipeline_last_stage()
-            and parallel_state.get_tensor_model_parallel_rank() == 0
-        )
-        may_stop = any(
-            callback.may_stop
-            for callback in trainer.callbacks
-            if isinstance(callback, StopWithoutProgress)
-        )
+        self._collected = []
+        may_stop = any(callback.may_stop for callback in callbacks_of(trainer, StopWithoutProgress))
         may_be_last = may_stop or trainer.global_step == trainer.max_steps
-        self._wanted = 10**9 if may_be_last else self.NUM_RECONSTRUCTIONS
-        if is_source and trainer.state.fn == "fit" and not trainer.sanity_checking:
+        self._num_missing = 10**9 if may_be_last else self.NUM_RECONSTRUCTIONS
+        if has_outputs() and trainer.state.fn == "fit" and not trainer.sanity_checking:
             listeners(trainer).append(self._listener)
 
-    def look(self, batch: Any, output: Any) -> None:
+    def collect(self, batch: Batch, output: Any) -> None:
         """Collects the samples of a micro batch, unless there are enough samples."""
-        if self._wanted <= 0:
+        if self._num_missing <= 0:
             return
         view = self.make_view(batch, output)
         real = real_samples(batch) if "loss_mask" in batch else torch.ones_like(view.label) > 0
-        self._kept.append(
-            {
-                name: _as_array(name, value[real])
-                for name, value in vars(view).items()
-                if value is not None
-            }
-        )
-        self._wanted -= len(view.label)
+        tensors = {name: value for name, value in vars(view).items() if value is not None}
+        self._collected.append({name: _as_array(name, v[real]) for name, v in tensors.items()})
+        self._num_missing -= len(view.label)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stops collecting, gathers the samples of all ranks, and draws the pictures."""
@@ -102,41 +92,33 @@ class Pictures(pl.Callback):
             return
         if self._listener in listeners(trainer):
             listeners(trainer).remove(self._listener)
-        parts: list[Any] = [self._kept]
-        if trainer.world_size > 1:
-            parts = [None] * trainer.world_size
-            torch.distributed.all_gather_object(parts, self._kept)
-        seen = [batch for part in parts for batch in part]
-        self._kept = []
-        if self.board is None or not seen:
+        collected, self._collected = self._collected, []
+        batches = [batch for part in gather_from_ranks(collected, trainer) for batch in part]
+        if self.tensorboard is None or not batches:
             return
-        columns = {name: np.concatenate([batch[name] for batch in seen]) for name in seen[0]}
-        step = trainer.global_step
-        self._draw_reconstructions(columns, step)
-        if step == trainer.max_steps or trainer.should_stop:
-            self._draw_the_rest(columns, step)
+        seen = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+        is_last = trainer.global_step == trainer.max_steps or trainer.should_stop
+        self._draw(self.tensorboard, seen, trainer.global_step, is_last)
 
-    def _draw_reconstructions(self, seen: Mapping[str, NDArray[Any]], step: int) -> None:
-        assert self.board is not None
+    def _draw(
+        self, board: TensorBoard, seen: Mapping[str, NDArray[Any]], step: int, is_last: bool
+    ) -> None:
+        images, label = seen["images"], seen["label"]
         if "reconstructions" in seen:
             some = slice(self.NUM_RECONSTRUCTIONS)
-            rows = [seen["images"][some], seen["reconstructions"][some]]
-            self.board.add_image("reconstructions", drawing.rows_of_images(rows), step)
-
-    def _draw_the_rest(self, seen: Mapping[str, NDArray[Any]], step: int) -> None:
-        assert self.board is not None
-        images, label = seen["images"], seen["label"]
-        if "latent" in seen:
+            rows = [images[some], seen["reconstructions"][some]]
+            board.add_image("reconstructions", drawing.rows_of_images(rows), step)
+        if is_last and "latent" in seen:
             some = slice(self.NUM_POINTS)
-            self.board.add_latent_space(seen["latent"][some], label[some], images[some], step)
-        if "logits" in seen:
+            board.add_latent_space(seen["latent"][some], label[some], images[some], step)
+        if is_last and "logits" in seen:
             found = Predictions.from_logits(np.arange(len(label)), label, seen["logits"])
             prediction, probabilities = found.prediction, found.probabilities
             worst = figures.surest_mistakes(label, probabilities, self.NUM_MISTAKES)
             if len(worst):
                 surest = probabilities[worst].max(axis=1)
                 picture = drawing.mistakes(images[worst], label[worst], prediction[worst], surest)
-                self.board.add_image("mistakes", picture, step)
+                board.add_image("mistakes", picture, step)
 
 
 def _as_array(name: str, values: Tensor) -> NDArray[Any]:

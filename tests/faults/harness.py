@@ -42,7 +42,7 @@ PLACES = {
     "megakit.checkpoints.writer:_flush": 32,
     "megakit.checkpoints.writer:CheckpointWriter._prune": 4,
     "megakit.checkpoints.writer:shutil.rmtree": 7,
-    "megakit.training.stages:_write_training_summary": 1,
+    "megakit.training.stages:_report_training": 1,
 }
 BETWEEN_WEIGHTS_AND_CONTEXT = "megakit.checkpoints.writer:write_context"
 BEFORE_STEP = "megakit.training.callbacks:StopOnSignal.on_train_batch_start"

@@ -148,7 +148,7 @@ class _Training:
 
     def run(self, stop_after: int | None) -> int:
         setattr(writer_module, "write_context", _write_context)  # noqa: B010
-        self.writer.setup(self.trainer, None, "fit")
+        self.writer.setup(self.trainer, self.trainer.lightning_module, "fit")
         while self.step < self.options.max_steps:
             self._make_step()
             if self.step == stop_after:
@@ -166,10 +166,10 @@ class _Training:
         validates = self.step % self.options.val_interval == 0
         row = Metrics(self.step, self.step, train_loss=loss, val_loss=loss if validates else None)
         self.metrics.append(row)
-        self.writer.on_train_batch_end(self.trainer, None)
+        self.writer.on_train_batch_end(self.trainer, self.trainer.lightning_module)
         if validates:
             self.trainer.callback_metrics["val_loss"] = loss
-            self.writer.on_validation_end(self.trainer, None)
+            self.writer.on_validation_end(self.trainer, self.trainer.lightning_module)
 
 
 def _write_context(folder: Path, module: Any) -> None:

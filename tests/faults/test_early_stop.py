@@ -78,7 +78,7 @@ def test_killed_and_stopped_while_it_counts(whole: Training, tmp_path: Path) -> 
     assert stopped.status == 143, stopped.err
     assert f"Stopped after step {end - 3}" in stopped.err
     # After the last checkpoint, before the summary.
-    killed = training.start(Fault("megakit.training.stages:_write_training_summary"))
+    killed = training.start(Fault("megakit.training.stages:_report_training"))
     assert killed.status == -9
     assert not (training.path / "summary.json").exists()
     last = training.start()

@@ -63,7 +63,7 @@ def test_killed_anywhere(tmp_path: Path, never_stopped: dict[str, Any], seed: in
 @pytest.mark.long
 def test_killed_after_the_last_save(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
     training = Training(tmp_path)
-    kill(training, Fault("megakit.training.stages:_write_training_summary"))
+    kill(training, Fault("megakit.training.stages:_report_training"))
     assert not (training.path / "summary.json").exists()
     finish(training)
     assert training.result() == never_stopped

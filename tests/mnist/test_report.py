@@ -277,7 +277,7 @@ class TestTheModelOfThePage:
         monkeypatch.setattr(plain, "FOREIGN", ("megakit",))
         page, _ = page_of(trained.model, tmp_path)
         assert "Draw a digit" not in page
-        assert "no plain form is known of linear1" in notes(page)[0]
+        assert "cannot be replaced by torch layers: linear1" in notes(page)[0]
 
     def test_a_model_that_differs_from_its_predictions(
         self, trained: Trained, tmp_path: Path

@@ -12,7 +12,7 @@ import pytest
 
 from megakit.checkpoints.manifest import Manifest, read_manifest, verify, write_manifest
 from megakit.checkpoints.select import hold
-from megakit.checkpoints.writer import CheckpointWriter
+from megakit.checkpoints.writer import CheckpointWriter, validation_is_due
 from megakit.errors import RunDirectoryLostError
 from tests.fabricate import SavingTrainer
 
@@ -46,10 +46,10 @@ def run_to(
 ) -> None:
     """One step as Lightning does it: its end, then its validation if it is time."""
     trainer.global_step = step
-    writer.on_train_batch_end(trainer, None)
-    if step % trainer.val_check_batch == 0:
+    writer.on_train_batch_end(trainer, trainer.lightning_module)
+    if step % trainer.val_check_interval == 0:
         trainer.callback_metrics["val_loss"] = val_loss
-        writer.on_validation_end(trainer, None)
+        writer.on_validation_end(trainer, trainer.lightning_module)
 
 
 def names(writer: CheckpointWriter) -> list[str]:
@@ -201,7 +201,7 @@ def test_an_earlier_starts_checkpoints_are_known(writer: CheckpointWriter, train
     run_to(writer, trainer, 10, 0.5)
     run_to(writer, trainer, 20, 0.6)
     again = CheckpointWriter(writer.folder, writer.manifest, 10)
-    again.setup(trainer, None, "fit")
+    again.setup(trainer, trainer.lightning_module, "fit")
     assert Path(again.best_model_path).name == "step=000010"
     assert Path(again.last_model_path).name == "step=000020"
 
@@ -300,3 +300,17 @@ def test_a_first_save_into_a_folder_that_cannot_be_made(
     writer.folder.write_text("a file")
     with pytest.raises(OSError, match=r"cannot save .*step=000010: .*MB are free"):
         run_to(writer, trainer, 10, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "due"),
+    [
+        ({}, [10, 20, 25]),  # at the interval, and after the last step
+        ({"should_stop": True}, list(range(1, 26))),
+        ({"enable_validation": False}, []),
+    ],
+)
+def test_steps_that_a_validation_follows(change: dict[str, Any], due: list[int]) -> None:
+    trainer: Any = Trainer(val_every=10, max_steps=25)
+    vars(trainer).update(change)
+    assert [step for step in range(1, 26) if validation_is_due(trainer, step)] == due

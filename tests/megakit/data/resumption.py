@@ -43,7 +43,7 @@ def start(
             return super().forward(batch, batch_idx, **options)
 
         def on_validation_end(self) -> None:
-            read["consumed"].append(self.trainer.datamodule.consumed_samples)
+            read["consumed"].append(data.consumed_samples)
 
     data = Data(
         dataset="digits", batch_size=micro, global_batch_size=GLOBAL, corruption=0.3,

@@ -138,16 +138,6 @@ def test_reading_ahead_changes_nothing(length):
     )
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_positions_of(shuffle):
-    resampler = MultiEpochDatasetResampler(Indices(7), num_samples=40, shuffle=shuffle)
-    for idx in range(7):
-        seen = [position for position, pair in enumerate(resampler) if pair.idx == idx]
-        assert resampler.positions_of(idx).tolist() == seen
-    with pytest.raises(IndexError):
-        resampler.positions_of(7)
-
-
 @pytest.mark.parametrize("wrapper", [AddEpoch, AddEpochBatched, AddMore])
 def test_transforms_of_samples_and_batches(wrapper):
     dataset = wrapper(Virtual(10))

@@ -119,7 +119,7 @@ def test_other_batch_sizes_before_leave_no_padding_in_training():
     [
         ((100, 5, 24), "global batch size 24 is no multiple of micro batch size 5 x 1"),
         ((100, 4, 24, 0, 4), "micro batch size 4 x 4 data-parallel ranks = 16"),
-        ((23, 4, 24), "23 samples has not one batch of 24"),
+        ((23, 4, 24), "23 samples is smaller than a batch of 24"),
     ],
 )
 def test_impossible_sizes(arguments, message):

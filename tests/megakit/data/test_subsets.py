@@ -61,5 +61,6 @@ def test_parts_of_parts():
 
 
 def test_labels_have_to_be_there():
+    dataset: Any = [1, 2, 3]
     with pytest.raises(TypeError, match=r"list has no `labels`"):
-        balanced_subset([1, 2, 3], 2, seed=1)
+        balanced_subset(dataset, 2, seed=1)

@@ -189,7 +189,10 @@ def test_a_damaged_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("module", "reason"),
-    [("strangers_code", "is not imported"), ("torch", "is no MegatronBioNeMoTrainableModelConfig")],
+    [
+        ("strangers_code", "is not imported"),
+        ("torch", "is not a subclass of MegatronBioNeMoTrainableModelConfig"),
+    ],
 )
 def test_nothing_is_imported_because_a_checkpoint_says_so(
     checkpoint: Path,

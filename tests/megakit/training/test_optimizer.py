@@ -1,5 +1,6 @@
 """Megatron's optimizer as the scripts use it; in trainings: tests/parallel and tests/faults."""
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,3 +163,15 @@ def test_a_loaded_state_does_not_bring_back_torchs_step(monkeypatch: pytest.Monk
     step = type(training.adam).step
     training.adam.load_state_dict(training.adam.state_dict())
     assert type(training.adam).step is step
+
+
+def test_a_private_function_that_torch_has_removed_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from megakit.training import optimizer
+
+    with monkeypatch.context() as patch:
+        patch.delattr(torch, "_fused_adamw_")
+        with pytest.raises(RuntimeError, match=r"torch\._fused_adamw_ is gone from this version"):
+            importlib.reload(optimizer)
+    importlib.reload(optimizer)

@@ -33,7 +33,7 @@ def test_times_of_a_resumed_start_add_up_and_leave_out_the_starts_before() -> No
     writer: Any = SimpleNamespace(seconds=2.0)
     reporter = Reporter(None, "pretrain", writer, None, None)  # type: ignore[arg-type]
     reporter.load_state_dict({"seconds": 100.0, "validation_seconds": 10.0})
-    reporter._before = {"all": 100.0, "validation": 10.0, "checkpoints": 2.0}
+    reporter._at_start = {"steps": 88.0, "validation": 10.0, "checkpoints": 2.0}
     reporter.seconds, reporter.validation_seconds, writer.seconds = 109.0, 12.0, 3.0
     clock = DataClock()
     clock.setup_seconds, clock.fetch_seconds = 0.5, 0.25
@@ -78,5 +78,6 @@ def test_values_of_an_earlier_validation_are_dropped() -> None:
     reporter = Reporter(None, "pretrain", None, None, None)  # type: ignore[arg-type]
     logged = {"val_rare": 7.0, "val_loss": 1.0, "train_loss": 2.0}
     trainer: Any = SimpleNamespace(callback_metrics=logged)
-    reporter.on_validation_start(trainer, None)
+    module: Any = None
+    reporter.on_validation_start(trainer, module)
     assert logged == {"train_loss": 2.0}

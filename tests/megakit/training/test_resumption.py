@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from megakit.models.finite import check_finite
-from megakit.training.resumption import check_form
+from megakit.training.resumption import check_structure
 
 OWN = {"rates": [0.1, 0.2], "betas": (0.9, 0.98), "step": 3, "best": None, "on": True, "name": "a"}
 
@@ -23,7 +23,7 @@ OWN = {"rates": [0.1, 0.2], "betas": (0.9, 0.98), "step": 3, "best": None, "on":
     ids=repr,
 )
 def test_what_fits(change: dict[str, Any]) -> None:
-    check_form(OWN | change, OWN, "state")
+    check_structure(OWN | change, OWN, "state")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_fits(change: dict[str, Any]) -> None:
 )
 def test_what_does_not_fit(found: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        check_form(found, OWN, "state")
+        check_structure(found, OWN, "state")
 
 
 @pytest.mark.parametrize("place", ["state_dict", "optimizer"])

@@ -47,10 +47,10 @@ class TestNames:
         from megakit.training.validation import FromLastStage
 
         from_last_stage = FromLastStage()
-        one = {"loss": torch.tensor(1.0), "size": torch.tensor(2.0)}
-        assert list(from_last_stage(one)) == ["loss", "size"]
+        one, cpu = {"loss": torch.tensor(1.0), "size": torch.tensor(2.0)}, torch.device("cpu")
+        assert list(from_last_stage(one, cpu)) == ["loss", "size"]
         with pytest.raises(ValueError, match="returned loss, and before that loss, size"):
-            from_last_stage(torch.tensor(1.0))
+            from_last_stage(torch.tensor(1.0), cpu)
 
 
 @pytest.fixture
@@ -149,6 +149,22 @@ class TestMetrics:
         with pytest.raises(ValueError, match="validation metric short: its arguments have 2 rows"):
             validate(trainer, module, callback, [batch_of(3, 1)])
 
+    def test_the_name_of_the_loss_is_refused(self) -> None:
+        """Else the metric's value would silently take the place of the validation loss."""
+        from megakit.training.validation import metrics_of
+
+        with pytest.raises(UserError, match=r"validation metric 'loss': the column val_loss "):
+            metrics_of(Module(loss=accuracy()))
+
+    def test_the_name_of_a_value_of_the_loss_is_refused(self, trainer: Any) -> None:
+        from megakit.training.validation import metrics_of
+
+        trainer.strategy.validated_names = ["loss", "accuracy"]
+        module: Any = Module(accuracy=accuracy())
+        (callback,) = metrics_of(module)
+        with pytest.raises(UserError, match="'accuracy': the loss also returns a value"):
+            validate(trainer, module, callback, [batch_of(3, 1)])
+
     def test_a_module_without_any(self) -> None:
         from megakit.training.validation import metrics_of
 
@@ -169,7 +185,8 @@ class TestDirection:
         from megakit.training.validation import higher_is_better, metrics_of
 
         trainer.callbacks = metrics_of(Module(accuracy=accuracy(higher_is_better=declared)))
-        found = higher_is_better("val_accuracy", trainer, Module())
+        module: Any = Module()
+        found = higher_is_better("val_accuracy", trainer, module)
         assert found == (declared is not False)
 
     def test_a_metric_that_does_not_say(self, trainer: Any) -> None:
@@ -179,9 +196,10 @@ class TestDirection:
         from megakit.training.validation import higher_is_better, metrics_of
 
         mean = ValidationMetric(MeanMetric(), lambda batch, out: (out,))
-        trainer.callbacks = metrics_of(Module(mean=mean))
+        module: Any = Module(mean=mean)
+        trainer.callbacks = metrics_of(module)
         with pytest.raises(UserError, match=r"--best-by val_mean: MeanMetric does not say"):
-            higher_is_better("val_mean", trainer, Module())
+            higher_is_better("val_mean", trainer, module)
 
     def test_a_loss_or_a_callback_declares_it(self, trainer: Any) -> None:
         from megakit.training.validation import higher_is_better
