@@ -17,9 +17,9 @@ from megakit.runtime.loopback import free_port
 from megakit.runtime.signals import (
     EXIT_STATUS,
     StopRequest,
+    accepted_signals,
     exit_status,
     handle_signals,
-    heard_signals,
     ignore_signals,
 )
 
@@ -108,7 +108,7 @@ def run_in_fork(work: Callable[[], object]) -> int:
         The exit status of the forked process, as a shell reports it.
     """
     SI_KERNEL = 0x80  # si_code of signals that a terminal sends to all of its processes
-    awaited = (*heard_signals(), signal.SIGCHLD)
+    awaited = (*accepted_signals(), signal.SIGCHLD)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -81,12 +81,12 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if name == "cpu":
-            cpu.apply()
+            cpu.patch_torch()
         optional_packages.install_stand_ins()
         if name == "cpu":
-            cpu.apply_to_frameworks()
-        single_rank.skip_collectives_of_one()
-        safe_reading.read_safely()
+            cpu.patch_frameworks()
+        single_rank.skip_collectives()
+        safe_reading.install_safe_readers()
 
 
 def _cpu(remark: str | None = None) -> Accelerator:

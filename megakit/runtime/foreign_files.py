@@ -11,6 +11,8 @@ from megakit.errors import UserError
 
 #: Largest accepted JSON file of a run or checkpoint.
 JSON_BYTES = 64 << 20
+#: What messages about a checkpoint's files end with.
+USE_ANOTHER = "The checkpoint is damaged or unsafe. Use another checkpoint."
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ OURS = (
     *("renamed or replaced", "belongs to another run", "while this run was writing to it"),
     *("its weights do not fit", "cannot save", "processes, but rank", "did not connect within"),
     *("rank 0 cannot listen at it", "rank 0 does not reach itself there", "bytes of shared memory"),
-    *("could not hand over a batch, and", "a process of this job opens up to"),
+    *("could not send a batch, and", "a process of this job opens up to"),
     *("its weights fit no other size", "not a positive whole number"),
     *("No rank 0 at", "the loopback interface lo is down", "was killed by"),
     *("predicts other digits than predictions.csv holds", "cannot be traced:"),
