@@ -177,7 +177,7 @@ class StopOnSignal(pl.Callback):
         """
         number = self._agreed(trainer)
         if number:
-            self.writer.save(trainer, regular=False)
+            self.writer.save(trainer, store_values=False)
             raise Stopped(number, trainer.global_step)
 
     def _agreed(self, trainer: pl.Trainer) -> int:

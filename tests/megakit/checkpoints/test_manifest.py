@@ -177,9 +177,8 @@ class TestManifest:
 
 class TestUnreadable:
     def test_no_checkpoint(self, tmp_path):
-        assert problem_of(read_manifest, tmp_path / "x") == (
-            f"{tmp_path / 'x'}: there is no such checkpoint."
-        )
+        problem = problem_of(read_manifest, tmp_path / "x")
+        assert problem.startswith(f"{tmp_path / 'x'}: there is no such checkpoint. Name a folder")
 
     def test_a_file_instead(self, tmp_path):
         (tmp_path / "x").write_text("")
@@ -188,7 +187,7 @@ class TestUnreadable:
     def test_unfinished(self, checkpoint):
         (checkpoint / MANIFEST).unlink()
         problem = problem_of(verify, checkpoint)
-        for part in (str(checkpoint), "no complete checkpoint", MANIFEST):
+        for part in (str(checkpoint), "not a complete checkpoint", MANIFEST):
             assert part in problem
 
     @pytest.mark.parametrize(
@@ -300,7 +299,7 @@ class TestDamage:
 
     def test_a_file_too_many(self, checkpoint):
         (checkpoint / "weights" / "__1_0.distcp").write_text("of another layout")
-        assert "weights/__1_0.distcp does not belong to it" in problem_of(verify, checkpoint)
+        assert "weights/__1_0.distcp does not belong to the" in problem_of(verify, checkpoint)
 
     def test_a_folder_in_a_file_s_place(self, checkpoint):
         (checkpoint / WEIGHTS).unlink()

@@ -82,7 +82,7 @@ def write_metadata(checkpoint: Path, metadata: Any) -> None:
 
 def test_one_without_a_manifest_is_taken_with_a_warning(checkpoint: Path) -> None:
     """As NeMo's own ModelCheckpoint leaves it."""
-    with pytest.warns(UserWarning, match=r"has no manifest.json: .* could not be verified"):
+    with pytest.warns(UserWarning, match=r"has no manifest.json, so .* could not be verified"):
         load(checkpoint)
 
 
@@ -453,7 +453,7 @@ def test_a_manifest_that_leads_outside(checkpoint: Path, name: str) -> None:
     write_manifest(checkpoint, Manifest("pretrain", "Net", "digits", 1, files=files))
     with pytest.raises(UserError) as error:
         verify(checkpoint)
-    assert f"{checkpoint / MANIFEST}: not to be trusted" in str(error.value)
+    assert f"{checkpoint / MANIFEST}: the manifest is unsafe" in str(error.value)
     assert name in str(error.value)
 
 
@@ -488,7 +488,7 @@ def test_poison_beside_the_context(
     poison = pickle.dumps(Bomb(tmp_path / "trace")) if content is None else content.encode()
     (checkpoint / "context" / name).write_bytes(poison)
     message = refusal(checkpoint, tmp_path / "trace")
-    assert f"{checkpoint}/context/{name}: not to be trusted" in message
+    assert f"{checkpoint}/context/{name}: the file is unsafe" in message
     assert named in message
 
 

@@ -17,8 +17,8 @@ class Writer:
     def __init__(self) -> None:
         self.saved: list[tuple[int, bool]] = []
 
-    def save(self, trainer: Any, regular: bool = True) -> None:
-        self.saved.append((trainer.global_step, regular))
+    def save(self, trainer: Any, store_values: bool = True) -> None:
+        self.saved.append((trainer.global_step, store_values))
 
 
 @pytest.fixture
