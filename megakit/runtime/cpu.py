@@ -31,18 +31,45 @@ def _is_gpu(device: Any) -> bool:
     return isinstance(device, int) or (is_named and str(device).startswith("cuda"))
 
 
-def patch_current_device() -> None:
-    """Makes `torch.cuda.current_device()` return the CPU; Megatron creates its buffers there."""
-    replace(torch.cuda, "current_device", lambda: CPU)
-    replace(torch.cuda, "set_device", lambda device: None)
+class _NoStream:
+    """A stand-in for a CUDA stream or event: CPU work has finished when a call returns."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def elapsed_time(self, other: object) -> float:
+        return 0.0
+
+    def query(self) -> bool:
+        return True
+
+    def _do_nothing(self, *args: Any, **kwargs: Any) -> None: ...
+
+    record = wait = synchronize = wait_stream = wait_event = _do_nothing
 
 
-def patch_is_available() -> None:
-    """Makes `torch.cuda.is_available()` return False at once.
-
-    Torch's optimizers call it at every step, and the original function opens NVIDIA's library.
-    """
-    replace(torch.cuda, "is_available", lambda: False)
+def patch_cuda_functions() -> None:
+    """Replaces functions of `torch.cuda`, which would need a GPU."""
+    stream = _NoStream()
+    functions: dict[str, Any] = {
+        "current_device": lambda: CPU,  # Megatron creates its buffers there
+        # Torch's optimizers call it at every step; the original opens NVIDIA's library.
+        "is_available": lambda: False,
+        **dict.fromkeys(("set_device", "synchronize", "empty_cache"), lambda device=None: None),
+        # Streams order work on a GPU; CPU work runs in order anyway.
+        **dict.fromkeys(("Stream", "Event"), _NoStream),
+        **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: stream),
+        "stream": lambda stream: contextlib.nullcontext(),
+        # NeMo and Megatron report GPU memory.
+        **dict.fromkeys(("memory_allocated", "max_memory_allocated"), lambda device=None: 0),
+        **dict.fromkeys(("memory_reserved", "max_memory_reserved"), lambda device=None: 0),
+        "reset_peak_memory_stats": lambda device=None: None,
+        # Megatron's tracker forks the CUDA generator for dropout and initial weights.
+        "manual_seed": torch.default_generator.manual_seed,
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+    }
+    for name, function in functions.items():
+        replace(torch.cuda, name, function)
 
 
 def patch_device_moves() -> None:
@@ -100,53 +127,6 @@ def patch_tensor_type() -> None:
         return tensor_type(self, dtype, *args, **kwargs)
 
     replace(torch.Tensor, "type", answer)
-
-
-class _NoStream:
-    """A stand-in for a CUDA stream or event: CPU work has finished when a call returns."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def elapsed_time(self, other: object) -> float:
-        return 0.0
-
-    def query(self) -> bool:
-        return True
-
-    def _do_nothing(self, *args: Any, **kwargs: Any) -> None: ...
-
-    record = wait = synchronize = wait_stream = wait_event = _do_nothing
-
-
-def patch_streams() -> None:
-    """Replaces CUDA streams, which order work on a GPU; CPU work runs in order anyway."""
-    stream = _NoStream()
-    for name in ("Stream", "Event"):
-        replace(torch.cuda, name, _NoStream)
-    for name in ("current_stream", "default_stream"):
-        replace(torch.cuda, name, lambda device=None: stream)
-    for name in ("synchronize", "empty_cache"):
-        replace(torch.cuda, name, lambda device=None: None)
-    replace(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-
-
-def patch_memory_statistics() -> None:
-    """Makes torch report 0 bytes of GPU memory to NeMo and Megatron."""
-    for name in (
-        *("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"),
-        "reset_peak_memory_stats",
-    ):
-        replace(torch.cuda, name, lambda device=None: 0)
-
-
-def patch_random_state() -> None:
-    """Makes the functions for the CUDA generator's state use the CPU generator.
-
-    Megatron's tracker forks the CUDA generator for dropout and initial weights.
-    """
-    replace(torch.cuda, "manual_seed", torch.default_generator.manual_seed)
-    replace(torch.cuda, "get_rng_state", lambda device=None: torch.get_rng_state())
-    replace(torch.cuda, "set_rng_state", lambda state, device=None: torch.set_rng_state(state))
 
 
 def replace_nccl_with_gloo() -> None:
@@ -217,14 +197,10 @@ def keep_loaded_tensors() -> None:
 
 
 TORCH_PATCHES: tuple[Callable[[], None], ...] = (
-    patch_current_device,
-    patch_is_available,
+    patch_cuda_functions,
     patch_device_moves,
     patch_tensor_factories,
     patch_tensor_type,
-    patch_streams,
-    patch_memory_statistics,
-    patch_random_state,
     replace_nccl_with_gloo,
     disable_jit_fuser,
 )

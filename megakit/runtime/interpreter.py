@@ -13,10 +13,10 @@ ADDRESS_SPACE = 9 << 29  # 4.5 GiB
 
 
 def adapt_interpreter() -> None:
-    """Prevents warnings from ending the program, and raises the limit of open files.
+    """Prevents warnings from ending the program, and sets the limit of open files to the maximum.
 
     `PYTHONWARNINGS=error` turns every warning into an error, and NeMo and Megatron-Core warn about
-    each other's versions on import. The new limit of open files is the system's hard limit.
+    each other's versions on import.
     """
     if any(action == "error" for action, *_ in warnings.filters):
         warnings.simplefilter("default")
@@ -29,13 +29,10 @@ def adapt_interpreter() -> None:
 
 
 def find_limits(num_peers: int) -> list[str]:
-    """Finds settings and limits of this process under which the frameworks would fail.
+    """Returns one message per setting or limit under which the frameworks would fail.
 
     Args:
         num_peers: Processes that this process communicates with: ranks and data loader workers.
-
-    Returns:
-        One message per setting or limit.
     """
     problems = []
     if sys.flags.optimize > 1:

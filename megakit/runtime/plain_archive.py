@@ -25,6 +25,7 @@ from megakit.runtime.plain_pickle import (
     Function,
     RefusedError,
     load,
+    require,
 )
 
 #: Largest accepted pickle in an archive, in bytes: pickles are small, as they have no tensor data.
@@ -62,32 +63,30 @@ class _Archive:
         self.bytes_left = len(content)
         names = set(self.archive.namelist())
         pickles = [name for name in names if name.rpartition("/")[2] == "data.pkl"]
-        if len(pickles) != 1:
-            raise RefusedError(f"it has {len(pickles)} pickles instead of one")
+        require(len(pickles) == 1, f"it has {len(pickles)} pickles instead of one")
         self.folder = pickles[0].removesuffix("data.pkl")
         if f"{self.folder}byteorder" in names:
             order = self.read("byteorder", 16)
-            if order != sys.byteorder.encode():
-                raise RefusedError(f"its byte order is {order!r} instead of {sys.byteorder}")
+            is_native = order == sys.byteorder.encode()
+            require(is_native, f"its byte order is {order!r} instead of {sys.byteorder}")
         self.storages: dict[str, bytearray] = {}
 
     def read(self, name: str, limit: int = sys.maxsize) -> bytes:
         """Returns a member's content."""
         info = self.archive.getinfo(self.folder + name)
-        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            raise RefusedError(f"its member {name} is compressed")
-        if info.file_size > min(limit, self.bytes_left):
-            raise RefusedError(f"its member {name} has too many bytes ({info.file_size:,})")
+        is_plain = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
+        require(is_plain, f"its member {name} is compressed")
+        is_small = info.file_size <= min(limit, self.bytes_left)
+        require(is_small, f"its member {name} has too many bytes ({info.file_size:,})")
         self.bytes_left -= info.file_size
         return self.archive.read(info)
 
     def find_storage(self, identity: Any) -> _Storage:
         """Returns the storage that a persistent id in the pickle refers to."""
-        if type(identity) is not tuple or len(identity) != 5 or identity[0] != "storage":
-            raise RefusedError("it has a persistent id that is not a storage")
-        _, kind, key, _, _ = identity
-        if type(kind) is not Argument or type(key) is not str:
-            raise RefusedError("it has a persistent id that is not a storage")
+        problem = "it has a persistent id that is not a storage"
+        require(type(identity) is tuple and len(identity) == 5, problem)
+        what, kind, key, _, _ = identity
+        require(what == "storage" and type(kind) is Argument and type(key) is str, problem)
         if key not in self.storages:
             self.storages[key] = bytearray(self.read(f"data/{key}"))
         return _Storage(self.storages[key], kind.value)
@@ -97,19 +96,18 @@ def _tensor(
     storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, *rest: Any
 ) -> torch.Tensor:
     """Replaces `_rebuild_tensor_v2` and `_rebuild_tensor_v3`; the tensor fits into its storage."""
-    if type(storage) is not _Storage:
-        raise RefusedError("it creates a tensor without a storage")
+    require(type(storage) is _Storage, "it creates a tensor without a storage")
     dtype = storage.dtype or next(iter(rest), None)  # `v3` names the dtype
     numbers = [offset, *_integers(size), *_integers(stride)]
     if type(dtype) is not torch.dtype or type(offset) is not int or min(numbers) < 0:
         raise RefusedError("it creates a tensor with an invalid dtype, offset, size or stride")
-    if len(size) != len(stride):
-        raise RefusedError("it creates a tensor whose size and stride differ in length")
+    is_pair = len(size) == len(stride)
+    require(is_pair, "it creates a tensor whose size and stride differ in length")
     count = len(storage.content) // dtype.itemsize
     elements = math.prod(size)
     last = offset + sum((one - 1) * step for one, step in zip(size, stride, strict=True))
-    if elements and (elements > count or last >= count):
-        raise RefusedError(f"it creates a tensor of {elements:,} numbers from {count:,}")
+    fits = not elements or (elements <= count and last < count)
+    require(fits, f"it creates a tensor of {elements:,} numbers from {count:,}")
     if not elements:  # torch.frombuffer refuses an empty buffer
         return torch.empty(0, dtype=dtype).as_strided(tuple(size), tuple(stride))
     flat = torch.frombuffer(storage.content, dtype=dtype, count=count)
@@ -119,34 +117,33 @@ def _tensor(
 def _integers(value: Any) -> list[int]:
     if type(value) not in (tuple, torch.Size) or any(type(one) is not int for one in value):
         raise RefusedError("it has a size that is not a tuple of integers")
-    if len(value) > MAX_DIMENSIONS:  # `_tensor` computes the product of all sizes
-        raise RefusedError(f"it has a tensor of {len(value):,} dimensions")
+    # `_tensor` computes the product of all sizes.
+    require(len(value) <= MAX_DIMENSIONS, f"it has a tensor of {len(value):,} dimensions")
     return list(value)
 
 
 def _parameter(data: Any, requires_grad: Any, hooks: Any) -> torch.Tensor:
     """Replaces `torch._utils._rebuild_parameter`; returns the tensor of the parameter."""
-    if type(data) is not torch.Tensor:
-        raise RefusedError("it creates a parameter without a tensor")
-    return data
+    require(type(data) is torch.Tensor, "it creates a parameter without a tensor")
+    tensor: torch.Tensor = data
+    return tensor
 
 
 def _ordered_dict(*arguments: Any) -> Any:
-    if arguments:
-        raise RefusedError("it creates an OrderedDict from arguments")
+    require(not arguments, "it creates an OrderedDict from arguments")
     return OrderedDict()
 
 
 def _bytes(text: Any, encoding: Any) -> bytes:
     """Replaces `_codecs.encode`, with which pickle's protocol 2 writes bytes."""
-    if type(text) is not str or encoding != "latin1":
-        raise RefusedError("it encodes values other than bytes")
-    return text.encode("latin1")
+    is_bytes = type(text) is str and encoding == "latin1"
+    require(is_bytes, "it encodes values other than bytes")
+    return str(text).encode("latin1")
 
 
 def _device(*arguments: Any) -> torch.device:
-    if not arguments or any(type(one) not in (str, int) for one in arguments):
-        raise RefusedError("it names a device that does not exist")
+    is_device = arguments and all(type(one) in (str, int) for one in arguments)
+    require(bool(is_device), "it names a device that does not exist")
     return torch.device(*arguments)
 
 

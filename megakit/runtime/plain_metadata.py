@@ -29,6 +29,7 @@ from megakit.runtime.plain_pickle import (
     RefusedError,
     Vocabulary,
     load,
+    require,
 )
 
 #: Largest accepted file. A checkpoint of 100,000 tensors has a `.metadata` of about 30 MB.
@@ -92,28 +93,26 @@ def _vocabulary() -> Vocabulary:
 
 def _properties(state: Any) -> dict[str, Any]:
     """Replaces `TensorProperties.__setstate__`, for the tensors that Megatron saves."""
-    if type(state) is not tuple or len(state) != len(_PROPERTIES):
-        raise RefusedError("it has a tensor with properties of another form")
+    is_complete = type(state) is tuple and len(state) == len(_PROPERTIES)
+    require(is_complete, "it has a tensor with properties of another form")
     dtype, layout, requires_grad, memory_format, pin_memory = state
-    if type(dtype) is not torch.dtype or layout is not torch.strided:
-        raise RefusedError("it has a tensor with an unknown data type or layout")
-    if memory_format is not _FORMATS.TORCH_CONTIGUOUS_FORMAT:
-        raise RefusedError("it has a tensor with a memory format that is not contiguous")
-    if type(requires_grad) is not bool or type(pin_memory) is not bool:
-        raise RefusedError("it has a tensor with properties of other types")
+    is_known = type(dtype) is torch.dtype and layout is torch.strided
+    require(is_known, "it has a tensor with an unknown data type or layout")
+    is_contiguous = memory_format is _FORMATS.TORCH_CONTIGUOUS_FORMAT
+    require(is_contiguous, "it has a tensor with a memory format that is not contiguous")
+    are_bool = type(requires_grad) is type(pin_memory) is bool
+    require(are_bool, "it has a tensor with properties of other types")
     values = (dtype, layout, requires_grad, torch.contiguous_format, pin_memory)
     return dict(zip(_PROPERTIES, values, strict=True))
 
 
 def _layout(name: Any) -> Any:
-    if name != "torch.strided":
-        raise RefusedError("it has a tensor with another layout than torch.strided")
+    require(name == "torch.strided", "it has a tensor with another layout than torch.strided")
     return torch.strided
 
 
 def _path(*parts: Any) -> Path:
-    if any(type(part) is not str for part in parts):
-        raise RefusedError("it has a path that is not text")
+    require(all(type(part) is str for part in parts), "it has a path that is not text")
     return Path(*parts)
 
 
@@ -121,27 +120,24 @@ def _check_tensors(metadata: Any) -> None:
     """Raises RefusedError unless every tensor's size, type and parts fit each other."""
     from megatron.core.dist_checkpointing.strategies.torch import MCoreMetadata
 
-    if type(metadata) not in (Metadata, MCoreMetadata):
-        raise RefusedError(f"it has a {type(metadata).__name__} instead of metadata")
+    kind = type(metadata)
+    require(kind in (Metadata, MCoreMetadata), f"it has a {kind.__name__} instead of metadata")
     entries = metadata.state_dict_metadata
-    if type(entries) is not dict:
-        raise RefusedError("it does not list its tensors")
+    require(type(entries) is dict, "it does not list its tensors")
     for name, entry in entries.items():
-        if type(name) is not str:
-            raise RefusedError(f"it names a tensor by a {type(name).__name__}")
+        require(type(name) is str, f"it names a tensor by a {type(name).__name__}")
         if type(entry) is BytesStorageMetadata:
             continue
-        if type(entry) is not TensorStorageMetadata or type(entry.size) is not torch.Size:
-            raise RefusedError(f"{name} has no size")
-        if type(entry.properties) is not TensorProperties or "dtype" not in vars(entry.properties):
-            raise RefusedError(f"{name} has no data type")
-        if type(entry.chunks) is not list:
-            raise RefusedError(f"{name} has no list of parts")
+        is_tensor = type(entry) is TensorStorageMetadata and type(entry.size) is torch.Size
+        require(is_tensor, f"{name} has no size")
+        properties = entry.properties
+        has_dtype = type(properties) is TensorProperties and "dtype" in vars(properties)
+        require(has_dtype, f"{name} has no data type")
+        require(type(entry.chunks) is list, f"{name} has no list of parts")
         for chunk in entry.chunks:
-            if type(chunk) is not ChunkStorageMetadata or not _lies_within(chunk, entry.size):
-                raise RefusedError(f"{name} has a part outside of the tensor")
-        if _overlap(entry.chunks):
-            raise RefusedError(f"{name} has parts that overlap")
+            is_inside = type(chunk) is ChunkStorageMetadata and _lies_within(chunk, entry.size)
+            require(is_inside, f"{name} has a part outside of the tensor")
+        require(not _overlap(entry.chunks), f"{name} has parts that overlap")
 
 
 def _lies_within(chunk: Any, size: Any) -> bool:
@@ -173,8 +169,7 @@ def _overlap(chunks: list[Any]) -> bool:
             if box and other[axis][0] >= box[axis][1]:
                 break  # boxes are sorted along this axis, so no further box overlaps either
             comparisons += 1
-            if comparisons > MAX_COMPARISONS:
-                raise RefusedError("it cuts a tensor into too many parts to be checked")
+            require(comparisons <= MAX_COMPARISONS, "it has a tensor with too many parts")
             pairs = zip(box, other, strict=True)
             if all(its[0] < end and start < its[1] for (start, end), its in pairs):
                 return True
@@ -184,35 +179,34 @@ def _overlap(chunks: list[Any]) -> bool:
 def _check_places(metadata: Any, folder: Path) -> None:
     """Raises RefusedError unless every part is inside a regular file of the folder."""
     places = metadata.storage_data
-    if type(places) is not dict:
-        raise RefusedError("it does not list the places of its tensors")
+    require(type(places) is dict, "it does not list the places of its tensors")
     file_sizes: dict[str, int] = {}
     slices: list[tuple[str, int, int]] = []
     for index, place in places.items():
-        if type(index) is not MetadataIndex or type(place) is not _StorageInfo:
-            raise RefusedError("it lists the place of a value that is not a tensor")
+        is_place = type(index) is MetadataIndex and type(place) is _StorageInfo
+        require(is_place, "it lists the place of a value that is not a tensor")
         name = place.relative_path
         name = str(name) if isinstance(name, Path) else name
         if type(name) is not str or name in ("", "..") or Path(name).name != name or "\0" in name:
             raise RefusedError(f"it names {name!s:.200}, which is not a file in the same folder")
         if name not in file_sizes:
             status = (folder / name).lstat()
-            if not stat.S_ISREG(status.st_mode):
-                raise RefusedError(f"it names {name}, which is not a regular file")
+            is_regular = stat.S_ISREG(status.st_mode)
+            require(is_regular, f"it names {name}, which is not a regular file")
             file_sizes[name] = status.st_size
         place.relative_path = name
-        numbers = (place.offset, place.length)
-        if any(type(number) is not int or number < 0 for number in numbers):
-            raise RefusedError(f"it has a place in {name} that is not a number of bytes")
-        if sum(numbers) > file_sizes[name]:
-            raise RefusedError(f"it has a place beyond the end of {name}")
-        slices.append((name, place.offset, sum(numbers)))
-        if place.transform_descriptors:
-            raise RefusedError(f"it has a transformation of {name}, which no checkpoint needs")
+        offset, length = place.offset, place.length
+        are_sizes = type(offset) is type(length) is int and min(offset, length) >= 0
+        require(are_sizes, f"it has a place in {name} that is not a number of bytes")
+        is_inside = offset + length <= file_sizes[name]
+        require(is_inside, f"it has a place beyond the end of {name}")
+        is_stored = not place.transform_descriptors
+        require(is_stored, f"it has a transformation of {name}, which no checkpoint needs")
+        slices.append((name, offset, offset + length))
     slices.sort()
     for (name, _, end), (next_name, start, _) in itertools.pairwise(slices):
-        if name == next_name and start < end:  # else thousands of parts could read one large slice
-            raise RefusedError(f"it uses bytes of {name} twice")
+        # Otherwise thousands of parts could read one large slice.
+        require(name != next_name or start >= end, f"it uses bytes of {name} twice")
 
 
 def _check_lengths(metadata: Any) -> None:
@@ -221,14 +215,13 @@ def _check_lengths(metadata: Any) -> None:
         for chunk in entry.chunks if type(entry) is TensorStorageMetadata else ():
             place = metadata.storage_data.get(MetadataIndex(name, chunk.offsets))
             needed = math.prod(chunk.sizes) * entry.properties.dtype.itemsize
-            if place is None or needed > place.length:
-                raise RefusedError(f"{name} needs {needed:,} bytes, and the files have fewer")
+            is_stored = place is not None and needed <= place.length
+            require(is_stored, f"{name} needs {needed:,} bytes, and the files have fewer")
 
 
 def _check_additions(metadata: Any) -> None:
     """Raises RefusedError if entries of Megatron or torch's planners have an unknown form."""
-    if type(metadata.version) not in (str, type(None)):
-        raise RefusedError("its version is not text")
+    require(type(metadata.version) in (str, type(None)), "its version is not text")
     planned = metadata.planner_data
     if planned is not None and (
         type(planned) is not dict

@@ -2,9 +2,8 @@
 
 Python's unpickler calls any function that a pickle names, and sets attributes of any object that a
 pickle names. A list of allowed names is not enough: with one allowed class, the opcode `BUILD` can
-change this class for the whole process. Here a name in a pickle never becomes a class or a
-function. The name becomes an entry of a vocabulary. The entry checks its arguments and builds one
-kind of value from them.
+change this class for the whole process. Here a name in a pickle becomes an entry of a vocabulary,
+never a class or a function. The entry checks its arguments and builds one kind of value.
 """
 
 import pickle
@@ -31,6 +30,12 @@ _LEAVES = (type(None), bool, int, float, str, bytes)
 
 class RefusedError(pickle.UnpicklingError, ValueError):
     """A pickle does something that no checkpoint needs."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises RefusedError with a message unless a condition is true."""
+    if not condition:
+        raise RefusedError(message)
 
 
 @dataclass(frozen=True)
@@ -133,10 +138,7 @@ def load(data: bytes, vocabulary: Vocabulary, storage: Callable[[Any], Any] | No
 
 
 class _Machine:
-    """The state of a pickle's program: stack, marks and memo, as in Python's unpickler.
-
-    Each method that `_STEPS` lists executes one opcode with the opcode's argument.
-    """
+    """The state of a pickle's program: stack, marks and memo, as in Python's unpickler."""
 
     def __init__(
         self, vocabulary: Vocabulary, storage: Callable[[Any], Any] | None, arguments_left: int
@@ -145,15 +147,13 @@ class _Machine:
         self.storage = storage
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
-        self.arguments_left = arguments_left
-        #: Number of keys per dictionary and hash; the key is (id of the dictionary, hash).
-        self.hashes: Counter[tuple[int, int]] = Counter()
         self.memo: dict[int, Any] = {}
+        self.arguments_left = arguments_left
+        #: Number of keys by dictionary (its id) and hash.
+        self.hashes: Counter[tuple[int, int]] = Counter()
         #: Instances whose attributes are not set yet, by id. References prevent reuse of the ids.
         self.fresh: dict[int, tuple[Any, Record]] = {}
-        self.records = {
-            entry.cls: entry for entry in vocabulary.values() if isinstance(entry, Record)
-        }
+        self.records = {one.cls: one for one in vocabulary.values() if isinstance(one, Record)}
         #: Types of plain values, and of values from the vocabulary's constants and functions.
         self.leaves: set[type] = set(_LEAVES)
 
@@ -173,11 +173,10 @@ class _Machine:
         if entry is None:
             full_name = f"{module}.{name}"[:200]
             raise RefusedError(f"it names {full_name}, which no checkpoint needs")
+        value = entry.value if isinstance(entry, Constant) else entry
         if isinstance(entry, Constant):
-            self.leaves.add(type(entry.value))
-            self.stack.append(entry.value)
-        else:
-            self.stack.append(entry)
+            self.leaves.add(type(value))
+        self.stack.append(value)
 
     def push_storage(self, _: Any) -> None:
         if self.storage is None:
@@ -197,15 +196,14 @@ class _Machine:
         """Returns the topmost values, the topmost value last."""
         if len(self.stack) < count:
             raise RefusedError("it uses more values than it has")
-        items = self.stack[len(self.stack) - count :]
-        del self.stack[len(self.stack) - count :]
+        items = self.stack[-count:]
+        del self.stack[-count:]
         return items
 
     def memoize(self, number: int | None) -> None:
         self.memo[len(self.memo) if number is None else number] = self.stack[-1]
 
     def set_items(self, items: list[Any]) -> None:
-        """Adds keys and values to the dictionary on top of the stack."""
         target = self.stack[-1]
         if type(target) not in (dict, OrderedDict) or len(items) % 2:
             raise RefusedError(f"it sets items of a {type(target).__name__}")
@@ -219,7 +217,6 @@ class _Machine:
             target[key] = value
 
     def append(self, items: list[Any]) -> None:
-        """Adds values to the list on top of the stack."""
         target = self.stack[-1]
         if type(target) is not list:
             raise RefusedError(f"it appends to a {type(target).__name__}")
@@ -229,9 +226,8 @@ class _Machine:
         function, arguments = self.pop(2)
         if type(function) not in (Function, Enumeration) or type(arguments) is not tuple:
             raise RefusedError(f"it calls a {type(function).__name__}")
-        self.arguments_left -= sum(
-            len(one) for one in arguments if isinstance(one, str | bytes | tuple)
-        )
+        sized = (one for one in arguments if isinstance(one, str | bytes | tuple))
+        self.arguments_left -= sum(map(len, sized))
         if self.arguments_left < 0:
             raise RefusedError("it uses large arguments in too many calls")
         value = function.build(*arguments)

@@ -44,7 +44,7 @@ def case(patch: str, *, gives: Any, without: str, stack: str = "torch") -> Calla
 # --- Patches of torch -----------------------------------------------------------------------------
 
 
-@case("patch_current_device", gives="cpu", without="RuntimeError")
+@case("patch_cuda_functions", gives="cpu", without="RuntimeError")
 def a_buffer_on_the_current_device():
     import torch
 
@@ -52,7 +52,7 @@ def a_buffer_on_the_current_device():
     return torch.ones(2, device=torch.cuda.current_device()).device.type
 
 
-@case("patch_is_available", gives=0, without=r"[1-9]")
+@case("patch_cuda_functions", gives=0, without=r"[1-9]")
 def looks_for_a_gpu_in_three_steps():
     import torch
 
@@ -122,7 +122,7 @@ def the_type_of_a_parameter():
     return [tensor.type(), tensor.bfloat16().type(), str(as_integer.dtype)]
 
 
-@case("patch_streams", gives=[1.0, True, 0.0], without="AcceleratorError|RuntimeError")
+@case("patch_cuda_functions", gives=[1.0, True, 0.0], without="AcceleratorError|RuntimeError")
 def streams_and_events():
     import torch
 
@@ -137,7 +137,7 @@ def streams_and_events():
     return [result, event.query(), event.elapsed_time(event)]
 
 
-@case("patch_memory_statistics", gives=[0, 0, 0, 0], without="RuntimeError")
+@case("patch_cuda_functions", gives=[0, 0, 0, 0], without="RuntimeError")
 def memory_figures():
     import torch
 
@@ -151,7 +151,7 @@ def memory_figures():
     ]
 
 
-@case("patch_random_state", gives=[True, True], without="RuntimeError")
+@case("patch_cuda_functions", gives=[True, True], without="RuntimeError")
 def the_generator_of_the_gpu():
     import torch
 
