@@ -103,13 +103,13 @@ def keep_own_checkpoints(
             if is_temporary or isinstance(cause, MemoryError):
                 raise  # the checkpoint may be undamaged
             aside = set_aside(checkpoint, "damaged")
-            report(f"{error} Its new name is {aside.name}.")
+            report(f"{error} The checkpoint was renamed to {aside.name}.")
             continue
         if manifest.stage == stage and same_run(manifest.run, run):
             kept[checkpoint] = manifest
         else:
             aside = set_aside(checkpoint, "foreign")
-            report(f"{checkpoint}: belongs to another run. Its new name is {aside.name}.")
+            report(f"{checkpoint}: belongs to another run, and was renamed to {aside.name}.")
     return kept
 
 

@@ -43,7 +43,7 @@ def find_accelerator(requested: AcceleratorName = "auto", precision: str = "32")
     if is_certainly_cpu(requested):
         return _cpu()
     if not _has_gpu_driver():
-        problem: str | None = "this machine shows no NVIDIA GPU (no driver is loaded)."
+        problem: str | None = "this machine has no NVIDIA GPU (or its driver is not loaded)."
     else:
         problem = _why_unusable(precision)
     if problem is None:

@@ -37,7 +37,7 @@ def find_limits(num_peers: int) -> list[str]:
     problems = []
     if sys.flags.optimize > 1:
         problems.append(
-            "python -OO (PYTHONOPTIMIZE=2) removes docstrings, and NeMo needs some to be imported. "
+            "python -OO (PYTHONOPTIMIZE=2) removes docstrings, and importing NeMo needs them. "
             "Use -O at most, or unset PYTHONOPTIMIZE."
         )
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -50,7 +50,7 @@ def find_limits(num_peers: int) -> list[str]:
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if space != resource.RLIM_INFINITY and space < ADDRESS_SPACE:
         problems.append(
-            f"ulimit -v {space >> 10}: a process of this job maps 4 GiB of memory and more, most "
-            f"of it only reserved. Raise the limit to at least {ADDRESS_SPACE >> 10}, or unlimited."
+            f"ulimit -v {space >> 10}: a process of this job reserves over 4 GiB of address space. "
+            f"Raise the limit to at least {ADDRESS_SPACE >> 10}, or unlimited."
         )
     return problems

@@ -14,7 +14,7 @@ PAGE = REPOSITORY / "docs" / "troubleshooting.md"
 #: Pieces of entries that are messages of this project; all others are the frameworks' and tools'.
 OURS = (
     *("and the wheels are for Linux on x86_64", "no usable Python", "GB free, this needs"),
-    *("set-up stopped;", "setup.log says why", "this machine shows no NVIDIA GPU"),
+    *("set-up stopped;", "setup.log says why", "this machine has no NVIDIA GPU"),
     *("The GPU is not used:", "cannot compute with", "is gone from this version of the stack"),
     *("has to divide --global-batch-size", "the gradient's norm is", "MNIST is not in"),
     *("and cannot be downloaded (", "as they are or as .gz, and they cannot be downloaded"),
