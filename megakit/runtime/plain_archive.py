@@ -12,7 +12,8 @@ import math
 import sys
 import zipfile
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -47,7 +48,8 @@ def read_archive(content: bytes) -> Any:
     return load(archive.read("data.pkl", MAX_PICKLE), _vocabulary(), archive.find_storage)
 
 
-class _Storage(NamedTuple):
+@dataclass(frozen=True)
+class _Storage:
     """The numbers of a tensor; without a dtype, the tensor that uses the storage has the dtype."""
 
     content: bytearray

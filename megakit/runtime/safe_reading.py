@@ -12,7 +12,6 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -275,20 +274,14 @@ def refuse_files_of_other_tools() -> None:
     replace(model_utils, "restore_modelopt_state", lambda *args, **kwargs: None)
 
 
-PATCHES: tuple[Callable[[], None], ...] = (
-    replace_tensor_reader,
-    check_tensors_are_complete,
-    replace_object_reader,
-    replace_common_reader,
-    refuse_unknown_formats,
-    unwrap_refusals,
-    explain_failed_resumptions,
-    refuse_files_of_other_tools,
-)
-
-
 @functools.cache
 def install_safe_readers() -> None:
     """Applies the patches, once; imports Megatron."""
-    for patch in PATCHES:
-        patch()
+    replace_tensor_reader()
+    check_tensors_are_complete()
+    replace_object_reader()
+    replace_common_reader()
+    refuse_unknown_formats()
+    unwrap_refusals()
+    explain_failed_resumptions()
+    refuse_files_of_other_tools()

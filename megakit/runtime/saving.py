@@ -45,15 +45,10 @@ def write_in_threads() -> None:
             )
 
         with ThreadPoolExecutor(max_workers=max(1, len(write_buckets))) as threads:
-            for done in [threads.submit(write_one, k) for k in range(len(write_buckets))]:
-                done.result()
-        results: Any = {}
-        for number, written in sorted((answers.get() for _ in write_buckets), key=lambda a: a[0]):
-            if isinstance(written, Exception):
-                results = written
-                break
-            results[number] = written
-        global_results_queue.put(results)
+            list(threads.map(write_one, range(len(write_buckets))))  # raises a thread's error
+        results = dict(sorted((answers.get() for _ in write_buckets), key=lambda pair: pair[0]))
+        errors = (one for one in results.values() if isinstance(one, Exception))
+        global_results_queue.put(next(errors, results))
 
     replace(filesystem_async, "_get_write_results_queue", lambda: results_of_writers)
     replace(writer, "write_preloaded_data_multiproc", staticmethod(write))
