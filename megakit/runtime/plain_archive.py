@@ -19,7 +19,6 @@ import torch
 
 from megakit.runtime.patching import existing
 from megakit.runtime.plain_pickle import (
-    GETATTR,
     Argument,
     Constant,
     Entry,
@@ -164,7 +163,6 @@ def _vocabulary() -> dict[tuple[str, str], Entry]:
     kinds = existing(torch.storage, "_dtype_to_storage_type_map")()
     return {
         **data_types(),
-        **GETATTR,
         **{("torch", name): Argument(dtype) for dtype, name in kinds.items()},
         ("torch.storage", "UntypedStorage"): Argument(None),
         ("torch", "device"): Function(_device),

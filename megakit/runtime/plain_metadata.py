@@ -22,12 +22,12 @@ from megakit.runtime.foreign_files import read_regular_file
 from megakit.runtime.patching import existing
 from megakit.runtime.plain_archive import data_types
 from megakit.runtime.plain_pickle import (
-    GETATTR,
     Enumeration,
     Function,
     Record,
     RefusedError,
     Vocabulary,
+    get_member,
     load,
     require,
 )
@@ -80,7 +80,7 @@ def _vocabulary() -> Vocabulary:
     here = "torch.distributed.checkpoint.metadata"
     return {
         **data_types(),
-        **GETATTR,
+        ("builtins", "getattr"): Function(get_member),
         **{(cls.__module__, cls.__name__): Record(cls, names) for cls, names in records.items()},
         (here, "TensorProperties"): Record(TensorProperties, _PROPERTIES, _properties),
         (here, "_MEM_FORMAT_ENCODING"): Enumeration(_FORMATS),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_OPERATIONS = 10_000_000
-#: Limits of a result: depth of nesting, and number of values, where shared values count each time.
+#: Limits of a result: depth of nesting, and number of values; a shared value counts once per use.
 MAX_DEPTH = 64
 MAX_VALUES = 10_000_000
 #: Keys of one dictionary that may have the same hash: inserting n such keys takes n * n steps.
@@ -61,8 +61,8 @@ class Enumeration:
     def build(self, *arguments: Any) -> Any:
         """Returns the member with the given value."""
         (value,) = arguments
-        if type(value) not in (int, str):
-            raise RefusedError(f"it looks up {self.cls.__name__} by a {type(value).__name__}")
+        kind = type(value)
+        require(kind in (int, str), f"it looks up {self.cls.__name__} by a {kind.__name__}")
         return self.cls(value)
 
 
@@ -92,18 +92,13 @@ Entry = Constant | Function | Enumeration | Record | Argument
 Vocabulary = Mapping[tuple[str, str], Entry]
 
 
-def member(enumeration: Any, name: Any) -> Any:
+def get_member(enumeration: Any, name: Any) -> Any:
     """Replaces `builtins.getattr`, with which Python 3.11.2 pickles a member of an Enum."""
-    if type(enumeration) is not Enumeration or type(name) is not str:
-        raise RefusedError("it calls getattr, which checkpoints need only for members of an Enum")
-    members = enumeration.cls.__members__
-    if name not in members:
-        raise RefusedError(f"it names {enumeration.cls.__name__}.{name}, which does not exist")
-    return members[name]
-
-
-#: Vocabulary entry that maps `getattr` in a pickle to `member`.
-GETATTR: dict[tuple[str, str], Entry] = {("builtins", "getattr"): Function(member)}
+    is_lookup = type(enumeration) is Enumeration and type(name) is str
+    require(is_lookup, "it calls getattr, which checkpoints need only for members of an Enum")
+    cls = enumeration.cls
+    require(name in cls.__members__, f"it names {cls.__name__}.{name}, which does not exist")
+    return cls.__members__[name]
 
 
 def load(data: bytes, vocabulary: Vocabulary, storage: Callable[[Any], Any] | None = None) -> Any:
@@ -128,10 +123,9 @@ def load(data: bytes, vocabulary: Vocabulary, storage: Callable[[Any], Any] | No
             raise RefusedError(f"it uses pickle's {opcode.name}, which no checkpoint needs")
         step(machine, argument)
         end = (position or 0) + 1
-    if end != len(data):
-        raise RefusedError(f"{len(data) - end:,} bytes follow its end")
-    if len(machine.stack) != 1 or machine.marks:
-        raise RefusedError("it results in several values")
+    require(end == len(data), f"{len(data) - end:,} bytes follow its end")
+    is_one = len(machine.stack) == 1 and not machine.marks
+    require(is_one, "it results in several values")
     (value,) = machine.stack
     _check_result(value, machine)
     return value

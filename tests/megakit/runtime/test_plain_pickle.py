@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from megakit.runtime import plain_pickle
 from megakit.runtime.plain_pickle import (
-    GETATTR,
     Argument,
     Constant,
     Enumeration,
@@ -24,6 +23,7 @@ from megakit.runtime.plain_pickle import (
     Record,
     RefusedError,
     Vocabulary,
+    get_member,
     load,
 )
 
@@ -60,7 +60,7 @@ class Trap:
 
 HERE = __name__
 VOCABULARY: Vocabulary = {
-    **GETATTR,
+    ("builtins", "getattr"): Function(get_member),
     (HERE, "Color"): Enumeration(Color),
     (HERE, "Index"): Record(Index, ("name", "offset")),
     (HERE, "Entry"): Record(Entry, ("size", "parts")),
