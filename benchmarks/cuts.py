@@ -180,7 +180,7 @@ def timed_start(cut: str) -> None:
         deferred.NAMES = ()
     if cut == "jit_fuser":
         cpu.TORCH_PATCHES = tuple(
-            patch for patch in cpu.TORCH_PATCHES if patch is not cpu.fused_functions_run_as_written
+            patch for patch in cpu.TORCH_PATCHES if patch is not cpu.disable_jit_fuser
         )
     if cut != "collector":
         memory.suspend_collector()

@@ -350,7 +350,7 @@ class TestStart:
         checkpoint = make_checkpoint(refused.folder, 10)
         (checkpoint / MANIFEST).unlink()
         problem = refused.problem(FINETUNE_PY, "--checkpoint", checkpoint)
-        for part in (str(checkpoint), "no complete checkpoint", MANIFEST):
+        for part in (str(checkpoint), "not a complete checkpoint", MANIFEST):
             assert part in problem
 
     def test_a_run_instead_of_a_checkpoint(self, refused, pretrain_options):

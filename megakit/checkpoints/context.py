@@ -1,23 +1,25 @@
 """Writes a checkpoint's context, the settings of its model in NeMo's format; reads it safely."""
 
 import contextlib
+import itertools
 import json
 import pickletools
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from megakit.checkpoints.folders import CONTEXT
 from megakit.checkpoints.manifest import refuse_links
 from megakit.errors import UserError
-from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
+from megakit.runtime.foreign_files import JSON_BYTES, USE_ANOTHER, read_regular_file, reading
 
-_USE_ANOTHER = "It is damaged or not to be trusted. Use another checkpoint."
-#: The largest accepted number of values in settings. A shared value counts once per use.
+#: The largest accepted number of values in settings. A shared value counts once per use: in a small
+#: file, 60 nested `[x, x]` mean 2**60 values.
 _MAX_VALUES = 100_000
 #: Size limit of pickle and yaml files next to io.json; larger files are refused.
-_LOOKED_THROUGH_BYTES = 4 << 20
+_SEARCHED_BYTES = 4 << 20
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 #: Standard-library modules that settings may use. All other standard-library modules are refused.
@@ -29,6 +31,7 @@ _HARMLESS_BUILTINS = {
     *("bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "object", "set"),
     *("slice", "str", "tuple", "type", "NoneType", "Ellipsis"),
 }
+_NOT_PLAIN = object()
 
 
 def write_context(folder: Path, module: Any) -> None:
@@ -58,31 +61,11 @@ def read_model_settings(checkpoint: Path) -> dict[str, Any]:
         UserError: There is no context, or the context cannot be parsed. Or the context names
             something that settings do not need, such as a function of the module `os`.
     """
-    path = checkpoint / CONTEXT / "io.json"
-    with reading(path, _USE_ANOTHER):
-        refuse_links(checkpoint)
-        content = _content(checkpoint)
-        objects = content["objects"]
-        config = _items(
-            objects, _items(objects, _items(objects, content["root"])["model"])["config"]
-        )
-        budget = _Budget()
-        values = {name: _plain(objects, item, budget) for name, item in config.items()}
-        _refuse_strange_files(path.parent)
-    return {name: value for name, value in values.items() if value is not _NOT_PLAIN}
-
-
-def _content(checkpoint: Path) -> dict[str, Any]:
-    """Returns the content of io.json; refuses names that settings do not need."""
-    path = checkpoint / CONTEXT / "io.json"
-    if not path.is_file():
-        raise UserError(f"{checkpoint}: has no {CONTEXT}/io.json with its model's settings.")
-    content = json.loads(read_regular_file(path, JSON_BYTES))
-    if type(content) is not dict:
-        raise ValueError(f"it holds a {type(content).__name__}")
-    if strange := sorted(set(_strange_names(content))):
-        raise ValueError(f"it names {', '.join(strange)}, which no settings need")
-    return content
+    with reading(checkpoint / CONTEXT / "io.json", USE_ANOTHER):
+        objects, config = _read_config(checkpoint)
+        count = itertools.count(1)
+        values = {n: _plain(objects, item, count) for n, item in _items(objects, config).items()}
+        return {name: value for name, value in values.items() if value is not _NOT_PLAIN}
 
 
 def read_config_class(checkpoint: Path) -> tuple[str, str]:
@@ -91,30 +74,29 @@ def read_config_class(checkpoint: Path) -> tuple[str, str]:
     Raises:
         UserError: `read_model_settings` raises it, or the context does not name the class.
     """
-    read_model_settings(checkpoint)  # refuses damaged or unsafe files
-    with reading(checkpoint / CONTEXT / "io.json", _USE_ANOTHER):
-        content = _content(checkpoint)
-        objects = content["objects"]
-        module = _items(objects, content["root"])["model"]
-        config = objects[_items(objects, module)["config"]["key"]]
-        told = _items(objects, config["metadata"])["fn_or_cls"]
-        return str(told["module"]), str(told["name"])
+    with reading(checkpoint / CONTEXT / "io.json", USE_ANOTHER):
+        objects, config = _read_config(checkpoint)
+        cls = _items(objects, objects[config["key"]]["metadata"])["fn_or_cls"]
+        return str(cls["module"]), str(cls["name"])
 
 
-_NOT_PLAIN = object()
-
-
-class _Budget:
-    """Limits the number of values: in a small file, 60 nested `[x, x]` mean 2**60 values."""
-
-    def __init__(self) -> None:
-        self.left = _MAX_VALUES
-
-    def spend(self) -> None:
-        """Counts one value."""
-        self.left -= 1
-        if self.left < 0:
-            raise ValueError(f"its settings have more than {_MAX_VALUES:,} values")
+def _read_config(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the objects in io.json, and the reference to the config; refuses unsafe files."""
+    path = checkpoint / CONTEXT / "io.json"
+    refuse_links(checkpoint)
+    if not path.is_file():
+        raise UserError(
+            f"{checkpoint}: the settings of its model ({CONTEXT}/io.json) are missing. "
+            "Use another checkpoint."
+        )
+    content = json.loads(read_regular_file(path, JSON_BYTES))
+    if type(content) is not dict:
+        raise ValueError(f"it is a {type(content).__name__} instead of an object")
+    if unsafe := sorted(set(_unsafe_names_in_json(content))):
+        raise ValueError(f"it names {', '.join(unsafe)}, which settings do not need")
+    _refuse_unsafe_files(path.parent)
+    objects = content["objects"]
+    return objects, _items(objects, _items(objects, content["root"])["model"])["config"]
 
 
 def _items(objects: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
@@ -123,53 +105,44 @@ def _items(objects: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]
     return {key.removeprefix("Attr(name='").removesuffix("')"): item for key, item in pairs}
 
 
-def _plain(objects: dict[str, Any], item: Any, budget: _Budget) -> Any:
-    """Returns a value of plain types, or `_NOT_PLAIN`."""
-    budget.spend()
-    if not isinstance(item, dict):
-        return _plain_leaf(item)
-    if item.get("type") == "leaf":
-        return _plain_leaf(item["value"])
-    if item.get("type") != "ref":
-        return _NOT_PLAIN
-    target = objects[item["key"]]
-    kind = target["type"]
-    if kind.get("module") != "builtins" or kind.get("name") not in _CONTAINERS:
-        return _NOT_PLAIN
-    values = [_plain(objects, element, budget) for _, element in target["items"]]
-    if any(value is _NOT_PLAIN for value in values):
-        return _NOT_PLAIN
-    return _CONTAINERS[kind["name"]](values)
+def _plain(objects: dict[str, Any], item: Any, count: Iterator[int]) -> Any:
+    """Returns a value of plain types, or `_NOT_PLAIN`; `count` counts all values."""
+    if next(count) > _MAX_VALUES:
+        raise ValueError(f"it has more than {_MAX_VALUES:,} values")
+    if isinstance(item, dict) and item.get("type") == "ref":
+        target = objects[item["key"]]
+        kind = target["type"]
+        if kind.get("module") != "builtins" or kind.get("name") not in _CONTAINERS:
+            return _NOT_PLAIN
+        values = [_plain(objects, element, count) for _, element in target["items"]]
+        is_plain = all(value is not _NOT_PLAIN for value in values)
+        return _CONTAINERS[kind["name"]](values) if is_plain else _NOT_PLAIN
+    if isinstance(item, dict) and item.get("type") == "leaf":
+        item = item["value"]
+    return item if item is None or isinstance(item, bool | int | float | str) else _NOT_PLAIN
 
 
-def _plain_leaf(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float | str) else _NOT_PLAIN
+def _unsafe_names_in_json(content: Any) -> Iterator[str]:
+    """Yields the functions and classes in the file that can do more than hold a setting.
 
-
-def _strange_names(content: Any) -> list[str]:
-    """Returns the functions and classes in the file that can do more than hold a setting.
-
-    They are never imported. A file with such a name was manipulated, so the user gets an error.
     Modules outside the standard library are accepted, because the settings of models name them.
     """
-    if isinstance(content, list):
-        return [name for part in content for name in _strange_names(part)]
-    if not isinstance(content, dict):
-        return []
-    found = [name for part in content.values() for name in _strange_names(part)]
-    module, name = content.get("module"), content.get("name")
-    if content.get("type") == "pyref" and _is_strange(module, name):
-        found.append(f"{module}.{name}")
-    return found
+    if isinstance(content, list | dict):
+        for part in content.values() if isinstance(content, dict) else content:
+            yield from _unsafe_names_in_json(part)
+    if isinstance(content, dict) and content.get("type") == "pyref":
+        module, name = content.get("module"), content.get("name")
+        if _is_unsafe(module, name):
+            yield f"{module}.{name}"
 
 
-def _is_strange(module: Any, name: Any) -> bool:
+def _is_unsafe(module: Any, name: Any) -> bool:
     top = str(module).partition(".")[0]
     known = name in _HARMLESS_BUILTINS if top == "builtins" else top in _HARMLESS
     return (top in sys.stdlib_module_names or top in ("posix", "nt")) and not known
 
 
-def _refuse_strange_files(context: Path) -> None:
+def _refuse_unsafe_files(context: Path) -> None:
     """Searches the pickle and yaml files next to io.json for code that loading would run.
 
     Raises:
@@ -177,33 +150,28 @@ def _refuse_strange_files(context: Path) -> None:
     """
     problems = []
     for path in sorted(path for path in context.rglob("*") if path.is_file()):
-        with reading(path, _USE_ANOTHER):
-            found = _names_in_file(path)
-        problems += [f"{path}: not to be trusted: it names {name}." for name in sorted(set(found))]
+        with reading(path, USE_ANOTHER):
+            names = sorted(set(_unsafe_names_in_file(path)))
+        problems += [
+            f"{path}: the file is unsafe: it names {name}. Use another checkpoint."
+            for name in names
+        ]
     if problems:
         raise UserError(problems)
 
 
-def _names_in_file(path: Path) -> list[str]:
-    is_yaml, is_pickle = path.suffix in (".yaml", ".yml"), path.suffix in (".pkl", ".pickle")
-    if not is_yaml and not is_pickle:
-        with path.open("rb") as file:
-            is_pickle = file.read(1) == b"\x80"
-    if not is_yaml and not is_pickle:
-        return []
-    content = read_regular_file(path, _LOOKED_THROUGH_BYTES)
-    return (
-        _names_in_yaml(content.decode(errors="replace")) if is_yaml else _names_in_pickle(content)
-    )
+def _unsafe_names_in_file(path: Path) -> list[str]:
+    if path.suffix in (".yaml", ".yml"):
+        text = read_regular_file(path, _SEARCHED_BYTES).decode(errors="replace")
+        tags = re.findall(r"!!python/[^\s\]},]+|tag:yaml.org,2002:python/[^\s>\]},]+", text)
+        targets = re.findall(r"""_target_["']?\s*:\s*["']?([\w.]+)""", text)
+        return tags + [name for name in targets if _is_unsafe(*name.rpartition(".")[::2])]
+    with path.open("rb") as file:
+        is_pickle = path.suffix in (".pkl", ".pickle") or file.read(1) == b"\x80"
+    return _unsafe_names_in_pickle(read_regular_file(path, _SEARCHED_BYTES)) if is_pickle else []
 
 
-def _names_in_yaml(text: str) -> list[str]:
-    tags = re.findall(r"!!python/[^\s\]},]+|tag:yaml.org,2002:python/[^\s>\]},]+", text)
-    targets = re.findall(r"""_target_["']?\s*:\s*["']?([\w.]+)""", text)
-    return tags + [name for name in targets if _is_strange(*name.rpartition(".")[::2])]
-
-
-def _names_in_pickle(content: bytes) -> list[str]:
+def _unsafe_names_in_pickle(content: bytes) -> list[str]:
     """Returns the unsafe names in a pickle, without running the pickle.
 
     Pickles look up methods with `getattr`, so `getattr` is accepted.
@@ -220,5 +188,5 @@ def _names_in_pickle(content: bytes) -> list[str]:
     return [
         f"{module}.{name}"
         for module, name in found
-        if _is_strange(module, name) and (module, name) != ("builtins", "getattr")
+        if _is_unsafe(module, name) and (module, name) != ("builtins", "getattr")
     ]

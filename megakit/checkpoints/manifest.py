@@ -3,10 +3,11 @@
 import hashlib
 import json
 import os
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from megakit.checkpoints.folders import MANIFEST, step_in_name
@@ -21,6 +22,10 @@ LONGEST_NAME = 200
 SMALLEST_SHARE_ON_DISK = 1 / 64
 #: Fields that older manifests of the same format version lack.
 NEWER_FIELDS = ("values", "higher_is_better", "final")
+#: Seconds; the coarsest clock of a file system has ticks of two seconds.
+SETTLED_SECONDS = 3
+#: sha256 of files by device, inode, size and change time.
+_digests: dict[tuple[int, int, int, int], str] = {}
 #: The key of the manifest's own digest in `manifest.json`.
 OWN_DIGEST = "sha256"
 #: Entries of `run` that identify the code of a run. A run may resume with other code.
@@ -29,7 +34,7 @@ CHANGES = "changes"
 
 
 class OtherFormatError(UserError):
-    """Reports a checkpoint that another version of this program wrote."""
+    """Another version of this program wrote the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +90,17 @@ class Manifest:
         return self.val_loss if column == "val_loss" else self.values.get(column)
 
     def ends(self, max_steps: object) -> bool:
-        """Tells whether a run of `max_steps` steps ended with this checkpoint."""
+        """Returns whether a run of `max_steps` steps ended with this checkpoint."""
         return self.final or self.step == max_steps
 
 
 def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tells whether two identities belong to the same run; their code may differ."""
-    first, second = dict(one), dict(other)
-    for name in (CODE, CHANGES):
-        first.pop(name, None)
-        second.pop(name, None)
-    return first == second
+    """Returns whether two identities belong to the same run; their code may differ."""
+    without_code = [
+        {name: value for name, value in identity.items() if name not in (CODE, CHANGES)}
+        for identity in (one, other)
+    ]
+    return without_code[0] == without_code[1]
 
 
 def list_files(checkpoint: Path) -> dict[str, dict[str, Any]]:
@@ -104,10 +109,8 @@ def list_files(checkpoint: Path) -> dict[str, dict[str, Any]]:
     Raises:
         UserError: `refuse_links` refuses the checkpoint.
     """
-    return {
-        name: {"size": size, "sha256": _sha256(checkpoint / name)}
-        for name, size in _list_sizes(checkpoint).items()
-    }
+    sizes = _list_sizes(checkpoint)
+    return {name: {"size": sizes[name], "sha256": _sha256(checkpoint / name)} for name in sizes}
 
 
 def _list_sizes(checkpoint: Path) -> dict[str, int]:
@@ -120,8 +123,22 @@ def _list_sizes(checkpoint: Path) -> dict[str, int]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Returns the sha256 of a file; hashes an unchanged file once per process.
+
+    Every write sets a file's change time (ctime), and no program can choose it. A file that was
+    changed within `SETTLED_SECONDS` is hashed each time: another write within the same tick of the
+    file system's clock would leave the same ctime.
+    """
+    with path.open("rb") as file:  # opening makes NFS ask the server for the current times
+        status = os.fstat(file.fileno())
+        version = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+        is_settled = time.time() - status.st_ctime > SETTLED_SECONDS
+        if is_settled and version in _digests:
+            return _digests[version]
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if is_settled:
+            _digests[version] = digest
+        return digest
 
 
 def refuse_links(checkpoint: Path) -> None:
@@ -135,26 +152,24 @@ def refuse_links(checkpoint: Path) -> None:
     for folder, folders, files in os.walk(checkpoint):
         for name in folders + files:
             path = Path(folder, name)
+            relative = path.relative_to(checkpoint)
             if path.is_symlink():
-                problems.append(f"{path.relative_to(checkpoint)} is a symbolic link")
+                problems.append(f"{relative} is a symbolic link")
             elif not path.is_file() and not path.is_dir():
-                problems.append(f"{path.relative_to(checkpoint)} is neither a file nor a folder")
-            elif _is_hole(path):
-                problems.append(f"{path.relative_to(checkpoint)} is large and almost empty")
+                problems.append(f"{relative} is neither a file nor a folder")
+            elif _is_sparse(path):
+                problems.append(f"{relative} is large and almost empty")
     if problems:
         raise UserError(
             printable(
-                f"{checkpoint}: not to be trusted: {'; '.join(first(sorted(problems)))}. "
-                "A checkpoint holds nothing but files of its own. Use another checkpoint."
+                f"{checkpoint}: the checkpoint is unsafe: {'; '.join(first(sorted(problems)))}. "
+                "Use another checkpoint."
             )
         )
 
 
-def _is_hole(path: Path) -> bool:
-    """Tells whether a file is larger than 1 GiB and almost empty on disk.
-
-    Hashing a sparse file of a terabyte takes hours.
-    """
+def _is_sparse(path: Path) -> bool:
+    """Returns whether a file is larger than 1 GiB and almost empty; hashing would take hours."""
     status = path.stat()
     size_on_disk = status.st_blocks * 512
     return status.st_size > 1 << 30 and size_on_disk < status.st_size * SMALLEST_SHARE_ON_DISK
@@ -179,11 +194,14 @@ def read_manifest(checkpoint: Path) -> Manifest:
         OtherFormatError: Another version of this program wrote the checkpoint.
     """
     if not checkpoint.is_dir():
-        raise UserError(f"{checkpoint}: there is no such checkpoint.")
+        raise UserError(
+            f"{checkpoint}: there is no such checkpoint. "
+            "Name a folder such as runs/pretrain/checkpoints/step=000500."
+        )
     path = checkpoint / MANIFEST
     if not path.exists():
         raise UserError(
-            f"{checkpoint}: no complete checkpoint, for it has no {MANIFEST}. "
+            f"{checkpoint}: not a complete checkpoint: {MANIFEST} is missing. "
             "Name a folder such as runs/pretrain/checkpoints/step=000500."
         )
     with reading(path, "Use another checkpoint."):
@@ -194,24 +212,27 @@ def read_manifest(checkpoint: Path) -> Manifest:
         if version != FORMAT_VERSION:
             raise OtherFormatError(
                 f"{path}: format version {version!r:.100}; this program reads version "
-                f"{FORMAT_VERSION}. Use the version of the program that wrote it, or start over "
-                "with --fresh."
+                f"{FORMAT_VERSION}. Use the version of the program that wrote the checkpoint, or "
+                "start over with --fresh."
             )
         digest = content.pop(OWN_DIGEST)
         manifest = Manifest(**content)
         _check_types(manifest)
         if digest != manifest.digest:
-            raise ValueError("it was edited: its own sha256 differs")
-    outside = [name for name in manifest.files if _leads_outside(name)]
+            raise ValueError("it was edited: its sha256 differs")
+    outside = [
+        name
+        for name in manifest.files
+        if Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name
+    ]
     if outside:
         raise UserError(
-            f"{path}: not to be trusted: it lists {', '.join(first(outside))}, outside of the "
+            f"{path}: the manifest is unsafe: it lists {', '.join(first(outside))}, outside of the "
             "checkpoint. Use another checkpoint."
         )
-    named = step_in_name(checkpoint)
-    if named not in (None, manifest.step):
+    if step_in_name(checkpoint) not in (None, manifest.step):
         raise UserError(
-            f"{checkpoint}: holds the checkpoint of step {manifest.step}, so its folder was "
+            f"{checkpoint}: contains the checkpoint of step {manifest.step}, so the folder was "
             "renamed or replaced. Give the folder its old name, or use another checkpoint."
         )
     return manifest
@@ -219,35 +240,28 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 def _check_types(manifest: Manifest) -> None:
     """Raises TypeError or ValueError if a field has a wrong type or value."""
-    for name, types in {
+    expected: dict[str, tuple[type, ...]] = {
         **dict.fromkeys(("stage", "model", "dataset"), (str,)),
         **dict.fromkeys(("run", "versions", "files", "values"), (dict,)),
+        **dict.fromkeys(("higher_is_better", "final"), (bool,)),
         **{"step": (int,), "val_loss": (float, type(None))},
-    }.items():
-        value = getattr(manifest, name)
-        if not isinstance(value, types) or isinstance(value, bool):
-            raise TypeError(f"{name} is {value!r:.100}")
-    for name in ("higher_is_better", "final"):
-        if not isinstance(getattr(manifest, name), bool):
+    }
+    for name, types in expected.items():
+        if type(getattr(manifest, name)) not in types:
             raise TypeError(f"{name} is {getattr(manifest, name)!r:.100}")
     for name, value in manifest.values.items():
-        if not isinstance(value, float):
+        if type(value) is not float:
             raise TypeError(f"{name!r:.100} is {value!r:.100}")
     if max(map(len, (manifest.stage, manifest.model, manifest.dataset))) > LONGEST_NAME:
-        raise ValueError(f"a name in it has over {LONGEST_NAME} characters")
+        raise ValueError(f"it has a name of more than {LONGEST_NAME} characters")
     if manifest.step < 0:
         raise ValueError(f"step is {manifest.step}")
     for name, entry in manifest.files.items():
-        good = isinstance(entry, dict) and isinstance(entry.get("size"), int)
-        if not good or not isinstance(entry.get("sha256"), str):
+        is_entry = isinstance(entry, dict) and isinstance(entry.get("size"), int)
+        if not is_entry or not isinstance(entry.get("sha256"), str):
             raise TypeError(f"{name!r:.200} has no size and sha256")
         if not name.isprintable():
-            raise ValueError(f"it lists {name!r:.200}, which no checkpoint holds")
-
-
-def _leads_outside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return path.is_absolute() or ".." in path.parts or "\\" in name
+            raise ValueError(f"it lists {name!r:.200}, which no checkpoint contains")
 
 
 def verify(checkpoint: Path) -> Manifest:
@@ -267,7 +281,8 @@ def verify(checkpoint: Path) -> Manifest:
             problems.append(f"{name} has {sizes[name]} bytes, not {expected['size']}")
         elif _sha256(checkpoint / name) != expected["sha256"]:
             problems.append(f"{name} was altered after it was written (its sha256 differs)")
-    problems += [f"{name} does not belong to it" for name in sizes.keys() - manifest.files.keys()]
+    unexpected = sizes.keys() - manifest.files.keys()
+    problems += [f"{name} does not belong to the checkpoint" for name in unexpected]
     if problems:
         raise UserError(
             printable(
@@ -292,6 +307,6 @@ def verify_if_possible(checkpoint: Path) -> None:
         verify(checkpoint)
     else:
         warnings.warn(
-            f"{checkpoint} has no {MANIFEST}: whether it is complete could not be verified.",
+            f"{checkpoint} has no {MANIFEST}, so the checkpoint could not be verified.",
             stacklevel=2,
         )

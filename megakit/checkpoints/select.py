@@ -16,9 +16,9 @@ from megakit.checkpoints.manifest import Manifest, OtherFormatError, read_manife
 from megakit.errors import UserError
 
 #: Errors of `flock` on a file system without locks.
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-#: Temporary errors of a file system or process, which may not occur at the next start.
-PASSING_ERRORS = (
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+#: Errors of a file system or process that may not occur at the next start.
+TEMPORARY_ERRORS = (
     *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR),
 )
@@ -52,20 +52,14 @@ def best_of(manifests: Mapping[Path, Manifest], by: str) -> Path | None:
 
 
 def is_better(value: float, best: float, higher_is_better: bool) -> bool:
-    """Tells whether a validated value is better than the best so far; NaN is the worst value."""
+    """Returns whether a validated value is better than the best so far; NaN is the worst value."""
     if math.isnan(value) or math.isnan(best):
         return not math.isnan(value)
     return value > best if higher_is_better else value < best
 
 
 def own_checkpoints(folder: Path, stage: str, run: Mapping[str, Any]) -> dict[Path, Manifest]:
-    """Returns the readable checkpoints of one run, oldest first, with their manifests.
-
-    Args:
-        folder: The folder of the checkpoints.
-        stage: The run's stage.
-        run: The identity of the run, as in its manifests.
-    """
+    """Returns the readable checkpoints of a run in a folder, oldest first, with their manifests."""
     own = {}
     for checkpoint in list_checkpoints(folder):
         with contextlib.suppress(UserError):
@@ -80,8 +74,8 @@ def keep_own_checkpoints(
 ) -> dict[Path, Manifest]:
     """Renames each checkpoint that the run cannot use; returns the usable checkpoints.
 
-    A run cannot use a checkpoint of another stage or run. A run also cannot use a checkpoint that
-    is damaged, whose step differs from its folder's name, or whose settings are not to be trusted.
+    These are checkpoints of another stage or run, damaged checkpoints, checkpoints whose step
+    differs from the folder's name, and checkpoints with unsafe settings.
 
     Args:
         folder: The folder of the checkpoints.
@@ -102,35 +96,25 @@ def keep_own_checkpoints(
             manifest = verify(checkpoint)
             read_model_settings(checkpoint)
         except OtherFormatError:
-            raise  # it is complete, and another version of this program can use it
+            raise  # another version of this program can use the checkpoint
         except UserError as error:
-            if _may_pass(error.__cause__):
+            cause = error.__cause__
+            is_temporary = isinstance(cause, OSError) and cause.errno in TEMPORARY_ERRORS
+            if is_temporary or isinstance(cause, MemoryError):
                 raise  # the checkpoint may be undamaged
             aside = set_aside(checkpoint, "damaged")
-            report(f"{error} It is now {aside.name}.")
+            report(f"{error} The checkpoint was renamed to {aside.name}.")
             continue
         if manifest.stage == stage and same_run(manifest.run, run):
             kept[checkpoint] = manifest
         else:
             aside = set_aside(checkpoint, "foreign")
-            report(f"{checkpoint}: belongs to another run. It is now {aside.name}.")
+            report(f"{checkpoint}: belongs to another run, and was renamed to {aside.name}.")
     return kept
 
 
-def _may_pass(cause: BaseException | None) -> bool:
-    """Tells whether a read error may be temporary, with an undamaged checkpoint."""
-    return isinstance(cause, MemoryError) or (
-        isinstance(cause, OSError) and cause.errno in PASSING_ERRORS
-    )
-
-
 def set_aside(checkpoint: Path, reason: str) -> Path:
-    """Renames a checkpoint so that no program finds it; returns the new path.
-
-    Args:
-        checkpoint: The folder of the checkpoint.
-        reason: The first part of the new name.
-    """
+    """Renames a checkpoint to `REASON-NAME`, which no program finds; returns the new path."""
     aside = checkpoint.with_name(f"{reason}-{checkpoint.name}")
     number = 1
     while aside.exists():
@@ -146,7 +130,7 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def hold(checkpoint: Path) -> TextIO:
+def lock_checkpoint(checkpoint: Path) -> TextIO:
     """Locks a checkpoint, so that its run does not remove it until the returned file is closed.
 
     Raises:
@@ -156,18 +140,15 @@ def hold(checkpoint: Path) -> TextIO:
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_SH)
     # A removal starts with a rename, which may have happened before the lock.
-    try:
-        is_there = os.path.samestat(os.fstat(file.fileno()), (checkpoint / MANIFEST).stat())
-    except OSError:
-        is_there = False
-    if not is_there:
-        file.close()
-        raise FileNotFoundError(f"{checkpoint} was removed")
-    return file
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(file.fileno()), (checkpoint / MANIFEST).stat()):
+            return file
+    file.close()
+    raise FileNotFoundError(f"{checkpoint} was removed")
 
 
 def remove(checkpoint: Path) -> bool:
-    """Removes a checkpoint unless another program holds it; returns whether it was removed.
+    """Removes a checkpoint unless another program locks it; returns whether it was removed.
 
     The checkpoint is renamed first, so an interrupted removal leaves nothing that looks complete.
     Files that cannot be removed stay under the new name, which no program reads.
@@ -177,10 +158,10 @@ def remove(checkpoint: Path) -> bool:
             try:
                 fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                if error.errno not in WITHOUT_LOCKS:
+                if error.errno not in NO_LOCKS:
                     return False
-            doomed = checkpoint.rename(checkpoint.with_name(f".removing-{checkpoint.name}"))
+            removed = checkpoint.rename(checkpoint.with_name(f".removing-{checkpoint.name}"))
     except OSError:
         return False
-    shutil.rmtree(doomed, ignore_errors=True)
+    shutil.rmtree(removed, ignore_errors=True)
     return True

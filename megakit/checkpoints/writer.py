@@ -68,16 +68,17 @@ class CheckpointWriter(Checkpoint):
         self.last_model_path = ""
         self.best_model_path = ""
         self.seconds = 0.0
-        self._validated: tuple[int, dict[str, float]] | None = None
+        #: The last validated step and its values.
+        self._validated: tuple[int | None, dict[str, float]] = (None, {})
         self._saved_step: int | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Finds the checkpoints of the run's earlier starts."""
-        self._note_paths()
+        self._find_paths()
         if self.last_model_path:
             self._saved_step = step_of(Path(self.last_model_path))
 
-    def _note_paths(self) -> None:
+    def _find_paths(self) -> None:
         own = own_checkpoints(self.folder, self.manifest.stage, self.manifest.run)
         self.last_model_path = str(next(reversed(own), ""))
         self.best_model_path = str(best_of(own, self.best_by) or "")
@@ -102,13 +103,13 @@ class CheckpointWriter(Checkpoint):
         is_last = step == trainer.max_steps or trainer.should_stop
         return step % self.every_n_steps == 0 or is_last or step == self.wanted_step
 
-    def save(self, trainer: pl.Trainer, regular: bool = True) -> Path:
+    def save(self, trainer: pl.Trainer, store_values: bool = True) -> Path:
         """Writes a checkpoint of the current state; every rank has to call this method.
 
         Args:
             trainer: The trainer with the state to save.
-            regular: Whether the checkpoint stores the validated values of its step. A checkpoint of
-                a stop signal does not store them.
+            store_values: Whether the checkpoint stores the validated values of its step. A
+                checkpoint of a stop signal does not store them.
 
         Returns:
             The folder of the checkpoint.
@@ -123,7 +124,7 @@ class CheckpointWriter(Checkpoint):
             partial = self.folder / f".{final.name}"
             try:
                 self.check_place()
-                self._write(trainer, partial, final, regular)
+                self._write(trainer, partial, final, store_values)
             except BaseException as error:
                 self.check_place()  # if the folder is lost, raises this clearer error
                 if trainer.is_global_zero:
@@ -136,11 +137,11 @@ class CheckpointWriter(Checkpoint):
                     f"cannot save {final}: {reason} ({free:,.0f} MB are free on this disk)"
                 ) from error
             self._saved_step = step
-        self._note_paths()
+        self._find_paths()
         self.seconds += time.perf_counter() - started
         return final
 
-    def _write(self, trainer: pl.Trainer, partial: Path, final: Path, regular: bool) -> None:
+    def _write(self, trainer: pl.Trainer, partial: Path, final: Path, store_values: bool) -> None:
         """Writes into a hidden folder, and renames the folder when all files are on disk."""
         step = trainer.global_step
         if trainer.is_global_zero:
@@ -153,9 +154,8 @@ class CheckpointWriter(Checkpoint):
             for path in self.copied:
                 if path.exists():
                     shutil.copyfile(path, partial / path.name)
-            values = {}
-            if regular and self._validated is not None and self._validated[0] == step:
-                values = dict(self._validated[1])
+            validated_step, values = self._validated if store_values else (None, {})
+            values = dict(values) if validated_step == step else {}
             manifest = replace(
                 self.manifest,
                 step=step,
@@ -178,10 +178,8 @@ class CheckpointWriter(Checkpoint):
 
     def _prune(self, last: Path) -> None:
         own = own_checkpoints(self.folder, self.manifest.stage, self.manifest.run)
-        best = best_of(own, self.best_by)
-        for checkpoint in own:
-            if checkpoint not in (best, last):
-                remove(checkpoint)
+        for checkpoint in own.keys() - {best_of(own, self.best_by), last}:
+            remove(checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of this callback for a checkpoint."""
@@ -203,12 +201,7 @@ def validation_is_due(trainer: pl.Trainer, step: int) -> bool:
 
 
 def logged_values(trainer: pl.Trainer, prefix: str) -> dict[str, float]:
-    """Returns the last logged values by column of metrics.csv.
-
-    Args:
-        trainer: The trainer with the logged values.
-        prefix: The prefix of the columns: `val_` or `train_`.
-    """
+    """Returns the last logged values by column of metrics.csv; a prefix is `val_` or `train_`."""
     logged = trainer.callback_metrics.items()
     return {name: float(value) for name, value in logged if name.startswith(prefix)}
 
@@ -219,26 +212,21 @@ def _why_not_written(error: BaseException) -> str | None:
     torch collects the errors of all ranks in one error that is not an `Exception`. The error of
     torch's archive writer does not contain the reason.
     """
-    seen: list[BaseException] = []
-    waiting = [error]
-    while waiting:
-        found = waiting.pop(0)
+    causes: list[BaseException] = [error]
+    for found in causes:  # the list grows
         if isinstance(found, OSError):
             return found.strerror or str(found)
-        seen.append(found)
         failures = getattr(found, "failures", None)
-        behind = [found.__cause__, found.__context__]
+        further = [found.__cause__, found.__context__]
         if isinstance(failures, dict):
-            behind += [failure[0] for failure in failures.values()]
-        waiting += [one for one in behind if one is not None and one not in seen]
-    for one in seen:
-        # An error from another rank, or from torch, is available as text only.
-        if told := re.search(r"\[Errno \d+\] ([^:\n]+)", str(one)):
-            return told.group(1)
-    if any(
-        word in str(one) for one in seen for word in ("inline_container", "PytorchStreamWriter")
-    ):
-        return "a file could not be written to its end"
+            further += [failure[0] for failure in failures.values()]
+        causes += [one for one in further if one is not None and one not in causes]
+    text = "\n".join(map(str, causes))
+    # An error from another rank, or from torch, is available as text only.
+    if reason := re.search(r"\[Errno \d+\] ([^:\n]+)", text):
+        return reason.group(1)
+    if "inline_container" in text or "PytorchStreamWriter" in text:
+        return "a file could not be written completely"
     return None
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, default_conve
 
 from megakit.data.batches import fetch_batch, fetch_samples
 from megakit.runtime.patching import existing
-from megakit.runtime.shared_memory import check_room, end_if_it_cannot_hand_over
+from megakit.runtime.shared_memory import check_shared_memory, exit_on_failed_send
 from megakit.runtime.signals import ignore_signals
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def _begin_worker(begin: Callable[[int], Any] | None, worker: int) -> None:
     # A terminal, `scancel` or systemd signals all processes of a job. The training process handles
     # the signal, and needs batches until it has completed its step and its validation.
     ignore_signals()
-    end_if_it_cannot_hand_over()
+    exit_on_failed_send()
     if begin is not None:
         begin(worker)
 
@@ -155,5 +155,5 @@ def make_loader(
     loader = _Loader(whole_batches, **options)
     # The size of one batch shows whether shared memory suffices, before the workers need it.
     for indices in itertools.islice(sampler, loader.num_workers and 1):
-        check_room(loader, whole_batches.__getitems__(indices))
+        check_shared_memory(loader, whole_batches.__getitems__(indices))
     return loader

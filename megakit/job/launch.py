@@ -18,9 +18,9 @@ from megakit.runtime.loopback import free_port
 from megakit.runtime.signals import (
     EXIT_STATUS,
     StopRequest,
+    accepted_signals,
     exit_status,
     handle_signals,
-    heard_signals,
 )
 
 #: Seconds that the other ranks have to end after a signal stopped the first rank. They have half
@@ -104,7 +104,7 @@ def run_in_fork(work: Callable[[], object]) -> int:
         The exit status of the forked process, as a shell reports it.
     """
     SI_KERNEL = 0x80  # si_code of signals that a terminal sends to all of its processes
-    awaited = (*heard_signals(), signal.SIGCHLD)
+    awaited = (*accepted_signals(), signal.SIGCHLD)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     sys.stdout.flush()
     sys.stderr.flush()

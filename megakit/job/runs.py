@@ -13,8 +13,8 @@ from megakit.checkpoints.folders import list_checkpoints, step_of
 from megakit.checkpoints.manifest import Manifest, read_manifest, same_run, verify
 from megakit.checkpoints.select import (
     best_of,
-    hold,
     keep_own_checkpoints,
+    lock_checkpoint,
     own_checkpoints,
     remove_leftovers,
 )
@@ -228,7 +228,7 @@ def _protect_best(directory: RunDirectory, before: Stage) -> StartCheckpoint:
 def _verify_and_protect(checkpoint: Path) -> StartCheckpoint:
     read_manifest(checkpoint)  # raises a clear error for a folder that is not a checkpoint
     try:
-        file = hold(checkpoint)
+        file = lock_checkpoint(checkpoint)
     except OSError as error:
         raise UserError(f"{checkpoint}: {error}. Use another checkpoint.") from error
     try:

@@ -11,7 +11,7 @@ from megakit.job.options import CommonOptions
 from megakit.job.ranges import flag
 from megakit.job.runs import RunDirectory
 from megakit.job.stage import Stage
-from megakit.runtime.foreign_files import brief
+from megakit.runtime.foreign_files import USE_ANOTHER, brief
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,6 @@ def _width(
     if type(value) is not int or value < 1:
         raise UserError(
             f"{start}: its setting {name} is {brief(str(value))}, not a positive whole number. "
-            "It is damaged or not to be trusted. Use another checkpoint."
+            f"{USE_ANOTHER}"
         )
     return value

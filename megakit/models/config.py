@@ -13,8 +13,7 @@ from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import verify_if_possible
 from megakit.errors import UserError
 from megakit.models.loading import load_model_weights
-from megakit.runtime.foreign_files import reading
-from megakit.runtime.safe_reading import USE_ANOTHER
+from megakit.runtime.foreign_files import USE_ANOTHER, reading
 
 ModelT = TypeVar("ModelT", bound=MegatronModule)
 MegatronLossType = TypeVar("MegatronLossType", bound=MegatronLossReduction)
@@ -135,7 +134,7 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
 
         Raises:
             UserError: The checkpoint is damaged, a setting has the wrong type, or the checkpoint's
-                context is missing or is not to be trusted.
+                context is missing or is unsafe.
         """
         verify_if_possible(Path(initial_ckpt_path))
         settings = read_model_settings(Path(initial_ckpt_path))

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from megakit.checkpoints.folders import weights_folder
 from megakit.errors import UserError
 from megakit.models.finite import check_finite
-from megakit.runtime.foreign_files import reading
-from megakit.runtime.safe_reading import USE_ANOTHER, refusal_of
+from megakit.runtime.foreign_files import USE_ANOTHER, reading
+from megakit.runtime.safe_reading import refusal_of
 
 #: NeMo's strategy saves the model as the attribute `module` of its LightningModule.
 PREFIX = "module."
@@ -110,7 +110,7 @@ def read_tensors(folder: str, keys: Collection[str] | None = None) -> dict[str, 
         keys: The tensors to read; by default the tensors of the model.
 
     Raises:
-        UserError: The checkpoint is damaged or not to be trusted.
+        UserError: The checkpoint is damaged or unsafe.
     """
     reader = strategies.FileSystemReader(folder)
     saved = reader.read_metadata().state_dict_metadata

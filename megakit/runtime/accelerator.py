@@ -1,5 +1,6 @@
 """Chooses GPU or CPU, and makes the frameworks run on the chosen accelerator."""
 
+import os
 import platform
 import warnings
 from dataclasses import dataclass
@@ -39,16 +40,12 @@ def find_accelerator(requested: AcceleratorName = "auto", precision: str = "32")
     Raises:
         UserError: `gpu` was requested and no GPU can be used; the message states the reason.
     """
-    if requested == "cpu":
+    if is_certainly_cpu(requested):
         return _cpu()
     if not _has_gpu_driver():
-        if requested == "gpu":
-            raise UserError(
-                "--accelerator gpu: this machine shows no NVIDIA GPU (no driver is loaded). "
-                "Use --accelerator cpu, or auto."
-            )
-        return _cpu()
-    problem = _why_unusable(precision)
+        problem: str | None = "this machine has no NVIDIA GPU (or its driver is not loaded)."
+    else:
+        problem = _why_unusable(precision)
     if problem is None:
         import torch
 
@@ -66,41 +63,34 @@ def is_certainly_cpu(requested: AcceleratorName) -> bool:
 def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
     """Makes Megatron and NeMo run on an accelerator; call it before any other use of them.
 
-    Imports NeMo. The patches of `megakit.runtime.cpu` are applied only for a CPU. The following
-    patches are applied for both accelerators. Stand-ins replace absent optional parts of NeMo
-    (`optional_packages`). Collectives of a single rank are skipped (`single_rank`). No code in
-    checkpoints is run (`safe_reading`).
+    Imports NeMo, and patches it: for a CPU (`megakit.runtime.cpu`), for absent optional parts
+    (`optional_packages`), for collectives of a single rank (`single_rank`), and for reading
+    checkpoints without running code in them (`safe_reading`).
 
     Raises:
         ValueError: The name is not `cpu` or `gpu`.
     """
-    from megakit.runtime import cpu, optional_packages, safe_reading, single_rank
-
     if name not in ("cpu", "gpu"):
         raise ValueError(f"accelerator {name!r}: expected 'cpu' or 'gpu'; see find_accelerator()")
+    from megakit.runtime import cpu, optional_packages, safe_reading, single_rank
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if name == "cpu":
-            cpu.apply()
+            cpu.patch_torch()
         optional_packages.install_stand_ins()
         if name == "cpu":
-            cpu.apply_to_frameworks()
-        single_rank.skip_collectives_of_one()
-        safe_reading.read_safely()
+            cpu.patch_frameworks()
+        single_rank.skip_collectives()
+        safe_reading.install_safe_readers()
 
 
 def _cpu(remark: str | None = None) -> Accelerator:
-    import os
-
-    return Accelerator("cpu", _processor_name(), len(os.sched_getaffinity(0)), remark)
-
-
-def _processor_name() -> str:
     info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return Accelerator("cpu", name, len(os.sched_getaffinity(0)), remark)
 
 
 def _has_gpu_driver() -> bool:

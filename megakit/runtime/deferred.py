@@ -1,10 +1,8 @@
 """Defers the import of large packages that torchmetrics imports and this program does not use.
 
-Lightning imports torchmetrics. The audio metrics of torchmetrics import `scipy.signal`, its image
-metrics import torchvision, and its plots import matplotlib. These imports take a third of the start
-of a script. While torchmetrics is imported, stand-in modules replace these packages. An attribute
-of a stand-in imports the real package when the attribute is first used. After the import of
-torchmetrics, `import torchvision` imports the real package.
+Lightning imports torchmetrics, which imports `scipy.signal`, torchvision and matplotlib for audio,
+images and plots: a fifth of the start of a script. During the import of torchmetrics, stand-ins
+replace these packages. Their attributes import the real package when they are first used.
 """
 
 import functools
@@ -21,13 +19,8 @@ NAMES: tuple[str, ...] = (
 )
 
 
-class _Later:
-    """An attribute of a module; a call or attribute access imports the module.
-
-    Args:
-        module: Name of the module.
-        name: Name of the attribute.
-    """
+class _DeferredAttribute:
+    """An attribute of a module; a call or attribute access imports the module."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name
@@ -57,7 +50,7 @@ class _Later:
         return getattr(self._real(), name)
 
 
-class _Deferred(ModuleType):
+class _DeferredModule(ModuleType):
     """A stand-in module; the use of one of its attributes imports the real module."""
 
     def __init__(self, name: str) -> None:
@@ -67,7 +60,7 @@ class _Deferred(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return sys.modules.get(f"{self.__name__}.{name}") or _Later(self.__name__, name)
+        return sys.modules.get(f"{self.__name__}.{name}") or _DeferredAttribute(self.__name__, name)
 
 
 @functools.cache
@@ -76,7 +69,7 @@ def import_torchmetrics() -> None:
     if "torchmetrics" in sys.modules:
         return
     absent = [name for name in NAMES if name not in sys.modules]
-    sys.modules.update({name: _Deferred(name) for name in absent})
+    sys.modules.update({name: _DeferredModule(name) for name in absent})
     try:
         import torchmetrics  # noqa: F401
     finally:

@@ -11,14 +11,15 @@ from megakit.errors import UserError
 
 #: Largest accepted JSON file of a run or checkpoint.
 JSON_BYTES = 64 << 20
+#: What messages about a checkpoint's files end with.
+USE_ANOTHER = "The checkpoint is damaged or unsafe. Use another checkpoint."
 
 
 @contextlib.contextmanager
 def reading(what: object, remedy: str) -> Iterator[None]:
     """Turns every error while a file is read into one `UserError`.
 
-    Hostile input makes parsers raise not only `ValueError` and `OSError`, but also
-    `RecursionError`, `MemoryError`, `OverflowError` and `struct.error`.
+    Hostile input makes parsers raise errors of any type, such as `RecursionError`.
 
     Args:
         what: The file, or the option that names the file; the message begins with it.
@@ -57,17 +58,16 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     line, kind = str(error).partition("\n")[0][:200], type(error).__name__
+    if not line:
+        return kind
     # Messages of these types make sense without the type; the message of a KeyError is its key.
-    if line and isinstance(error, ValueError | TypeError):
-        return line
-    return f"{kind}: {line}" if line else kind
+    return line if isinstance(error, ValueError | TypeError) else f"{kind}: {line}"
 
 
 def first(problems: list[str], most: int = 20) -> list[str]:
     """Returns all problems, or the first problems with the number of further problems."""
-    if len(problems) <= most:
-        return problems
-    return [*problems[:most], f"{len(problems) - most:,} more like these."]
+    more = len(problems) - most
+    return problems if more <= 0 else [*problems[:most], f"{more:,} more like these."]
 
 
 def read_regular_file(path: Path, limit: int) -> bytes:

@@ -13,10 +13,10 @@ ADDRESS_SPACE = 9 << 29  # 4.5 GiB
 
 
 def adapt_interpreter() -> None:
-    """Prevents warnings from ending the program, and raises the limit of open files.
+    """Prevents warnings from ending the program, and sets the limit of open files to the maximum.
 
     `PYTHONWARNINGS=error` turns every warning into an error, and NeMo and Megatron-Core warn about
-    each other's versions on import. The new limit of open files is the system's hard limit.
+    each other's versions on import.
     """
     if any(action == "error" for action, *_ in warnings.filters):
         warnings.simplefilter("default")
@@ -29,18 +29,15 @@ def adapt_interpreter() -> None:
 
 
 def find_limits(num_peers: int) -> list[str]:
-    """Finds settings and limits of this process under which the frameworks would fail.
+    """Returns one message per setting or limit under which the frameworks would fail.
 
     Args:
         num_peers: Processes that this process communicates with: ranks and data loader workers.
-
-    Returns:
-        One message per setting or limit.
     """
     problems = []
     if sys.flags.optimize > 1:
         problems.append(
-            "python -OO (PYTHONOPTIMIZE=2) removes docstrings, and NeMo needs some to be imported. "
+            "python -OO (PYTHONOPTIMIZE=2) removes docstrings, and importing NeMo needs them. "
             "Use -O at most, or unset PYTHONOPTIMIZE."
         )
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -53,7 +50,7 @@ def find_limits(num_peers: int) -> list[str]:
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if space != resource.RLIM_INFINITY and space < ADDRESS_SPACE:
         problems.append(
-            f"ulimit -v {space >> 10}: a process of this job maps 4 GiB of memory and more, most "
-            f"of it only reserved. Raise the limit to at least {ADDRESS_SPACE >> 10}, or unlimited."
+            f"ulimit -v {space >> 10}: a process of this job reserves over 4 GiB of address space. "
+            f"Raise the limit to at least {ADDRESS_SPACE >> 10}, or unlimited."
         )
     return problems

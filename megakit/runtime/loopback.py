@@ -24,8 +24,8 @@ def ensure_loopback() -> None:
                 fcntl.ioctl(control, _SET_FLAGS, struct.pack("16sH14x", b"lo", flags | _IS_UP))
         except OSError as error:
             raise UserError(
-                f"the loopback interface lo is down ({error.strerror}), and processes talk to each "
-                "other over it. Bring it up: ip link set lo up."
+                f"the loopback interface lo is down ({error.strerror}), and processes communicate "
+                "over it. Bring it up: ip link set lo up."
             ) from error
 
 

@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from megakit.runtime.deferred import import_torchmetrics
+from megakit.runtime.patching import existing, replace
 
 
 def _install(name: str, **attributes: Any) -> None:
@@ -23,38 +24,38 @@ def _install(name: str, **attributes: Any) -> None:
     sys.modules.setdefault(name, module)
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
-def without_modelopt() -> None:
-    """Replaces NeMo's helpers for ModelOpt with functions that do nothing.
+def _do_nothing(*args: Any, **kwargs: Any) -> None: ...
 
-    NeMo calls these helpers at every save, load and step. Only the helpers' modules are replaced,
-    so `nemo.collections.llm` itself does not change.
+
+def replace_modelopt_helpers() -> None:
+    """Replaces NeMo's helpers for ModelOpt, which NeMo calls at every save, load and step.
+
+    Only the helpers' modules are replaced, so `nemo.collections.llm` itself does not change.
     """
-    if importlib.util.find_spec("modelopt") is not None:
+    if _is_installed("modelopt"):
         return
     helpers = "nemo.collections.llm.modelopt"
-    _install(helpers, set_modelopt_spec_if_exists_in_ckpt=_nothing)
+    _install(helpers, set_modelopt_spec_if_exists_in_ckpt=_do_nothing)
     _install(
         f"{helpers}.model_utils",
-        save_modelopt_state=_nothing,
-        restore_modelopt_state=_nothing,
+        save_modelopt_state=_do_nothing,
+        restore_modelopt_state=_do_nothing,
     )
-    _install(f"{helpers}.distill.utils", get_tensor_shapes_adjust_fn_for_distillation=_nothing)
+    _install(f"{helpers}.distill.utils", get_tensor_shapes_adjust_fn_for_distillation=_do_nothing)
 
 
-def without_nemo_run() -> None:
+def skip_yaml_copy() -> None:
     """Skips the YAML copy of a checkpoint's context, for which NeMo needs nemo_run (80 packages).
 
     `io.json` has the same content. Without this patch, NeMo's ModelCheckpoint warns at every save.
     """
-    if importlib.util.find_spec("nemo_run") is not None:
-        return
-    from nemo.lightning.io.mixin import IOMixin
-
-    IOMixin._io_dump_yaml = lambda self, io, attrs: {}
+    if not _is_installed("nemo_run"):
+        mixin = existing("nemo.lightning.io.mixin", "IOMixin")
+        replace(mixin, "_io_dump_yaml", lambda self, io, attrs: {})
 
 
 class _ClearMLLogger:
@@ -67,30 +68,25 @@ class _ClearMLParams:
     """A stand-in for the options of NeMo's ClearMLLogger, without any option."""
 
 
-def without_pandas() -> None:
+def replace_clearml_logger() -> None:
     """Replaces NeMo's ClearMLLogger, which imports pandas; AutoResume imports all loggers."""
-    if importlib.util.find_spec("pandas") is not None:
-        return
-    _install(
-        "nemo.utils.loggers.clearml_logger",
-        ClearMLLogger=_ClearMLLogger,
-        ClearMLParams=_ClearMLParams,
-    )
+    if not _is_installed("pandas"):
+        _install(
+            "nemo.utils.loggers.clearml_logger",
+            ClearMLLogger=_ClearMLLogger,
+            ClearMLParams=_ClearMLParams,
+        )
 
 
-class _LocalCheckpointCallback:
-    """A class of which no callback is an instance."""
-
-
-def without_resiliency_extension() -> None:
+def define_local_checkpoint_callback() -> None:
     """Defines a class of nvidia-resiliency-ext that NeMoLogger compares callbacks with."""
-    from nemo.lightning import nemo_logger
+    if not existing("nemo.lightning.nemo_logger", "HAVE_RES"):
+        no_callback = type("LocalCheckpointCallback", (), {})
+        module = sys.modules["nemo.lightning.nemo_logger"]
+        replace(module, "lcp", SimpleNamespace(LocalCheckpointCallback=no_callback))
 
-    if not nemo_logger.HAVE_RES:
-        nemo_logger.lcp = SimpleNamespace(LocalCheckpointCallback=_LocalCheckpointCallback)
 
-
-def without_unified_memory() -> None:
+def replace_unified_memory() -> None:
     """Skips a CUDA helper of Megatron's inference engine, which is not used here.
 
     The import of the engine compiles the helper, which takes over a second. With a CUDA compiler
@@ -99,27 +95,26 @@ def without_unified_memory() -> None:
     _install(
         "megatron.core.inference.unified_memory",
         has_unified_memory=False,
-        create_unified_mempool=_nothing,
+        create_unified_mempool=_do_nothing,
     )
 
 
-def without_telemetry() -> None:
+def remove_telemetry_callbacks() -> None:
     """Removes the callbacks of NeMo's OneLogger telemetry.
 
     OneLogger turns itself on if `RANK=0` is set, and then fails at the first checkpoint.
     """
-    from nemo.lightning.callback_group import CallbackGroup
-
-    CallbackGroup.get_instance()._callbacks.clear()
+    group = existing("nemo.lightning.callback_group", "CallbackGroup").get_instance()
+    existing(group, "_callbacks").clear()
 
 
 @functools.cache
 def install_stand_ins() -> None:
     """Installs the stand-ins for all absent packages; imports NeMo."""
     import_torchmetrics()
-    without_modelopt()
-    without_pandas()
-    without_unified_memory()
-    without_nemo_run()
-    without_resiliency_extension()
-    without_telemetry()
+    replace_modelopt_helpers()
+    replace_clearml_logger()
+    replace_unified_memory()
+    skip_yaml_copy()
+    define_local_checkpoint_callback()
+    remove_telemetry_callbacks()

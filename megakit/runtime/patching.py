@@ -1,20 +1,27 @@
-"""Replaces functions of the frameworks."""
+"""Looks up and replaces functions of the frameworks; fails clearly if a name does not exist."""
 
+import importlib
 from typing import Any
 
 
 def existing(owner: Any, name: str) -> Any:
-    """Returns an attribute of a module or class, so that its replacement can call it.
+    """Returns an attribute of a module or class of the frameworks.
+
+    Args:
+        owner: The class or module, or the name of a module to import.
+        name: The attribute, which may be private.
 
     Raises:
-        RuntimeError: The attribute does not exist: the patch is for other framework versions.
+        RuntimeError: The attribute does not exist in the installed versions of the frameworks.
     """
-    if not hasattr(owner, name):
+    try:
+        return getattr(importlib.import_module(owner) if isinstance(owner, str) else owner, name)
+    except (AttributeError, ModuleNotFoundError) as error:
+        where = owner if isinstance(owner, str) else getattr(owner, "__name__", owner)
         raise RuntimeError(
-            f"{getattr(owner, '__name__', owner)}.{name} is gone from this version of the stack; "
-            "megakit's patches were made for the versions in requirements.lock."
-        )
-    return getattr(owner, name)
+            f"{where}.{name} is gone from this version of the stack. "
+            "Install the versions in requirements.lock, for which megakit's patches were made."
+        ) from error
 
 
 def replace(owner: Any, name: str, replacement: Any) -> None:

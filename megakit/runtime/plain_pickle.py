@@ -2,9 +2,8 @@
 
 Python's unpickler calls any function that a pickle names, and sets attributes of any object that a
 pickle names. A list of allowed names is not enough: with one allowed class, the opcode `BUILD` can
-change this class for the whole process. Here a name in a pickle never becomes a class or a
-function. The name becomes an entry of a vocabulary. The entry checks its arguments and builds one
-kind of value from them.
+change this class for the whole process. Here a name in a pickle becomes an entry of a vocabulary,
+never a class or a function. The entry checks its arguments and builds one kind of value.
 """
 
 import pickle
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_OPERATIONS = 10_000_000
-#: Limits of a result: depth of nesting, and number of values, where shared values count each time.
+#: Limits of a result: depth of nesting, and number of values; a shared value counts once per use.
 MAX_DEPTH = 64
 MAX_VALUES = 10_000_000
 #: Keys of one dictionary that may have the same hash: inserting n such keys takes n * n steps.
@@ -31,6 +30,12 @@ _LEAVES = (type(None), bool, int, float, str, bytes)
 
 class RefusedError(pickle.UnpicklingError, ValueError):
     """A pickle does something that no checkpoint needs."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises RefusedError with a message unless a condition is true."""
+    if not condition:
+        raise RefusedError(message)
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,8 @@ class Enumeration:
     def build(self, *arguments: Any) -> Any:
         """Returns the member with the given value."""
         (value,) = arguments
-        if type(value) not in (int, str):
-            raise RefusedError(f"it looks up {self.cls.__name__} by a {type(value).__name__}")
+        kind = type(value)
+        require(kind in (int, str), f"it looks up {self.cls.__name__} by a {kind.__name__}")
         return self.cls(value)
 
 
@@ -87,18 +92,13 @@ Entry = Constant | Function | Enumeration | Record | Argument
 Vocabulary = Mapping[tuple[str, str], Entry]
 
 
-def member(enumeration: Any, name: Any) -> Any:
+def get_member(enumeration: Any, name: Any) -> Any:
     """Replaces `builtins.getattr`, with which Python 3.11.2 pickles a member of an Enum."""
-    if type(enumeration) is not Enumeration or type(name) is not str:
-        raise RefusedError("it calls getattr, which no checkpoint needs but for members of an Enum")
-    members = enumeration.cls.__members__
-    if name not in members:
-        raise RefusedError(f"it names {enumeration.cls.__name__}.{name}, which does not exist")
-    return members[name]
-
-
-#: Vocabulary entry that maps `getattr` in a pickle to `member`.
-GETATTR: dict[tuple[str, str], Entry] = {("builtins", "getattr"): Function(member)}
+    is_lookup = type(enumeration) is Enumeration and type(name) is str
+    require(is_lookup, "it calls getattr, which checkpoints need only for members of an Enum")
+    cls = enumeration.cls
+    require(name in cls.__members__, f"it names {cls.__name__}.{name}, which does not exist")
+    return cls.__members__[name]
 
 
 def load(data: bytes, vocabulary: Vocabulary, storage: Callable[[Any], Any] | None = None) -> Any:
@@ -123,10 +123,9 @@ def load(data: bytes, vocabulary: Vocabulary, storage: Callable[[Any], Any] | No
             raise RefusedError(f"it uses pickle's {opcode.name}, which no checkpoint needs")
         step(machine, argument)
         end = (position or 0) + 1
-    if end != len(data):
-        raise RefusedError(f"{len(data) - end:,} bytes follow its end")
-    if len(machine.stack) != 1 or machine.marks:
-        raise RefusedError("it leaves several values")
+    require(end == len(data), f"{len(data) - end:,} bytes follow its end")
+    is_one = len(machine.stack) == 1 and not machine.marks
+    require(is_one, "it results in several values")
     (value,) = machine.stack
     _check_result(value, machine)
     return value
@@ -142,39 +141,63 @@ class _Machine:
         self.storage = storage
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
-        self.arguments_left = arguments_left
-        #: Number of keys per dictionary and hash; the key is (id of the dictionary, hash).
-        self.hashes: Counter[tuple[int, int]] = Counter()
         self.memo: dict[int, Any] = {}
+        self.arguments_left = arguments_left
+        #: Number of keys by dictionary (its id) and hash.
+        self.hashes: Counter[tuple[int, int]] = Counter()
         #: Instances whose attributes are not set yet, by id. References prevent reuse of the ids.
         self.fresh: dict[int, tuple[Any, Record]] = {}
-        self.records = {
-            entry.cls: entry for entry in vocabulary.values() if isinstance(entry, Record)
-        }
+        self.records = {one.cls: one for one in vocabulary.values() if isinstance(one, Record)}
         #: Types of plain values, and of values from the vocabulary's constants and functions.
         self.leaves: set[type] = set(_LEAVES)
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def push_integer(self, value: int) -> None:
+        if not -MAX_INT <= value < MAX_INT:
+            raise RefusedError("it has an integer of more than 64 bits")
+        self.stack.append(value)
+
+    def push_name(self, module: Any, name: Any) -> None:
+        """Pushes the vocabulary entry of a name, or the value of the entry if it is a constant."""
+        if type(module) is not str or type(name) is not str:
+            raise RefusedError("it has a name that is not a string")
+        entry = self.vocabulary.get((module, name))
+        if entry is None:
+            full_name = f"{module}.{name}"[:200]
+            raise RefusedError(f"it names {full_name}, which no checkpoint needs")
+        value = entry.value if isinstance(entry, Constant) else entry
+        if isinstance(entry, Constant):
+            self.leaves.add(type(value))
+        self.stack.append(value)
+
+    def push_storage(self, _: Any) -> None:
+        if self.storage is None:
+            raise RefusedError("it has a persistent id, which no checkpoint needs")
+        self.stack.append(self.storage(self.stack.pop()))
+
+    def mark(self, _: Any) -> None:
+        self.marks.append(self.stack)
+        self.stack = []
 
     def pop_mark(self) -> list[Any]:
         """Returns the values that were pushed since the last mark."""
         items, self.stack = self.stack, self.marks.pop()
         return items
 
-    def name(self, module: Any, name: Any) -> None:
-        """Pushes the vocabulary entry of a name, or the value of the entry if it is a constant."""
-        if type(module) is not str or type(name) is not str:
-            raise RefusedError("it names something by values that are no strings")
-        entry = self.vocabulary.get((module, name))
-        if entry is None:
-            full_name = f"{module}.{name}"[:200]
-            raise RefusedError(f"it names {full_name}, which no checkpoint needs")
-        if isinstance(entry, Constant):
-            self.leaves.add(type(entry.value))
-            self.stack.append(entry.value)
-        else:
-            self.stack.append(entry)
+    def pop(self, count: int) -> list[Any]:
+        """Returns the topmost values, the topmost value last."""
+        if len(self.stack) < count:
+            raise RefusedError("it uses more values than it has")
+        items = self.stack[-count:]
+        del self.stack[-count:]
+        return items
+
+    def memoize(self, number: int | None) -> None:
+        self.memo[len(self.memo) if number is None else number] = self.stack[-1]
 
     def set_items(self, items: list[Any]) -> None:
-        """Adds keys and values to the dictionary on top of the stack."""
         target = self.stack[-1]
         if type(target) not in (dict, OrderedDict) or len(items) % 2:
             raise RefusedError(f"it sets items of a {type(target).__name__}")
@@ -188,37 +211,34 @@ class _Machine:
             target[key] = value
 
     def append(self, items: list[Any]) -> None:
-        """Adds values to the list on top of the stack."""
         target = self.stack[-1]
         if type(target) is not list:
             raise RefusedError(f"it appends to a {type(target).__name__}")
         target.extend(items)
 
-    def call(self) -> None:
-        """Executes pickle's REDUCE: calls an entry of the vocabulary."""
-        arguments, function = self.stack.pop(), self.stack.pop()
+    def call(self, _: Any) -> None:
+        function, arguments = self.pop(2)
         if type(function) not in (Function, Enumeration) or type(arguments) is not tuple:
             raise RefusedError(f"it calls a {type(function).__name__}")
-        self.arguments_left -= sum(
-            len(one) for one in arguments if isinstance(one, str | bytes | tuple)
-        )
+        sized = (one for one in arguments if isinstance(one, str | bytes | tuple))
+        self.arguments_left -= sum(map(len, sized))
         if self.arguments_left < 0:
-            raise RefusedError("it calls with the same large arguments again and again")
+            raise RefusedError("it uses large arguments in too many calls")
         value = function.build(*arguments)
         self.leaves.add(type(value))
         self.stack.append(value)
 
-    def new(self) -> None:
-        """Executes pickle's NEWOBJ: creates an instance without attributes."""
-        arguments, record = self.stack.pop(), self.stack.pop()
+    def new(self, _: Any) -> None:
+        """Creates an instance without attributes."""
+        record, arguments = self.pop(2)
         if type(record) is not Record or type(arguments) is not tuple or arguments:
-            raise RefusedError(f"it makes an object of a {type(record).__name__}")
+            raise RefusedError(f"it creates an object of a {type(record).__name__}")
         value: Any = object.__new__(record.cls)
         self.fresh[id(value)] = (value, record)
         self.stack.append(value)
 
-    def build(self) -> None:
-        """Executes pickle's BUILD: sets the attributes of an instance, once."""
+    def build(self, _: Any) -> None:
+        """Sets the attributes of an instance, once."""
         state, target = self.stack.pop(), self.stack[-1]
         made, record = self.fresh.pop(id(target), (None, None))
         if record is None or made is not target:
@@ -230,94 +250,48 @@ class _Machine:
             raise RefusedError(f"it sets unknown attributes of {record.cls.__name__}")
         target.__dict__.update(state)
 
-    def push_storage(self) -> None:
-        """Executes pickle's BINPERSID: replaces a persistent id with its storage."""
-        if self.storage is None:
-            raise RefusedError("it has a persistent id, which no checkpoint needs")
-        self.stack.append(self.storage(self.stack.pop()))
-
-    def tuple_of(self, size: int) -> None:
-        """Replaces the topmost values with a tuple of them."""
-        if len(self.stack) < size:
-            raise RefusedError("it takes values that are not there")
-        items = self.stack[len(self.stack) - size :]
-        del self.stack[len(self.stack) - size :]
-        self.stack.append(tuple(items))
-
 
 def _check_key(key: Any, records: Mapping[type, Record]) -> None:
     """Raises RefusedError unless hashing the key runs no code from the pickle."""
-    parts = list(vars(key).values()) if type(key) in records else [key]
-    for part in parts:
-        numbers = part if isinstance(part, tuple) else ()
-        if not isinstance(part, tuple) and type(part) not in _LEAVES:
-            raise RefusedError(f"a key of a dictionary is a {type(part).__name__}")
-        if any(type(number) is not int for number in numbers):
-            raise RefusedError("a key of a dictionary is a tuple of other things than numbers")
+    for part in vars(key).values() if type(key) in records else [key]:
+        if isinstance(part, tuple):
+            if any(type(number) is not int for number in part):
+                raise RefusedError("it has a key that is a tuple of values other than integers")
+        elif type(part) not in _LEAVES:
+            raise RefusedError(f"it has a key that is a {type(part).__name__}")
 
-
-def _integer(machine: _Machine, value: int) -> None:
-    if not -MAX_INT <= value < MAX_INT:
-        raise RefusedError("it holds an integer of more than 64 bits")
-    machine.stack.append(value)
-
-
-def _push(machine: _Machine, value: Any) -> None:
-    machine.stack.append(value)
-
-
-def _mark(machine: _Machine, _: Any) -> None:
-    machine.marks.append(machine.stack)
-    machine.stack = []
-
-
-def _memoize(machine: _Machine, number: int | None) -> None:
-    machine.memo[len(machine.memo) if number is None else number] = machine.stack[-1]
-
-
-def _pop_two(machine: _Machine) -> list[Any]:
-    value, key = machine.stack.pop(), machine.stack.pop()
-    return [key, value]
-
-
-def _stack_global(machine: _Machine, _: Any) -> None:
-    module, name = _pop_two(machine)
-    machine.name(module, name)
-
-
-_Step = Callable[[_Machine, Any], None]
 
 #: Opcodes that Python's pickler writes for plain values, protocols 2 to 5. All others are refused.
-_STEPS: dict[str, _Step] = {
+_STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, argument: None),
-    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), _integer),
-    **dict.fromkeys(("BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE"), _push),
-    **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES"), _push),
-    **dict.fromkeys(("MEMOIZE", "BINPUT", "LONG_BINPUT"), _memoize),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), _Machine.push_integer),
+    **dict.fromkeys(("BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE"), _Machine.push),
+    **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES"), _Machine.push),
+    **dict.fromkeys(("MEMOIZE", "BINPUT", "LONG_BINPUT"), _Machine.memoize),
     **dict.fromkeys(
-        ("BINGET", "LONG_BINGET"), lambda machine, number: _push(machine, machine.memo[number])
+        ("BINGET", "LONG_BINGET"), lambda machine, number: machine.push(machine.memo[number])
     ),
-    "NONE": lambda machine, _: _push(machine, None),
-    "NEWTRUE": lambda machine, _: _push(machine, True),
-    "NEWFALSE": lambda machine, _: _push(machine, False),
-    "EMPTY_LIST": lambda machine, _: _push(machine, []),
-    "EMPTY_DICT": lambda machine, _: _push(machine, {}),
-    "EMPTY_TUPLE": lambda machine, _: _push(machine, ()),
-    "MARK": _mark,
-    "TUPLE": lambda machine, _: _push(machine, tuple(machine.pop_mark())),
-    "TUPLE1": lambda machine, _: machine.tuple_of(1),
-    "TUPLE2": lambda machine, _: machine.tuple_of(2),
-    "TUPLE3": lambda machine, _: machine.tuple_of(3),
-    "APPEND": lambda machine, _: machine.append([machine.stack.pop()]),
+    "NONE": lambda machine, _: machine.push(None),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "MARK": _Machine.mark,
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_mark())),
+    "TUPLE1": lambda machine, _: machine.push(tuple(machine.pop(1))),
+    "TUPLE2": lambda machine, _: machine.push(tuple(machine.pop(2))),
+    "TUPLE3": lambda machine, _: machine.push(tuple(machine.pop(3))),
+    "APPEND": lambda machine, _: machine.append(machine.pop(1)),
     "APPENDS": lambda machine, _: machine.append(machine.pop_mark()),
-    "SETITEM": lambda machine, _: machine.set_items(_pop_two(machine)),
+    "SETITEM": lambda machine, _: machine.set_items(machine.pop(2)),
     "SETITEMS": lambda machine, _: machine.set_items(machine.pop_mark()),
-    "GLOBAL": lambda machine, names: machine.name(*names.split(" ", 1)),
-    "STACK_GLOBAL": _stack_global,
-    "REDUCE": lambda machine, _: machine.call(),
-    "NEWOBJ": lambda machine, _: machine.new(),
-    "BUILD": lambda machine, _: machine.build(),
-    "BINPERSID": lambda machine, _: machine.push_storage(),
+    "GLOBAL": lambda machine, names: machine.push_name(*names.split(" ", 1)),
+    "STACK_GLOBAL": lambda machine, _: machine.push_name(*machine.pop(2)),
+    "REDUCE": _Machine.call,
+    "NEWOBJ": _Machine.new,
+    "BUILD": _Machine.build,
+    "BINPERSID": _Machine.push_storage,
 }
 
 
@@ -335,20 +309,18 @@ def _check_result(root: Any, machine: _Machine) -> None:
         value, parts_are_known = waiting.pop()
         if not parts_are_known and id(value) in known:
             if known[id(value)] is None:
-                raise RefusedError("it holds a value that contains itself")
+                raise RefusedError("it has a value that contains itself")
             continue
         parts = _parts(value, machine)
         if parts is None:
             if type(value) not in machine.leaves:
-                raise RefusedError(f"it leaves a {type(value).__name__}")
+                raise RefusedError(f"it results in a {type(value).__name__}")
         elif parts_are_known:
             measured = [known.get(id(part)) or (0, 1) for part in parts]
             depth = 1 + max((depth for depth, _ in measured), default=0)
             values = 1 + sum(values for _, values in measured)
             if depth > MAX_DEPTH or values > MAX_VALUES:
-                raise RefusedError(
-                    f"it is nested {depth} deep and holds {values:,} values: too many"
-                )
+                raise RefusedError(f"it has too many values ({values:,}), nested {depth} deep")
             known[id(value)] = (depth, values)
         else:
             known[id(value)] = None

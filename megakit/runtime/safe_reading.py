@@ -6,26 +6,29 @@ here install our own readers, which return only tensors and plain values (`plain
 docs/reliability.md lists every place that reads a file, and how this place is protected.
 """
 
+import contextlib
 import functools
 import io
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed.checkpoint import default_planner
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType
+from torch.futures import Future
+
 from megakit.errors import UserError
-from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
+from megakit.runtime.foreign_files import JSON_BYTES, USE_ANOTHER, read_regular_file, reading
 from megakit.runtime.patching import existing, replace
-from megakit.runtime.plain_archive import FileSlice, read_archive
+from megakit.runtime.plain_archive import read_archive
 from megakit.runtime.plain_metadata import read_plain_metadata
 
-METADATA = ".metadata"
-COMMON = "common.pt"
-CONFIG = "metadata.json"
-
-USE_ANOTHER = "It is damaged or not to be trusted. Use another checkpoint."
 #: The accepted formats. For other formats, such as `zarr`, Megatron uses readers that run code.
 FORMATS = {
     "sharded_backend": "torch_dist",
@@ -48,16 +51,16 @@ def read_metadata(path: Path) -> Any:
         return read_plain_metadata(path)
 
 
-def read_common(path: Path) -> Any:
+def read_common(path: Path) -> dict[str, Any]:
     """Returns the content of a `common.pt` file: plain values and tensors on the CPU.
 
     Raises:
         UserError: The file is damaged, or does more than build tensors and plain values.
     """
     with reading(path, USE_ANOTHER):
-        common = read_archive(io.BytesIO(read_regular_file(path, COMMON_BYTES)))
+        common = read_archive(read_regular_file(path, COMMON_BYTES))
         if type(common) is not dict or any(type(key) is not str for key in common):
-            raise ValueError("it holds no dictionary of names")
+            raise ValueError("it is not a dictionary of names")
         return common
 
 
@@ -72,31 +75,28 @@ def read_config(path: Path) -> dict[str, Any]:
         if type(content) is not dict or "sharded_backend" not in content:
             raise ValueError("it names no format")
         found = FORMATS | content
-        if found.keys() != FORMATS.keys():
-            raise ValueError(f"it names {', '.join(sorted(found.keys() - FORMATS.keys()))[:200]}")
+        if unknown := sorted(found.keys() - FORMATS.keys()):
+            raise ValueError(f"it has unknown fields: {', '.join(unknown)[:200]}")
         for name, known in FORMATS.items():
             if type(found[name]) is not type(known) or found[name] != known:
                 raise ValueError(f"{name} is {str(found[name])[:100]!r}; only {known!r} is read")
         return found
 
 
-def metadata_is_read_safely() -> None:
-    """Replaces Megatron's readers, which unpickle `.metadata`."""
+def replace_tensor_reader() -> None:
+    """Replaces Megatron's readers, which unpickle `.metadata` and load tensors by `torch.load`."""
     from megatron.core.dist_checkpointing.strategies import torch as strategies
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.planner import LoadItemType
-    from torch.futures import Future
 
     class SafeReader(FileSystemReader):
         """Reads `.metadata` in the constructor, since torch wraps later errors in its own."""
 
         def __init__(self, path: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(path, *args, **kwargs)
-            self._read = read_metadata(Path(path) / METADATA)
+            self._metadata = read_metadata(Path(path) / ".metadata")
 
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            self._read.storage_meta.load_id = self.load_id
-            return self._read
+            self._metadata.storage_meta.load_id = self.load_id
+            return self._metadata
 
         def read_data(self, plan: Any, planner: Any) -> Any:
             """Reads the items of a plan; torch's own method uses `torch.load`."""
@@ -104,11 +104,12 @@ def metadata_is_read_safely() -> None:
                 name, offset, length = self._place(item)
                 path = Path(self.path) / name
                 with reading(path, USE_ANOTHER), path.open("rb") as file:
-                    part = FileSlice(file, offset, length)
+                    file.seek(offset)
+                    content = file.read(length)  # `read_metadata` has checked offset and length
                     if item.type == LoadItemType.BYTE_IO:
-                        planner.load_bytes(item, io.BytesIO(part.read()))
+                        planner.load_bytes(item, io.BytesIO(content))
                     else:
-                        _copy_part(part, item, planner)
+                        _copy_part(content, item, planner)
             done: Future[None] = Future()
             done.set_result(None)
             return done
@@ -121,37 +122,32 @@ def metadata_is_read_safely() -> None:
     replace(strategies, "CachedMetadataFileSystemReader", SafeReader)
 
 
-def _copy_part(part: FileSlice, item: Any, planner: Any) -> None:
+def _copy_part(content: bytes, item: Any, planner: Any) -> None:
     """Copies a stored tensor, or the part that a rank needs, into the target tensor."""
-    import torch
-
     name = item.storage_index.fqn
-    stored = read_archive(part)
+    stored = read_archive(content)
     target = planner.resolve_tensor(item).detach()
     if type(stored) is not torch.Tensor or stored.dim() != len(item.storage_offsets):
-        raise ValueError(f"{name} is no tensor of {target.dim()} dimensions")
+        raise ValueError(f"{name} is not a tensor of {target.dim()} dimensions")
     if stored.is_floating_point() != target.is_floating_point() or (
         stored.is_complex() != target.is_complex()
     ):
-        raise ValueError(f"{name} is of {stored.dtype} instead of {target.dtype}")
+        raise ValueError(f"{name} has the type {stored.dtype} instead of {target.dtype}")
     for axis, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
         stored = stored.narrow(axis, begin, length)
     if stored.size() != target.size():
-        raise ValueError(f"{name} has another shape than it should")
+        raise ValueError(f"{name} has the shape {tuple(stored.size())}, not {tuple(target.size())}")
     target.copy_(stored)
     planner.commit_tensor(item, target)
 
 
-def every_number_is_read() -> None:
+def check_tensors_are_complete() -> None:
     """Raises an error if `.metadata` lists too few parts of a tensor.
 
     Torch's planner leaves the numbers in missing parts unset.
     """
-    from torch.distributed.checkpoint import default_planner
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
-
     original = existing(default_planner.DefaultLoadPlanner, "create_local_plan")
+    list_chunks = existing("torch.distributed.checkpoint.planner_helpers", "_create_chunk_list")
 
     @functools.wraps(original)
     def create_local_plan(self: Any) -> Any:
@@ -164,7 +160,7 @@ def every_number_is_read() -> None:
             saved = self.metadata.state_dict_metadata.get(name)
             if type(saved) is not TensorStorageMetadata or name in partial:
                 continue
-            wanted = sum(math.prod(chunk.sizes) for chunk in _create_chunk_list(target))
+            wanted = sum(math.prod(chunk.sizes) for chunk in list_chunks(target))
             if planned[name] != wanted:
                 raise ValueError(f"{name} has {planned[name]:,} of {wanted:,} numbers")
         return plan
@@ -172,14 +168,14 @@ def every_number_is_read() -> None:
     replace(default_planner.DefaultLoadPlanner, "create_local_plan", create_local_plan)
 
 
-def objects_among_tensors_are_read_safely() -> None:
+def replace_object_reader() -> None:
     """Reads Megatron's extra state, the only objects among the tensors, without `torch.load`."""
-    from torch.distributed.checkpoint import default_planner
-    from torch.distributed.checkpoint._traverse import set_element  # torch's own method uses it
+    # torch's own method uses it
+    set_element = existing("torch.distributed.checkpoint._traverse", "set_element")
 
     def load_bytes(self: Any, read_item: Any, value: io.BytesIO) -> None:
         key = read_item.dest_index.fqn
-        content = read_archive(value)
+        content = read_archive(value.getvalue())
         if self.flatten_state_dict:
             set_element(self.original_state_dict, self.mappings[key], content)
         else:
@@ -188,26 +184,26 @@ def objects_among_tensors_are_read_safely() -> None:
     replace(default_planner.DefaultLoadPlanner, "load_bytes", load_bytes)
 
 
-def common_state_is_read_safely() -> None:
+def replace_common_reader() -> None:
     """Reads `common.pt` without `torch.load`."""
     from megatron.core.dist_checkpointing.strategies import common
 
     def load_common(self: Any, checkpoint_dir: Any) -> Any:
-        return read_common(Path(checkpoint_dir) / COMMON)
+        return read_common(Path(checkpoint_dir) / "common.pt")
 
     def load_sharded_objects(self: Any, sharded_objects_state_dict: Any, folder: Any) -> Any:
-        raise UserError(f"{folder}: its objects are files of their own. {USE_ANOTHER}")
+        raise UserError(f"{folder}: objects in separate files are not read. {USE_ANOTHER}")
 
     replace(common.TorchCommonLoadStrategy, "load_common", load_common)
     replace(common.TorchCommonLoadStrategy, "load_sharded_objects", load_sharded_objects)
 
 
-def known_formats_only() -> None:
+def refuse_unknown_formats() -> None:
     """Refuses other formats in `metadata.json`, which selects Megatron's reader."""
     from megatron.core.dist_checkpointing import core, validation
 
     def maybe_load_config(checkpoint_dir: Any) -> Any:
-        path = Path(checkpoint_dir) / CONFIG
+        path = Path(checkpoint_dir) / "metadata.json"
         if not checkpoint_dir or not path.exists():
             return None
         return core.CheckpointingConfig(**read_config(path))
@@ -216,10 +212,9 @@ def known_formats_only() -> None:
     replace(validation, "maybe_load_config", maybe_load_config)
 
 
-def refusals_come_through() -> None:
+def unwrap_refusals() -> None:
     """Raises a rank's own error, which torch wraps into an error that does not help a user."""
     from megatron.core.dist_checkpointing.strategies import torch as strategies
-    from torch.distributed.checkpoint.api import CheckpointException
 
     original = existing(strategies.TorchDistLoadShardedStrategy, "load")
 
@@ -246,35 +241,25 @@ def refusal_of(folder: Any, error: Any) -> UserError:
     return UserError(problems)
 
 
-def failures_of_a_resumption_name_the_checkpoint() -> None:
+def explain_failed_resumptions() -> None:
     """Turns errors of Lightning while it resumes into a `UserError` that names the checkpoint.
 
     Lightning restores callbacks, loops, optimizers and schedulers from unchecked content.
     """
-    from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
+    connectors = "lightning.pytorch.trainer.connectors.checkpoint_connector"
+    connector = existing(connectors, "_CheckpointConnector")
+    for name in ("_restore_modules_and_callbacks", "restore_training_state"):
+        original = existing(connector, name)
 
-    restore_modules = existing(_CheckpointConnector, "_restore_modules_and_callbacks")
-    restore_training = existing(_CheckpointConnector, "restore_training_state")
+        def restore(self: Any, *path: Any, original: Any = original) -> None:
+            checkpoint = path[0] if path else self._loaded_checkpoint and self._ckpt_path
+            with reading(checkpoint, USE_ANOTHER) if checkpoint else contextlib.nullcontext():
+                original(self, *path)
 
-    @functools.wraps(restore_modules)
-    def guarded_modules(self: Any, checkpoint_path: Any = None) -> None:
-        if not checkpoint_path:
-            return restore_modules(self, checkpoint_path)
-        with reading(checkpoint_path, USE_ANOTHER):
-            return restore_modules(self, checkpoint_path)
-
-    @functools.wraps(restore_training)
-    def guarded_training(self: Any) -> None:
-        if not self._loaded_checkpoint:
-            return restore_training(self)
-        with reading(self._ckpt_path, USE_ANOTHER):
-            return restore_training(self)
-
-    replace(_CheckpointConnector, "_restore_modules_and_callbacks", guarded_modules)
-    replace(_CheckpointConnector, "restore_training_state", guarded_training)
+        replace(connector, name, functools.wraps(original)(restore))
 
 
-def no_files_of_other_tools() -> None:
+def refuse_files_of_other_tools() -> None:
     """Refuses adapters, and skips the state of ModelOpt.
 
     Their files in a checkpoint make NeMo read another folder, or use ModelOpt's own reader.
@@ -285,27 +270,18 @@ def no_files_of_other_tools() -> None:
     def refuse_adapter(self: Any, adapter_meta_path: Any, model: Any) -> Any:
         raise UserError(f"{adapter_meta_path}: adapters are not read. Use another checkpoint.")
 
-    def restore_nothing(*args: Any, **kwargs: Any) -> None:
-        return None
-
     replace(AutoResume, "_get_base_model_path_for_adapter", refuse_adapter)
-    replace(model_utils, "restore_modelopt_state", restore_nothing)
-
-
-PATCHES: tuple[Callable[[], None], ...] = (
-    metadata_is_read_safely,
-    every_number_is_read,
-    objects_among_tensors_are_read_safely,
-    common_state_is_read_safely,
-    known_formats_only,
-    refusals_come_through,
-    failures_of_a_resumption_name_the_checkpoint,
-    no_files_of_other_tools,
-)
+    replace(model_utils, "restore_modelopt_state", lambda *args, **kwargs: None)
 
 
 @functools.cache
-def read_safely() -> None:
+def install_safe_readers() -> None:
     """Applies the patches, once; imports Megatron."""
-    for patch in PATCHES:
-        patch()
+    replace_tensor_reader()
+    check_tensors_are_complete()
+    replace_object_reader()
+    replace_common_reader()
+    refuse_unknown_formats()
+    unwrap_refusals()
+    explain_failed_resumptions()
+    refuse_files_of_other_tools()

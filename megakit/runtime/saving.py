@@ -1,40 +1,32 @@
 """Patches Megatron's checkpoint writer to work without helper processes.
 
-Megatron spawns one process that holds a queue. This process imports the main script again, which
-takes seconds in the first save. For every save, Megatron also forks two writer processes. If the
-run is killed, the queue process remains forever. The writer processes may still write into a folder
-while the next start cleans up the folder.
+Megatron spawns a process for a queue, which imports the main script again: seconds in the first
+save. For every save, Megatron also forks two writer processes. If the run is killed, the queue
+process remains, and the writers may write into a folder while the next start cleans it up.
 
-Our strategy saves synchronously, so an ordinary queue and writer threads are sufficient. The
-threads write the same bytes, and end with the run. Asynchronous saves need Megatron's processes, so
+Our strategy saves synchronously, so a queue and threads of this process are sufficient. The threads
+write the same bytes, and end with the run. Asynchronous saves need Megatron's processes, so
 `build_strategy` applies these patches, and `use_accelerator` does not.
 """
 
 import functools
 import queue
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from megakit.runtime.patching import replace
 
 
-def results_queue_is_an_ordinary_one() -> None:
-    """Replaces Megatron's queue, which is in a separate process, with a queue in this process."""
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
+@functools.cache
+def write_in_threads() -> None:
+    """Replaces Megatron's queue and writer processes, once; imports Megatron.
 
-    results: queue.Queue[Any] = queue.Queue()
-    replace(filesystem_async, "_get_write_results_queue", lambda: results)
-
-
-def writers_are_threads() -> None:
-    """Replaces Megatron's forked writer processes with threads.
-
-    Writing to files and hashing do not hold Python's global interpreter lock.
+    Writing to files releases Python's global interpreter lock, so threads are as fast.
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     writer = filesystem_async.FileSystemWriterAsync
+    results_of_writers: queue.Queue[Any] = queue.Queue()
 
     def write(
         transforms: list[Any],
@@ -53,24 +45,10 @@ def writers_are_threads() -> None:
             )
 
         with ThreadPoolExecutor(max_workers=max(1, len(write_buckets))) as threads:
-            for done in [threads.submit(write_one, k) for k in range(len(write_buckets))]:
-                done.result()
-        results: Any = {}
-        for number, written in sorted((answers.get() for _ in write_buckets), key=lambda a: a[0]):
-            if isinstance(written, Exception):
-                results = written
-                break
-            results[number] = written
-        global_results_queue.put(results)
+            list(threads.map(write_one, range(len(write_buckets))))  # raises a thread's error
+        results = dict(sorted((answers.get() for _ in write_buckets), key=lambda pair: pair[0]))
+        errors = (one for one in results.values() if isinstance(one, Exception))
+        global_results_queue.put(next(errors, results))
 
+    replace(filesystem_async, "_get_write_results_queue", lambda: results_of_writers)
     replace(writer, "write_preloaded_data_multiproc", staticmethod(write))
-
-
-PATCHES: tuple[Callable[[], None], ...] = (results_queue_is_an_ordinary_one, writers_are_threads)
-
-
-@functools.cache
-def write_within_this_process() -> None:
-    """Applies the patches, once; imports Megatron."""
-    for patch in PATCHES:
-        patch()

@@ -3,16 +3,18 @@
 import os
 import re
 import signal
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from megakit.errors import UserError
+from megakit.runtime.patching import replace
 
 FOLDER = Path("/dev/shm")  # where Linux's shm_open puts its files
 #: Exit status of a worker that cannot send a batch to the main process.
-CANNOT_HAND_OVER = 74
+SEND_FAILED = 74
 _PAGE = 4096
 _REMEDY = (
     "Use a smaller --micro-batch-size, fewer --num-workers (0 needs no shared memory), or more "
@@ -25,7 +27,7 @@ _needs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _free_at_first = 0
 
 
-def check_room(loader: Any, batch: Any) -> None:
+def check_shared_memory(loader: Any, batch: Any) -> None:
     """Raises an error if the batches of data loader workers do not fit into shared memory.
 
     The workers of all loaders count, since training workers keep their batches during validation.
@@ -55,8 +57,8 @@ def check_room(loader: Any, batch: Any) -> None:
         del _needs[loader]
         ranks = f" of {num_ranks} ranks" if num_ranks > 1 else ""
         raise UserError(
-            f"--num-workers {loader.num_workers}: the batches that the workers{ranks} hand over "
-            f"take up to {needed:,} bytes of shared memory, {size:,} each, and {FOLDER} had "
+            f"--num-workers {loader.num_workers}: the batches of the workers{ranks} need up to "
+            f"{needed:,} bytes of shared memory, {size:,} each, and {FOLDER} had "
             f"{_free_at_first:,} bytes free. {_REMEDY}"
         )
 
@@ -71,18 +73,15 @@ def size_in_shared_memory(batch: Any) -> int:
         if isinstance(part, torch.Tensor):
             storage = part.untyped_storage()  # sending a view sends its whole storage
             storages[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(part, dict):
-            for value in part.values():
-                visit(value)
-        elif isinstance(part, list | tuple):
-            for value in part:
+        elif isinstance(part, dict | list | tuple):
+            for value in part.values() if isinstance(part, dict) else part:
                 visit(value)
 
     visit(batch)
     return sum(-(-size // _PAGE) * _PAGE for size in storages.values())
 
 
-def end_if_it_cannot_hand_over() -> None:
+def exit_on_failed_send() -> None:
     """Makes a data loader worker exit if it cannot send a batch to the main process.
 
     A worker's queue sends batches in a thread. On an error in this thread, Python's default is to
@@ -90,22 +89,18 @@ def end_if_it_cannot_hand_over() -> None:
     """
     from multiprocessing.queues import Queue
 
-    def end(error: BaseException, obj: object) -> NoReturn:
-        import traceback
-
+    def exit_with_traceback(error: BaseException, obj: object) -> NoReturn:
         traceback.print_exception(error)
-        os._exit(CANNOT_HAND_OVER)
+        os._exit(SEND_FAILED)
 
-    Queue._on_queue_feeder_error = staticmethod(end)  # type: ignore[attr-defined]  # Python's hook
+    replace(Queue, "_on_queue_feeder_error", staticmethod(exit_with_traceback))
 
 
 def why_worker_ended(error: BaseException) -> str | None:
     """Returns why a data loader worker ended; None if an error has another cause."""
     texts = [str(link) for link in _chain(error)]
     if any("unable to allocate shared memory" in text for text in texts):
-        return (
-            f"a data loader worker could not hand over a batch, and {_shared_memory()}. {_REMEDY}"
-        )
+        return f"a data loader worker {_could_not_send()}"
     text = next((text for text in reversed(texts) if text.startswith("DataLoader ")), None)
     if text is None:
         return None
@@ -113,17 +108,16 @@ def why_worker_ended(error: BaseException) -> str | None:
         return f"no data loader worker delivered a batch within {found[1]} s"
     pids = re.search(r"\(pid(?:\(s\))? ([\d, ]+)\)", text)
     worker = f"data loader worker (pid {pids[1]})" if pids else "a data loader worker"
-    if f"exit code {CANNOT_HAND_OVER}." in text or f"exit code: {CANNOT_HAND_OVER}." in text:
-        return f"{worker} could not hand over a batch, and {_shared_memory()}. {_REMEDY}"
+    if f"exit code {SEND_FAILED}." in text or f"exit code: {SEND_FAILED}." in text:
+        return f"{worker} {_could_not_send()}"
     if killed := re.search(r"killed by signal: (.+?)\. ", text + " "):
         by = {signal.strsignal(number): number for number in signal.Signals}
         name = by[killed[1]].name if killed[1] in by else killed[1]
         if name == "SIGBUS":  # the system could not provide a page of shared memory
             return f"{worker} was killed by SIGBUS, and {_shared_memory()}. {_REMEDY}"
-        hint = ": the machine may be short of memory. Use fewer --num-workers." * (
-            name == "SIGKILL"
-        )
-        return f"{worker} was killed by {name}{hint}"
+        if name == "SIGKILL":
+            name += ": the machine may be short of memory. Use fewer --num-workers."
+        return f"{worker} was killed by {name}"
     return f"{worker} ended unexpectedly"
 
 
@@ -133,6 +127,10 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _could_not_send() -> str:
+    return f"could not send a batch, and {_shared_memory()}. {_REMEDY}"
 
 
 def _shared_memory() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 #: Signals that end a run after the current step with a checkpoint, and the exit status of each.
 EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGHUP: 129}
-STOPPING = tuple(EXIT_STATUS)
+STOP_SIGNALS = tuple(EXIT_STATUS)
 
 
 def exit_status(number: int) -> int:
@@ -21,36 +21,35 @@ def reset_signals() -> None:
     """Sets the signals that this program relies on, whatever state the parent process left.
 
     A parent process may ignore SIGCHLD, which loses the exit statuses of child processes, or block
-    signals. SIGHUP (`nohup`) and SIGINT (a background job of a script) stay ignored where the
-    parent process ignores them. Until training installs handlers of its own, a signal ends the
-    process at once.
+    signals. SIGHUP (`nohup`) and SIGINT (a background job of a script) stay ignored if the parent
+    process ignores them. Until training installs handlers, a signal ends the process at once.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _end)
-    if signal.SIGHUP in heard_signals():
-        signal.signal(signal.SIGHUP, _end)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOPPING, signal.SIGCHLD})
+        signal.signal(number, _exit)
+    if signal.SIGHUP in accepted_signals():
+        signal.signal(signal.SIGHUP, _exit)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
 
 
-def heard_signals() -> list[signal.Signals]:
-    """Returns the signals in `STOPPING` that this process does not ignore."""
-    return [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+def accepted_signals() -> list[signal.Signals]:
+    """Returns the signals in `STOP_SIGNALS` that this process does not ignore."""
+    return [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def handle_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
-    """Installs a handler for every signal in `STOPPING` that this process does not ignore.
+    """Installs a handler for every signal in `STOP_SIGNALS` that this process does not ignore.
 
     Returns:
         The previous handlers by signal.
     """
-    return {number: signal.signal(number, handler) for number in heard_signals()}
+    return {number: signal.signal(number, handler) for number in accepted_signals()}
 
 
 def ignore_signals() -> None:
-    """Ignores every signal in `STOPPING`, in a helper process whose parent handles the signals."""
-    for number in STOPPING:
+    """Ignores `STOP_SIGNALS` in a helper process whose parent handles the signals."""
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -61,9 +60,9 @@ class StopRequest:
         received: The first signal, or 0.
     """
 
-    #: Signals within this number of seconds are one request: Ctrl-C, `timeout` and `scancel` signal
-    #: every process of a job, and the launcher forwards its own signal.
-    SAME = 0.5
+    #: Signals within this time are one request: Ctrl-C, `timeout` and `scancel` signal each process
+    #: of a job, and the launcher forwards its own signal.
+    SAME_REQUEST_SECONDS = 0.5
 
     def __init__(self) -> None:
         self.received = 0
@@ -79,8 +78,8 @@ class StopRequest:
         if not self.received:
             self.received, self._received_at = number, now
             return False
-        return number != signal.SIGHUP and now - self._received_at > self.SAME
+        return number != signal.SIGHUP and now - self._received_at > self.SAME_REQUEST_SECONDS
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     os._exit(exit_status(number))

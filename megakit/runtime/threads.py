@@ -2,8 +2,8 @@
 
 import os
 
-#: A layer below this width finishes before a second thread has started.
-WORTH_SHARING = 512
+#: A narrower layer finishes before a second thread has started.
+MIN_WIDTH_FOR_THREADS = 512
 
 
 def limit_threads(width: int) -> None:
@@ -16,5 +16,5 @@ def limit_threads(width: int) -> None:
     Args:
         width: Width of the model's layers.
     """
-    if width < WORTH_SHARING:
+    if width < MIN_WIDTH_FOR_THREADS:
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -163,7 +163,7 @@ class StopOnSignal(pl.Callback):
             Stopped: A rank received a signal.
         """
         if number := self._agreed_signal(trainer):
-            self.writer.save(trainer, regular=False)
+            self.writer.save(trainer, store_values=False)
             raise Stopped(number, trainer.global_step)
 
     def _agreed_signal(self, trainer: pl.Trainer) -> int:

@@ -22,7 +22,7 @@ from megakit.job.layout import Layout
 from megakit.job.script import Run
 from megakit.reporting.metrics import MetricsFile
 from megakit.reporting.tensorboard import TensorBoard
-from megakit.runtime.saving import write_within_this_process
+from megakit.runtime.saving import write_in_threads
 from megakit.training.callbacks import ExactSteps, StopOnSignal, StopWithoutProgress
 from megakit.training.progress import DataClock, Reporter
 from megakit.training.strategy import ExactStrategy
@@ -38,7 +38,7 @@ def build_strategy(layout: Layout, use_distributed_optimizer: bool = False) -> E
         use_distributed_optimizer: Whether to shard the optimizer's state over the data-parallel
             ranks. The optimizer module needs the same setting.
     """
-    write_within_this_process()
+    write_in_threads()
     return ExactStrategy(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,

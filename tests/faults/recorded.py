@@ -152,7 +152,7 @@ class _Training:
         while self.step < self.options.max_steps:
             self._make_step()
             if self.step == stop_after:
-                self.writer.save(self.trainer, regular=False)
+                self.writer.save(self.trainer, store_values=False)
                 return STOPPED
         write_json(self.directory.summary, {"steps": self.step})
         return 0

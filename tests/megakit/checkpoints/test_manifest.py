@@ -4,10 +4,13 @@ import hashlib
 import json
 import math
 import os
+import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
+from megakit.checkpoints import manifest as manifest_module
 from megakit.checkpoints.folders import (
     MANIFEST,
     checkpoint_name,
@@ -174,9 +177,8 @@ class TestManifest:
 
 class TestUnreadable:
     def test_no_checkpoint(self, tmp_path):
-        assert problem_of(read_manifest, tmp_path / "x") == (
-            f"{tmp_path / 'x'}: there is no such checkpoint."
-        )
+        problem = problem_of(read_manifest, tmp_path / "x")
+        assert problem.startswith(f"{tmp_path / 'x'}: there is no such checkpoint. Name a folder")
 
     def test_a_file_instead(self, tmp_path):
         (tmp_path / "x").write_text("")
@@ -185,7 +187,7 @@ class TestUnreadable:
     def test_unfinished(self, checkpoint):
         (checkpoint / MANIFEST).unlink()
         problem = problem_of(verify, checkpoint)
-        for part in (str(checkpoint), "no complete checkpoint", MANIFEST):
+        for part in (str(checkpoint), "not a complete checkpoint", MANIFEST):
             assert part in problem
 
     @pytest.mark.parametrize(
@@ -297,7 +299,7 @@ class TestDamage:
 
     def test_a_file_too_many(self, checkpoint):
         (checkpoint / "weights" / "__1_0.distcp").write_text("of another layout")
-        assert "weights/__1_0.distcp does not belong to it" in problem_of(verify, checkpoint)
+        assert "weights/__1_0.distcp does not belong to the" in problem_of(verify, checkpoint)
 
     def test_a_folder_in_a_file_s_place(self, checkpoint):
         (checkpoint / WEIGHTS).unlink()
@@ -315,3 +317,50 @@ class TestDamage:
     def test_a_copy_elsewhere_is_as_good(self, checkpoint, tmp_path):
         moved = checkpoint.rename(tmp_path / "best of all")
         assert verify(moved).step == 500
+
+
+class TestHashing:
+    """A checkpoint is verified several times in a process, and hashed once."""
+
+    @pytest.fixture
+    def hashed(self, checkpoint, monkeypatch):
+        """The names of the files that were hashed; a file is settled after 50 ms."""
+        hashed = []
+        original = hashlib.file_digest
+
+        def file_digest(file, name):
+            hashed.append(Path(file.name).name)
+            return original(file, name)
+
+        monkeypatch.setattr(hashlib, "file_digest", file_digest)
+        monkeypatch.setattr(manifest_module, "SETTLED_SECONDS", 0.05)
+        return hashed
+
+    def test_an_unchanged_checkpoint_is_hashed_once(self, checkpoint, hashed):
+        time.sleep(0.1)
+        for _ in range(3):
+            verify(checkpoint)
+        assert sorted(hashed) == sorted(Path(name).name for name in list_files(checkpoint))
+
+    @pytest.mark.parametrize("how", ["in place", "replaced"])
+    def test_a_file_altered_after_a_verification(self, checkpoint, hashed, how):
+        """Neither the size nor the time of the last modification shows it."""
+        time.sleep(0.1)
+        verify(checkpoint)
+        path = checkpoint / WEIGHTS
+        status, content = path.stat(), path.read_bytes()
+        altered = path if how == "in place" else path.with_name("new")
+        altered.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        os.utime(altered, ns=(status.st_atime_ns, status.st_mtime_ns))
+        altered.rename(path)
+        time.sleep(0.1)
+        assert path.stat().st_mtime_ns == status.st_mtime_ns
+        assert f"{WEIGHTS} was altered" in problem_of(verify, checkpoint)
+
+    def test_a_file_that_has_just_been_written_is_hashed_each_time(
+        self, checkpoint, hashed, monkeypatch
+    ):
+        monkeypatch.setattr(manifest_module, "SETTLED_SECONDS", 60)
+        for _ in range(2):
+            verify(checkpoint)
+        assert len(hashed) == 2 * len(list_files(checkpoint))

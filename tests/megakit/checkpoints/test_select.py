@@ -14,8 +14,8 @@ from megakit.checkpoints.folders import MANIFEST
 from megakit.checkpoints.manifest import read_manifest, verify, write_manifest
 from megakit.checkpoints.select import (
     best_checkpoint,
-    hold,
     keep_own_checkpoints,
+    lock_checkpoint,
     own_checkpoints,
     remove,
     remove_leftovers,
@@ -174,7 +174,7 @@ class TestRemoval:
 
     def test_one_that_is_held_stays_whole(self, tmp_path):
         checkpoint = make_checkpoint(tmp_path, 10)
-        with hold(checkpoint), hold(checkpoint):
+        with lock_checkpoint(checkpoint), lock_checkpoint(checkpoint):
             assert not remove(checkpoint)
             verify(checkpoint)
         assert remove(checkpoint)
@@ -210,7 +210,7 @@ class TestRemoval:
         checkpoint = make_checkpoint(tmp_path, 10)
         remove(checkpoint)
         with pytest.raises(FileNotFoundError):
-            hold(checkpoint)
+            lock_checkpoint(checkpoint)
 
     def test_one_that_is_renamed_while_it_is_opened(self, tmp_path, monkeypatch):
         """Between opening the manifest and locking it, its run may begin to remove it."""
@@ -223,7 +223,7 @@ class TestRemoval:
 
         monkeypatch.setattr("fcntl.flock", renamed_meanwhile)
         with pytest.raises(FileNotFoundError, match="was removed"):
-            hold(checkpoint)
+            lock_checkpoint(checkpoint)
 
 
 def test_leftovers_are_removed_and_nothing_else(tmp_path):

@@ -82,7 +82,7 @@ def write_metadata(checkpoint: Path, metadata: Any) -> None:
 
 def test_one_without_a_manifest_is_taken_with_a_warning(checkpoint: Path) -> None:
     """As NeMo's own ModelCheckpoint leaves it."""
-    with pytest.warns(UserWarning, match=r"has no manifest.json: .* could not be verified"):
+    with pytest.warns(UserWarning, match=r"has no manifest.json, so .* could not be verified"):
         load(checkpoint)
 
 
@@ -116,7 +116,7 @@ def test_metadata_that_leads_outside(checkpoint: Path, name: str) -> None:
     for info in metadata.storage_data.values():
         info.relative_path = name
     write_metadata(checkpoint, metadata)
-    assert f"names {name}, which is not a file beside it" in refusal(checkpoint)
+    assert f"names {name}, which is not a file in the same folder" in refusal(checkpoint)
 
 
 CLASSES = (
@@ -197,18 +197,18 @@ def test_what_runs_nothing_but_leads_astray(checkpoint: Path) -> None:
 
 
 WRONG_PLACES = {
-    "relative_path=b'__0_0.distcp'": "which is not a file beside it",
-    "relative_path=7": "which is not a file beside it",
-    "relative_path=''": "which is not a file beside it",
-    "relative_path='..'": "which is not a file beside it",
-    "relative_path='.'": "which is not a file beside it",
+    "relative_path=b'__0_0.distcp'": "which is not a file in the same folder",
+    "relative_path=7": "which is not a file in the same folder",
+    "relative_path=''": "which is not a file in the same folder",
+    "relative_path='..'": "which is not a file in the same folder",
+    "relative_path='.'": "which is not a file in the same folder",
     "relative_path='absent.distcp'": "No such file",
-    "offset=-1": "is no number of bytes",
-    "offset=1.5": "is no number of bytes",
-    "offset=True": "is no number of bytes",
+    "offset=-1": "is not a number of bytes",
+    "offset=1.5": "is not a number of bytes",
+    "offset=True": "is not a number of bytes",
     "offset=10**15": "beyond the end",
     "length=10**15": "beyond the end",
-    "transform_descriptors=('zstd',)": "to be transformed",
+    "transform_descriptors=('zstd',)": "a transformation of",
 }
 
 
@@ -216,8 +216,8 @@ WRONG_PLACES = {
     ("name", "value", "told"),
     [
         ("size", (10**6, 10**6), "weights do not fit"),
-        ("size", (1, 1), "a part outside of it"),
-        ("size", (6,), "a part outside of it"),
+        ("size", (1, 1), "a part outside of the tensor"),
+        ("size", (6,), "a part outside of the tensor"),
         ("chunks", [], "module.first.weight has 0 of 48 numbers"),
         ("chunks", "twice", "parts that overlap"),
         ("chunks", None, "no list of parts"),
@@ -289,7 +289,7 @@ def test_a_part_that_claims_more_than_its_file_has(checkpoint: Path) -> None:
     entry.size = torch.Size((10**6, 10**6))
     entry.chunks[0].sizes = entry.size
     write_metadata(checkpoint, metadata)
-    assert "4,000,000,000,000 bytes, which are not there" in refusal(checkpoint)
+    assert "4,000,000,000,000 bytes, and the files have fewer" in refusal(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_objects_in_files_of_their_own(checkpoint: Path, tmp_path: Path) -> None
     """The format `zarr` makes Megatron read objects with a bare `torch.load`."""
     from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
 
-    with pytest.raises(UserError, match="objects are files of their own"):
+    with pytest.raises(UserError, match="objects in separate files"):
         TorchCommonLoadStrategy().load_sharded_objects({}, checkpoint)
 
 
@@ -453,7 +453,7 @@ def test_a_manifest_that_leads_outside(checkpoint: Path, name: str) -> None:
     write_manifest(checkpoint, Manifest("pretrain", "Net", "digits", 1, files=files))
     with pytest.raises(UserError) as error:
         verify(checkpoint)
-    assert f"{checkpoint / MANIFEST}: not to be trusted" in str(error.value)
+    assert f"{checkpoint / MANIFEST}: the manifest is unsafe" in str(error.value)
     assert name in str(error.value)
 
 
@@ -488,7 +488,7 @@ def test_poison_beside_the_context(
     poison = pickle.dumps(Bomb(tmp_path / "trace")) if content is None else content.encode()
     (checkpoint / "context" / name).write_bytes(poison)
     message = refusal(checkpoint, tmp_path / "trace")
-    assert f"{checkpoint}/context/{name}: not to be trusted" in message
+    assert f"{checkpoint}/context/{name}: the file is unsafe" in message
     assert named in message
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from megakit.checkpoints.manifest import Manifest, read_manifest, verify, write_manifest
-from megakit.checkpoints.select import hold
+from megakit.checkpoints.select import lock_checkpoint
 from megakit.checkpoints.writer import CheckpointWriter, validation_is_due
 from megakit.errors import RunDirectoryLostError
 from tests.fabricate import SavingTrainer
@@ -90,7 +90,7 @@ def test_a_stops_checkpoint_is_never_the_best_and_goes(
 ) -> None:
     run_to(writer, trainer, 10, 0.5)
     trainer.global_step = 15
-    writer.save(trainer, regular=False)
+    writer.save(trainer, store_values=False)
     assert names(writer) == ["step=000010", "step=000015"]
     assert writer.best_model_path.endswith("step=000010")
     run_to(writer, trainer, 20, 0.6)
@@ -100,14 +100,14 @@ def test_a_stops_checkpoint_is_never_the_best_and_goes(
 def test_a_stop_after_a_validated_step_does_not_count_either(writer: CheckpointWriter) -> None:
     trainer: Any = Trainer(val_every=5)
     run_to(writer, trainer, 5, 0.1)
-    writer.save(trainer, regular=False)
+    writer.save(trainer, store_values=False)
     assert read_manifest(writer.folder / "step=000005").val_loss is None
 
 
 def test_a_stop_after_a_save_saves_nothing(writer: CheckpointWriter, trainer: Any) -> None:
     run_to(writer, trainer, 10, 0.5)
     before = read_manifest(writer.folder / "step=000010")
-    writer.save(trainer, regular=False)
+    writer.save(trainer, store_values=False)
     assert read_manifest(writer.folder / "step=000010") == before
 
 
@@ -153,7 +153,7 @@ class Wrapped(BaseException):
         (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
         (Wrapped(RuntimeError("Worker failure"), no_space()), "No space left on device"),
         (Wrapped(RuntimeError(f"Worker failure: {no_space()}")), "No space left on device"),
-        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), "to its end"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), "completely"),
     ],
     ids=["full", "read-only", "wrapped", "text", "torch's archive"],
 )
@@ -211,7 +211,7 @@ def test_one_that_is_being_read_is_kept_until_the_next_save(
 ) -> None:
     run_to(writer, trainer, 10, 0.5)
     run_to(writer, trainer, 20, 0.6)
-    with hold(writer.folder / "step=000010"):
+    with lock_checkpoint(writer.folder / "step=000010"):
         run_to(writer, trainer, 30, 0.3)
         assert names(writer) == ["step=000010", "step=000030"]
         verify(writer.folder / "step=000010")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from megakit.runtime.signals import STOPPING, StopRequest, exit_status
+from megakit.runtime.signals import STOP_SIGNALS, StopRequest, exit_status
 from tests.scripts import REPOSITORY, environment
 
 # Launcher and rank in one file, as the project's scripts are. Each rank writes what it got, then
@@ -181,7 +181,7 @@ def test_a_rank_that_does_not_listen_is_killed(tmp_path):
     assert "Rank 0" in err
 
 
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_signals_are_handed_on(tmp_path, number):
     """A signal to the launcher alone, as `kill` sends it, or a program that supervises it."""
     with job(tmp_path, 2, "sleep") as started:
@@ -192,7 +192,7 @@ def test_signals_are_handed_on(tmp_path, number):
         assert started.signals() == {"signal-0": number.name, "signal-1": number.name}
 
 
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_to_all_processes(tmp_path, number):
     """As a terminal sends SIGINT and SIGHUP to launcher and ranks alike."""
     with job(tmp_path, 2, "sleep") as started:
@@ -206,7 +206,7 @@ def test_a_second_signal_ends_ranks_that_do_not_listen(tmp_path):
     with job(tmp_path, 2, "stubborn") as started:
         ranks = started.ranks()
         started.process.send_signal(signal.SIGTERM)
-        time.sleep(StopRequest.SAME + 0.2)
+        time.sleep(StopRequest.SAME_REQUEST_SECONDS + 0.2)
         assert len(alive(ranks)) == 2
         started.process.send_signal(signal.SIGTERM)
         assert started.end() == (143, "")
@@ -248,7 +248,7 @@ subprocess.Popen = Popen
         assert len(list(tmp_path.glob("rank-*"))) <= rank + 1
 
 
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_before_ranks_are_ready_for_it(tmp_path, number):
     """While they still import, the signal itself ends them: stopped as asked, not failed."""
     with job(tmp_path, 2, "bare") as started:
@@ -324,7 +324,7 @@ def fork(*arguments, **options):
         process.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_fork_receives_signals(number):
     with fork() as (process, _):
         process.send_signal(number)

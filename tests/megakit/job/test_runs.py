@@ -188,7 +188,7 @@ class TestStart:
         (checkpoint / MANIFEST).unlink()
         problem = problem_of(self.start, str(checkpoint), options.output_dir)
         assert str(checkpoint) in problem
-        assert "no complete checkpoint" in problem
+        assert "not a complete checkpoint" in problem
 
     @pytest.mark.parametrize("by_name", [True, False])
     def test_a_damaged_one_is_an_error_and_not_set_aside(self, options, by_name):
@@ -233,7 +233,7 @@ class TestStart:
         assert remove(checkpoint)
         assert not checkpoint.exists()
 
-    @pytest.mark.parametrize("moment", ["best_checkpoint", "hold"])
+    @pytest.mark.parametrize("moment", ["best_checkpoint", "lock_checkpoint"])
     def test_where_the_best_was_just_removed_another_is_chosen(self, options, monkeypatch, moment):
         """Pretraining, still under way, saves a better one and removes the one that was chosen."""
         folder = make_run(FIRST, options, (10,), done=False).checkpoints
@@ -246,11 +246,11 @@ class TestStart:
                 )
                 assert remove(folder / "step=000010")
 
-        place = {"best_checkpoint": "best_of", "hold": "hold"}[moment]
+        place = {"best_checkpoint": "best_of"}.get(moment, moment)
         original = getattr(runs, place)
 
         def replaced_meanwhile(*args):
-            if place == "hold":
+            if place == "lock_checkpoint":
                 replace_best()
                 return original(*args)
             chosen = original(*args)

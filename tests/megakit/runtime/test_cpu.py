@@ -44,7 +44,7 @@ def case(patch: str, *, gives: Any, without: str, stack: str = "torch") -> Calla
 # --- Patches of torch -----------------------------------------------------------------------------
 
 
-@case("current_device_is_the_cpu", gives="cpu", without="RuntimeError")
+@case("patch_cuda_functions", gives="cpu", without="RuntimeError")
 def a_buffer_on_the_current_device():
     import torch
 
@@ -52,7 +52,7 @@ def a_buffer_on_the_current_device():
     return torch.ones(2, device=torch.cuda.current_device()).device.type
 
 
-@case("no_gpu_is_looked_for", gives=0, without=r"[1-9]")
+@case("patch_cuda_functions", gives=0, without=r"[1-9]")
 def looks_for_a_gpu_in_three_steps():
     import torch
 
@@ -72,7 +72,7 @@ def looks_for_a_gpu_in_three_steps():
     return asked
 
 
-@case("modules_stay_on_the_cpu", gives=True, without="RuntimeError")
+@case("patch_device_moves", gives=True, without="RuntimeError")
 def a_module_to_cuda():
     import torch
 
@@ -80,9 +80,7 @@ def a_module_to_cuda():
     return module.cuda(torch.cuda.current_device()) is module
 
 
-@case(
-    "modules_stay_on_the_cpu", gives=[True, "cpu", "cpu", "torch.float64"], without="RuntimeError"
-)
+@case("patch_device_moves", gives=[True, "cpu", "cpu", "torch.float64"], without="RuntimeError")
 def a_tensor_to_cuda():
     import torch
 
@@ -91,7 +89,7 @@ def a_tensor_to_cuda():
     return [tensor.cuda() is tensor, *(t.device.type for t in moved), str(moved[0].dtype)]
 
 
-@case("factories_make_cpu_tensors", gives=["cpu", "cpu", "cpu"], without="RuntimeError")
+@case("patch_tensor_factories", gives=["cpu", "cpu", "cpu"], without="RuntimeError")
 def tensors_made_on_cuda():
     import torch
 
@@ -103,7 +101,7 @@ def tensors_made_on_cuda():
     return [tensor.device.type for tensor in made]
 
 
-@case("factories_make_cpu_tensors", gives=[2, True], without="RuntimeError")
+@case("patch_tensor_factories", gives=[2, True], without="RuntimeError")
 def page_locked_memory():
     import torch
 
@@ -112,7 +110,7 @@ def page_locked_memory():
 
 
 @case(
-    "tensor_types_answer_as_on_a_gpu",
+    "patch_tensor_type",
     gives=["torch.cuda.FloatTensor", "torch.cuda.BFloat16Tensor", "torch.int64"],
     without=r"\['torch.FloatTensor'",
 )
@@ -124,7 +122,7 @@ def the_type_of_a_parameter():
     return [tensor.type(), tensor.bfloat16().type(), str(as_integer.dtype)]
 
 
-@case("streams_do_nothing", gives=[1.0, True, 0.0], without="AcceleratorError|RuntimeError")
+@case("patch_cuda_functions", gives=[1.0, True, 0.0], without="AcceleratorError|RuntimeError")
 def streams_and_events():
     import torch
 
@@ -139,7 +137,7 @@ def streams_and_events():
     return [result, event.query(), event.elapsed_time(event)]
 
 
-@case("memory_figures_are_zero", gives=[0, 0, 0, 0], without="RuntimeError")
+@case("patch_cuda_functions", gives=[0, 0, 0, 0], without="RuntimeError")
 def memory_figures():
     import torch
 
@@ -153,7 +151,7 @@ def memory_figures():
     ]
 
 
-@case("random_state_is_the_cpus", gives=[True, True], without="RuntimeError")
+@case("patch_cuda_functions", gives=[True, True], without="RuntimeError")
 def the_generator_of_the_gpu():
     import torch
 
@@ -166,7 +164,7 @@ def the_generator_of_the_gpu():
     return [torch.equal(first, again), torch.equal(first, torch.rand(3))]
 
 
-@case("nccl_means_gloo", gives=["gloo", "gloo", 3.0], without="ValueError|RuntimeError")
+@case("replace_nccl_with_gloo", gives=["gloo", "gloo", 3.0], without="ValueError|RuntimeError")
 def process_groups_with_nccl():
     import torch
     import torch.distributed as dist
@@ -178,14 +176,14 @@ def process_groups_with_nccl():
     return [dist.get_backend(), dist.get_backend(group), total.item()]
 
 
-@case("fused_functions_run_as_written", gives=[2.0, "function"], without="RuntimeError: compiles")
+@case("disable_jit_fuser", gives=[2.0, "function"], without="RuntimeError: compiles")
 def a_fused_function_without_a_compiler():
     import torch
 
     from megakit.runtime import optional_packages
 
     os.environ["CXX"] = "no-such-compiler"
-    optional_packages.without_unified_memory()
+    optional_packages.replace_unified_memory()
     from megatron.core.fusions.fused_bias_dropout import bias_dropout_add_fused_train as fused
 
     one = torch.ones(4, 8, requires_grad=True)
@@ -209,7 +207,7 @@ def megatron() -> None:
     model_parallel_cuda_manual_seed(1)
 
 
-@case("rng_tracker_uses_the_cpus_state", stack="nemo", gives=[True, True, []], without="Runtime")
+@case("patch_rng_tracker_state", stack="nemo", gives=[True, True, []], without="Runtime")
 def dropout_under_megatrons_tracker():
     import torch
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
@@ -230,7 +228,7 @@ def dropout_under_megatrons_tracker():
 
 
 @case(
-    "rng_tracker_is_seeded", stack="nemo", gives=[True, True], without="Exception: cuda rng state"
+    "patch_rng_tracker_seed", stack="nemo", gives=[True, True], without="Exception: cuda rng state"
 )
 def dropout_after_nemo_has_seeded():
     import torch
@@ -247,7 +245,7 @@ def dropout_after_nemo_has_seeded():
     return [torch.equal(drawn[0], drawn[1]), not torch.equal(drawn[0], drawn[2])]
 
 
-@case("loaded_tensors_stay", stack="nemo", gives=["cpu", True], without="AssertionError")
+@case("keep_loaded_tensors", stack="nemo", gives=["cpu", True], without="AssertionError")
 def a_loaded_checkpoint():
     import torch
     from nemo.lightning.io import pl
@@ -315,7 +313,7 @@ def run_cases(stack: str) -> None:
 
     patches = cpu.TORCH_PATCHES
     if stack == "nemo":
-        cpu.apply()
+        cpu.patch_torch()
         optional_packages.install_stand_ins()
         patches = cpu.FRAMEWORK_PATCHES
     import torch  # noqa: F401  once, for all children

@@ -30,23 +30,23 @@ def present(yes):
 
 told = {"absent": [name for name in json.loads(sys.argv[2]) if find_spec(name) is None]}
 present(True)
-optional_packages.without_modelopt()
-optional_packages.without_pandas()
+optional_packages.replace_modelopt_helpers()
+optional_packages.replace_clearml_logger()
 told["where present"] = [name for name in sys.modules if name.startswith("nemo.")]
 present(False)
 
-optional_packages.without_unified_memory()
+optional_packages.replace_unified_memory()
 from nemo.lightning import nemo_logger
 from nemo.lightning.callback_group import CallbackGroup
 from nemo.lightning.io.mixin import IOMixin
 
 own = IOMixin._io_dump_yaml
 present(True)
-optional_packages.without_nemo_run()
+optional_packages.skip_yaml_copy()
 told["yaml is nemo_run's"] = IOMixin._io_dump_yaml is own
 present(False)
 unavailable, nemo_logger.HAVE_RES = nemo_logger.lcp, True
-optional_packages.without_resiliency_extension()
+optional_packages.define_local_checkpoint_callback()
 told["local checkpoints are its own"] = nemo_logger.lcp is unavailable
 nemo_logger.HAVE_RES = told["resiliency extension"] = False
 told["telemetry by default"] = len(CallbackGroup.get_instance()._callbacks)
@@ -57,7 +57,7 @@ functions = [*(getattr(torch.cuda, name) for name in names), torch.Tensor.to, to
 use_accelerator("gpu")
 after = [*(getattr(torch.cuda, name) for name in names), torch.Tensor.to, torch.zeros]
 from megatron.core.jit import jit_fuser
-told["torch is untouched"] = functions == after and cpu.apply.cache_info().misses == 0
+told["torch is untouched"] = functions == after and cpu.patch_torch.cache_info().misses == 0
 told["Megatron is untouched"] = jit_fuser is torch.compile
 
 told["telemetry"] = len(CallbackGroup.get_instance()._callbacks)

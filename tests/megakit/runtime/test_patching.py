@@ -1,5 +1,6 @@
 """Replacing what is there, and refusing what is not."""
 
+import json
 from types import ModuleType
 
 import pytest
@@ -27,7 +28,7 @@ def test_what_is_there_may_be_false(module: ModuleType, value: object) -> None:
 
 
 def test_a_name_that_the_stack_lacks_is_an_error(module: ModuleType) -> None:
-    message = r"stack\.gone is gone from this version of the stack; .* requirements\.lock"
+    message = r"stack\.gone is gone from this version of the stack\. .* requirements\.lock"
     with pytest.raises(RuntimeError, match=message):
         replace(module, "gone", None)
     with pytest.raises(RuntimeError, match=message):
@@ -41,3 +42,13 @@ def test_the_message_names_a_class_and_its_method() -> None:
 
     with pytest.raises(RuntimeError, match=r"Writer\.write is gone"):
         replace(Writer, "write", None)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [("json", r"json\.absent is gone"), ("json.absent_module", r"json\.absent_module\.absent is")],
+)
+def test_a_module_by_name(module: str, message: str) -> None:
+    assert existing("json", "loads") is json.loads
+    with pytest.raises(RuntimeError, match=message):
+        existing(module, "absent")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from megakit.runtime.plain_archive import FileSlice, read_archive
+from megakit.runtime.plain_archive import read_archive
 
 TENSORS = {
     "matrix": torch.arange(12.0).reshape(3, 4),
@@ -36,7 +36,7 @@ def saved(value: Any, **options: Any) -> bytes:
 
 
 def read(content: bytes) -> Any:
-    return read_archive(io.BytesIO(content))
+    return read_archive(content)
 
 
 def test_tensors_and_values_come_back() -> None:
@@ -54,13 +54,6 @@ def test_the_same_as_torch_load_gives() -> None:
     ours, theirs = read(content), torch.load(io.BytesIO(content), weights_only=True)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-def test_archives_one_after_the_other() -> None:
-    first, second = saved([torch.ones(2)]), saved(["b"])
-    file = io.BytesIO(b"before" + first + second + b"after")
-    assert torch.equal(read_archive(FileSlice(file, 6, len(first)))[0], torch.ones(2))
-    assert read_archive(FileSlice(file, 6 + len(first), len(second))) == ["b"]
 
 
 class Bomb:
@@ -112,7 +105,7 @@ TENSOR = saved(torch.zeros(200, 3))
 def test_tensors_larger_than_what_is_stored(old: bytes, new: bytes) -> None:
     program = pickle_of(TENSOR)
     assert program.count(old) == 1
-    with pytest.raises(pickle.UnpicklingError, match="it makes a tensor"):
+    with pytest.raises(pickle.UnpicklingError, match="it creates a tensor"):
         read(changed(TENSOR, "data.pkl", program.replace(old, new)))
 
 
@@ -125,13 +118,13 @@ def test_more_dimensions_than_a_tensor_has() -> None:
 
 def test_strides_of_zero_make_no_more_than_is_stored() -> None:
     expanded = torch.zeros(1).expand(10**12)
-    with pytest.raises(pickle.UnpicklingError, match="out of 1"):
+    with pytest.raises(pickle.UnpicklingError, match="from 1"):
         read(saved(expanded))
 
 
 def test_storages_that_are_missing_cut_or_compressed() -> None:
     assert torch.equal(read(changed(TENSOR, "none", b"")), torch.zeros(200, 3))
-    with pytest.raises(pickle.UnpicklingError, match="out of 0"):
+    with pytest.raises(pickle.UnpicklingError, match="from 0"):
         read(changed(TENSOR, "data/0", b""))
     with pytest.raises(pickle.UnpicklingError, match="compressed"):
         read(changed(TENSOR, "none", b"", compress_type=zipfile.ZIP_DEFLATED))

@@ -11,9 +11,9 @@ pytestmark = pytest.mark.usefixtures("megatron", "writers_as_our_strategy_has_th
 
 @pytest.fixture
 def writers_as_our_strategy_has_them() -> None:
-    from megakit.runtime.saving import write_within_this_process
+    from megakit.runtime.saving import write_in_threads
 
-    write_within_this_process()
+    write_in_threads()
 
 
 def state() -> dict[str, Any]:

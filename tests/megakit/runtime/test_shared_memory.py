@@ -76,7 +76,7 @@ class TestRoom:
         with pytest.raises(UserError) as caught:
             loader(prefetch_factor=10**12)
         (problem,) = caught.value.problems
-        assert problem.startswith("--num-workers 2: the batches that the workers hand over take")
+        assert problem.startswith("--num-workers 2: the batches of the workers need up to")
         assert "/dev/shm had " in problem
 
     def test_every_rank_of_the_machine_counts(self, monkeypatch):
@@ -116,7 +116,7 @@ class TestEnds:
     def test_a_batch_that_cannot_be_handed_over(self):
         """Python drops it, and the main process would wait for it for ever."""
         said = end_of(lambda: lambda: "a lambda cannot be pickled")
-        assert "could not hand over a batch, and /dev/shm has" in said
+        assert "could not send a batch, and /dev/shm has" in said
 
     def test_an_exit(self):
         assert "ended unexpectedly" in end_of(lambda: os._exit(3))
@@ -201,7 +201,7 @@ def test_shared_memory_that_fills_up(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(GROWING)
     done = in_mount("64k", script)
-    assert "could not hand over a batch, and /dev/shm has" in done.stdout, done.stderr
+    assert "could not send a batch, and /dev/shm has" in done.stdout, done.stderr
     assert "of 65,536 bytes free" in done.stdout
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from megakit.runtime.signals import EXIT_STATUS, STOPPING, exit_status
+from megakit.runtime.signals import EXIT_STATUS, STOP_SIGNALS, exit_status
 from tests.scripts import REPOSITORY, environment
 
 SHOW = """
@@ -39,19 +39,19 @@ def begin(code, before):
 
 
 def test_statuses():
-    assert {signal.Signals(number).name: exit_status(number) for number in STOPPING} == {
+    assert {signal.Signals(number).name: exit_status(number) for number in STOP_SIGNALS} == {
         "SIGINT": 130,
         "SIGTERM": 143,
         "SIGUSR1": 143,
         "SIGHUP": 129,
     }
-    assert {number: 128 + number for number in STOPPING if number != signal.SIGUSR1} == {
+    assert {number: 128 + number for number in STOP_SIGNALS if number != signal.SIGUSR1} == {
         number: status for number, status in EXIT_STATUS.items() if number != signal.SIGUSR1
     }
 
 
 def ignore_all():
-    for number in (*STOPPING, signal.SIGCHLD, signal.SIGPIPE):
+    for number in (*STOP_SIGNALS, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -60,7 +60,7 @@ def block_all():
 
 
 @pytest.mark.parametrize("before", [block_all, None])
-@pytest.mark.parametrize("number", [n for n in STOPPING if n != signal.SIGINT])
+@pytest.mark.parametrize("number", [n for n in STOP_SIGNALS if n != signal.SIGINT])
 def test_before_training_a_signal_ends_the_process_with_its_status(number, before):
     process = begin("pause()", before)
     process.send_signal(number)

@@ -22,10 +22,10 @@ def places() -> dict[str, tuple[Any, str]]:
     from megatron.core.tensor_parallel import layers
 
     return {
-        "all_reduce": (distributed, "sums_over_one_rank_are_there"),
-        "_coalescing_manager": (param_and_grad_buffer, "nothing_is_gathered_up_for_one_rank"),
-        COPY: (layers, "nothing_is_sent_around_layers_of_one_rank"),
-        REDUCE: (layers, "nothing_is_sent_around_layers_of_one_rank"),
+        "all_reduce": (distributed, "skip_all_reduce"),
+        "_coalescing_manager": (param_and_grad_buffer, "skip_coalescing"),
+        COPY: (layers, "skip_tensor_parallel_regions"),
+        REDUCE: (layers, "skip_tensor_parallel_regions"),
     }
 
 

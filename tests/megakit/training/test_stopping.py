@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megakit.errors import Stopped
-from megakit.runtime.signals import STOPPING
+from megakit.runtime.signals import STOP_SIGNALS
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
@@ -17,8 +17,8 @@ class Writer:
     def __init__(self) -> None:
         self.saved: list[tuple[int, bool]] = []
 
-    def save(self, trainer: Any, regular: bool = True) -> None:
-        self.saved.append((trainer.global_step, regular))
+    def save(self, trainer: Any, store_values: bool = True) -> None:
+        self.saved.append((trainer.global_step, store_values))
 
 
 @pytest.fixture
@@ -44,15 +44,15 @@ def stopper(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[int]]:
 
 def test_the_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     stop, _ = stopper(monkeypatch)
-    before = {number: signal.getsignal(number) for number in STOPPING}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     stop.setup(trainer(), None, "fit")
     stop.on_train_start(trainer(), None)
-    assert all(signal.getsignal(number) == stop._receive for number in STOPPING)
+    assert all(signal.getsignal(number) == stop._receive for number in STOP_SIGNALS)
     stop.teardown(trainer(), None, "fit")
-    assert {number: signal.getsignal(number) for number in STOPPING} == before
+    assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
 
 
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_one_signal_ends_training_before_the_next_step(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
