@@ -25,6 +25,10 @@ from megakit.training.trainer import build_trainer, predict, train, writer_of
 from megakit.training.validation import metrics_of
 from megakit.training.views import MakeView
 
+#: The files that show predictions. An earlier prediction's files are removed, even if a new
+#: prediction draws nothing in their place.
+FIGURES_AND_REPORT = ("confusion_matrix.png", "mistakes.png", "latent_space.png", "report.html")
+
 
 def train_stage(
     run: Run,
@@ -105,6 +109,8 @@ def predict_stage(
     if len(np.unique(predictions.idx)) != len(data.predict_dataloader().dataset):
         raise RuntimeError("predictions do not cover every sample exactly once")
     run.check_directory()
+    for name in FIGURES_AND_REPORT:
+        (run.path / name).unlink(missing_ok=True)
     write_predictions(path, predictions, sources)
     scores = predictions.scores()
     write_json(
@@ -117,7 +123,7 @@ def predict_stage(
         }
         | scores,
     )
-    rows = _answers(predictions, sources) if sources is not None else {}
+    rows = _predictions_by_source(predictions, sources) if sources is not None else {}
     if predictions.is_labelled:
         names = _write_figures(run.path, predictions, data.predict_dataloader().dataset)
         rows |= {
@@ -139,7 +145,9 @@ def predict_stage(
     return path
 
 
-def _answers(predictions: Predictions, sources: Sequence[str], most: int = 10) -> dict[str, str]:
+def _predictions_by_source(
+    predictions: Predictions, sources: Sequence[str], most: int = 10
+) -> dict[str, str]:
     """Returns prediction and probability by source, or nothing for more than `most` samples."""
     if len(sources) > most:
         return {}
