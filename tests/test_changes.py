@@ -53,7 +53,10 @@ EDITS: dict[str, list[tuple[str, str]]] = {
         ("cosine_annealing(options.max_steps)", "cosine_annealing(options.max_steps, 0.2)")
     ],
     "comments, docstrings, formatting, the order of definitions": [
-        ('"""Mean squared error between images and their reconstructions."""', '"""Squared."""'),
+        (
+            '"""Computes the mean squared error between images and their reconstructions.',
+            '"""Squared.',
+        ),
         ("class ExampleModelTrunk(", "# The trunk.\n\n\nclass ExampleModelTrunk("),
         (
             "self.linear2(self.relu(z))",
