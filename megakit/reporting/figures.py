@@ -81,7 +81,7 @@ def _confusion_colors(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     return blended
 
 
-def surest_mistakes(
+def most_confident_mistakes(
     labels: NDArray[np.int64], probabilities: NDArray[np.float64], most: int = 25
 ) -> NDArray[np.int64]:
     """Returns the indices of the wrong predictions with the highest probability, highest first.
@@ -119,11 +119,11 @@ def mistakes(
     with figure_style():
         figure = Figure((8, 0.95 + 1.75 * rows))
         height = figure.get_figheight()
-        shown = f"The {len(images)} surest of {num_mistakes:,} mistakes"
+        shown = f"The {len(images)} most confident of {num_mistakes:,} mistakes"
         if len(images) == num_mistakes:
-            shown = (
-                f"All {num_mistakes} mistakes, the surest first" if num_mistakes else "No mistakes"
-            )
+            shown = f"All {num_mistakes} mistakes, most confident first"
+        if num_mistakes == 0:
+            shown = "No mistakes"
         figure.suptitle(shown, x=0.03, y=1 - 0.35 / height, ha="left", weight="bold", size=14)
         for place, image in enumerate(images):
             row, column = divmod(place, columns)
@@ -135,9 +135,7 @@ def mistakes(
             axes.set_xticks([])
             axes.set_yticks([])
             axes.spines[:].set_visible(True)
-            text = (
-                f"{labels[place]} taken for {predictions[place]}, {_percent(probabilities[place])}"
-            )
+            text = f"{labels[place]} as {predictions[place]}, {_percent(probabilities[place])}"
             axes.set_title(text, size=9, weight="normal", pad=4)
     return figure
 

@@ -153,7 +153,7 @@ def _predictions_by_source(
         return {}
     shares = predictions.probabilities.max(axis=1)
     rows = zip(sources, predictions.prediction, shares, strict=True)
-    return {source: f"{prediction}, {share:.1%} sure" for source, prediction, share in rows}
+    return {source: f"{prediction}, probability {share:.1%}" for source, prediction, share in rows}
 
 
 def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list[str]:
@@ -161,7 +161,7 @@ def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list
     labels, predicted = predictions.label, predictions.prediction
     num_classes = predictions.probabilities.shape[1]
     drawn = {"confusion_matrix.png": figures.confusion_matrix(labels, predicted, num_classes)}
-    surest = figures.surest_mistakes(labels, predictions.probabilities)
+    surest = figures.most_confident_mistakes(labels, predictions.probabilities)
     pictures = [np.squeeze(dataset[index]["data"]) for index in predictions.idx[surest].tolist()]
     if all(picture.ndim == 2 for picture in pictures):
         drawn["mistakes.png"] = figures.mistakes(
