@@ -13,7 +13,7 @@ from nemo import lightning as nl
 from megakit.checkpoints.manifest import CHANGES
 from megakit.errors import UserError
 from megakit.job.script import Run
-from megakit.reporting import figures
+from megakit.reporting import drawing, figures
 from megakit.reporting.figure_style import to_png
 from megakit.reporting.files import write_atomically, write_json
 from megakit.reporting.metrics import in_words
@@ -81,8 +81,8 @@ def predict_stage(
     """Classifies each sample of a data module's prediction set, and writes the results.
 
     The results are predictions.csv, summary.json and figures. The figure of mistakes shows the
-    `data` of samples. This figure is left out if `data` is not a grey picture. If a label is
-    unknown (-1), the function writes no figures, scores or report.
+    `data` of samples. This figure is left out if `data` is not a grey picture, or if there are no
+    mistakes. If a label is unknown (-1), the function writes no figures, scores or report.
 
     Args:
         run: The run's options, plan and directory.
@@ -160,21 +160,26 @@ def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list
     """Draws the figures of predictions for labelled samples; returns the names of the files."""
     labels, predicted = predictions.label, predictions.prediction
     num_classes = predictions.probabilities.shape[1]
-    drawn = {"confusion_matrix.png": figures.confusion_matrix(labels, predicted, num_classes)}
+    matrix = figures.confusion_matrix(labels, predicted, num_classes)
+    drawn = {"confusion_matrix.png": to_png(matrix)}
     surest = figures.most_confident_mistakes(labels, predictions.probabilities)
-    pictures = [np.squeeze(dataset[index]["data"]) for index in predictions.idx[surest].tolist()]
-    if all(picture.ndim == 2 for picture in pictures):
-        drawn["mistakes.png"] = figures.mistakes(
-            pictures,
-            labels[surest],
-            predicted[surest],
-            predictions.probabilities[surest].max(axis=1),
-            int((labels != predicted).sum()),
+    images = [np.squeeze(dataset[index]["data"]) for index in predictions.idx[surest].tolist()]
+    if len({image.shape for image in images}) == 1 and images[0].ndim == 2:
+        drawn["mistakes.png"] = drawing.to_png(
+            drawing.mistakes(
+                drawing.dark_on_light(np.stack(images)),
+                labels[surest],
+                predicted[surest],
+                predictions.probabilities[surest].max(axis=1),
+                scale=max(1, 168 // len(images[0])),
+                title=f"{len(surest)} of {(labels != predicted).sum():,} mistakes, "
+                "the most confident first",
+            )
         )
     if predictions.latent is not None and predictions.latent.shape[1] > 1:
-        drawn["latent_space.png"] = figures.latent_space(predictions.latent, labels)
-    for name, figure in drawn.items():
-        write_atomically(folder / name, to_png(figure))
+        drawn["latent_space.png"] = to_png(figures.latent_space(predictions.latent, labels))
+    for name, content in drawn.items():
+        write_atomically(folder / name, content)
     return list(drawn)
 
 
