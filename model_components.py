@@ -2,9 +2,9 @@
 
 Three scripts use these parts. `model_pretrain.py` pretrains an autoencoder. `model_finetune.py`
 turns the autoencoder's encoder, the trunk, into a digit classifier. `model_predict.py` classifies
-the test images. To train a model of your own, copy this file and change it. The comment above each
-part says what NeMo or Megatron requires of this part, and why. Names that contain BioNeMo or
-Example come from NVIDIA BioNeMo's MNIST tutorial; the package BioNeMo is not needed.
+the test images. The comment above each part says what NeMo or Megatron requires of this part, and
+why. To train a model of your own, copy this file and change the copy. Names with BioNeMo or Example
+come from NVIDIA BioNeMo's MNIST tutorial. The package BioNeMo is not needed.
 """
 
 from dataclasses import dataclass
@@ -53,20 +53,22 @@ from mnist.dataset import MnistItem as MnistItem
 from mnist.files import DatasetName, read_splits
 from mnist.sizes import SizeOptions
 
-# ----------------------------------------------------------------------------------------------
-# Losses
+# --- Losses ---------------------------------------------------------------------------------------
+# Megatron splits the samples of a training step into micro batches. For each micro batch, Megatron
+# calls the loss's `forward` on the last pipeline stage. `forward` returns a loss and a report.
+# Megatron backpropagates the loss. NeMo passes the reports of all micro batches to the loss's
+# `reduce`, which returns the value to log.
 #
-# Megatron's pipeline schedule splits each training step into micro batches. It calls the loss's
-# `forward` for each micro batch, on the last pipeline stage; `forward` returns a loss and a report.
-# Megatron backpropagates the loss. NeMo passes the reports of all micro batches to `reduce`, which
-# computes the value to log: `MeanLossReduction` takes the mean over micro batches and data-parallel
-# ranks. Its method `report` builds the loss and the report. `report` accepts further values of each
-# sample by name; each name gets a column in metrics.csv and a curve in TensorBoard.
-# ----------------------------------------------------------------------------------------------
+# `MeanLossReduction` defines `reduce`: the mean over micro batches and data-parallel ranks. Its
+# method `report` builds the loss and the report from a torch loss. `report` also accepts named
+# values, one per sample. Each name gets a column in metrics.csv and a TensorBoard curve.
 
 
 class MSELossReduction(MeanLossReduction):
-    """Mean squared error between images and their reconstructions."""
+    """Computes the mean squared error between images and their reconstructions.
+
+    The target is the original image, so the autoencoder learns to restore corrupted pixels.
+    """
 
     def forward(
         self, batch: MnistBatch, forward_out: "ExampleModelOutput"
@@ -77,31 +79,30 @@ class MSELossReduction(MeanLossReduction):
 
 
 class ClassifierLossReduction(MeanLossReduction):
-    """Cross entropy between labels and logits."""
+    """Computes the cross entropy between labels and logits, the usual loss of a classifier."""
 
     def forward(self, batch: MnistBatch, forward_out: Tensor) -> tuple[Tensor, SameSizeLossDict]:
         """Returns the loss of one micro batch and the report for the log."""
         return self.report(nn.functional.cross_entropy, forward_out, batch["label"], batch)
 
 
-# ----------------------------------------------------------------------------------------------
-# Data
+# --- Data -----------------------------------------------------------------------------------------
+# All ranks of one model replica load the same samples, each rank on its own. Megatron does not
+# check that the samples are equal. A sample must therefore depend only on its index. The dataset is
+# `MNISTCustom` in `mnist/dataset.py`.
 #
-# Every rank of one model replica loads the samples itself, and Megatron assumes that these ranks
-# get equal samples. A sample must therefore depend on its index alone. The dataset here is
-# `MNISTCustom` in `mnist/dataset.py`. Megatron reads samples in the order of their indices, 0, 1,
-# 2, ..., so that a resumed run can skip the consumed samples. Shuffling, epochs and random effects
-# are therefore computed from the index, by wrappers around the dataset.
-# ----------------------------------------------------------------------------------------------
+# Megatron reads the samples of the indices 0, 1, 2, ... in this order. A resumed run skips the
+# indices that were consumed. Wrappers around the dataset compute the epoch, the shuffled sample and
+# the random effects from the index.
 
 
 @dataclass
 class DropPixels(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
     """Sets random pixels of each image to 0, for the autoencoder to reconstruct.
 
-    This is the pattern for all random effects: the random numbers depend on seed, epoch and sample
-    index only. All ranks of a model replica then get equal samples, and a resumed run gets the
-    samples of a run without a stop. The pixels differ between epochs.
+    The random numbers depend only on the seed, the epoch and the sample's index. All ranks of a
+    model replica therefore get equal samples. A resumed run gets the samples of an uninterrupted
+    run. Each epoch has other random pixels. Use this pattern for your own random effects.
     """
 
     share: float = 0.0
@@ -110,12 +111,15 @@ class DropPixels(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
     def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
         shape = tuple(batch["data"].shape[1:])
         kept = bernoulli(1 - self.share, self.seed, index.epoch, index.idx, shape)
-        # Multiplication by uint8 is faster than by bool.
+        # Multiplication by uint8 is faster than multiplication by bool.
         return {**batch, "corrupted": batch["data"] * torch.from_numpy(kept).byte()}
 
 
 class MNISTDataModule(MegatronDataModule):
-    """Loads the data: of MNIST 55,000 training, 5,000 validation and 10,000 test images.
+    """Provides the samples for training, validation and test.
+
+    MNIST has 55,000, 5,000 and 10,000 images in these three sets. The base class builds the data
+    loaders, so this class only assigns the sets.
 
     Args:
         data_dir: Folder that contains `MNIST/raw`.
@@ -143,7 +147,7 @@ class MNISTDataModule(MegatronDataModule):
         self.corruption, self.num_labels = corruption, num_labels
 
     def setup(self, stage: str) -> None:
-        """Reads the images. Lightning calls this on every rank; `stage` is fit, validate, ..."""
+        """Reads the images. Lightning calls this method on every rank."""
         train, self.val_set, self.test_set = read_splits(
             self.data_dir, self.dataset, MNISTCustom.from_arrays
         )
@@ -152,10 +156,10 @@ class MNISTDataModule(MegatronDataModule):
         self.train_set = self.resample(self.with_random_effects(train))
 
     def with_random_effects(self, train: Any) -> Any:
-        """Wraps the training images in a dataset that is indexed by (epoch, index)."""
+        """Wraps the training images in a dataset with the index (epoch, sample index)."""
         if self.corruption:
             return DropPixels(train, self.corruption, self.seed)
-        return IdentityMultiEpochDatasetWrapper(train)  # the same images in every epoch
+        return IdentityMultiEpochDatasetWrapper(train)  # equal images in every epoch
 
     # Names of the published tutorial.
     mnist_train = property(lambda self: self.train_set)
@@ -163,41 +167,42 @@ class MNISTDataModule(MegatronDataModule):
     mnist_test = property(lambda self: self.test_set)
 
 
-# ----------------------------------------------------------------------------------------------
-# Models
-#
+# --- Models ---------------------------------------------------------------------------------------
 # Megatron requires three attributes of a model: a config of type ModelParallelConfig, `model_type`,
-# and `set_input_tensor`. The pipeline schedule calls `set_input_tensor` on each stage but the first
-# and passes the output of the previous stage.
+# and `set_input_tensor`. On each pipeline stage but the first, Megatron's schedule passes the
+# output of the previous stage to `set_input_tensor`.
 #
-# Tensor parallelism shards two consecutive linear layers along the 64 features between them. The
-# first layer is sharded by its outputs (column parallel), the second by its inputs (row parallel).
-# Each rank computes its shard of the 64 features without communication. One all-reduce after the
-# second layer sums the results of the ranks. ReLU can stay between the two layers, because ReLU
-# acts on each feature separately.
+# Tensor parallelism shards two consecutive linear layers along the 64 features between the layers.
+# The first layer is sharded by its outputs (column parallel). The second layer is sharded by its
+# inputs (row parallel). Each rank computes its shard of the 64 features without communication. ReLU
+# acts on each feature separately, so ReLU needs no communication. After the second layer, one
+# all-reduce sums the results of the ranks.
 #
-# Pipeline parallelism splits each model after the encoder: the first stage has linear1 and linear2,
-# the second stage has the decoder or the head. The first stage sends z to the second.
-# ----------------------------------------------------------------------------------------------
+# Pipeline parallelism splits each model after the encoder. The first stage has linear1 and linear2.
+# The second stage has the decoder or the head. The first stage sends z to the second stage.
 
 
 class ExampleModelOutput(TypedDict):
-    """The autoencoder's output: reconstructions x_hat (B, 784) and latent vectors z (B, 3)."""
+    """Holds the autoencoder's output for B images."""
 
-    x_hat: Tensor
-    z: Tensor
+    x_hat: Tensor  # reconstructions (B, 784)
+    z: Tensor  # latent vectors (B, 3)
 
 
 class ExampleModelTrunk(MegatronModule):
-    """The encoder of both models; at the default sizes its layers have 784, 64 and 3 features."""
+    """Encodes images as latent vectors; the layers have 784, 64 and 3 features.
+
+    Both models inherit the trunk. Its weights have equal names in both models, so the classifier
+    loads them from the autoencoder's checkpoint.
+    """
 
     def __init__(self, config: ModelParallelConfig) -> None:
         super().__init__(config)
         self.model_type = ModelType.encoder_or_decoder
-        # Whether this rank's stage is the first, or the last. With one stage, both are true.
+        # Whether this rank's stage is the first or the last. With one stage, both values are true.
         self.pre_process = parallel_state.is_pipeline_first_stage()
         self.post_process = parallel_state.is_pipeline_last_stage()
-        # Megatron reads this attribute of every model: no weights are shared between stages.
+        # Megatron reads this attribute of every model. False: the stages share no weights.
         self.share_embeddings_and_output_weights = False
         self.input_tensor: Tensor | None = None
         if self.pre_process:
@@ -208,18 +213,18 @@ class ExampleModelTrunk(MegatronModule):
             )
 
     def forward(self, x: Tensor) -> Any:
-        """Encodes images (B, 1, 28, 28) as z (B, 3); the second stage returns the received z."""
+        """Encodes images (B, 1, 28, 28) as z (B, 3); on the second stage, returns z as received."""
         if self.pre_process:
             # Megatron's layers return (output, bias). These layers add the bias and return None.
             z, _ = self.linear1(x.flatten(1))
             z, _ = self.linear2(self.relu(z))
         else:
-            assert self.input_tensor is not None, "the pipeline's schedule sets it"
+            assert self.input_tensor is not None, "Megatron's schedule sets input_tensor"
             z = self.input_tensor.squeeze(0)
         return z
 
     def to_next_stage(self, z: Tensor) -> Tensor:
-        """Reshapes z to (sequence, batch, hidden), the shape that pipeline stages exchange."""
+        """Reshapes z to (1, B, 3): pipeline stages exchange (sequence, batch, hidden)."""
         return z.unsqueeze(0)
 
     def set_input_tensor(self, input_tensor: Tensor | list[Tensor] | None) -> None:
@@ -227,7 +232,10 @@ class ExampleModelTrunk(MegatronModule):
 
 
 class PretrainModel(ExampleModelTrunk):
-    """The autoencoder: the trunk and a decoder with 3, 64 and 784 features."""
+    """Reconstructs images: an autoencoder of the trunk and a decoder with 3, 64, 784 features.
+
+    Pretraining needs no labels. The trunk learns features that fine-tuning starts from.
+    """
 
     def __init__(self, config: ModelParallelConfig) -> None:
         super().__init__(config)
@@ -239,7 +247,7 @@ class PretrainModel(ExampleModelTrunk):
             self.linear4 = row_parallel_linear(config, config.hidden_size, 28 * 28, "linear4")
 
     def forward(self, x: Tensor) -> ExampleModelOutput | Tensor:
-        """Encodes and reconstructs images (B, 1, 28, 28)."""
+        """Encodes images (B, 1, 28, 28) and reconstructs them."""
         z: Tensor = super().forward(x)
         if not self.post_process:
             return self.to_next_stage(z)
@@ -249,17 +257,20 @@ class PretrainModel(ExampleModelTrunk):
 
 
 class ExampleFineTuneModel(ExampleModelTrunk):
-    """The classifier: the trunk and a linear head with 3 inputs and 10 outputs."""
+    """Classifies images: the trunk and a linear head with 3 inputs and 10 outputs.
+
+    The head has only 30 weights, so tensor parallelism replicates the head on all ranks.
+    """
 
     def __init__(self, config: ModelParallelConfig) -> None:
         super().__init__(config)
         if self.post_process:
-            # The head has only 30 weights: replicated on all tensor-parallel ranks, not sharded.
+            # Seeded by its name, so all ranks initialize their replica with equal weights.
             with seeded(config.seed, "digit_classifier"):
                 self.digit_classifier = nn.Linear(config.latent_size, 10)
 
     def forward(self, x: Tensor, return_latent: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Returns logits (B, 10) of images (B, 1, 28, 28), and on request the latent z (B, 3)."""
+        """Returns logits (B, 10) of images (B, 1, 28, 28); on request, also the latent z (B, 3)."""
         z: Tensor = super().forward(x)
         if not self.post_process:
             return self.to_next_stage(z)
@@ -267,16 +278,14 @@ class ExampleFineTuneModel(ExampleModelTrunk):
         return (logits, z) if return_latent else logits
 
 
-# ----------------------------------------------------------------------------------------------
-# Configs
-#
+# --- Configs --------------------------------------------------------------------------------------
 # Each rank allocates only its shard of the model. The model can therefore be built only after NeMo
-# has set up the process groups. So the Lightning module gets a config instead of a model, and NeMo
-# calls `configure_model` when the process groups exist. The config also names the model's loss
-# class and the checkpoint of the initial weights. NeMo writes the config into each checkpoint, and
-# the next script reads the sizes of the trunk from there. If the next script must not read a field
-# from the checkpoint, add the field's name to `override_parent_fields`.
-# ----------------------------------------------------------------------------------------------
+# has set up the process groups. The Lightning module receives a config instead of a model, and NeMo
+# calls `configure_model` when the process groups exist.
+#
+# The config also names the loss class and the checkpoint of the initial weights. NeMo writes the
+# config into each checkpoint. The next script reads the sizes of the trunk from the checkpoint. To
+# exclude a field from this, add the field's name to `override_parent_fields`.
 
 ExampleModelT = TypeVar("ExampleModelT", bound=ExampleModelTrunk)
 
@@ -285,7 +294,10 @@ ExampleModelT = TypeVar("ExampleModelT", bound=ExampleModelTrunk)
 class ExampleGenericConfig(
     MegatronBioNeMoTrainableModelConfig[ExampleModelT, MegatronLossType], IOMixinWithGettersSetters
 ):
-    """Sizes of both models; each subclass names its model class and its loss class."""
+    """Holds the sizes of both models; each subclass names its model class and its loss class.
+
+    Fine-tuning reads the sizes from pretraining's checkpoint, so both configs have the same fields.
+    """
 
     loss_cls: type[MegatronLossType] = MSELossReduction
     hidden_size: int = SizeOptions.hidden_size  # of linear1, linear3; sharded by tensor parallelism
@@ -308,30 +320,30 @@ class ExampleFineTuneConfig(ExampleGenericConfig[ExampleFineTuneModel, Classifie
     loss_cls: type[ClassifierLossReduction] = ClassifierLossReduction
 
     def validation_metrics(self) -> dict[str, ValidationMetric]:
-        """Names the metrics of a validation; `accuracy` is logged as `val_accuracy`."""
+        """Returns the metrics of a validation by name; `accuracy` is logged as `val_accuracy`."""
         return {"accuracy": accuracy_of_classes()}
 
 
 def accuracy_of_classes() -> ValidationMetric:
-    """Returns the metric: share of images whose largest logit (B, classes) is at the label."""
+    """Returns a metric: the share of images whose label has the largest logit (B, classes)."""
     return ValidationMetric(
         MulticlassAccuracy(average="micro"), lambda batch, logits: (logits, batch["label"])
     )
 
 
-# ----------------------------------------------------------------------------------------------
-# Lightning module
-#
-# NeMo's strategy replaces Lightning's training step. The calls are: strategy -> MegatronParallel ->
-# Megatron's schedule -> `training_step` below, once for each micro batch. `training_step` returns
-# the model's output, not the loss: Megatron's schedule computes the loss with the object that
-# `training_loss_reduction` returns. This module works with any pair of model and loss, because the
-# config names them.
-# ----------------------------------------------------------------------------------------------
+# --- Lightning module -----------------------------------------------------------------------------
+# NeMo's strategy replaces Lightning's training step. The strategy calls NeMo's `MegatronParallel`,
+# which calls Megatron's schedule. The schedule calls `training_step` once for each micro batch.
+# `training_step` returns the model's output, not the loss. Megatron's schedule computes the loss
+# with the object that `training_loss_reduction` returns. The config names the model and the loss,
+# so this module works with any pair of model and loss.
 
 
 class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroughPredictionMixin):
     """Trains, validates and predicts with the model that the config builds.
+
+    `IOMixin` records the arguments, which NeMo writes into each checkpoint. The other mixin makes
+    prediction return the outputs instead of a loss.
 
     Args:
         config: Builds the model and names the loss class.
@@ -349,7 +361,7 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
         self.optim.connect(self)  # adds `configure_optimizers` to this module
 
     def configure_model(self) -> None:
-        # NeMo may call this again when a run resumes. The first model is kept.
+        # NeMo may call this method again when a run resumes. The first model is kept.
         if not hasattr(self, "module"):
             self.module = self.config.configure_model()
 
@@ -360,16 +372,13 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
     def training_step(self, batch: MnistBatch, batch_idx: int | None = None) -> Any:
         return self(batch, batch_idx)
 
-    # NeMo calls `forward_step` on all pipeline stages but the last. On the last stage, NeMo calls
-    # `training_step` in training and `validation_step` in validation.
+    # On the last pipeline stage, NeMo calls `training_step` in training and `validation_step` in
+    # validation. On all other stages, NeMo calls `forward_step`.
     forward_step = training_step
     validation_step = training_step
 
     def predict_step(self, batch: MnistBatch, batch_idx: int | None = None) -> Any:
-        """Returns the model's output with each sample's idx, label and loss mask.
-
-        Pipeline stages other than the last return their output for the next stage.
-        """
+        """Returns output, idx, label and loss mask; before the last stage, only the output."""
         has_latent = returns_latent(self.config.model_cls)
         output = self(batch, return_latent=True) if has_latent else self(batch)
         if not parallel_state.is_pipeline_last_stage():
@@ -380,13 +389,9 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
         return {"output": output, **outputs}
 
     def training_loss_reduction(self) -> MegatronLossReduction:
-        return self.loss_reduction_class()()
+        return self.config.get_loss_reduction_class()()
 
     validation_loss_reduction = test_loss_reduction = training_loss_reduction
-
-    def loss_reduction_class(self) -> type[MegatronLossReduction]:
-        """Returns the loss class that the config names."""
-        return self.config.get_loss_reduction_class()
 
     def validation_metrics(self) -> dict[str, ValidationMetric]:
         """Returns the config's metrics; `megakit` computes them in each validation."""

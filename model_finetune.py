@@ -14,6 +14,7 @@ from megakit.job.script import Run, run_script
 from megakit.job.stage import Stage
 from mnist.files import DataOptions
 from mnist.sizes import CheckpointSizeOptions
+from mnist.views import view_of_classifier
 from model_pretrain import PRETRAIN
 
 FINETUNE = Stage(
@@ -24,6 +25,7 @@ FINETUNE = Stage(
     before=PRETRAIN,
     width="hidden_size",
     num_pipeline_stages=2,
+    view=view_of_classifier,  # for TensorBoard
 )
 
 
@@ -53,7 +55,6 @@ class FinetuneOptions(DataOptions, CheckpointSizeOptions, TrainingOptions):
 def finetune(run: Run[FinetuneOptions]) -> Path:
     """Trains the classifier; returns the path of the best checkpoint."""
     from megakit.training import cosine_annealing, megatron_adam, train_stage
-    from mnist.views import view_of_classifier
     from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
 
     options = run.options
@@ -78,7 +79,7 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
         ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )
-    return train_stage(run, module, data, view_of_classifier, next_verb="predict")
+    return train_stage(run, module, data, run.stage.view, next_verb="predict")
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ class PredictOptions(DataOptions, CommonOptions):
         found = super().problems()
         if self.checkpoint == "none":
             found.append(
-                "--checkpoint none: prediction needs a trained classifier. Name one, or leave the "
-                "option out for fine-tuning's best."
+                "--checkpoint none: prediction needs a trained classifier. Name its checkpoint, "
+                "or omit the option to use the best one of fine-tuning."
             )
         return found
 
@@ -72,8 +72,8 @@ class PredictOptions(DataOptions, CommonOptions):
         remarks = list(self.pictures.remarks)
         if previous == "digits":
             remarks.append(
-                "The classifier was trained on digits, coarse scans that fill their frame: it "
-                "misreads most other pictures. Train on mnist to have yours read."
+                "The classifier was trained on digits, which are coarse scans. It misclassifies "
+                "most other pictures. To classify your own pictures, train on mnist."
             )
         for remark in remarks:
             report(remark)
@@ -86,7 +86,8 @@ def predict(run: Run[PredictOptions]) -> Path:
     pictures: Pictures | None = run.options.pictures
     if pictures and pictures.name != run.plan.dataset:
         raise UserError(
-            f"--input {run.options.input}: changed since this command began. Start it again."
+            f"--input {run.options.input}: changed since this command began. Start the command "
+            "again."
         )
 
     from megakit.data import MegatronDataModule

@@ -14,6 +14,7 @@ from megakit.job.script import Run, run_script
 from megakit.job.stage import Stage
 from mnist.files import DataOptions
 from mnist.sizes import SizeOptions
+from mnist.views import view_of_autoencoder
 
 PRETRAIN = Stage(
     name="pretrain",
@@ -22,6 +23,7 @@ PRETRAIN = Stage(
     title="an autoencoder",
     width="hidden_size",  # the config field that tensor parallelism divides
     num_pipeline_stages=2,  # at most: the encoder is one stage, the decoder the other
+    view=view_of_autoencoder,  # for TensorBoard
 )
 
 
@@ -44,7 +46,6 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
     # These imports are slow. --help does not need them, nor do helper processes, which import this
     # file again.
     from megakit.training import cosine_annealing, megatron_adam, train_stage
-    from mnist.views import view_of_autoencoder
     from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig
 
     options = run.options
@@ -63,7 +64,7 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
         ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )
-    return train_stage(run, module, data, view_of_autoencoder, next_verb="finetune")
+    return train_stage(run, module, data, run.stage.view, next_verb="finetune")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class DataOptions:
 
     data_dir: Path = Path("data")
     """Folder that contains MNIST/raw.
-    Missing files are downloaded into it; existing files are never changed."""
+    Missing files are downloaded to this folder; existing files are never changed."""
 
     dataset: Literal["auto", "mnist", "digits"] = "auto"
     """mnist: 60,000 + 10,000 images; downloaded if missing.
@@ -110,11 +110,11 @@ def find_dataset(
             )
             _digits_table()
             return "digits"
-        going_on = f" (going on from {previous})" if dataset != wanted else ""
+        source = f" ({previous}, as in the earlier run)" if dataset != wanted else ""
         raise UserError(
-            f"--dataset {dataset}{going_on}: {folder} lacks {', '.join(missing)}, as they are or "
-            f"as .gz, and they cannot be downloaded ({reason}). Copy them there, name another "
-            "root with --data-dir, or choose --dataset digits."
+            f"--dataset {dataset}{source}: {folder} lacks {', '.join(missing)}, unpacked or as "
+            f".gz, and they cannot be downloaded ({reason}). Copy the files there, choose another "
+            "--data-dir, or choose --dataset digits."
         ) from None
 
 
@@ -162,7 +162,7 @@ MNIST_SHA256 = {
 """The sha256 of the four unpacked files as published by LeCun, Cortes and Burges."""
 
 REMEDY = (
-    "This is not MNIST's file or a damaged one: copy it again, or delete it and have it downloaded."
+    "The file is damaged, or it is not MNIST's. Copy it again, or delete it to download it again."
 )
 
 GZIP = 31
@@ -217,7 +217,7 @@ def _locate(data_dir: Path) -> tuple[Path, dict[str, Path]]:
     """Returns the folder that has most of the four files, and the paths of its files by name."""
     candidates = []
     for folder in (data_dir / below for below in FOLDERS):
-        rule = f"--data-dir is the root that holds {FOLDERS[0]}: name a folder that you may read."
+        rule = f"--data-dir is the folder that contains {FOLDERS[0]}. Choose one that you may read."
         with reading(folder, rule):
             try:
                 there = {path.name for path in folder.iterdir()}
@@ -276,7 +276,7 @@ def _unpack(packed: bytes, limit: int) -> bytes:
     if not unpacker.eof:
         raise ValueError("ends before the end of its gzip stream")
     if unpacker.unused_data:
-        raise ValueError("goes on after the end of its gzip stream")
+        raise ValueError("has further bytes after its gzip stream")
     return content
 
 
@@ -295,7 +295,7 @@ def _size(name: str) -> int:
 
 
 def _missing(folder: Path, name: str) -> str:
-    return f"{folder / name}: missing, and no .gz of it. Copy it there, or have it downloaded."
+    return f"{folder / name}: missing, also as .gz. Copy it there, or let a script download it."
 
 
 # --- Downloading ----------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def _fetch(name: str, mirror: str, deadline: float, report: Callable[[str], None
         while len(content) <= size and not unpacker.eof and (chunk := response.read1(1 << 16)):
             content += unpacker.decompress(chunk, size + 1 - len(content))
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not done after {DOWNLOAD_SECONDS:g} s")
+                raise TimeoutError(f"not complete after {DOWNLOAD_SECONDS:g} s")
     if hashlib.sha256(content).hexdigest() != MNIST_SHA256[name]:
         raise OSError(f"sent {len(content):,} bytes that are not {name}")
     return bytes(content)
@@ -380,7 +380,7 @@ def _open_url(url: str) -> Any:
     try:
         answer = answers.get(timeout=CONNECT_SECONDS)
     except Empty:
-        raise TimeoutError(f"no answer in {CONNECT_SECONDS:g} s") from None
+        raise TimeoutError(f"no response within {CONNECT_SECONDS:g} s") from None
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -446,13 +446,14 @@ def _digits_table() -> list[str]:
     places = (spec and spec.submodule_search_locations) or ["scikit-learn (not installed)"]
     path = Path(places[0], "datasets", "data", "digits.csv.gz")
     remedy = (
-        "--dataset digits reads those that come with scikit-learn: install it again, or choose "
+        "--dataset digits reads this file of scikit-learn. Install scikit-learn again, or choose "
         "--dataset mnist."
     )
     with reading(path, remedy):
         text = _unpack(read_regular_file(path, DIGITS_BYTES), DIGITS_BYTES)
-    if hashlib.sha256(text).hexdigest() != DIGITS_SHA256:
-        raise UserError(f"{path}: other digits. {remedy}")
+    found = hashlib.sha256(text).hexdigest()
+    if found != DIGITS_SHA256:
+        raise UserError(f"{path}: sha256 {found}, expected {DIGITS_SHA256}. {remedy}")
     return text.decode().splitlines()
 
 

@@ -32,7 +32,7 @@ FAINT = 32
 """Smallest difference from the paper's brightness, of 255, that counts as ink."""
 ARRAY_BYTES = 100_000 * SIDE * SIDE * 8 + 10_000
 """Largest size of a `.npy` file: 100,000 pictures, the limit for a folder, in float64."""
-WHAT_TO_NAME = "Name whole PNG or JPEG files, a folder of them, or a .npy array; leave others out."
+WHAT_TO_NAME = "--input takes a PNG or JPEG file, a folder of such files, or a .npy array."
 
 
 def to_training_form(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -76,7 +76,7 @@ def to_training_form(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     ink = np.maximum(bright, ground) - np.uint8(ground)  # in uint8, as pictures may be large
     brightest = int(ink.max())
     if brightest < FAINT:
-        raise ValueError("nothing is drawn on it")
+        raise ValueError("contains no ink")
     if pixels.shape == (SIDE, SIDE) and paper < FAINT:
         return pixels
     ink[ink < -(-brightest // 8)] = 0
@@ -135,7 +135,7 @@ class Pictures:
         name: Identifies the pictures: the path, and a digest of images and sources.
         images: uint8 (N, 28, 28).
         sources: The source of each picture: a file name, or an array element (`ones.npy[3]`).
-        remarks: One line for each kind of change that was made to pictures.
+        remarks: One line for each kind of change, with the number of pictures.
     """
 
     name: str
@@ -176,8 +176,8 @@ def read_pictures(path: Path) -> Pictures:
             reader.add_file(file)
     if reader.problems:
         raise UserError(first(reader.problems))
-    total = len(reader.images)
-    remarks = [f"{count:,} of {total:,} pictures: {what}." for what, count in reader.kinds.items()]
+    total, changes = len(reader.images), reader.changes.items()
+    remarks = [f"{count:,} of {total:,} pictures: {change}." for change, count in changes]
     images = np.stack(reader.images)
     digest = hashlib.sha256("\n".join(reader.sources).encode() + images.data).hexdigest()
     name = printable(f"{path} (sha256 {digest[:12]})")
@@ -190,7 +190,7 @@ class _Reader:
     def __init__(self) -> None:
         self.images: list[NDArray[np.uint8]] = []
         self.sources: list[str] = []
-        self.kinds: Counter[str] = Counter()
+        self.changes: Counter[str] = Counter()
         self.problems: list[str] = []
 
     def refuse(self, what: Path | str, why: str) -> None:
@@ -199,16 +199,16 @@ class _Reader:
     def add_file(self, path: Path) -> None:
         """Reads a picture file; the suffix of its name has no effect."""
         with self._collecting(), reading(f"--input {path}", WHAT_TO_NAME):
-            pixels, kinds = _read_grey(path)
-            self._add(path, path.name, pixels, kinds)
+            pixels, changes = _read_grey(path)
+            self._add(path, path.name, pixels, changes)
 
     def add_array(self, path: Path) -> None:
         """Reads the pictures of a `.npy` file."""
-        rule = f"shape (N, {SIDE}, {SIDE}), uint8 from 0 to 255 or floats from 0 to 1"
-        with self._collecting(), reading(f"--input {path}", f"It has to have {rule}, and N not 0."):
-            array, kinds = _read_array(path)
+        rule = f"shape (N > 0, {SIDE}, {SIDE}), and uint8 from 0 to 255 or floats from 0 to 1"
+        with self._collecting(), reading(f"--input {path}", f"The array must have {rule}."):
+            array, changes = _read_array(path)
             for index, pixels in enumerate(array):
-                self._add(f"{path}[{index}]", f"{path.name}[{index}]", pixels, kinds)
+                self._add(f"{path}[{index}]", f"{path.name}[{index}]", pixels, changes)
 
     @contextlib.contextmanager
     def _collecting(self) -> Iterator[None]:
@@ -218,24 +218,24 @@ class _Reader:
             self.problems += error.problems
 
     def _add(
-        self, what: Path | str, source: str, pixels: NDArray[np.uint8], kinds: list[str]
+        self, what: Path | str, source: str, pixels: NDArray[np.uint8], changes: list[str]
     ) -> None:
         try:
             image = to_training_form(pixels)
         except ValueError as error:
-            self.refuse(what, f"{error}; it has one brightness all over. Leave it out")
+            self.refuse(what, f"{error}: its pixels have nearly equal brightness. Remove it")
             return
         if image is not pixels:
             if paper_of(pixels) >= 128:
-                kinds = [*kinds, "dark ink on light paper became light on dark"]
-            kinds = [*kinds, f"scaled to fit {BOX}x{BOX} pixels and centred in {SIDE}x{SIDE}"]
+                changes = [*changes, "inverted, because the ink was dark"]
+            changes = [*changes, f"scaled to fit {BOX}x{BOX} pixels and centred in {SIDE}x{SIDE}"]
         self.images.append(image)
         self.sources.append(printable(source))
-        self.kinds.update(kinds)
+        self.changes.update(changes)
 
 
 def _read_array(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
-    """Reads a `.npy` file; returns uint8 (N, 28, 28) and the kinds of changes made."""
+    """Reads a `.npy` file; returns uint8 (N, 28, 28) and the changes made."""
     import numpy as np
 
     array: Any = read_array(path, (SIDE, SIDE), ARRAY_BYTES)
@@ -243,38 +243,38 @@ def _read_array(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
         return array, []
     low, high = array.min(), array.max()
     if not (low >= 0 and high <= 1):  # also true for NaN
-        raise ValueError(f"numbers from {low:.4g} to {high:.4g}")
+        raise ValueError(f"values from {low:.4g} to {high:.4g}")
     parts = np.array_split(array, 1 + len(array) // 1000)  # float64 of all would use much memory
     whole = [np.floor(part.astype(np.float64) * 255 + 0.5).astype(np.uint8) for part in parts]
-    return np.concatenate(whole), ["numbers from 0 to 1 became 0 to 255"]
+    return np.concatenate(whole), ["values from 0 to 1 scaled to 0 to 255"]
 
 
 def _read_grey(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
-    """Reads a picture file; returns grey uint8 (height, width) and the kinds of changes made."""
+    """Reads a picture file; returns grey uint8 (height, width) and the changes made."""
     import numpy as np
 
     image = read_image(path)
     if image.mode.startswith("I"):  # 16 bits per pixel
         deep = np.asarray(image).astype(np.uint32)
-        return ((deep * 255 + 32767) // 65535).astype(np.uint8), ["16 bits became 8"]
-    grey, kinds = _without_colour(image)
+        return ((deep * 255 + 32767) // 65535).astype(np.uint8), ["16 bits per pixel reduced to 8"]
+    grey, changes = _without_colour(image)
     if image.has_transparency_data:
         alpha = np.asarray(image.convert("RGBA").getchannel("A"))
         if alpha.min() < 255:
-            kinds.append("what is transparent counts as paper")
+            changes.append("transparent pixels count as paper")
             grey = _on_paper(grey, alpha)
-    return grey, kinds
+    return grey, changes
 
 
 def _without_colour(image: Image) -> tuple[NDArray[np.uint8], list[str]]:
-    """Returns the brightness of each pixel, and a kind of change if the picture had colour."""
+    """Returns the brightness of each pixel, and the change if the picture had colour."""
     import numpy as np
     from PIL import ImageChops
 
     colours = image.convert("RGB")
     red, green, blue = colours.split()
     is_grey = not any(ImageChops.difference(red, other).getbbox() for other in (green, blue))
-    return np.asarray(colours.convert("L")), [] if is_grey else ["colour became grey"]
+    return np.asarray(colours.convert("L")), [] if is_grey else ["colours converted to grey"]
 
 
 def _on_paper(grey: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -109,9 +109,9 @@ def trace_classifier(
     if len(differing):
         row = differing[0]
         raise UserError(
-            f"the traced model predicts other digits than predictions.csv holds for "
-            f"{len(differing):,} of {len(classes):,} images. The first is idx "
-            f"{predictions.idx[row]}: {classes[row]}, not {predictions.prediction[row]}."
+            f"the traced model and predictions.csv disagree on {len(differing):,} of "
+            f"{len(classes):,} images. The first is idx {predictions.idx[row]}: "
+            f"{classes[row]}, not {predictions.prediction[row]}."
         )
     return graph
 
@@ -162,10 +162,10 @@ def find_pretraining(checkpoint: Path, notes: list[str]) -> Path | None:
         checkpoint: The classifier.
         notes: If no checkpoint is found, a line with the reason is appended.
     """
-    left_out = "Left out: pretraining's curves and reconstructions, for the classifier"
+    left_out = "Left out: pretraining's curves and reconstructions, because"
     digest = read_manifest(checkpoint).run.get("start")
     if digest is None:
-        notes.append(f"{left_out} started from fresh weights.")
+        notes.append(f"{left_out} the classifier started from random weights.")
         return None
     runs = checkpoint.parents[2] if checkpoint.parent.name == FOLDER else checkpoint
     # All runs are searched, as `--fresh` renames old runs.
@@ -174,7 +174,7 @@ def find_pretraining(checkpoint: Path, notes: list[str]) -> Path | None:
             if read_manifest(candidate).digest == digest:
                 verify(candidate)
                 return candidate
-    notes.append(f"{left_out}'s start is not in {runs} any more.")
+    notes.append(f"{left_out} {runs} no longer contains the classifier's start checkpoint.")
     return None
 
 
@@ -213,8 +213,8 @@ def _latents(predictions: Predictions) -> list[Section]:
         name="latents",
     )
     text = (
-        "The trunk maps each image to a point; the head classifies by the point's position. The "
-        "points are test images in the colours of their digits. Drag to turn them."
+        "The trunk maps each image to a point, and the head classifies by the point's position. "
+        "Each point is a test image in the colour of its digit. Drag to rotate the chart."
     )
     return [Section("Latent space", text, chart)]
 
@@ -231,10 +231,10 @@ def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> list[Secti
             chart = parts.curves(read_metrics(path), f"Losses and learning rate of {title.lower()}")
             found.append((title, chart))
         elif path:
-            notes.append(f"Left out: the curves of {title.lower()}, for there is no {path}.")
+            notes.append(f"Left out: the curves of {title.lower()}, because {path} is missing.")
     text = (
-        "The losses on a logarithmic scale; below them other measured values, such as the "
-        "accuracy, and the learning rate of each step."
+        "The upper chart shows the losses on a logarithmic scale. Below are further values, such "
+        "as the accuracy, and the learning rate."
     )
     return [Section("Training", text, parts.side_by_side(found))] if found else []
 
@@ -245,29 +245,30 @@ def _reconstructions(originals: NDArray[np.uint8], restored: NDArray[np.uint8]) 
 
     return Section(
         "Reconstructions",
-        "Test images, and the pretrained autoencoder's reconstructions of them.",
-        parts.pairs(originals, restored, ("original", "restored")),
+        "Test images, and their reconstructions by the pretrained autoencoder.",
+        parts.pairs(originals, restored, ("original", "reconstruction")),
     )
 
 
 def _mistakes(images: NDArray[np.uint8], predictions: Predictions) -> list[Section]:
     from megakit.reporting import report_parts as parts
-    from megakit.reporting.figures import surest_mistakes
+    from megakit.reporting.figures import most_confident_mistakes
     from megakit.reporting.report import Section
 
     labels, probabilities = predictions.label, predictions.probabilities
     matrix = Section(
         "Confusion matrix",
-        "Each row holds the images of one digit; each column those that were taken for one. "
-        "Blue is right. The darker the red, the more of a digit's images went astray.",
+        "Each row shows how the images of one digit were predicted, with one column for each "
+        "predicted digit. Blue cells are right. Darker red cells are more frequent mistakes.",
         parts.confusion_matrix(labels, predictions.prediction, probabilities.shape[1]),
     )
-    surest = surest_mistakes(labels, probabilities)
+    surest = most_confident_mistakes(labels, probabilities)
     if not len(surest):
         return [matrix]
     pictures = Section(
-        "Surest mistakes",
-        "What each image shows, what the classifier took it for, and how sure it was.",
+        "Most confident mistakes",
+        "The wrong predictions with the highest probabilities. Each caption shows the label, the "
+        "prediction and its probability.",
         parts.mistakes(images[surest], labels[surest], probabilities[surest]),
     )
     return [matrix, pictures]

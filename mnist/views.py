@@ -1,20 +1,30 @@
-"""Selects the parts of a validation batch that TensorBoard shows, for each of the two models."""
+"""Selects the parts of a validation batch that TensorBoard shows, one function for each model.
+
+The scripts import this module at their start, so torch and NeMo are imported inside the functions.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from megakit.training.views import View
+    from megakit.training.views import View
 
 
 def view_of_autoencoder(batch: Mapping[str, Any], output: Mapping[str, Any]) -> View:
-    """Shows images, their reconstructions and their latent vectors."""
+    """Selects images, their reconstructions and their latent vectors."""
+    from megakit.training.views import View
+
     images = batch["data"]
     x_hat = output["x_hat"].view_as(images)
     return View(images, batch["label"], reconstructions=x_hat, latent=output["z"])
 
 
 def view_of_classifier(batch: Mapping[str, Any], logits: Tensor) -> View:
-    """Shows images and their predicted classes."""
+    """Selects images and the logits of their classes."""
+    from megakit.training.views import View
+
     return View(batch["data"], batch["label"], logits=logits)

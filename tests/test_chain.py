@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import verify
@@ -181,6 +182,23 @@ def test_predicting_again_replaces_the_file(chain: Chain):
     assert again.status == 0
     assert path.read_bytes() == before
     assert path.stat().st_mtime_ns > written
+
+
+def test_no_figure_of_an_earlier_prediction_stays(chain: Chain, tmp_path: Path):
+    """Without labels, a prediction draws nothing; with labels, it replaces what it draws."""
+    image = mnist_files.read_digits("test")[0][0]
+    Image.fromarray(image).save(tmp_path / "picture.png")
+    folder = chain.runs / "predict-input"
+    folder.mkdir()
+    for name in ("confusion_matrix.png", "mistakes.png", "latent_space.png", "report.html"):
+        (folder / name).write_text("of an earlier prediction")
+    (folder / "notes.txt").write_text("of the user")
+    arguments = ("--input", tmp_path / "picture.png", "--output-dir", chain.runs)
+    result = run_script("model_predict.py", *arguments)
+    assert result.status == 0, result.err
+    assert {path.name for path in folder.iterdir()} == {
+        *("predictions.csv", "summary.json", "log.txt", LOCK_FILE, "notes.txt")
+    }
 
 
 def test_another_option_is_refused_by_name(chain: Chain):

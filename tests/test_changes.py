@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from megakit.job.program import code_of
 from tests.faults.harness import BEFORE_STEP, Fault, Training
 from tests.scripts import REPOSITORY, environment, read_json
 
@@ -52,7 +53,10 @@ EDITS: dict[str, list[tuple[str, str]]] = {
         ("cosine_annealing(options.max_steps)", "cosine_annealing(options.max_steps, 0.2)")
     ],
     "comments, docstrings, formatting, the order of definitions": [
-        ('"""Mean squared error between images and their reconstructions."""', '"""Squared."""'),
+        (
+            '"""Computes the mean squared error between images and their reconstructions.',
+            '"""Squared.',
+        ),
         ("class ExampleModelTrunk(", "# The trunk.\n\n\nclass ExampleModelTrunk("),
         (
             "self.linear2(self.relu(z))",
@@ -170,6 +174,15 @@ def test_what_computes_the_same_changes_nothing(
     rows = [(tmp_path / "runs", "metrics.csv"), (done, "metrics.csv")]
     here, there = ((folder / "pretrain" / name).read_bytes() for folder, name in rows)
     assert here == there
+
+
+@pytest.mark.parametrize("script", ["model_pretrain.py", "model_finetune.py"])
+def test_what_tensorboard_shows_is_no_code_of_the_result(project: Path, script: str) -> None:
+    before = code_of(project / script)
+    views = project / "mnist" / "views.py"
+    assert "def view_of_" in views.read_text()
+    views.write_text(views.read_text().replace('batch["data"]', 'batch["data"][:, :1]'))
+    assert code_of(project / script) == before
 
 
 def test_keeping_a_change(project: Path, stopped: Path, tmp_path: Path) -> None:

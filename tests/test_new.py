@@ -46,12 +46,12 @@ def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "takes the folder to make: ./run new ../my-model"),
-        (["<tmp>/full"], "<tmp>/full is there already and is no empty folder"),
-        (["<tmp>/full/file"], "<tmp>/full/file is there already and is no empty folder"),
+        ([], "needs the folder to create: ./run new ../my-model"),
+        (["<tmp>/full"], "<tmp>/full exists and is not an empty folder"),
+        (["<tmp>/full/file"], "<tmp>/full/file exists and is not an empty folder"),
         ([REPOSITORY / "mine"], "mine is inside this project"),
         ([REPOSITORY], "is inside this project"),
-        (["<tmp>/full/file/below"], "<tmp>/full/file/below can't be written"),
+        (["<tmp>/full/file/below"], "<tmp>/full/file/below cannot be written"),
         (["<tmp>/made", "--fresh"], "takes PATH and --venv DIR, not --fresh"),
         (["<tmp>/made", "<tmp>/another"], "takes one PATH, not also <tmp>/another"),
         (["<tmp>/made", "--venv"], "--venv takes a folder"),

@@ -98,7 +98,7 @@ def test_a_single_picture(runs: Path, test_images: Path, tmp_path: Path) -> None
     said = predict(runs, "--input", tmp_path / "seven.jpg", "--data-dir", tmp_path / "nowhere")
     (row,) = read_csv(runs / "predict-input" / "predictions.csv")
     assert f"seven.jpg    {row['prediction']}, " in said
-    for kind in ("dark ink on light paper", "scaled to fit 20x20"):
+    for kind in ("inverted, because the ink was dark", "scaled to fit 20x20"):
         assert f"1 of 1 pictures: {kind}" in said
     assert "trained on digits" in said
     assert not (tmp_path / "nowhere").exists()

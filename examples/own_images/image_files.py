@@ -64,7 +64,8 @@ class FolderOptions:
         """
         if self.resolve_dataset(None, print) != dataset:
             raise UserError(
-                f"--data-dir {self.data_dir}: changed since this command began. Start it again."
+                f"--data-dir {self.data_dir}: changed since this command began. Start the command "
+                "again."
             )
 
 
@@ -90,13 +91,14 @@ def check_folders(data_dir: Path) -> None:
         folder = data_dir / split
         if not list_images(folder):
             problems.append(
-                f"{folder}: holds no images. --data-dir needs train, val and test, each with a "
-                "folder of PNG or JPEG files for every class."
+                f"{folder}: contains no images. --data-dir needs the folders train, val and test, "
+                "each with one folder of PNG, JPEG, BMP or WebP files per class."
             )
         elif unknown := set(list_classes(folder)) - set(classes):
             problems.append(
-                f"{folder}: has classes that {data_dir / 'train'} has not: "
-                f"{', '.join(sorted(unknown))}. Add images of them there, or remove these."
+                f"{folder}: has classes that {data_dir / 'train'} lacks: "
+                f"{', '.join(sorted(unknown))}. Add training images of these classes, or remove "
+                "their folders here."
             )
     if problems:
         raise UserError(map(printable, problems))  # names of folders may have any characters

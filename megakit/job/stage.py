@@ -1,6 +1,8 @@
 """Describes a script's stage in a chain of scripts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +20,8 @@ class Stage:
             config. The start checkpoint or else the option of this name then sets the number.
         num_pipeline_stages: The number of pipeline stages has to divide this number.
         num_heads: Attention heads, which tensor parallelism splits; 0 for a model without them.
+        view: Selects what TensorBoard shows of a batch and the model's output. A change of a
+            stage's view does not change the code that identifies a run.
     """
 
     name: str
@@ -28,3 +32,4 @@ class Stage:
     width: int | str = 1
     num_pipeline_stages: int = 1
     num_heads: int = 0
+    view: Callable[[Any, Any], Any] | None = None

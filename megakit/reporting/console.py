@@ -114,62 +114,44 @@ class Progress:
     BAR = 20  # columns
 
     def __init__(self, console: Console, title: str, total: int, start: int = 0) -> None:
-        self.console = console
-        self.title = title
-        self.total = total
-        self.start = start
+        self.console, self.title, self.total, self.start = console, title, total, start
         self.began = self.shown_at = time.monotonic()
         self.shown_tenth = start * 10 // max(1, total)
 
     def update(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Shows the step and some values, if an update is due.
-
-        Args:
-            step: The number of completed steps.
-            values: Losses and other values by name; None is left out.
-        """
-        if self.console.silent:
-            return
-        now = time.monotonic()
+        """Shows the number of completed steps and values by name, if an update is due."""
+        console = self.console
+        seconds = time.monotonic() - self.shown_at
         tenth = step * 10 // max(1, self.total)
-        if self.console.is_terminal:
-            if now - self.shown_at < 0.1 and step < self.total:
-                return
-        elif tenth == self.shown_tenth and now - self.shown_at < 30:
-            return
-        self.shown_at, self.shown_tenth = now, tenth
-        if self.console.is_terminal:
-            # Some terminals start a new line when the last column is written.
-            width = self.console.columns - 1
-            self.console.replace_line(self._line(step, now - self.began, values, width))
+        if console.is_terminal:
+            is_due = seconds >= 0.1 or step >= self.total
         else:
-            self.console.say(self._line(step, now - self.began, values))
+            is_due = tenth != self.shown_tenth or seconds >= 30
+        if console.silent or not is_due:
+            return
+        self.shown_at, self.shown_tenth = self.shown_at + seconds, tenth
+        if console.is_terminal:
+            # Some terminals start a new line when the last column is written.
+            console.replace_line(self._line(step, values, console.columns - 1))
+        else:
+            console.say(self._line(step, values))
 
     def close(self) -> None:
         """Ends the line, so that the next output starts on a new line."""
         self.console.end_line()
 
-    def _line(
-        self,
-        step: int,
-        seconds: float,
-        values: Mapping[str, float | None],
-        width: int | None = None,
-    ) -> str:
+    def _line(self, step: int, values: Mapping[str, float | None], width: int | None = None) -> str:
         """Returns the line in at most `width` columns.
 
         If there is too little space, the bar is shortened, then the unit; then the bar is left
         out, and the line is cut.
         """
-        rate = (step - self.start) / seconds if seconds > 0 else 0.0
+        rate = (step - self.start) / max(self.shown_at - self.began, 1e-9)
         left = (self.total - step) / rate if rate > 0 else 0.0
-        shown = "".join(
-            f"  {name} {value:.4f}" for name, value in values.items() if value is not None
-        )
-        rest = (
-            f"{step:>{len(str(self.total))}}/{self.total}{shown}"
-            f"  {rate:.0f} steps/s  {_clock(left)} left"
-        )
+        measured = [(name, value) for name, value in values.items() if value is not None]
+        shown = "".join(f"  {name} {value:.4f}" for name, value in measured)
+        count = f"{step:>{len(str(self.total))}}/{self.total}"
+        rest = f"{count}{shown}  {rate:.0f} steps/s  {_clock(left)} left"
         room = self.BAR if width is None else width - len(self.title) - len(rest) - 2
         if room < self.BAR // 2:
             rest = rest.replace(" steps/s", "/s")

@@ -22,9 +22,7 @@ INK = "#24292f"
 GOOD, BAD = "#2f6fb0", "#bd1f01"
 
 STYLE: dict[str, Any] = {
-    "figure.facecolor": "white",
     "figure.dpi": 120,
-    "savefig.dpi": 120,
     "font.family": "DejaVu Sans",  # included in matplotlib
     "font.size": 11,
     "text.color": INK,
@@ -48,10 +46,8 @@ STYLE: dict[str, Any] = {
 def figure_style() -> Iterator[None]:
     """Applies the style to figures that are created and drawn inside the `with` block."""
     import matplotlib
-    from cycler import cycler
 
-    cycle = {"axes.prop_cycle": cycler(color=CLASS_COLORS)}  # for elements without a colour
-    with matplotlib.rc_context({**STYLE, **cycle}):
+    with matplotlib.rc_context(STYLE):
         yield
 
 

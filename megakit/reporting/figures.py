@@ -6,7 +6,6 @@ files. pyplot is not used, because pyplot stores figures and searches for a disp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,13 +21,7 @@ if TYPE_CHECKING:
 def confusion_matrix(
     labels: NDArray[np.int64], predictions: NDArray[np.int64], num_classes: int
 ) -> Figure:
-    """Draws how often each label got each prediction.
-
-    Args:
-        labels: True classes (N,).
-        predictions: Predicted classes (N,).
-        num_classes: The number of classes.
-    """
+    """Draws how often each label (N,) got each prediction (N,)."""
     from matplotlib.figure import Figure
 
     counts, shares = count_confusions(labels, predictions, num_classes)
@@ -37,34 +30,29 @@ def confusion_matrix(
         figure = Figure((8, 7.2))
         axes = figure.add_axes((0.09, 0.09, 0.8, 0.8))
         axes.imshow(_confusion_colors(shares), aspect="auto")
+        style: dict[str, Any] = {"va": "center", "fontsize": 10}
         for (row, column), count in np.ndenumerate(counts):
             if count:
                 is_dark = row == column and shares[row, column] > 0.4
-                axes.text(
-                    column,
-                    row,
-                    f"{count:,}",
-                    ha="center",
-                    va="center",
-                    fontsize=10,
-                    color="white" if is_dark else INK,
-                )
+                color = "white" if is_dark else INK
+                axes.text(column, row, f"{count:,}", ha="center", color=color, **style)
         for row, (share, total) in enumerate(zip(np.diag(shares), totals, strict=True)):
-            text = f"{share:.1%}" if total else "none"
-            axes.text(num_classes - 0.4, row, text, va="center", fontsize=10)
-        axes.text(num_classes - 0.4, -0.75, "right", va="center", fontsize=10)
-        axes.set_xticks(range(num_classes))
-        axes.set_yticks(range(num_classes))
+            axes.text(num_classes - 0.4, row, f"{share:.1%}" if total else "none", **style)
+        axes.text(num_classes - 0.4, -0.75, "right", **style)
         between = np.arange(num_classes + 1) - 0.5
         axes.set_xticks(between, minor=True)
         axes.set_yticks(between, minor=True)
         axes.grid(which="minor")
         axes.tick_params(which="both", length=0)
         axes.spines[:].set_visible(False)
-        axes.set_xlabel("predicted")
-        axes.set_ylabel("label")
-        right = int(np.trace(counts))
-        axes.set_title(f"{right / max(len(labels), 1):.2%} of {len(labels):,} predicted right")
+        accuracy = np.trace(counts) / max(len(labels), 1)
+        axes.set(
+            xticks=range(num_classes),
+            yticks=range(num_classes),
+            xlabel="predicted",
+            ylabel="label",
+            title=f"{accuracy:.2%} of {len(labels):,} predicted right",
+        )
     return figure
 
 
@@ -81,70 +69,13 @@ def _confusion_colors(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     return blended
 
 
-def surest_mistakes(
+def most_confident_mistakes(
     labels: NDArray[np.int64], probabilities: NDArray[np.float64], most: int = 25
 ) -> NDArray[np.int64]:
-    """Returns the indices of the wrong predictions with the highest probability, highest first.
-
-    Args:
-        labels: True classes (N,).
-        probabilities: Probability of each class (N, K).
-        most: The largest number of indices.
-    """
+    """Returns the wrong rows of (N, classes) with the highest probability, highest first."""
     wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
     order = np.argsort(-probabilities[wrong].max(axis=1), kind="stable")
     return wrong[order[:most]]
-
-
-def mistakes(
-    images: Sequence[NDArray[Any]],
-    labels: NDArray[np.int64],
-    predictions: NDArray[np.int64],
-    probabilities: NDArray[np.float64],
-    num_mistakes: int,
-) -> Figure:
-    """Draws wrongly predicted pictures with label, prediction and probability.
-
-    Args:
-        images: The M pictures to show, each (height, width); high values are dark.
-        labels: True classes (M,).
-        predictions: Predicted classes (M,).
-        probabilities: Probabilities of the predicted classes (M,).
-        num_mistakes: The number of all mistakes.
-    """
-    from matplotlib.figure import Figure
-
-    columns = 5
-    rows = max(1, -(-len(images) // columns))
-    with figure_style():
-        figure = Figure((8, 0.95 + 1.75 * rows))
-        height = figure.get_figheight()
-        shown = f"The {len(images)} surest of {num_mistakes:,} mistakes"
-        if len(images) == num_mistakes:
-            shown = (
-                f"All {num_mistakes} mistakes, the surest first" if num_mistakes else "No mistakes"
-            )
-        figure.suptitle(shown, x=0.03, y=1 - 0.35 / height, ha="left", weight="bold", size=14)
-        for place, image in enumerate(images):
-            row, column = divmod(place, columns)
-            bottom = height - 0.6 - 1.75 * (row + 1)
-            axes = figure.add_axes(
-                ((0.25 + 1.53 * column) / 8, (bottom + 0.08) / height, 1.38 / 8, 1.38 / height)
-            )
-            axes.imshow(image, cmap="gray_r", interpolation="nearest")
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.spines[:].set_visible(True)
-            text = (
-                f"{labels[place]} taken for {predictions[place]}, {_percent(probabilities[place])}"
-            )
-            axes.set_title(text, size=9, weight="normal", pad=4)
-    return figure
-
-
-def _percent(share: float) -> str:
-    """Returns a share in per cent, rounded down: only a share of 1 gives 100%."""
-    return f"{np.floor(share * 1000) / 10:.1f}%"
 
 
 def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:

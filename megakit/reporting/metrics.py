@@ -36,10 +36,7 @@ class Metrics:
 
     def __getitem__(self, column: str) -> float | None:
         """Returns the value of a column; None if the step has no value."""
-        value: float | None = (
-            getattr(self, column) if column in COLUMNS else self.values.get(column)
-        )
-        return value
+        return vars(self)[column] if column in COLUMNS else self.values.get(column)
 
 
 #: Size limit of metrics.csv: about ten million rows, more than any run logs.
@@ -74,14 +71,10 @@ class MetricsFile:
         saved: Path | None = None,
         check_place: Callable[[], None] = lambda: None,
     ) -> None:
-        self.path = path
-        self.check_place = check_place
+        self.path, self.check_place = path, check_place
         source = saved if saved is not None and saved.exists() else path
-        self.kept: list[Metrics] = []
-        self._further: list[str] = []
-        if after and source.exists():
-            rows, self._further = _read(source)
-            self.kept = [row for row in rows if row.step <= after]
+        rows, self._further = _read(source) if after and source.exists() else ([], [])
+        self.kept = [row for row in rows if row.step <= after]
         write_atomically(path, _as_csv(self.kept, self._further, header=True))
 
     def append(self, row: Metrics) -> None:
@@ -90,8 +83,7 @@ class MetricsFile:
         If the row has columns that the file lacks, the file is rewritten with a longer header.
         """
         self.check_place()
-        new = [name for name in row.values if name not in self._further]
-        if new:
+        if new := [name for name in row.values if name not in self._further]:
             self._further += new
             rows = [*read_metrics(self.path), row]
             write_atomically(self.path, _as_csv(rows, self._further, header=True))

@@ -55,14 +55,10 @@ class Predictions:
         """Orders samples by index, and converts logits (N, classes) to probabilities."""
         order = np.argsort(idx, kind="stable")
         shifted = logits[order].astype(np.float64)
-        shifted -= shifted.max(axis=1, keepdims=True)
-        exponentials = np.exp(shifted)
-        return cls(
-            idx[order],
-            label[order],
-            exponentials / exponentials.sum(axis=1, keepdims=True),
-            None if latent is None else latent[order],
-        )
+        exponentials = np.exp(shifted - shifted.max(axis=1, keepdims=True))
+        probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+        latent = None if latent is None else latent[order]
+        return cls(idx[order], label[order], probabilities, latent)
 
     @property
     def is_labelled(self) -> bool:

@@ -7,9 +7,7 @@ content security policy in the page's head forbids the browser to fetch anything
 import base64
 import html
 import importlib
-import io
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megakit.reporting.drawing import to_png
 from megakit.reporting.figure_style import BAD, GOOD
 from megakit.reporting.files import write_atomically
 
@@ -28,12 +27,9 @@ INTERPRETER = TEMPLATE.with_name("graph.js")
 
 @dataclass(frozen=True)
 class Section:
-    """Holds a section of the page.
+    """Holds a section of the page: a heading, a description as plain text, and HTML.
 
-    Attributes:
-        title: The heading.
-        text: A description of the content, as plain text.
-        body: HTML. A script that needs the charts has to wait for the event `DOMContentLoaded`.
+    A script in the HTML that needs the charts has to wait for the event `DOMContentLoaded`.
     """
 
     title: str
@@ -95,73 +91,51 @@ def chart(
         name: The id of the element, for a script.
         height: The height in CSS pixels.
     """
-    identity = f' id="{html.escape(name)}"' if name else ""
-    figure = embed_json({"data": list(traces), "layout": dict(layout)})
+    figure = embed_json({"data": traces, "layout": layout})
     return (
-        f'<div class=chart{identity} role=img aria-label="{html.escape(label)}" '
+        f'<div class=chart{_id(name)} role=img aria-label="{html.escape(label)}" '
         f'style="height: {height}px">{figure}</div>'
     )
 
 
 def picture(image: NDArray[np.uint8], description: str) -> str:
     """Returns an image (H, W), 0 black and 255 white, as an HTML element with embedded data."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
+    data = base64.b64encode(to_png(image)).decode()
     return f'<img src="data:image/png;base64,{data}" alt="{html.escape(description)}">'
 
 
 def embed_json(value: Any, name: str = "") -> str:
-    """Returns an HTML element with JSON data for a script; NaN and infinity become null.
+    """Returns an HTML element with JSON data for a script, which parses the element's text.
 
     Args:
-        value: A value of JSON types and arrays of numbers.
-        name: The id of the element; the script parses the element's text.
+        value: A value of JSON types and arrays of numbers. NaN and infinity become null.
+        name: The id of the element.
     """
-    text = json.dumps(_as_json(value), separators=(",", ":"), allow_nan=False)
-    identity = f' id="{html.escape(name)}"' if name else ""
+    encoder = importlib.import_module("plotly.utils").PlotlyJSONEncoder
+    text = json.dumps(value, cls=encoder, separators=(",", ":"))
     # "<" could end the element; JSON strings may contain this escape sequence instead.
-    return (
-        f'<script type="application/json"{identity}>{text.replace("<", chr(92) + "u003c")}</script>'
-    )
+    text = text.replace("<", "\\u003c")
+    return f'<script type="application/json"{_id(name)}>{text}</script>'
 
 
 def embed_graph(
     description: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]], name: str
 ) -> str:
-    """Returns HTML with a traced model and the script that runs the model.
+    """Returns HTML with a `megakit.models.graph.Graph` and the script that runs the graph.
 
-    A later script of the page passes the element's text to `readGraph`.
-
-    Args:
-        description: `description()` of a `megakit.models.graph.Graph`.
-        weights: The graph's weights.
-        name: The id of the element with the model.
+    A later script of the page passes the text of the element `name` to `readGraph`. The weights are
+    stored as little-endian float32 in base64.
     """
-    model = embed_json({"graph": description, "weights": embed_arrays(weights)}, name)
-    return f"{model}\n<script>\n{INTERPRETER.read_text('utf-8')}</script>"
-
-
-def embed_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
-    """Returns arrays as JSON: the shape, and the little-endian float32 values in base64."""
-    return {
-        name: {
+    arrays = {
+        weight: {
             "shape": list(array.shape),
             "float32": base64.b64encode(array.astype("<f4").tobytes()).decode(),
         }
-        for name, array in arrays.items()
+        for weight, array in weights.items()
     }
+    model = embed_json({"graph": description, "weights": arrays}, name)
+    return f"{model}\n<script>\n{INTERPRETER.read_text('utf-8')}</script>"
 
 
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _as_json(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return _as_json(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_as_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def _id(name: str) -> str:
+    return f' id="{html.escape(name)}"' if name else ""

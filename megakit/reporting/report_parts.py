@@ -19,9 +19,7 @@ TICKS = [times * 10.0**power for power in range(-6, 4) for times in (1, 2, 5)]
 def curves(rows: Sequence[Metrics], label: str) -> str:
     """Returns a chart of losses over steps; below, further values (if any) and the learning rate.
 
-    Args:
-        rows: The rows of a metrics.csv.
-        label: A description of the chart, for users who cannot see the chart.
+    `label` describes the chart for users who cannot see the chart.
     """
 
     def line(column: str, title: str, color: str, **more: Any) -> dict[str, Any]:
@@ -68,26 +66,22 @@ def points_in_space(
         classes: The class of each point, int64 (N,).
         label: A description of the chart, for users who cannot see the chart.
         name: The id of the element, for a script.
-        most: The largest number of points to show, evenly selected from all points.
+        most: The largest number of points, which are evenly selected from all points.
     """
     shown = np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).astype(np.int64))
     points, classes = np.round(points[shown, :3].astype(np.float64), 3), classes[shown]
     points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))  # missing dimensions are 0
     traces, names = [], []
+    shared = {"type": "scatter3d", "mode": "markers", "hoverinfo": "name"}
     for k in np.unique(classes).tolist():
         of_class = points[classes == k]
-        traces.append(
-            {
-                **dict(zip("xyz", of_class.T, strict=True)),
-                **{"type": "scatter3d", "mode": "markers", "name": str(k), "hoverinfo": "name"},
-                "marker": {"size": 2, "color": class_color(k)},
-            }
-        )
+        marker = {"size": 2, "color": class_color(k)}
+        place = dict(zip("xyz", of_class.T, strict=True))
+        traces.append({**shared, **place, "name": str(k), "marker": marker})
         # Names at the class medians help users who cannot distinguish the colours.
-        middle = dict(zip("xyz", np.median(of_class, axis=0).tolist(), strict=True))
-        names.append(
-            {**middle, "text": f"<b>{k}</b>", "showarrow": False, "bgcolor": "rgba(255,255,255,.7)"}
-        )
+        place = dict(zip("xyz", np.median(of_class, axis=0), strict=True))
+        style = {"showarrow": False, "bgcolor": "rgba(255,255,255,.7)"}
+        names.append({**place, "text": f"<b>{k}</b>", **style})
     layout = {"legend": {"itemsizing": "constant"}, "scene": {"annotations": names}}
     return chart(traces, layout, label, name=name, height=540)
 
@@ -95,13 +89,7 @@ def points_in_space(
 def confusion_matrix(
     labels: NDArray[np.int64], predictions: NDArray[np.int64], num_classes: int
 ) -> str:
-    """Returns a table of how often each label got each prediction, with the share of right ones.
-
-    Args:
-        labels: True classes (N,).
-        predictions: Predicted classes (N,).
-        num_classes: The number of classes.
-    """
+    """Returns a table of how often each label (N,) got each prediction (N,), and accuracies."""
     counts, shares = count_confusions(labels, predictions, num_classes)
     totals = counts.sum(axis=1)
     # Mistakes are few. A separate colour scale shows the most frequent mistakes.
@@ -128,19 +116,13 @@ def confusion_matrix(
 def mistakes(
     images: NDArray[np.uint8], labels: NDArray[np.int64], probabilities: NDArray[np.float64]
 ) -> str:
-    """Returns pictures with label, prediction and probability.
-
-    Args:
-        images: The pictures (M, H, W).
-        labels: True classes (M,).
-        probabilities: Probability of each class (M, K).
-    """
+    """Returns pictures (M, H, W), with label, prediction and probability from (M, classes)."""
 
     def figure(image: NDArray[np.uint8], label: int, of_class: NDArray[np.float64]) -> str:
+        percent = np.floor(of_class.max() * 1000) / 10  # only a probability of 1 is 100%
         return (
             f"<figure>{picture(image, f'A picture of class {label}')}<figcaption><b>{label}</b> "
-            f"as <b class=wrong>{of_class.argmax()}</b><br>{_percent(of_class.max())}"
-            "</figcaption></figure>"
+            f"as <b class=wrong>{of_class.argmax()}</b><br>{percent:.1f}%</figcaption></figure>"
         )
 
     shown = map(figure, images, labels.tolist(), probabilities)
@@ -164,8 +146,3 @@ def side_by_side(parts: Iterable[tuple[str, str]]) -> str:
     """Returns parts under small headings, side by side if the page is wide enough."""
     cells = [f"<div><h3>{html.escape(title)}</h3>{part}</div>" for title, part in parts]
     return f"<div class=side-by-side>{''.join(cells)}</div>"
-
-
-def _percent(share: float) -> str:
-    """Returns a share in per cent, rounded down: only a share of 1 gives 100%."""
-    return f"{np.floor(share * 1000) / 10:.1f}%"

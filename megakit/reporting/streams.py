@@ -19,8 +19,8 @@ class LastingFile(io.FileIO):
 
     Args:
         descriptor: A descriptor that is open for writing.
-        is_result: Whether errors other than a missing reader, such as a full disk, are raised. If
-            false, such an error is treated like a missing reader.
+        is_result: Whether to raise errors other than a missing reader, such as a full disk.
+            Otherwise, such an error is treated like a missing reader.
     """
 
     def __init__(self, descriptor: int, is_result: bool) -> None:
@@ -61,14 +61,16 @@ class LastingFile(io.FileIO):
 
     def _redirect(self) -> None:
         # Replaces the descriptor itself, because C++ libraries write to it as well.
-        for path in (self.instead, os.devnull):
-            try:
-                other = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            except OSError:
-                continue
-            os.dup2(other, self.fileno(), inheritable=self.fileno() <= 2)
-            os.close(other)
-            return
+        try:
+            other = _open_to_append(self.instead)
+        except OSError:
+            other = _open_to_append(os.devnull)
+        os.dup2(other, self.fileno(), inheritable=self.fileno() <= 2)
+        os.close(other)
+
+
+def _open_to_append(path: Path | str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
 def secure_streams() -> None:
@@ -95,10 +97,7 @@ def secure_streams() -> None:
 
 
 def open_stream(descriptor: int, is_result: bool, like: TextIO | None = None) -> TextIO:
-    """Opens a text stream on a `LastingFile`, with the settings of another stream.
-
-    Without another stream, the text stream is line-buffered and uses UTF-8.
-    """
+    """Opens a text stream on a `LastingFile`, like another stream, or line-buffered in UTF-8."""
     return io.TextIOWrapper(
         io.BufferedWriter(LastingFile(descriptor, is_result)),
         encoding=getattr(like, "encoding", "utf-8"),
@@ -129,7 +128,7 @@ def diverted(log: Path | str = os.devnull) -> Iterator[None]:
     for stream in streams:
         stream.flush()
     kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    file = _open_to_append(log)
     try:
         for descriptor in kept:
             os.dup2(file, descriptor)

@@ -25,9 +25,7 @@ class TensorBoard:
     """
 
     def __init__(self, logger: TensorBoardLogger, section: str, after: int = 0) -> None:
-        self.logger = logger
-        self.section = section
-        self.after = after
+        self.logger, self.section, self.after = logger, section, after
 
     @cached_property
     def _writers(self) -> dict[str, Any]:
@@ -39,13 +37,7 @@ class TensorBoard:
         }
 
     def add_values(self, part: str, values: Mapping[str, float | None], step: int) -> None:
-        """Adds one point to each of several curves.
-
-        Args:
-            part: `train` or `validation`.
-            values: The values by name of the curve; None is left out.
-            step: The step of the values.
-        """
+        """Adds a value to each curve of the part `train` or `validation`; None is left out."""
         for name, value in values.items():
             if value is not None:
                 self._writers[part].add_scalar(f"{self.section}/{name}", value, step)
@@ -79,13 +71,9 @@ class TensorBoard:
         images: NDArray[np.uint8],
         step: int,
     ) -> None:
-        """Adds latent points for TensorBoard's projector; 1,000 points take 0.1 s.
+        """Adds latent points (N, dimensions) for TensorBoard's projector; 1,000 points take 0.1 s.
 
-        Args:
-            latent: The latent points (N, dimensions).
-            label: The class of each point (N,).
-            images: The image at each point (N, height, width).
-            step: The step of the model.
+        Each point is shown as its image (N, height, width).
         """
         import torch
 

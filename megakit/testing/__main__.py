@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "factory",
         metavar="package.module:factory",
-        help="a function or class that makes the dataset when called without arguments",
+        help="a function or class that builds the dataset when called without arguments",
     )
     parser.add_argument(
         "--quick", action="store_true", help="start no other processes, which take some seconds"
@@ -25,8 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         factory = _find(options.factory)
-    except _NotFoundError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+    except (ImportError, AttributeError) as error:
+        message = f"{options.factory!r} cannot be used: {error}. Name package.module:factory."
+        print(f"{parser.prog}: {message}", file=sys.stderr)
         return 2
 
     from megakit.testing.datasets import assert_dataset_compatible_with_megatron
@@ -41,23 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-class _NotFoundError(Exception):
-    """There is no factory of the given name."""
-
-
 def _find(name: str) -> Callable[[], Any]:
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise _NotFoundError(f"{name!r} should be package.module:factory.")
     from megakit.testing.processes import importing_nemo
 
-    try:
-        module = importing_nemo(partial(importlib.import_module, module_name))
-        factory = getattr(module, function_name)
-    except (ImportError, AttributeError) as error:
-        raise _NotFoundError(f"{name!r} cannot be found: {error}. Is its folder here?") from error
+    module_name, _, function_name = name.partition(":")
+    if not (module_name and function_name):
+        raise ImportError("it does not name a module and a function")
+    module = importing_nemo(partial(importlib.import_module, module_name))
+    factory: Callable[[], Any] = getattr(module, function_name)
     if not callable(factory):
-        raise _NotFoundError(f"{name!r} is a {type(factory).__name__}; it should be a function.")
+        raise ImportError(f"it is a {type(factory).__name__} and not a function")
     return factory
 
 

@@ -4,6 +4,7 @@ The path of a difference inside the sample is reported, for example `sample['tok
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,17 +22,15 @@ def assert_elements_equal(a: Any, b: Any) -> None:
     Raises:
         AssertionError: If the samples differ; the error names the first difference and both values.
     """
-    difference = first_difference(a, b)
-    if difference:
+    if difference := first_difference(a, b):
         raise AssertionError(difference)
 
 
 def first_difference(a: Any, b: Any, path: str = "sample") -> str | None:
     """Return a description of the first difference of two samples, or None."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return _tensor_difference(a, b, path)
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return _array_difference(a, b, path)
+    for kind in (torch.Tensor, np.ndarray):
+        if isinstance(a, kind) and isinstance(b, kind):
+            return _array_difference(a, b, path)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         if a.keys() != b.keys():
             return f"{path} has the keys {list(a)} and {list(b)}"
@@ -42,11 +41,8 @@ def first_difference(a: Any, b: Any, path: str = "sample") -> str | None:
     parts_a, parts_b = _parts(a, path), _parts(b, path)
     if parts_a is None or parts_b is None:
         return None if _is_same_value(a, b) else f"{path} is {_short(a)} and {_short(b)}"
-    for part_path, part in parts_a.items():
-        difference = first_difference(part, parts_b.get(part_path), part_path)
-        if difference:
-            return difference
-    return None
+    differences = (first_difference(part, parts_b.get(at), at) for at, part in parts_a.items())
+    return next(filter(None, differences), None)
 
 
 def leaves(sample: Any, path: str = "sample") -> Iterator[tuple[str, Any]]:
@@ -65,14 +61,13 @@ def shared_memory(a: Any, b: Any) -> tuple[str, str] | None:
     Read-only arrays, for example of a memory-mapped file, are ignored, because sharing them is
     safe. Memory of other devices than the CPU is ignored, too.
     """
-    blocks_b = [(path, _memory_of(leaf)) for path, leaf in leaves(b)]
-    for path_a, leaf in leaves(a):
-        block_a = _memory_of(leaf)
-        if block_a is None:
-            continue
-        for path_b, block_b in blocks_b:
-            if block_b is not None and np.shares_memory(block_a, block_b):
-                return path_a, path_b
+    memory_a, memory_b = (
+        [(path, memory) for path, leaf in leaves(x) if (memory := _memory_of(leaf)) is not None]
+        for x in (a, b)
+    )
+    for (path_a, block_a), (path_b, block_b) in itertools.product(memory_a, memory_b):
+        if np.shares_memory(block_a, block_b):
+            return path_a, path_b
     return None
 
 
@@ -90,33 +85,24 @@ def _parts(value: Any, path: str) -> dict[str, Any] | None:
     return None
 
 
-def _tensor_difference(a: torch.Tensor, b: torch.Tensor, path: str) -> str | None:
-    for name in ("dtype", "shape", "device", "layout"):
-        of_a, of_b = getattr(a, name), getattr(b, name)
-        if of_a != of_b:
-            return f"{path} has the {name} {_short(of_a)} and {_short(of_b)}"
-    if a.layout is not torch.strided:
-        a, b = a.to_dense(), b.to_dense()
-    same = (a == b) | ((a != a) & (b != b))
-    return None if bool(same.all()) else _place_of_difference(a, b, same.cpu().numpy(), path)
-
-
-def _array_difference(a: NDArray[Any], b: NDArray[Any], path: str) -> str | None:
-    for name in ("dtype", "shape"):
-        of_a, of_b = getattr(a, name), getattr(b, name)
+def _array_difference(a: Any, b: Any, path: str) -> str | None:
+    for name in ("dtype", "shape", "device", "layout"):  # numpy's arrays lack a layout
+        of_a, of_b = getattr(a, name, None), getattr(b, name, None)
         if of_a != of_b:
             return f"{path} has the {name} {of_a} and {of_b}"
+    if isinstance(a, torch.Tensor) and a.layout is not torch.strided:
+        a, b = a.to_dense(), b.to_dense()
     if a.dtype == object:
         return first_difference(a.tolist(), b.tolist(), path)
-    same = (a == b) | ((a != a) & (b != b))  # also correct for NaT
-    return None if same.all() else _place_of_difference(a, b, np.asarray(same), path)
-
-
-def _place_of_difference(a: Any, b: Any, same: NDArray[np.bool_], path: str) -> str:
-    place = tuple(int(axis[0]) for axis in np.nonzero(~same)) if same.ndim else ()
+    different = (a != b) & ((a == a) | (b == b))  # NaN and NaT equal themselves
+    if not different.any():
+        return None
+    places = np.argwhere(np.asarray(different.cpu() if isinstance(a, torch.Tensor) else different))
+    place = tuple(places[0].tolist())
     where = f"{path}{list(place)}" if place else path
     what = f"{where} is {_short(a[place])} and {_short(b[place])}"
-    return what if same.size == 1 else f"{what} ({(~same).sum()} of {same.size} values differ)"
+    size = np.prod(a.shape, dtype=int)
+    return what if size == 1 else f"{what} ({len(places)} of {size} values differ)"
 
 
 def _is_same_value(a: Any, b: Any) -> bool:
@@ -135,25 +121,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-class _Window:
-    """Exposes a tensor's memory to numpy, also for dtypes that numpy lacks."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        size = tensor.element_size()
-        self.__array_interface__ = {
-            "data": (tensor.data_ptr(), False),
-            "shape": tuple(tensor.shape),
-            "strides": tuple(stride * size for stride in tensor.stride()),
-            "typestr": f"|V{size}",
-            "version": 3,
-        }
+#: Integers of a size, because numpy lacks some of torch's dtypes.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 def _memory_of(leaf: Any) -> NDArray[Any] | None:
+    """Returns an array in the memory of a leaf; None if the memory cannot be changed."""
     if isinstance(leaf, np.ndarray):
         return leaf if leaf.flags.writeable else None
     is_plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
     if is_plain and leaf.device.type == "cpu" and leaf.numel():
-        return np.asarray(_Window(leaf))
+        plain = leaf.detach().resolve_conj().resolve_neg()
+        return np.asarray(plain.view(_INTEGERS[leaf.element_size()]))
     return None

@@ -32,11 +32,7 @@ USE_OWN_GENERATOR = (
     "Take random numbers from megakit.data.sample_generator(seed, epoch, index), or uniform(...) "
     "for batches."
 )
-
-USE_ONE_FUNCTION = (
-    "Likely a transform is left out in one of the two, or the order is lost; let both use one "
-    "function."
-)
+USE_ONE_FUNCTION = "Likely causes: a missing transform, or another order. Use one function in both."
 
 
 def assert_dataset_compatible_with_megatron(
@@ -77,12 +73,10 @@ def assert_dataset_compatible_with_megatron(
     """
 
     def difference(a: Any, b: Any) -> str | None:
-        if assert_elements_equal is elements_equal:
-            return first_difference(a, b)
         try:
             assert_elements_equal(a, b)
         except AssertionError as error:
-            return f"sample: {error}"
+            return str(error) if assert_elements_equal is elements_equal else f"sample: {error}"
         return None
 
     with generators_restored():
@@ -142,15 +136,14 @@ def check_length(dataset: Any, index: Index) -> None:
     """Check that the dataset's length is the number of its samples."""
     length = len(dataset)
     if length < 1:
-        raise AssertionError("The dataset is empty: len(dataset) is 0, nothing can be trained on.")
+        raise AssertionError("The dataset is empty: len(dataset) is 0.")
     last, beyond = _at(index, length - 1), _at(index, length)
     try:
         dataset[last]
     except Exception as error:
         raise AssertionError(
             f"len(dataset) is {length}, but dataset[{last}] fails with {error!r}. Likely __len__ "
-            "counts samples that were left out, or the index is wrong by one; make it exact, as "
-            "epochs are cut by it."
+            "counts samples that were left out. The length defines the epochs, so make it exact."
         ) from error
     try:
         dataset[beyond]
@@ -159,13 +152,12 @@ def check_length(dataset: Any, index: Index) -> None:
     else:
         raise AssertionError(
             f"len(dataset) is {length}, but dataset[{beyond}] gives a sample. Either __len__ is "
-            "too small and samples are never seen, or __getitem__ takes any index; raise an "
-            "IndexError from the length on."
+            "too small, or __getitem__ accepts every index. Raise an IndexError from the length on."
         )
     if len(dataset) != length:
         raise AssertionError(
-            f"len(dataset) was {length}, and {len(dataset)} after samples were read. Epochs are "
-            "laid out by the length at the start of training; fix it there."
+            f"len(dataset) was {length}, and {len(dataset)} after samples were read. The length "
+            "at the start of training defines the epochs, so fix it there."
         )
 
 
@@ -180,35 +172,33 @@ def check_global_generators(dataset: Any, indices: list[Index], difference: Diff
                 samples.append(copy.deepcopy(dataset[index]))
             if calls:
                 raise AssertionError(
-                    f"dataset[{index}] calls {calls[0]}, which reseeds a generator that Megatron "
-                    f"and all other code share. {USE_OWN_GENERATOR}"
+                    f"dataset[{index}] calls {calls[0]}, which seeds a generator that Megatron "
+                    f"uses, too. {USE_OWN_GENERATOR}"
                 )
             after = generator_states()
             changed = [name for name in before if first_difference(before[name], after[name])]
             if changed:
                 raise AssertionError(
                     f"dataset[{index}] draws from or changes the global generator of "
-                    f"{' and '.join(changed)}. Each rank draws something else from it, and what "
-                    f"Megatron draws itself (dropout) is shifted. {USE_OWN_GENERATOR}"
+                    f"{' and '.join(changed)}. The numbers differ between ranks, and Megatron's "
+                    f"own random numbers (dropout) change. {USE_OWN_GENERATOR}"
                 )
         found = difference(samples[0], samples[2])
         if found and not difference(samples[0], samples[1]):
             raise AssertionError(
                 f"dataset[{index}] depends on the state of a global generator: {found}. Likely it "
-                f"draws from one and puts its state back. {USE_OWN_GENERATOR}"
+                f"draws from the generator and restores the state. {USE_OWN_GENERATOR}"
             )
 
 
 def check_same_twice(dataset: Any, indices: list[Index], difference: Difference) -> None:
     """Check that an index gives the same sample when it is read again."""
     for index in indices:
-        first = copy.deepcopy(dataset[index])
-        found = difference(first, dataset[index])
-        if found:
+        if found := difference(copy.deepcopy(dataset[index]), dataset[index]):
             raise AssertionError(
-                f"dataset[{index}] differs when read again: {found}. Likely a generator without a "
-                "seed or one that goes on from sample to sample, the time, or something that the "
-                f"dataset counts. {USE_OWN_GENERATOR}"
+                f"dataset[{index}] differs when read again: {found}. Likely causes: a generator "
+                "without a seed, one generator for all samples that goes on with each sample, or "
+                f"the time. {USE_OWN_GENERATOR}"
             )
 
 
@@ -217,13 +207,12 @@ def check_any_order(dataset: Any, indices: list[Index], difference: Difference) 
     expected = [copy.deepcopy(dataset[index]) for index in indices]
     backwards = list(reversed(range(len(indices))))
     for place in backwards + backwards[::2] + backwards[1::2]:
-        found = difference(expected[place], dataset[indices[place]])
-        if found:
+        if found := difference(expected[place], dataset[indices[place]]):
             raise AssertionError(
                 f"dataset[{indices[place]}] depends on what was read before it: {found}. Likely "
-                "the dataset remembers its last index, or goes through a file or a generator in "
-                "order. Work everything out from the index alone, as ranks and restarts read in "
-                f"other orders. {USE_OWN_GENERATOR}"
+                "the dataset stores its last index, or reads a file or a generator in order. "
+                "Ranks and restarts read in other orders, so compute a sample from its index "
+                f"alone. {USE_OWN_GENERATOR}"
             )
 
 
@@ -235,24 +224,22 @@ def check_own_memory(dataset: Any, index: Index) -> None:
         indices: list[Index] = list(range(min(len(dataset), len(dataset.dataset), 6)))
     else:
         indices = probes(dataset, index, num_epochs=1)
-    samples, kept = [], []
+    samples, copies = [], []
     for probe in indices:
         samples.append(dataset[probe])
-        kept.append(copy.deepcopy(samples[-1]))
-    for probe, sample, copied in zip(indices, samples, kept, strict=True):
-        found = first_difference(copied, sample)
-        if found:
+        copies.append(copy.deepcopy(samples[-1]))
+    for probe, sample, copied in zip(indices, samples, copies, strict=True):
+        if found := first_difference(copied, sample):
             raise AssertionError(
                 f"dataset[{probe}] changes when other samples are read: {found}. Likely one buffer "
-                "is filled for every sample; return a copy (clone() or copy())."
+                "is filled for every sample. Return a copy (clone() or copy())."
             )
     for a, b in itertools.combinations(range(len(indices)), 2):
-        paths = shared_memory(samples[a], samples[b])
-        if paths:
+        if paths := shared_memory(samples[a], samples[b]):
             raise AssertionError(
                 f"dataset[{indices[a]}] and dataset[{indices[b]}] share memory, at {paths[0]} and "
-                f"{paths[1]}. Changing one in place would change the other; return a copy (clone() "
-                "or copy()), or make the array read-only."
+                f"{paths[1]}. A change of one sample would change the other. Return a copy "
+                "(clone() or copy()), or make the array read-only."
             )
     return None
 
@@ -263,12 +250,11 @@ def check_batched_forms(dataset: Any, indices: list[Index], difference: Differen
         many = dataset.__getitems__(list(indices))
         if len(many) != len(indices):
             raise AssertionError(
-                f"dataset.__getitems__ gives {len(many)} samples for {len(indices)} indices; it "
-                "must return a list with one sample for each, in their order."
+                f"dataset.__getitems__ gives {len(many)} samples for {len(indices)} indices. It "
+                "must return a list with one sample for each index, in the order of the indices."
             )
         for index, sample in zip(indices, many, strict=True):
-            found = difference(dataset[index], sample)
-            if found:
+            if found := difference(dataset[index], sample):
                 raise AssertionError(
                     f"dataset[{index}] and its sample from dataset.__getitems__ differ: {found}. "
                     f"{USE_ONE_FUNCTION}"
@@ -276,8 +262,7 @@ def check_batched_forms(dataset: Any, indices: list[Index], difference: Differen
     if callable(getattr(dataset, "get_batch", None)):
         for chosen in (indices, indices[:1], indices[::-1]):
             expected = default_collate([dataset[index] for index in chosen])
-            found = first_difference(expected, dataset.get_batch(_as_arrays(chosen)), "batch")
-            if found:
+            if found := first_difference(expected, dataset.get_batch(_as_arrays(chosen)), "batch"):
                 raise AssertionError(
                     f"The collated samples {chosen} and their batch from dataset.get_batch differ: "
                     f"{found}. {USE_ONE_FUNCTION} Python's ints collate to int64, its floats to "

@@ -1,13 +1,22 @@
 """Saves, sets and restores the global generators of torch, numpy and random; records seeding."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
+
+#: The functions that seed global generators, by module.
+SEEDING = {
+    torch: ("manual_seed", "seed"),
+    torch.random: ("manual_seed",),
+    torch.cuda: ("manual_seed", "manual_seed_all"),
+    np.random: ("seed",),
+    random: ("seed",),
+}
 
 
 def set_generators(seed: int) -> None:
@@ -43,27 +52,15 @@ def generators_restored() -> Iterator[None]:
 
 @contextmanager
 def seed_calls() -> Iterator[list[str]]:
-    """Record and execute the calls of functions that seed global generators."""
+    """Yield a list; at the end of the block, it has the names of the seeding functions called."""
     calls: list[str] = []
-
-    def recording(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def record(*args: Any, **kwargs: Any) -> Any:
-            calls.append(name)
-            return function(*args, **kwargs)
-
-        return record
-
     with ExitStack() as stack:
-        for module, function_name in [
-            (torch, "manual_seed"),
-            (torch, "seed"),
-            (torch.random, "manual_seed"),
-            (torch.cuda, "manual_seed"),
-            (torch.cuda, "manual_seed_all"),
-            (np.random, "seed"),
-            (random, "seed"),
-        ]:
-            name = f"{module.__name__}.{function_name}"
-            replacement = recording(name, getattr(module, function_name))
-            stack.enter_context(patch.object(module, function_name, replacement))
+        mocks = {
+            f"{module.__name__}.{name}": stack.enter_context(
+                patch.object(module, name, wraps=getattr(module, name))
+            )
+            for module, names in SEEDING.items()
+            for name in names
+        }
         yield calls
+        calls += [name for name, mock in mocks.items() if mock.called]

@@ -69,7 +69,7 @@ def distributed_model_parallel_state(
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
     if dist.is_initialized():
-        raise RuntimeError("torch.distributed is set up already; one job at a time in a process.")
+        raise RuntimeError("torch.distributed is set up already. A process runs one job at a time.")
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if name == "gpu":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -125,9 +125,7 @@ class Ranks:
     def __init__(
         self, number: int, accelerator: Literal["cpu", "gpu"] = "cpu", timeout: float = 120.0
     ) -> None:
-        self.number = number
-        self.accelerator = accelerator
-        self.timeout = timeout
+        self.number, self.accelerator, self.timeout = number, accelerator, timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: list[Connection] = []
 
@@ -211,13 +209,12 @@ class Ranks:
         for _, end in pipes:
             end.close()
         self._connections = [connection for connection, _ in pipes]
-        for rank, connection in enumerate(self._connections):
-            try:
-                connection.recv()  # the rank is ready
-            except EOFError:
-                message = f"rank {rank} did not start:\n{self._tail()}"
-                self.close()
-                raise RankError(message) from None
+        try:
+            self._pids: list[int] = [connection.recv() for connection in self._connections]
+        except EOFError:
+            message = f"the ranks did not start:\n{self._tail()}"
+            self.close()
+            raise RankError(message) from None
 
     def _collect(self, connections: list[Connection]) -> list[Any]:
         """Waits for the results of the ranks; ends the pool if a result is missing."""
@@ -245,7 +242,7 @@ class Ranks:
         if pending or any(answer.startswith("it died") for _, _, answer in failures):
             self.close()
         if stuck:
-            raise RankError(f"not back after {self.timeout:g} s:\n{stuck}")
+            raise RankError(f"no result after {self.timeout:g} s:\n{stuck}")
         if failures:
             # The first failure is the cause; later failures may be consequences.
             _, rank, answer = min(failures)
@@ -257,18 +254,12 @@ class Ranks:
         for rank in pending:
             self._log.seek(0, os.SEEK_END)
             begin = self._log.tell()
-            os.kill(self._pids()[rank], signal.SIGUSR2)
+            os.kill(self._pids[rank], signal.SIGUSR2)
             time.sleep(0.3)
             self._log.seek(begin)
             if stack := self._log.read():
-                return f"ranks {pending} still run; rank {rank} is at\n{stack}"
+                return f"ranks {pending} still run; the stack of rank {rank} is:\n{stack}"
         return f"ranks {pending} are stopped." if pending else ""
-
-    def _pids(self) -> dict[int, int]:
-        """Reads the process ids of the ranks from the log."""
-        lines = Path(self._log.name).read_text(errors="replace").splitlines()
-        words = [line.split() for line in lines if line.startswith("rank-process ")]
-        return {int(rank): int(pid) for _, rank, pid in words}
 
     def _tail(self) -> str:
         return "\n".join(Path(self._log.name).read_text(errors="replace").splitlines()[-30:])
@@ -288,7 +279,7 @@ def serve(accelerator: Literal["cpu", "gpu"], *descriptors: str) -> None:
         if not (process := os.fork()):
             for other in connections[rank + 1 :]:
                 other.close()
-            _serve_rank(rank, connection)
+            _serve_rank(connection)
         ranks[process] = rank
         connection.close()
     while ranks:
@@ -299,11 +290,10 @@ def serve(accelerator: Literal["cpu", "gpu"], *descriptors: str) -> None:
         print(f"rank {rank} {how}", file=sys.stderr, flush=True)
 
 
-def _serve_rank(rank: int, connection: Connection) -> NoReturn:
+def _serve_rank(connection: Connection) -> NoReturn:
     """Runs one job after another until the pool closes the connection or ends."""
-    print(f"rank-process {rank} {os.getpid()}", file=sys.stderr, flush=True)
     faulthandler.register(signal.SIGUSR2, all_threads=False)
-    connection.send("ready")
+    connection.send(os.getpid())
     before = dict(os.environ)
     while True:
         try:
@@ -316,7 +306,10 @@ def _serve_rank(rank: int, connection: Connection) -> NoReturn:
             function, arguments = pickle.loads(payload)
             answer = cloudpickle.dumps((None, function(*arguments)))
         except BaseException as error:
-            lines = traceback.format_exception(error.with_traceback(_own(error)))
+            # Without the frame of this function, at the start.
+            lines = traceback.format_exception(
+                error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+            )
             answer = cloudpickle.dumps((_note_time(error), "".join(lines)))
         connection.send_bytes(answer)
         destroy_parallel_state()
@@ -335,12 +328,6 @@ def _by_value(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes
         return bytes(cloudpickle.dumps((function, arguments)))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
-
-
-def _own(error: BaseException) -> Any:
-    """Returns the traceback without this module's frame at the start."""
-    here = error.__traceback__
-    return here.tb_next if here is not None and here.tb_next is not None else here
 
 
 def _note_time(error: BaseException) -> float:

@@ -18,17 +18,17 @@ Difference = Callable[[Any, Any], str | None]
 
 _READ = "from megakit.testing.processes import read_samples; read_samples()"
 
-_DIFFERENT_EVERY_TIME = (
-    "It differs from process to process; likely through a generator without a seed, the time, the "
-    "process id, or the order of threads. Seed it, or work it out from the index alone."
+_BY_PROCESS = (
+    "It differs from process to process. Likely causes: a generator without a seed, the time, the "
+    "process id, or the order of threads. Compute the sample from the index alone."
 )
-_DIFFERENT_BY_HASH_SEED = (
-    "It depends on Python's hash seed; likely through hash() or the order of a set. Use hashlib or "
+_BY_HASH_SEED = (
+    "It depends on Python's hash seed, likely through hash() or the order of a set. Use hashlib or "
     "zlib.crc32, and sort."
 )
-_DIFFERENT_HERE = (
-    "Fresh processes agree among themselves; likely it depends on what was done in this one "
-    "before, or on its hash seed. Work everything out from the index alone."
+_BY_THIS_PROCESS = (
+    "Fresh processes agree with each other. Likely the sample depends on what this process did "
+    "before, or on its hash seed. Compute the sample from the index alone."
 )
 
 
@@ -36,25 +36,23 @@ def check_workers(
     dataset: Any, indices: list[Any], samples: list[Any], difference: Difference
 ) -> None:
     """Check that one worker and two workers of torch's loader read the same samples."""
-    for num_workers in (1, 2):
+    for workers in (1, 2):
         order: Any = indices
         loader = DataLoader(
-            dataset, batch_size=None, sampler=order, num_workers=num_workers, collate_fn=_as_it_is
+            dataset, batch_size=None, sampler=order, num_workers=workers, collate_fn=_unchanged
         )
         try:
-            from_workers = list(loader)
+            read = list(loader)
         except Exception as error:
             raise AssertionError(
-                f"The dataset cannot be read by {num_workers} workers of torch's loader: {error!r}"
+                f"The dataset cannot be read by {workers} workers of torch's loader: {error!r}"
             ) from error
-        for index, sample, from_worker in zip(indices, samples, from_workers, strict=True):
-            found = difference(sample, from_worker)
-            if found:
+        for index, sample, from_worker in zip(indices, samples, read, strict=True):
+            if found := difference(sample, from_worker):
                 raise AssertionError(
-                    f"dataset[{index}] differs when one of {num_workers} workers reads it: "
-                    f"{found}. Likely it uses torch.utils.data.get_worker_info(), a worker's seed, "
-                    "or something that each process has for itself; work everything out from the "
-                    "index alone."
+                    f"dataset[{index}] differs when one of {workers} workers reads it: {found}. "
+                    "Likely it uses torch.utils.data.get_worker_info(), or another value that "
+                    "differs between processes. Compute the sample from the index alone."
                 )
 
 
@@ -63,40 +61,32 @@ def check_interpreters(
 ) -> None:
     """Check that fresh interpreters with other hash seeds read the same samples.
 
-    Args:
-        source: The dataset, or a function without arguments that returns the dataset.
-        indices: The indices to read.
-        samples: This process's samples at these indices.
-        difference: Returns a description of the first difference of two samples, or None.
+    `source` is the dataset, or a function without arguments that returns the dataset.
     """
     try:
         request = cloudpickle.dumps((source, indices))
     except Exception as error:
         raise AssertionError(
-            f"The dataset cannot be sent to another process: {error!r}. Likely it holds an open "
-            "file or a connection; open it when first read, or pass a factory."
+            f"The dataset cannot be sent to another process: {error!r}. Likely it contains an open "
+            "file or a connection. Open it at the first read, or pass a factory."
         ) from error
     with ThreadPoolExecutor() as threads:
         first, second = threads.map(partial(_samples_elsewhere, request), ("1", "2"))
     for place, index in enumerate(indices):
-        found = difference(samples[place], first[place]) or difference(first[place], second[place])
-        if found:
-            again = _samples_elsewhere(request, "1")
-            if difference(first[place], again[place]):
-                cause = _DIFFERENT_EVERY_TIME
-            elif difference(first[place], second[place]):
-                cause = _DIFFERENT_BY_HASH_SEED
-            else:
-                cause = _DIFFERENT_HERE
+        by_seed = difference(first[place], second[place])
+        if found := difference(samples[place], first[place]) or by_seed:
+            cause = _BY_HASH_SEED if by_seed else _BY_THIS_PROCESS
+            if difference(first[place], _samples_elsewhere(request, "1")[place]):
+                cause = _BY_PROCESS
             raise AssertionError(f"dataset[{index}] differs in another process: {found}. {cause}")
 
 
 def importing_nemo(load: Callable[[], Any]) -> Any:
-    """Calls `load`, which may import NeMo or Megatron, and returns its result.
+    """Calls `load` and returns its result; calls `use_accelerator` if NeMo needs it.
 
-    Without a GPU or without all parts of NeMo, both can be imported only after `use_accelerator`,
-    which takes time. So `use_accelerator` is called only if `load` fails after an import of NeMo or
-    Megatron.
+    Without a GPU or without all parts of NeMo, NeMo and Megatron can be imported only after
+    `use_accelerator`, which takes seconds. So it is called only if `load` fails after such an
+    import.
     """
     try:
         return load()
@@ -110,10 +100,7 @@ def importing_nemo(load: Callable[[], Any]) -> Any:
 
 
 def read_samples() -> None:
-    """Read the samples that a request file names, and write them to a file; runs in a new process.
-
-    The paths of both files are the process's arguments.
-    """
+    """Read the samples of a request file and write them to a file; both are arguments."""
     request, answer = map(Path, sys.argv[1:])
     source, indices = importing_nemo(lambda: pickle.loads(request.read_bytes()))
     dataset = source() if callable(source) else source
@@ -135,11 +122,11 @@ def _samples_elsewhere(request: bytes, hash_seed: str) -> list[Any]:
         )
         if result.returncode:
             raise AssertionError(
-                "The dataset cannot be made or read in a fresh process:\n" + result.stderr[-2000:]
+                "The dataset cannot be built or read in a new process:\n" + result.stderr[-2000:]
             )
         samples: list[Any] = pickle.loads(answer.read_bytes())
         return samples
 
 
-def _as_it_is(sample: Any) -> Any:
+def _unchanged(sample: Any) -> Any:
     return sample

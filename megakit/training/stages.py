@@ -17,7 +17,7 @@ from megakit.errors import UserError
 from megakit.job.options import CommonOptions
 from megakit.job.ranges import flag
 from megakit.job.script import Run
-from megakit.reporting import figures
+from megakit.reporting import drawing, figures
 from megakit.reporting.figure_style import to_png
 from megakit.reporting.files import write_atomically, write_json
 from megakit.reporting.metrics import in_words
@@ -32,6 +32,9 @@ from megakit.training.views import MakeView
 
 #: The largest number of pictures whose predictions the console shows.
 MOST_ANSWERS = 10
+#: The files that show predictions. An earlier prediction's files are removed, even if a new
+#: prediction draws nothing in their place.
+FIGURES_AND_REPORT = ("confusion_matrix.png", "mistakes.png", "latent_space.png", "report.html")
 
 
 def train_stage(
@@ -108,8 +111,8 @@ def predict_stage(
     """Classifies each sample of a data module's prediction set, and writes the results.
 
     The results are predictions.csv, summary.json and figures. The figure of mistakes shows the
-    `data` of samples. This figure is left out if `data` is not a grey picture. If a label is
-    unknown (-1), the function writes no figures, scores or report.
+    `data` of samples. This figure is left out if `data` is not a grey picture, or if there are no
+    mistakes. If a label is unknown (-1), the function writes no figures, scores or report.
 
     Args:
         run: The run's options, plan and directory.
@@ -135,6 +138,8 @@ def predict_stage(
     if len(np.unique(predictions.idx)) != len(data.predict_dataloader().dataset):
         raise RuntimeError("predictions do not cover every sample exactly once")
     run.check_directory()
+    for name in FIGURES_AND_REPORT:
+        (run.path / name).unlink(missing_ok=True)
     write_predictions(path, predictions, sources)
     scores = predictions.scores()
     speed = {"seconds": seconds, "samples_per_second": scores["num_samples"] / seconds}
@@ -143,8 +148,8 @@ def predict_stage(
     rows: dict[str, str] = {}
     if sources is not None and len(sources) <= MOST_ANSWERS:
         probabilities = predictions.probabilities.max(axis=1)
-        answers = zip(sources, predictions.prediction, probabilities, strict=True)
-        rows = {source: f"{answer}, {share:.1%} sure" for source, answer, share in answers}
+        shown = zip(sources, predictions.prediction, probabilities, strict=True)
+        rows = {source: f"{answer}, probability {share:.1%}" for source, answer, share in shown}
     if predictions.is_labelled:
         names = _write_figures(run.path, predictions, data.predict_dataloader().dataset)
         rows |= {
@@ -165,21 +170,26 @@ def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list
     """Draws the figures of predictions for labelled samples; returns the names of the files."""
     labels, predicted = predictions.label, predictions.prediction
     num_classes = predictions.probabilities.shape[1]
-    drawn = {"confusion_matrix.png": figures.confusion_matrix(labels, predicted, num_classes)}
-    surest = figures.surest_mistakes(labels, predictions.probabilities)
-    pictures = [np.squeeze(dataset[index]["data"]) for index in predictions.idx[surest].tolist()]
-    if all(picture.ndim == 2 for picture in pictures):
-        drawn["mistakes.png"] = figures.mistakes(
-            pictures,
-            labels[surest],
-            predicted[surest],
-            predictions.probabilities[surest].max(axis=1),
-            int((labels != predicted).sum()),
+    matrix = figures.confusion_matrix(labels, predicted, num_classes)
+    drawn = {"confusion_matrix.png": to_png(matrix)}
+    surest = figures.most_confident_mistakes(labels, predictions.probabilities)
+    images = [np.squeeze(dataset[index]["data"]) for index in predictions.idx[surest].tolist()]
+    if len({image.shape for image in images}) == 1 and images[0].ndim == 2:
+        drawn["mistakes.png"] = drawing.to_png(
+            drawing.mistakes(
+                drawing.dark_on_light(np.stack(images)),
+                labels[surest],
+                predicted[surest],
+                predictions.probabilities[surest].max(axis=1),
+                scale=max(1, 168 // len(images[0])),
+                title=f"{len(surest)} of {(labels != predicted).sum():,} mistakes, "
+                "the most confident first",
+            )
         )
     if predictions.latent is not None and predictions.latent.shape[1] > 1:
-        drawn["latent_space.png"] = figures.latent_space(predictions.latent, labels)
-    for name, figure in drawn.items():
-        write_atomically(folder / name, to_png(figure))
+        drawn["latent_space.png"] = to_png(figures.latent_space(predictions.latent, labels))
+    for name, content in drawn.items():
+        write_atomically(folder / name, content)
     return list(drawn)
 
 

@@ -114,7 +114,7 @@ class Pictures(pl.Callback):
         if is_last and "logits" in seen:
             found = Predictions.from_logits(np.arange(len(label)), label, seen["logits"])
             prediction, probabilities = found.prediction, found.probabilities
-            worst = figures.surest_mistakes(label, probabilities, self.NUM_MISTAKES)
+            worst = figures.most_confident_mistakes(label, probabilities, self.NUM_MISTAKES)
             if len(worst):
                 surest = probabilities[worst].max(axis=1)
                 picture = drawing.mistakes(images[worst], label[worst], prediction[worst], surest)

@@ -17,7 +17,7 @@ OURS = (
     *("set-up stopped;", "setup.log says why", "this machine has no NVIDIA GPU"),
     *("The GPU is not used:", "cannot compute with", "is gone from this version of the stack"),
     *("has to divide --global-batch-size", "the gradient's norm is", "MNIST is not in"),
-    *("and cannot be downloaded (", "as they are or as .gz, and they cannot be downloaded"),
+    *("and cannot be downloaded (", "unpacked or as .gz, and they cannot be downloaded"),
     *("changed since this command began", "cannot be read (", "differs when read again"),
     *("the code was changed since its last checkpoint", "has changed since it made"),
     *("no checkpoint to start from", "holds another run", "there is no such validated value"),
@@ -33,7 +33,7 @@ OURS = (
     "so the option has no effect",
     *("its weights fit no other size", "not a positive whole number"),
     *("No rank 0 at", "the loopback interface lo is down", "was killed by"),
-    *("predicts other digits than predictions.csv holds", "cannot be traced:"),
+    *("and predictions.csv disagree", "cannot be traced:"),
     "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
 )
 

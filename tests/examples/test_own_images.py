@@ -98,8 +98,8 @@ def test_all_that_is_wrong_with_folders_is_told_at_once(folder: Path) -> None:
     bird.mkdir()
     (folder / "test" / "cat" / "L.png").rename(bird / "L.png")
     empty, unknown = problems(folder)
-    assert empty.startswith(f"{folder / 'val'}: holds no images")
-    assert unknown.startswith(f"{folder / 'test'}: has classes that {folder / 'train'} has not: bi")
+    assert empty.startswith(f"{folder / 'val'}: contains no images")
+    assert unknown.startswith(f"{folder / 'test'}: has classes that {folder / 'train'} lacks: bi")
     assert len(problems(folder / "nowhere")) == 3
 
 

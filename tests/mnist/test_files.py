@@ -130,9 +130,9 @@ class TestChecking:
         assert hashlib.sha256(altered).hexdigest() in labels
         assert MNIST_SHA256[TRAIN_LABELS] in labels
         assert images.startswith(
-            f"{folder / TEST_IMAGES}: 7,840,015 bytes, expected 7,840,016. This is not MNIST's"
+            f"{folder / TEST_IMAGES}: 7,840,015 bytes, expected 7,840,016. The file is damaged"
         )
-        assert "copy it again, or delete it" in images
+        assert "Copy it again, or delete it" in images
         assert missing.startswith(f"{folder / TEST_LABELS}: missing")
         assert problems(find_dataset, root, "auto") == found, "never digits in silence"
 
@@ -357,7 +357,9 @@ class TestDownloading:
             seconds = time.monotonic() - start
             done.set()
         assert 0.2 < seconds < 20
-        assert any(word in lines[-1] for word in ("timed out", "no answer in", "not done after"))
+        assert any(
+            word in lines[-1] for word in ("timed out", "no response within", "not complete after")
+        )
 
     def test_looking_up_the_host_may_not_hang_either(self, tmp_path, lines, monkeypatch):
         done = threading.Event()
@@ -373,7 +375,7 @@ class TestDownloading:
         seconds = time.monotonic() - start
         done.set()
         assert seconds < 20
-        assert lines[0].count("no answer in 0.2 s") == len(mnist_files.MIRRORS)
+        assert lines[0].count("no response within 0.2 s") == len(mnist_files.MIRRORS)
 
 
 class TestChoosing:
@@ -405,22 +407,22 @@ class TestChoosing:
         assert find_dataset(mnist_dir, "auto", previous="mnist", report=lines.append) == "mnist"
         assert find_dataset(mnist_dir, "mnist", previous="digits", report=lines.append) == "mnist"
         (problem,) = problems(find_dataset, tmp_path, "auto", "mnist", lines.append)
-        assert problem.startswith("--dataset auto (going on from mnist): ")
+        assert problem.startswith("--dataset auto (mnist, as in the earlier run): ")
         assert lines == []
 
     def test_no_mnist_is_an_error_if_it_was_asked_for(self, tmp_path, lines, offline):
         (problem,) = problems(find_dataset, tmp_path, "mnist", report=lines.append)
         assert problem == (
-            f"--dataset mnist: {tmp_path}/MNIST/raw lacks {', '.join(MNIST_SHA256)}, as they are "
-            "or as .gz, and they cannot be downloaded (127.0.0.1: Connection refused). Copy them "
-            "there, name another root with --data-dir, or choose --dataset digits."
+            f"--dataset mnist: {tmp_path}/MNIST/raw lacks {', '.join(MNIST_SHA256)}, unpacked or "
+            "as .gz, and they cannot be downloaded (127.0.0.1: Connection refused). Copy the files "
+            "there, choose another --data-dir, or choose --dataset digits."
         )
         assert list(tmp_path.iterdir()) == []
 
     def test_half_of_mnist_is_an_error_under_auto_too(self, root, lines, offline):
         (root / "MNIST" / "raw" / TRAIN_LABELS).unlink()
         (problem,) = problems(find_dataset, root, "auto", report=lines.append)
-        assert f"MNIST/raw lacks {TRAIN_LABELS}, as they are" in problem
+        assert f"MNIST/raw lacks {TRAIN_LABELS}, unpacked or as .gz" in problem
         assert lines == []
 
 
@@ -478,7 +480,7 @@ class TestDigits:
 
     def test_scikit_learn_has_other_digits(self, tmp_path, monkeypatch):
         monkeypatch.setattr(mnist_files, "DIGITS_SHA256", "0" * 64)
-        assert "digits.csv.gz: other digits" in problems(find_dataset, tmp_path, "digits")[0]
+        assert "digits.csv.gz: sha256" in problems(find_dataset, tmp_path, "digits")[0]
 
 
 def run_python(code):

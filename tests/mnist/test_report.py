@@ -135,7 +135,7 @@ class TestWriting:
     def test_everything_is_there(self, page: str) -> None:
         assert headings(page) == [
             *("Draw a digit", "Training", "Reconstructions", "Confusion matrix"),
-            "Surest mistakes",
+            "Most confident mistakes",
         ]
         assert re.findall(r"<h3>(.*?)</h3>", page) == ["Pretraining", "Fine-tuning"]
         assert "Left out" not in page
@@ -149,8 +149,8 @@ class TestWriting:
             path, trained.predictions, trained.images, checkpoint, "digits"
         )
         text = path.read_text("utf-8")
-        assert headings(text) == ["Draw a digit", "Confusion matrix", "Surest mistakes"]
-        assert re.findall(r"<p class=note>Left out: (.*?) for", text) == [
+        assert headings(text) == ["Draw a digit", "Confusion matrix", "Most confident mistakes"]
+        assert re.findall(r"<p class=note>Left out: (.*?) because", text) == [
             "pretraining&#x27;s curves and reconstructions,",
             "the curves of fine-tuning,",
         ]
@@ -158,14 +158,14 @@ class TestWriting:
     def test_a_fresh_start_and_a_damaged_one(self, trained: Trained, tmp_path: Path) -> None:
         notes: list[str] = []
         assert digit_report.find_pretraining(trained.pretrained, notes) is None
-        assert "fresh weights" in notes[0]
+        assert "random weights" in notes[0]
         runs = shutil.copytree(trained.runs, tmp_path / "runs")
         classifier = runs / trained.classifier.relative_to(trained.runs)
         assert digit_report.find_pretraining(classifier, notes) is not None
         file = next((runs / "pretrain.1").rglob("*.distcp"))
         file.write_bytes(file.read_bytes()[:-1])
         assert digit_report.find_pretraining(classifier, notes) is None
-        assert "not in" in notes[-1]
+        assert "no longer contains" in notes[-1]
 
 
 def assert_same(models: Any, predictions: Predictions, count: int) -> None:
@@ -286,8 +286,8 @@ class TestTheModelOfThePage:
         page, _ = page_of(trained.model, tmp_path, probabilities=probabilities)
         assert "Draw a digit" not in page
         found = re.match(
-            r"Left out: the canvas, because the traced model predicts other digits than "
-            r"predictions.csv holds for (\d+) of 300 images. "
+            r"Left out: the canvas, because the traced model and predictions.csv disagree on "
+            r"(\d+) of 300 images. "
             r"The first is idx (\d+): (\d), not (\d)\.",
             notes(page)[0],
         )

@@ -69,6 +69,8 @@ def check_chain(runs: Path, latent_size: int) -> None:
     assert f"--hidden-size 64: the model of {first.out.strip()} has 12," in other.err
     cut = run_script("model_predict.py", *common, "--devices", 5, "--tensor-parallel", 5)
     assert (cut.status, "the width of the split layers, 12. Try 4." in cut.err) == (2, True)
+    (runs / "predict").mkdir(exist_ok=True)
+    (runs / "predict" / "latent_space.png").write_text("of an earlier prediction")
     third = run_script("model_predict.py", *common)
     assert third.status == 0, third.err
     assert len(read_csv(runs / "predict" / "predictions.csv")) == 300

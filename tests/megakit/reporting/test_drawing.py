@@ -1,6 +1,9 @@
 """Small pictures, looked at pixel by pixel."""
 
+import io
+
 import numpy as np
+from PIL import Image
 
 from megakit.reporting import drawing
 
@@ -26,3 +29,25 @@ def test_mistakes_show_each_image():
         np.flatnonzero((picture == shade).all(axis=2).any(axis=1))[0] for shade in (40, 80, 120)
     )
     assert first == second < third
+
+
+def test_a_title_stands_above_the_images():
+    image = np.full((1, 28, 28), 40, np.uint8)
+    numbers, share = np.array([1]), np.array([0.99999])
+    plain = drawing.mistakes(image, numbers, numbers, share, scale=6)
+    titled = drawing.mistakes(image, numbers, numbers, share, scale=6, title="1 of 7 mistakes")
+    added = len(titled) - len(plain)
+    assert added > 20
+    assert np.array_equal(titled[added + 30 :], plain[30:])
+    assert np.ptp(titled[: added + 15].astype(int)) > 200
+
+
+def test_images_of_any_range_become_dark_on_light():
+    images = np.stack([np.array([[0.0, 0.5, 1.0]]), np.array([[-3.0, 1.0, 5.0]]), np.zeros((1, 3))])
+    assert drawing.dark_on_light(images)[:2].tolist() == [[[255, 128, 0]]] * 2
+    assert np.ptp(drawing.dark_on_light(images)[2]) == 0
+
+
+def test_png_comes_back_exactly():
+    picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(drawing.to_png(picture)))), picture)

@@ -86,26 +86,11 @@ class TestConfusionMatrix:
 
 
 class TestMistakes:
-    def test_the_surest_come_first(self):
+    def test_the_most_confident_come_first(self):
         probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.1, 0.9], [0.3, 0.7]])
         labels = np.array([0, 0, 1, 0, 1])
-        assert figures.surest_mistakes(labels, probabilities).tolist() == [3, 1, 2]
-        assert figures.surest_mistakes(labels, probabilities, most=2).tolist() == [3, 1]
-
-    def test_each_with_label_prediction_and_probability(self):
-        pictures = [np.eye(28) * number for number in range(1, 8)]
-        shares = np.array([0.99999, 0.905, 0.9, 0.8, 0.8, 0.5, 0.4])
-        figure = figures.mistakes(pictures, np.arange(7), np.arange(7)[::-1], shares, 428)
-        assert "The 7 surest of 428 mistakes" in texts(figure)
-        assert texts(figure)[:2] == ["0 taken for 6, 99.9%", "1 taken for 5, 90.5%"]
-        for axes, picture in zip(figure.axes, pictures, strict=True):
-            assert np.array_equal(shown_by(axes), picture)
-
-    def test_none(self):
-        nothing = np.zeros(0, np.int64)
-        figure = figures.mistakes([], nothing, nothing, np.zeros(0), 0)
-        assert texts(figure) == ["No mistakes"]
-        assert pixels(figure).shape[1] == 960
+        assert figures.most_confident_mistakes(labels, probabilities).tolist() == [3, 1, 2]
+        assert figures.most_confident_mistakes(labels, probabilities, most=2).tolist() == [3, 1]
 
 
 class TestLatentSpace:

@@ -15,7 +15,7 @@ from megakit.reporting.metrics import Metrics
 from megakit.reporting.report import (
     Section,
     chart,
-    embed_arrays,
+    embed_graph,
     embed_json,
     picture,
     write_report,
@@ -111,7 +111,8 @@ class TestEmbedding:
 
     def test_arrays_come_back_exactly(self):
         array = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
-        entry = embed_arrays({"w": array})["w"]
+        element, _, _ = embed_graph({}, {"w": array}, "it").partition("\n<script>")
+        entry = figure_of(element)["weights"]["w"]
         back = np.frombuffer(base64.b64decode(entry["float32"]), "<f4").reshape(entry["shape"])
         assert np.array_equal(back, array)
 

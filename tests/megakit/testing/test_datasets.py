@@ -202,9 +202,9 @@ def test_a_dataset_that_cannot_be_sent():
         (["broken_datasets:HashSeed"], 1, "depends on Python's hash seed"),
         (["broken_datasets:Unseeded", "--quick"], 1, "breaks a rule: dataset[0] differs"),
         (["broken_datasets:Nowhere"], 2, "no attribute 'Nowhere'"),
-        (["broken_datasets:NOT_A_FACTORY"], 2, "should be a function"),
+        (["broken_datasets:NOT_A_FACTORY"], 2, "is a EpochIndex and not a function"),
         (["no_such_module_anywhere:Good"], 2, "No module named"),
-        (["broken_datasets"], 2, "should be package.module:factory"),
+        (["broken_datasets"], 2, "Name package.module:factory"),
     ],
 )
 def test_command(arguments, status, message, capsys):
