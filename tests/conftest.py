@@ -2,7 +2,6 @@
 
 import faulthandler
 import signal
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -34,7 +33,7 @@ def pytest_configure() -> None:
 
 def pytest_unconfigure() -> None:
     # A process that a test left behind could keep Python from ending: say where, and end.
-    faulthandler.dump_traceback_later(300, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(300, exit=True, file=2)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
