@@ -25,10 +25,6 @@ from megakit.training.trainer import build_trainer, predict, train, writer_of
 from megakit.training.validation import metrics_of
 from megakit.training.views import MakeView
 
-#: The files that show predictions. An earlier prediction's files are removed, even if a new
-#: prediction draws nothing in their place.
-FIGURES_AND_REPORT = ("confusion_matrix.png", "mistakes.png", "latent_space.png", "report.html")
-
 
 def train_stage(
     run: Run,
@@ -109,7 +105,8 @@ def predict_stage(
     if len(np.unique(predictions.idx)) != len(data.predict_dataloader().dataset):
         raise RuntimeError("predictions do not cover every sample exactly once")
     run.check_directory()
-    for name in FIGURES_AND_REPORT:
+    # These files show an earlier prediction, and this prediction may not replace each of them.
+    for name in ("confusion_matrix.png", "mistakes.png", "latent_space.png", "report.html"):
         (run.path / name).unlink(missing_ok=True)
     write_predictions(path, predictions, sources)
     scores = predictions.scores()
@@ -123,7 +120,7 @@ def predict_stage(
         }
         | scores,
     )
-    rows = _predictions_by_source(predictions, sources) if sources is not None else {}
+    rows = _answers(predictions, sources) if sources is not None else {}
     if predictions.is_labelled:
         names = _write_figures(run.path, predictions, data.predict_dataloader().dataset)
         rows |= {
@@ -145,15 +142,13 @@ def predict_stage(
     return path
 
 
-def _predictions_by_source(
-    predictions: Predictions, sources: Sequence[str], most: int = 10
-) -> dict[str, str]:
+def _answers(predictions: Predictions, sources: Sequence[str], most: int = 10) -> dict[str, str]:
     """Returns prediction and probability by source, or nothing for more than `most` samples."""
     if len(sources) > most:
         return {}
     shares = predictions.probabilities.max(axis=1)
     rows = zip(sources, predictions.prediction, shares, strict=True)
-    return {source: f"{prediction}, probability {share:.1%}" for source, prediction, share in rows}
+    return {source: f"{prediction}, {share:.1%} sure" for source, prediction, share in rows}
 
 
 def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list[str]:
