@@ -43,8 +43,7 @@ class PretrainOptions(DataOptions, SizeOptions, TrainingOptions):
 
 def pretrain(run: Run[PretrainOptions]) -> Path:
     """Trains the autoencoder; returns the path of the best checkpoint."""
-    # These imports are slow. --help does not need them, nor do helper processes, which import this
-    # file again.
+    # These imports are slow. --help and helper processes, which import this file, omit them.
     from megakit.training import cosine_annealing, megatron_adam, train_stage
     from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig
 

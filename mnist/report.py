@@ -12,19 +12,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import read_manifest, verify
 from megakit.errors import UserError
+from megakit.reporting import report_parts as parts
+from megakit.reporting.figure_style import class_color
+from megakit.reporting.figures import most_confident_mistakes
 from megakit.reporting.metrics import read_metrics
+from megakit.reporting.predictions import Predictions
+from megakit.reporting.report import Section, embed_graph, embed_json, picture, write_report
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
-
     from megakit.models.graph import Graph
-    from megakit.reporting.predictions import Predictions
-    from megakit.reporting.report import Section
 
 T = TypeVar("T")
 
@@ -52,8 +55,6 @@ def write_digit_report(
             curves and the pretraining's checkpoint from there.
         dataset: Name of the dataset that the classifier was trained on.
     """
-    from megakit.reporting.report import write_report
-
     notes: list[str] = []
     checkpoint = checkpoint.absolute()
     images, labels = images[predictions.idx], predictions.label
@@ -118,8 +119,6 @@ def trace_classifier(
 
 def find_differences(classes: NDArray[np.int64], predictions: Predictions) -> NDArray[np.int64]:
     """Returns the rows whose class (N,) differs from the prediction, except for ties."""
-    import numpy as np
-
     probabilities = predictions.probabilities
     of_classes = probabilities[np.arange(len(classes)), classes]
     return np.flatnonzero(probabilities.max(axis=1) - of_classes >= TIE)
@@ -138,10 +137,8 @@ def reconstruct(checkpoint: Path, images: NDArray[np.uint8]) -> NDArray[np.uint8
     return restored
 
 
-def _as_input(images: NDArray[np.uint8]) -> Tensor:
+def _as_input(images: NDArray[np.uint8]) -> torch.Tensor:
     """Converts images (N, 28, 28) to the input of models, float32 (N, 1, 28, 28) in [0, 1]."""
-    import torch
-
     return torch.from_numpy(images[:, None].astype("float32") / 255)
 
 
@@ -179,9 +176,6 @@ def find_pretraining(checkpoint: Path, notes: list[str]) -> Path | None:
 
 
 def _drawing(graph: Graph, images: NDArray[np.uint8], predictions: Predictions) -> Section:
-    from megakit.reporting.figure_style import class_color
-    from megakit.reporting.report import Section, embed_graph, embed_json, picture
-
     samples = [
         f"<button type=button>{picture(images[row], f'Test image of a {label}')}</button>"
         for row in _one_of_each(predictions.label)
@@ -196,14 +190,11 @@ def _drawing(graph: Graph, images: NDArray[np.uint8], predictions: Predictions) 
     }
     body = re.sub(r"\{\{(\w+)\}\}", lambda place: pieces[place[1]], DRAWING.read_text("utf-8"))
     text = "This page classifies your drawing with the trained weights, in your browser."
-    return Section("Draw a digit", " ".join([text, *(part.text for part in latents)]), body)
+    return Section("Draw a digit", " ".join([text, *(section.text for section in latents)]), body)
 
 
 def _latents(predictions: Predictions) -> list[Section]:
     """Returns the section with the latent space; an empty list if there are no latents."""
-    from megakit.reporting import report_parts as parts
-    from megakit.reporting.report import Section
-
     if predictions.latent is None:
         return []
     chart = parts.points_in_space(
@@ -221,9 +212,6 @@ def _latents(predictions: Predictions) -> list[Section]:
 
 def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> list[Section]:
     """Returns the section with the curves of the checkpoints' runs, from their metrics.csv."""
-    from megakit.reporting import report_parts as parts
-    from megakit.reporting.report import Section
-
     found = []
     for title, checkpoint in checkpoints.items():
         path = checkpoint and checkpoint.parents[1] / "metrics.csv"
@@ -240,9 +228,6 @@ def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> list[Secti
 
 
 def _reconstructions(originals: NDArray[np.uint8], restored: NDArray[np.uint8]) -> Section:
-    from megakit.reporting import report_parts as parts
-    from megakit.reporting.report import Section
-
     return Section(
         "Reconstructions",
         "Test images, and their reconstructions by the pretrained autoencoder.",
@@ -251,10 +236,6 @@ def _reconstructions(originals: NDArray[np.uint8], restored: NDArray[np.uint8]) 
 
 
 def _mistakes(images: NDArray[np.uint8], predictions: Predictions) -> list[Section]:
-    from megakit.reporting import report_parts as parts
-    from megakit.reporting.figures import most_confident_mistakes
-    from megakit.reporting.report import Section
-
     labels, probabilities = predictions.label, predictions.probabilities
     matrix = Section(
         "Confusion matrix",
@@ -276,7 +257,5 @@ def _mistakes(images: NDArray[np.uint8], predictions: Predictions) -> list[Secti
 
 def _one_of_each(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the row of the first image of each digit."""
-    import numpy as np
-
     first: NDArray[np.int64] = np.unique(labels, return_index=True)[1]
     return first

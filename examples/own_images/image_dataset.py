@@ -26,7 +26,7 @@ CHANNELS = 3
 
 
 class FolderImages(Dataset[Any]):
-    """The images of one split; samples have data, float32 (3, size, size) in [0, 1], label, idx.
+    """Provides one split: samples with data, float32 (3, size, size) in [0, 1], label, idx.
 
     Args:
         data_dir: Folder that contains the splits.
@@ -54,5 +54,5 @@ class FolderImages(Dataset[Any]):
 def training_images() -> FolderImages:
     """Builds the dataset to check with `python -m megakit.testing`; see README.md."""
     folder = Path("sample-images")
-    check_folders(folder)  # reports missing folders; without it the dataset would just be empty
+    check_folders(folder)  # reports missing folders; otherwise the dataset would be empty
     return FolderImages(folder, "train")

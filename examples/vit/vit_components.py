@@ -45,7 +45,7 @@ from model_components import (
 
 
 class MaskedLossReduction(MSELossReduction):
-    """Sum of squared errors of the masked pixels, divided by the number of all pixels.
+    """Computes the squared errors of the masked pixels, divided by the number of all pixels.
 
     Visible pixels have error 0. All images have equally many masked pixels, so all images, micro
     batches and ranks have the same weight.
@@ -66,7 +66,7 @@ class MaskedLossReduction(MSELossReduction):
 
 @dataclass
 class MaskPatches(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
-    """Masks random patches of each image, different ones in each epoch."""
+    """Masks random patches of each image; each epoch has other patches."""
 
     share: float = 0.5
     patch_size: int = 7
@@ -103,7 +103,7 @@ class ShiftImages(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
 
 
 class VitDataModule(MNISTDataModule):
-    """The tutorial's data with masked patches, in validation too, or with shifted training images.
+    """Provides the tutorial's data with masked patches, or with shifted training images.
 
     Args:
         *args: Arguments of `MNISTDataModule`.
@@ -127,7 +127,7 @@ class VitDataModule(MNISTDataModule):
             self.val_set = MultiEpochDatasetResampler(hidden, shuffle=False)
 
     def with_random_effects(self, train: Any) -> Any:
-        """Wraps the training images in a dataset that is indexed by (epoch, index)."""
+        """Wraps the training images in a dataset with the index (epoch, sample index)."""
         if self.masked_share:
             return MaskPatches(train, self.masked_share, seed=self.seed)
         if self.shift:
@@ -147,7 +147,7 @@ class VitDataModule(MNISTDataModule):
 
 
 class VitTrunk(MegatronModule):
-    """The part that both models share: an embedding of patches as tokens, and a transformer.
+    """Encodes images for both models: an embedding of patches as tokens, and a transformer.
 
     Args:
         config: Sizes, precision and layout.
@@ -180,13 +180,13 @@ class VitTrunk(MegatronModule):
         return self.transformer(tokens, attention_mask=None)
 
     def set_input_tensor(self, input_tensor: Any) -> None:
-        """Receives the previous stage's output; Megatron's pipeline schedule calls this."""
+        """Receives the previous stage's output from Megatron's schedule."""
         tokens = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
         self.transformer.set_input_tensor(tokens)
 
 
 class VitPretrainModel(VitTrunk):
-    """The trunk, and a linear layer that maps each token to a patch."""
+    """Reconstructs images: the trunk, and a linear layer that maps each token to a patch."""
 
     def __init__(self, config: "VitConfig") -> None:
         super().__init__(config)
@@ -203,7 +203,7 @@ class VitPretrainModel(VitTrunk):
 
 
 class VitClassifier(VitTrunk):
-    """The trunk, and a linear head on the mean of all tokens."""
+    """Classifies images: the trunk, and a linear head on the mean of all tokens."""
 
     def __init__(self, config: "VitConfig") -> None:
         super().__init__(config)
@@ -245,7 +245,7 @@ VitModelT = TypeVar("VitModelT", bound=VitTrunk)
 class VitConfig(
     MegatronBioNeMoTrainableModelConfig[VitModelT, MegatronLossType], IOMixinWithGettersSetters
 ):
-    """Sizes of both models; each subclass names its model class and its loss class."""
+    """Holds the sizes of both models; each subclass names its model class and its loss class."""
 
     image_size: int = 28
     channels: int = 1
@@ -286,5 +286,5 @@ class VitClassifierConfig(VitConfig[VitClassifier, ClassifierLossReduction]):
     loss_cls: type[ClassifierLossReduction] = ClassifierLossReduction
 
     def validation_metrics(self) -> dict[str, ValidationMetric]:
-        """Names the metrics of a validation; `accuracy` is logged as `val_accuracy`."""
+        """Returns the metrics of a validation by name; `accuracy` is logged as `val_accuracy`."""
         return {"accuracy": accuracy_of_classes()}

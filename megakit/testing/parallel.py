@@ -220,12 +220,11 @@ class Ranks:
         """Waits for the results of the ranks; ends the pool if a result is missing."""
         results: dict[int, Any] = {}
         failures: list[tuple[float, int, str]] = []
-        pending = dict(enumerate(connections))
+        pending: dict[Any, int] = {connection: rank for rank, connection in enumerate(connections)}
         deadline = time.monotonic() + self.timeout
         while pending and (left := deadline - time.monotonic()) > 0:
-            for connection in wait(list(pending.values()), left):
-                rank = next(rank for rank, mine in pending.items() if mine is connection)
-                del pending[rank]
+            for connection in wait(list(pending), left):
+                rank = pending.pop(connection)
                 try:
                     failed_at, answer = pickle.loads(connections[rank].recv_bytes())
                 except (EOFError, ConnectionResetError):
@@ -238,7 +237,7 @@ class Ranks:
                     failures.append((failed_at, rank, answer))
             if failures:
                 deadline = min(deadline, time.monotonic() + GRACE)
-        stuck = "" if failures else self._stacks(sorted(pending))
+        stuck = "" if failures else self._stacks(list(pending.values()))
         if pending or any(answer.startswith("it died") for _, _, answer in failures):
             self.close()
         if stuck:
@@ -306,11 +305,7 @@ def _serve_rank(connection: Connection) -> NoReturn:
             function, arguments = pickle.loads(payload)
             answer = cloudpickle.dumps((None, function(*arguments)))
         except BaseException as error:
-            # Without the frame of this function, at the start.
-            lines = traceback.format_exception(
-                error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
-            )
-            answer = cloudpickle.dumps((_note_time(error), "".join(lines)))
+            answer = cloudpickle.dumps((_note_time(error), traceback.format_exc()))
         connection.send_bytes(answer)
         destroy_parallel_state()
         os.environ.clear()
@@ -321,13 +316,11 @@ def _by_value(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes
     """Pickles a function together with its module, because a rank may be unable to import it."""
     module = sys.modules.get(function.__module__)
     is_ours = function.__module__.partition(".")[0] in ("megakit", "__main__")
-    if module is None or is_ours:
+    with contextlib.ExitStack() as stack:
+        if module is not None and not is_ours:
+            cloudpickle.register_pickle_by_value(module)
+            stack.callback(cloudpickle.unregister_pickle_by_value, module)
         return bytes(cloudpickle.dumps((function, arguments)))
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        return bytes(cloudpickle.dumps((function, arguments)))
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
 
 
 def _note_time(error: BaseException) -> float:

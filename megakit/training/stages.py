@@ -32,9 +32,6 @@ from megakit.training.views import MakeView
 
 #: The largest number of pictures whose predictions the console shows.
 MOST_ANSWERS = 10
-#: The files that show predictions. An earlier prediction's files are removed, even if a new
-#: prediction draws nothing in their place.
-FIGURES_AND_REPORT = ("confusion_matrix.png", "mistakes.png", "latent_space.png", "report.html")
 
 
 def train_stage(
@@ -138,7 +135,8 @@ def predict_stage(
     if len(np.unique(predictions.idx)) != len(data.predict_dataloader().dataset):
         raise RuntimeError("predictions do not cover every sample exactly once")
     run.check_directory()
-    for name in FIGURES_AND_REPORT:
+    # These files show an earlier prediction, and this prediction may not replace each of them.
+    for name in ("confusion_matrix.png", "mistakes.png", "latent_space.png", "report.html"):
         (run.path / name).unlink(missing_ok=True)
     write_predictions(path, predictions, sources)
     scores = predictions.scores()
