@@ -18,17 +18,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-MOST_FILES = 100_000
-"""Largest number of files in a folder of pictures, and of pictures in an array."""
-FILE_BYTES = 128 << 20
-"""Largest size of a picture file."""
-PIXELS = 50_000_000
-"""Largest number of pixels of a picture, as the largest common cameras have."""
-SIDE = 20_000
-"""Largest height and width of a picture, in pixels."""
+# The largest accepted numbers.
+MOST_FILES = 100_000  # files in a folder of pictures; pictures in an array
+FILE_BYTES = 128 << 20  # bytes of a picture file
+PIXELS = 50_000_000  # pixels of a picture, as the largest common cameras have
+SIDE = 20_000  # pixels of a picture's height or width
+# Scans of a JPEG picture. Usual are about ten; decoding each scan takes the time of a whole
+# picture. Scan markers in a video that a phone appends to a JPEG file are counted, too.
 SCANS = 1000
-"""Largest number of scans of a JPEG picture. Usual are about ten; decoding each scan takes the time
-of a whole picture. Scan markers in a video that a phone appends to a JPEG file are counted, too."""
 
 
 def list_folder(folder: Path) -> list[Path]:

@@ -80,10 +80,7 @@ def bernoulli(
     index: Int | NDArray[Any],
     shape: tuple[int, ...] = (),
 ) -> NDArray[np.bool_]:
-    """Return random booleans for each sample, from (seed, epoch, index) alone.
-
-    Has the distribution of `uniform(...) < probability` and takes half the time, as it uses 16 bits
-    per value.
+    """Return random booleans for each sample: `uniform(...) < probability` in half the time.
 
     Args:
         probability: Probability of True, from 0 to 1; rounded to a multiple of 2**-16.

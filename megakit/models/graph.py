@@ -7,6 +7,7 @@ The operations are traced from the torch module, so a model needs no second impl
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -240,22 +241,24 @@ class _Recorder(fx.Interpreter):
 Value = fx.node.Argument
 
 
-def _elementwise(op: str) -> Callable[..., None]:
-    def record(recorder: _Recorder, node: fx.Node, result: Tensor, *inputs: Value) -> None:
-        recorder.record(node, result, op, inputs)
+def _elementwise(
+    recorder: _Recorder, node: fx.Node, result: Tensor, *inputs: Value, op: str
+) -> None:
+    recorder.record(node, result, op, inputs)
 
-    return record
 
-
-def _activation(op: str) -> Callable[..., None]:
-    def record(
-        recorder: _Recorder, node: fx.Node, result: Tensor, input: fx.Node, inplace: bool = False
-    ) -> None:
-        if inplace:
-            recorder.check_in_place(node, input)
-        recorder.record(node, result, op, [input])
-
-    return record
+def _activation(
+    recorder: _Recorder,
+    node: fx.Node,
+    result: Tensor,
+    input: fx.Node,
+    inplace: bool = False,
+    *,
+    op: str,
+) -> None:
+    if inplace:
+        recorder.check_in_place(node, input)
+    recorder.record(node, result, op, [input])
 
 
 def _gelu(
@@ -307,8 +310,8 @@ def _reshape(
 
 
 _HANDLERS: dict[str, Callable[..., None]] = {
-    **{name: _elementwise(op) for name, op in _ELEMENTWISE.items()},
-    **{name: _activation(name) for name in ("relu", "silu")},
+    **{name: partial(_elementwise, op=op) for name, op in _ELEMENTWISE.items()},
+    **{name: partial(_activation, op=name) for name in ("relu", "silu")},
     **dict.fromkeys(_RESHAPES, _reshape),
     **{"gelu": _gelu, "linear": _linear, "layer_norm": _layer_norm, "softmax": _softmax},
 }

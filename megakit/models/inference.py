@@ -25,10 +25,9 @@ def load_for_inference(
 ) -> torch.nn.Module:
     """Loads a model for prediction only, from a checkpoint of any layout.
 
-    The model's class builds the model from the checkpoint's settings. Then torch's layers replace
-    Megatron's layers. A call of the model needs no process group and no parallel state. This
-    function leaves none behind, and does not change the parallel state of a running job. The
-    weights have the same names as in training.
+    The config builds the model from the checkpoint's settings. Then torch's layers replace
+    Megatron's layers, under the same names. The model needs no process group and no parallel state;
+    those of a running job are not changed.
 
     Call `megakit.runtime.use_accelerator` before any code imports Megatron.
 

@@ -1,9 +1,7 @@
 """Replaces Megatron's layers by plain torch layers with the same weights and names.
 
-Megatron's linear layers read the size of their process group in each call. Its attention uses a
-buffer and a random-number tracker of the parallel state. On one rank these have no effect. So for
-inference the layers are replaced in place, and the model needs no parallel state. The rest of the
-model is not changed.
+Megatron's linear layers and attention use the parallel state in each call. On one rank this has no
+effect. So for inference these layers are replaced in place; the rest of the model is not changed.
 """
 
 from collections.abc import Callable, Iterator
