@@ -57,6 +57,27 @@ class TestDiverted:
         assert capfd.readouterr().out == "shown"
 
 
+REFUSED = """
+import sys
+from pathlib import Path
+
+from megakit.errors import UserError
+from megakit.job.interactive import open_run
+from model_pretrain import PRETRAIN, PretrainOptions
+
+folder, devices = sys.argv[1:]
+options = PretrainOptions(
+    dataset="digits",
+    accelerator="cpu",
+    output_dir=Path(folder),
+    fresh=True,
+    devices=int(devices),
+)
+with open_run(PRETRAIN, options):
+    raise UserError("The model needs another option.")
+"""
+
+
 class TestOpenRun:
     @staticmethod
     def options(folder: Path, **changes: object) -> PretrainOptions:
@@ -76,10 +97,18 @@ class TestOpenRun:
     def test_a_refused_fresh_start_leaves_the_old_run_in_its_place(
         self, tmp_path: Path, devices: int
     ) -> None:
+        """In a process of its own, because `open_run` ends this one's process groups."""
         old = make_run(PRETRAIN, self.options(tmp_path), (10,))
-        options = self.options(tmp_path, fresh=True, devices=devices)
-        with pytest.raises(UserError), open_run(PRETRAIN, options):
-            raise UserError("The model needs another option.")
+        refused = subprocess.run(
+            [sys.executable, "-c", REFUSED, tmp_path, str(devices)],
+            cwd=REPOSITORY,
+            env=environment(PYTHONPATH=str(REPOSITORY)),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert refused.stderr.splitlines()[-1].startswith("megakit.errors.UserError")
         assert [path.name for path in tmp_path.iterdir()] == ["pretrain"]
         assert old.newest_step == PretrainOptions.max_steps
 
