@@ -119,14 +119,14 @@ def patch_tensor_type() -> None:
     tensor_type = torch.Tensor.type
 
     @functools.wraps(tensor_type)
-    def answer(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def cuda_type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if dtype is None:
             return tensor_type(self).replace("torch.", "torch.cuda.", 1)
         if isinstance(dtype, str):
             dtype = dtype.replace("torch.cuda.", "torch.")
         return tensor_type(self, dtype, *args, **kwargs)
 
-    replace(torch.Tensor, "type", answer)
+    replace(torch.Tensor, "type", cuda_type)
 
 
 def replace_nccl_with_gloo() -> None:

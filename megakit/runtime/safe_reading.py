@@ -252,7 +252,8 @@ def explain_failed_resumptions() -> None:
         original = existing(connector, name)
 
         def restore(self: Any, *path: Any, original: Any = original) -> None:
-            checkpoint = path[0] if path else self._loaded_checkpoint and self._ckpt_path
+            loaded, ckpt_path = existing(self, "_loaded_checkpoint"), existing(self, "_ckpt_path")
+            checkpoint = path[0] if path else loaded and ckpt_path
             with reading(checkpoint, USE_ANOTHER) if checkpoint else contextlib.nullcontext():
                 original(self, *path)
 

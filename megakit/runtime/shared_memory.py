@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
@@ -98,9 +97,13 @@ def exit_on_failed_send() -> None:
 
 def why_worker_ended(error: BaseException) -> str | None:
     """Returns why a data loader worker ended; None if an error has another cause."""
-    texts = [str(link) for link in _chain(error)]
+    texts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(texts) < 100:  # a chain of causes can be a circle
+        texts.append(str(cause))
+        cause = cause.__cause__ or cause.__context__
     if any("unable to allocate shared memory" in text for text in texts):
-        return f"a data loader worker {_could_not_send()}"
+        return f"a data loader worker could not send a batch, and {_shared_memory()}"
     text = next((text for text in reversed(texts) if text.startswith("DataLoader ")), None)
     if text is None:
         return None
@@ -109,34 +112,22 @@ def why_worker_ended(error: BaseException) -> str | None:
     pids = re.search(r"\(pid(?:\(s\))? ([\d, ]+)\)", text)
     worker = f"data loader worker (pid {pids[1]})" if pids else "a data loader worker"
     if f"exit code {SEND_FAILED}." in text or f"exit code: {SEND_FAILED}." in text:
-        return f"{worker} {_could_not_send()}"
+        return f"{worker} could not send a batch, and {_shared_memory()}"
     if killed := re.search(r"killed by signal: (.+?)\. ", text + " "):
         by = {signal.strsignal(number): number for number in signal.Signals}
         name = by[killed[1]].name if killed[1] in by else killed[1]
         if name == "SIGBUS":  # the system could not provide a page of shared memory
-            return f"{worker} was killed by SIGBUS, and {_shared_memory()}. {_REMEDY}"
+            return f"{worker} was killed by SIGBUS, and {_shared_memory()}"
         if name == "SIGKILL":
             name += ": the machine may be short of memory. Use fewer --num-workers."
         return f"{worker} was killed by {name}"
     return f"{worker} ended unexpectedly"
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _could_not_send() -> str:
-    return f"could not send a batch, and {_shared_memory()}. {_REMEDY}"
-
-
 def _shared_memory() -> str:
     try:
         status = os.statvfs(FOLDER)
     except OSError as error:
-        return f"{FOLDER} cannot be used ({error.strerror})"
+        return f"{FOLDER} cannot be used ({error.strerror}). {_REMEDY}"
     free, size = (count * status.f_frsize for count in (status.f_bavail, status.f_blocks))
-    return f"{FOLDER} has {free:,} of {size:,} bytes free"
+    return f"{FOLDER} has {free:,} of {size:,} bytes free. {_REMEDY}"
