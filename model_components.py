@@ -294,10 +294,7 @@ ExampleModelT = TypeVar("ExampleModelT", bound=ExampleModelTrunk)
 class ExampleGenericConfig(
     MegatronBioNeMoTrainableModelConfig[ExampleModelT, MegatronLossType], IOMixinWithGettersSetters
 ):
-    """Holds the sizes of both models; each subclass names its model class and its loss class.
-
-    Fine-tuning reads the sizes from pretraining's checkpoint, so both configs have the same fields.
-    """
+    """Holds the sizes of both models; each subclass names its model class and its loss class."""
 
     loss_cls: type[MegatronLossType] = MSELossReduction
     hidden_size: int = SizeOptions.hidden_size  # of linear1, linear3; sharded by tensor parallelism
@@ -389,9 +386,12 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
         return {"output": output, **outputs}
 
     def training_loss_reduction(self) -> MegatronLossReduction:
-        return self.config.get_loss_reduction_class()()
+        return self.loss_reduction_class()()
 
     validation_loss_reduction = test_loss_reduction = training_loss_reduction
+
+    def loss_reduction_class(self) -> type[MegatronLossReduction]:
+        return self.config.get_loss_reduction_class()
 
     def validation_metrics(self) -> dict[str, ValidationMetric]:
         """Returns the config's metrics; `megakit` computes them in each validation."""

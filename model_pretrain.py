@@ -43,7 +43,7 @@ class PretrainOptions(DataOptions, SizeOptions, TrainingOptions):
 
 def pretrain(run: Run[PretrainOptions]) -> Path:
     """Trains the autoencoder; returns the path of the best checkpoint."""
-    # These imports are slow. --help and helper processes, which import this file, omit them.
+    # These imports are slow. They are not at the top, so that --help is fast.
     from megakit.training import cosine_annealing, megatron_adam, train_stage
     from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig
 

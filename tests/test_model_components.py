@@ -424,6 +424,7 @@ def test_configs_name_their_models_and_losses(components: ModuleType) -> None:
         assert made.model_cls is getattr(components, model)
         assert made.get_loss_reduction_class() is getattr(components, loss)
         module = components.BionemoLightningModule(config=made)
+        assert module.loss_reduction_class() is getattr(components, loss)
         for reduction in (module.training_loss_reduction, module.validation_loss_reduction):
             assert isinstance(reduction(), getattr(components, loss))
 
