@@ -243,14 +243,14 @@ def _mistakes(images: NDArray[np.uint8], predictions: Predictions) -> list[Secti
         "predicted digit. Blue cells are right. Darker red cells are more frequent mistakes.",
         parts.confusion_matrix(labels, predictions.prediction, probabilities.shape[1]),
     )
-    surest = most_confident_mistakes(labels, probabilities)
-    if not len(surest):
+    worst = most_confident_mistakes(labels, probabilities)
+    if not len(worst):
         return [matrix]
     pictures = Section(
         "Most confident mistakes",
         "The wrong predictions with the highest probabilities. Each caption shows the label, the "
         "prediction and its probability.",
-        parts.mistakes(images[surest], labels[surest], probabilities[surest]),
+        parts.mistakes(images[worst], labels[worst], probabilities[worst]),
     )
     return [matrix, pictures]
 

@@ -391,7 +391,7 @@ def test_ctrl_c_during_set_up_is_no_failure(project):
     os.killpg(started.pid, signal.SIGINT)  # the terminal sends it to all of them
     _, told = started.communicate(timeout=60)
     assert started.returncode == 130
-    assert told.splitlines()[-1] == "Interrupted. The same command goes on with the set-up."
+    assert told.splitlines()[-1] == "Interrupted. The same command resumes the set-up."
     assert "setup.log" not in told
     set_up(project)
     assert holds(project, "import alpha; print(alpha.version)") == "1.0\n"
@@ -455,7 +455,7 @@ def test_a_set_up_that_is_ended_takes_its_installer_with_it(project, tmp_path, n
         assert time.monotonic() < deadline
         time.sleep(0.02)
     if number != signal.SIGKILL:
-        assert told.splitlines()[-1] == "Interrupted. The same command goes on with the set-up."
+        assert told.splitlines()[-1] == "Interrupted. The same command resumes the set-up."
 
 
 def test_a_virtual_environment_that_somebody_made_is_filled_and_not_emptied(project):

@@ -170,17 +170,17 @@ def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list
     num_classes = predictions.probabilities.shape[1]
     matrix = figures.confusion_matrix(labels, predicted, num_classes)
     drawn = {"confusion_matrix.png": to_png(matrix)}
-    surest = figures.most_confident_mistakes(labels, predictions.probabilities)
-    images = [np.squeeze(dataset[index]["data"]) for index in predictions.idx[surest].tolist()]
+    worst = figures.most_confident_mistakes(labels, predictions.probabilities)
+    images = [np.squeeze(dataset[index]["data"]) for index in predictions.idx[worst].tolist()]
     if len({image.shape for image in images}) == 1 and images[0].ndim == 2:
         drawn["mistakes.png"] = drawing.to_png(
             drawing.mistakes(
                 drawing.dark_on_light(np.stack(images)),
-                labels[surest],
-                predicted[surest],
-                predictions.probabilities[surest].max(axis=1),
+                labels[worst],
+                predicted[worst],
+                predictions.probabilities[worst].max(axis=1),
                 scale=max(1, 168 // len(images[0])),
-                title=f"{len(surest)} of {(labels != predicted).sum():,} mistakes, "
+                title=f"{len(worst)} of {(labels != predicted).sum():,} mistakes, "
                 "the most confident first",
             )
         )

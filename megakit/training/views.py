@@ -116,8 +116,8 @@ class Pictures(pl.Callback):
             prediction, probabilities = found.prediction, found.probabilities
             worst = figures.most_confident_mistakes(label, probabilities, self.NUM_MISTAKES)
             if len(worst):
-                surest = probabilities[worst].max(axis=1)
-                picture = drawing.mistakes(images[worst], label[worst], prediction[worst], surest)
+                shares = probabilities[worst].max(axis=1)
+                picture = drawing.mistakes(images[worst], label[worst], prediction[worst], shares)
                 board.add_image("mistakes", picture, step)
 
 
