@@ -1,6 +1,10 @@
 """The chain as a user runs it, on the bundled digits and, marked long, on MNIST."""
 
 import re
+import resource
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +16,15 @@ from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import verify
 from megakit.job.run_lock import LOCK_FILE
 from mnist import files as mnist_files
-from tests.scripts import Result, accuracy, read_csv, read_json, run_script
+from tests.scripts import (
+    REPOSITORY,
+    Result,
+    accuracy,
+    environment,
+    read_csv,
+    read_json,
+    run_script,
+)
 
 SUMMARY_FIELDS = {
     *("stage", "dataset", "accelerator", "device", "precision", "parallel", "seed", "steps"),
@@ -199,6 +211,27 @@ def test_no_figure_of_an_earlier_prediction_stays(chain: Chain, tmp_path: Path):
     assert {path.name for path in folder.iterdir()} == {
         *("predictions.csv", "summary.json", "log.txt", LOCK_FILE, "notes.txt")
     }
+
+
+def test_a_prediction_that_fails_keeps_the_figures_of_the_earlier_one(chain: Chain, tmp_path: Path):
+    shutil.copytree(chain.runs, tmp_path / "runs")
+    folder = tmp_path / "runs" / "predict"
+    drawn = {path.name: path.read_bytes() for path in folder.glob("*.[ph][nt]*")}
+    assert "report.html" in drawn
+    limit = 8_000  # bytes of a file: predictions.csv is larger
+    limited = subprocess.run(
+        [sys.executable, "model_predict.py", "--output-dir", tmp_path / "runs"],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert limited.returncode == 1, limited.stderr
+    assert "File too large" in limited.stderr
+    assert {path.name: path.read_bytes() for path in folder.glob("*.[ph][nt]*")} == drawn
 
 
 def test_another_option_is_refused_by_name(chain: Chain):

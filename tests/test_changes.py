@@ -255,3 +255,14 @@ def test_a_size_that_the_config_does_not_get(project: Path, tmp_path: Path) -> N
     assert ended.err.count(named) == 1
     assert "Traceback" not in ended.err
     assert not (tmp_path / "runs" / "pretrain" / "run.json").exists()
+
+
+def test_a_seed_that_the_config_does_not_get(project: Path, tmp_path: Path) -> None:
+    """It still decides the order of samples."""
+    change(
+        project,
+        "model_pretrain.py",
+        [("            seed=options.seed, hidden", "            hidden")],
+    )
+    ended = start(project, tmp_path / "runs", "--seed", 7, "--max-steps", 2)
+    assert ended.status == 0, ended.err

@@ -125,7 +125,8 @@ def _list_sizes(checkpoint: Path) -> dict[str, int]:
 def _sha256(path: Path) -> str:
     """Returns the sha256 of a file; hashes an unchanged file once per process.
 
-    Every write sets a file's change time (ctime), and no program can choose it. A file that was
+    A write sets a file's change time (ctime), and no program can choose it. Only writes through a
+    memory map may set it later. A file that was
     changed within `SETTLED_SECONDS` is hashed each time: another write within the same tick of the
     file system's clock would leave the same ctime.
     """

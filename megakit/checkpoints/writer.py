@@ -191,7 +191,7 @@ class CheckpointWriter(Checkpoint):
 
 
 def validation_is_due(trainer: pl.Trainer, step: int) -> bool:
-    """Tells whether a validation follows a step: the only place that decides this.
+    """Tells whether a validation follows a step.
 
     A validation follows the steps of the trainer's interval, the last step, and a step after which
     training stops early. The callback `ExactSteps` applies this decision to Lightning.

@@ -3,10 +3,12 @@
 import atexit
 import functools
 import itertools
+import multiprocessing
+import os
 import signal
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, default_conve
 from megakit.data.batches import fetch_batch, fetch_samples
 from megakit.runtime.patching import existing
 from megakit.runtime.shared_memory import check_shared_memory, exit_on_failed_send
-from megakit.runtime.signals import ignore_signals
+from megakit.runtime.signals import die_with_parent, ignore_signals
 
 T = TypeVar("T")
 
@@ -45,6 +47,9 @@ class _WholeBatches(Dataset[Any]):
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self.dataset, self.padding_weight, self.collate = dataset, padding_weight, collate
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.dataset))
 
     def __getitems__(self, indices: NDArray[np.int64]) -> Any:
         is_sample = indices >= 0
@@ -80,6 +85,7 @@ class _Loader(DataLoader):
         if self.num_workers or self.pin_memory:
             iterator = super().__iter__()
             if self.num_workers:
+                _end_workers_at_exit()
                 _ITERATORS.add(iterator)
                 _WORKERS.update(existing(iterator, "_workers"))
             return iterator
@@ -91,15 +97,22 @@ def _identity(batch: T) -> T:
     return batch
 
 
-@atexit.register
+@functools.cache
+def _end_workers_at_exit() -> None:
+    # After torch and multiprocessing have registered theirs: the last function runs first.
+    atexit.register(_end_workers)
+
+
 def _end_workers() -> None:
-    """Ends all workers when the program exits.
+    """Ends all workers when Python exits.
 
     Otherwise Python sends the workers SIGTERM, which they ignore, and waits for them without end.
+    A program that ends by `os._exit` or a signal leaves its workers to the kernel, see
+    `_begin_worker`.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a killed worker
     for iterator in list(_ITERATORS):
         existing(iterator, "_shutdown_workers")()  # torch calls this to delete an iterator
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a killed worker
     for worker in list(_WORKERS):
         if worker.is_alive():  # it hangs
             worker.kill()
@@ -109,6 +122,9 @@ def _begin_worker(begin: Callable[[int], Any] | None, worker: int) -> None:
     # A terminal, `scancel` or systemd signals all processes of a job. The training process handles
     # the signal, and needs batches until it has completed its step and its validation.
     ignore_signals()
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid == os.getppid():  # not with the method `forkserver`
+        die_with_parent(os.getppid())
     exit_on_failed_send()
     if begin is not None:
         begin(worker)

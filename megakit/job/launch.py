@@ -1,6 +1,5 @@
 """Starts and ends the processes of a job on one machine, without importing torch."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -19,10 +18,14 @@ from megakit.runtime.signals import (
     EXIT_STATUS,
     StopRequest,
     accepted_signals,
+    die_with_parent,
     exit_status,
     handle_signals,
+    ignore_signals,
 )
 
+#: The exit status of a rank that refuses its input.
+REFUSED = 2
 #: Seconds that the other ranks have to end after a signal stopped the first rank. They have half
 #: of this time after a rank failed.
 GRACE = 20.0
@@ -53,6 +56,7 @@ def launch(
     forwarder = _SignalForwarder(ranks)
     handle_signals(forwarder.receive)
     parent = os.getpid()
+    end_watcher = _watch_launcher(parent, console)
     for rank in range(num_processes):
         if forwarder.received:
             break
@@ -62,13 +66,16 @@ def launch(
                 [sys.executable, *sys.argv],
                 env=common | cluster.torchrun_variables(),
                 pass_fds=descriptors,
-                preexec_fn=lambda: _die_with_parent(parent),
+                preexec_fn=lambda: die_with_parent(parent),
             )
         )
     if forwarder.received:
         # For the rank that was being started when the signal came.
         forwarder.send(forwarder.received)
-    return _wait(ranks, forwarder, console)
+    try:
+        return _wait(ranks, forwarder, console)
+    finally:
+        end_watcher()
 
 
 def end_fork(work: Callable[[], object]) -> NoReturn:
@@ -112,7 +119,7 @@ def run_in_fork(work: Callable[[], object]) -> int:
     if child == 0:
 
         def work_under_parent() -> None:
-            _die_with_parent(parent)
+            die_with_parent(parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             work()
 
@@ -187,7 +194,8 @@ def _wait(
             status = forwarder.status(rank.returncode)
             stopped = status in EXIT_STATUS.values()
             if not stopped:
-                console.say(f"Rank {number} {_describe_end(rank)}; ending the other ranks.")
+                if status != REFUSED:  # rank 0 has reported why it refuses
+                    console.say(f"Rank {number} {_describe_end(rank)}; ending the other ranks.")
                 forwarder.send(signal.SIGTERM)
             deadline = time.monotonic() + (GRACE if stopped else GRACE / 2)
         if deadline is not None and time.monotonic() > deadline:
@@ -209,6 +217,35 @@ def _describe_end(rank: subprocess.Popen[bytes]) -> str:
     return f"(process {rank.pid}) ended with status {rank.returncode}"
 
 
+def _watch_launcher(parent: int, console: Console) -> Callable[[], None]:
+    """Forks a watcher process that reports when this process is killed.
+
+    The kernel kills the ranks of a killed launcher silently.
+
+    Returns:
+        A function that ends the watcher.
+    """
+    reading, writing = os.pipe()
+    watcher = os.fork()
+    if watcher == 0:
+        os.close(writing)
+        ignore_signals()
+        if not os.read(reading, 1):  # closed without the byte that `release` writes
+            console.say(
+                f"The launching process ({parent}) was killed, and its ranks with it. "
+                "The same command resumes from the last complete checkpoint."
+            )
+        os._exit(0)
+    os.close(reading)
+
+    def release() -> None:
+        os.write(writing, b"-")
+        os.close(writing)
+        os.waitpid(watcher, 0)
+
+    return release
+
+
 def end_with_torchrun(console: Console) -> None:
     """Ends this rank when torchrun's agent is gone, since a killed agent leaves its ranks running.
 
@@ -227,11 +264,3 @@ def end_with_torchrun(console: Console) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="torchrun's agent", daemon=True).start()
-
-
-def _die_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent dies; called directly after a fork."""
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the call of prctl
-        os._exit(1)

@@ -17,7 +17,7 @@ from megakit.job.layout import Layout, plan_layout, too_few_gpus
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.program import code_of
 from megakit.job.ranges import names_are_usable
-from megakit.job.run_lock import RunLock, close_in_children, lock
+from megakit.job.run_lock import close_in_children, lock
 from megakit.job.runs import (
     RunDirectory,
     StartCheckpoint,
@@ -292,11 +292,19 @@ def _lock_and_plan(
         if checked.start is not None:
             locks.enter_context(checked.start.file)
             close_in_children(checked.start.file)
-        own, old_run = _lock(checked, console)
-        locks.callback(own.close)
-        resume, is_done = None, False
-        if checked.training:
-            resume, is_done = _open_run(stage, checked, console)
+        old_run = _rename_old_run(checked, console)
+        try:
+            own = lock(checked.directory.path)
+            locks.callback(own.close)
+            resume, is_done = None, False
+            if checked.training:
+                resume, is_done = _open_run(stage, checked, console)
+        except BaseException:
+            if old_run is not None:
+                with contextlib.suppress(OSError):  # the first error matters more
+                    if checked.directory.withdraw(old_run):
+                        console.say(f"The old run is {checked.directory.path} again.")
+            raise
         plan = Plan(
             dataset=checked.dataset,
             start=checked.start_path,
@@ -306,20 +314,21 @@ def _lock_and_plan(
             identity=checked.identity,
             is_done=is_done,
             lock=own.inode,
-            old_run=str(old_run) if old_run else None,
+            old_run=old_run,
         )
         return plan, locks.pop_all()
 
 
-def _lock(checked: _Checked, console: Console) -> tuple[RunLock, Path | None]:
-    """Locks the run directory; with `--fresh`, renames the old run directory first."""
-    directory, old_run = checked.directory, None
-    if checked.training and checked.training.fresh and directory.path.exists():
-        old_lock = lock(directory.path)  # raises if another process uses the directory
-        old_run = directory.rename()
-        console.say(f"The old run is now {old_run}.")
-        old_lock.close()
-    return lock(directory.path), old_run
+def _rename_old_run(checked: _Checked, console: Console) -> str | None:
+    """With `--fresh`, renames the old run directory; returns its new path."""
+    directory = checked.directory
+    if not (checked.training and checked.training.fresh and directory.path.exists()):
+        return None
+    old_lock = lock(directory.path)  # raises if another process uses the directory
+    old_run = directory.rename()
+    console.say(f"The old run is now {old_run}.")
+    old_lock.close()
+    return str(old_run)
 
 
 def _open_run(stage: Stage, checked: _Checked, console: Console) -> tuple[Path | None, bool]:

@@ -350,8 +350,11 @@ def _is_idle(node: ast.AST) -> bool:
 
 
 def _is_main_guard(statement: ast.AST) -> bool:
-    is_comparison = isinstance(statement, ast.If) and isinstance(statement.test, ast.Compare)
-    return is_comparison and ast.unparse(statement.test) in MAIN_GUARDS  # type: ignore[attr-defined]
+    if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
+        return False
+    sides = statement.test.left, *statement.test.comparators
+    is_short = all(isinstance(side, ast.Name | ast.Constant) for side in sides)
+    return is_short and ast.unparse(statement.test) in MAIN_GUARDS
 
 
 def _runs(module: Module, call: ast.Call) -> bool:

@@ -104,8 +104,9 @@ class Run(Generic[OptionsT_co]):
         Another run can then use the run directory. A run that `--fresh` renamed gets its name back.
         """
         if self.is_main and self.trains:
-            self.check_directory()
-            with contextlib.suppress(OSError):  # the reason of the refusal matters more
+            # The reason of the refusal matters more than an error here.
+            with contextlib.suppress(OSError, RunDirectoryLostError):
+                self.check_directory()
                 if self.directory.withdraw(self.plan.old_run):
                     self.console.say(f"The old run is {self.path} again.")
 
@@ -188,8 +189,9 @@ def run_script(
             traceback.print_exc()
         console.error(f"{stage.script}{cluster.rank_suffix}: {failed_check('the start', error)}")
         status = 2
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # of the log, on a full disk
+            stream.flush()
     # A normal exit waits seconds for threads and helper processes that the frameworks left.
     os._exit(status)
 

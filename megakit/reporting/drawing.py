@@ -57,6 +57,7 @@ def mistakes(
 
 def dark_on_light(images: NDArray[Any]) -> Picture:
     """Scales each of N images of numbers (N, height, width) to uint8; its maximum becomes black."""
+    images = np.asarray(images, np.float64)  # unsigned integers would overflow
     low, high = (extreme(images, axis=(1, 2), keepdims=True) for extreme in (np.min, np.max))
     return (255 * (high - images) / np.maximum(high - low, 1e-9)).round().astype(np.uint8)
 

@@ -61,12 +61,12 @@ class LastingFile(io.FileIO):
 
     def _redirect(self) -> None:
         # Replaces the descriptor itself, because C++ libraries write to it as well.
-        try:
-            other = _open_to_append(self.instead)
-        except OSError:
-            other = _open_to_append(os.devnull)
-        os.dup2(other, self.fileno(), inheritable=self.fileno() <= 2)
-        os.close(other)
+        for path in (self.instead, os.devnull):
+            with contextlib.suppress(OSError):  # without a free descriptor, the data is dropped
+                other = _open_to_append(path)
+                os.dup2(other, self.fileno(), inheritable=self.fileno() <= 2)
+                os.close(other)
+                return
 
 
 def _open_to_append(path: Path | str) -> int:

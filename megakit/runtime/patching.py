@@ -17,6 +17,8 @@ def existing(owner: Any, name: str) -> Any:
     try:
         return getattr(importlib.import_module(owner) if isinstance(owner, str) else owner, name)
     except (AttributeError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and not str(owner).startswith(str(error.name)):
+            raise  # the module needs another package
         where = owner if isinstance(owner, str) else getattr(owner, "__name__", owner)
         raise RuntimeError(
             f"{where}.{name} is gone from this version of the stack. "

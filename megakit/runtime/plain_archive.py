@@ -44,7 +44,7 @@ def read_archive(content: bytes) -> Any:
         ValueError: The file is damaged; other exceptions are possible as well.
     """
     archive = _Archive(content)
-    return load(archive.read("data.pkl", MAX_PICKLE), _vocabulary(), archive.find_storage)
+    return load(bytes(archive.read("data.pkl", MAX_PICKLE)), _vocabulary(), archive.find_storage)
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,19 @@ class _Archive:
             require(is_native, f"its byte order is {order!r} instead of {sys.byteorder}")
         self.storages: dict[str, bytearray] = {}
 
-    def read(self, name: str, limit: int = sys.maxsize) -> bytes:
-        """Returns a member's content."""
+    def read(self, name: str, limit: int = sys.maxsize) -> bytearray:
+        """Returns a member's content, with one copy in memory."""
         info = self.archive.getinfo(self.folder + name)
         is_plain = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
         require(is_plain, f"its member {name} is compressed")
         is_small = info.file_size <= min(limit, self.bytes_left)
         require(is_small, f"its member {name} has too many bytes ({info.file_size:,})")
         self.bytes_left -= info.file_size
-        return self.archive.read(info)
+        content = bytearray()
+        with self.archive.open(info) as member:
+            while piece := member.read(1 << 20):
+                content += piece
+        return content
 
     def find_storage(self, identity: Any) -> _Storage:
         """Returns the storage that a persistent id in the pickle refers to."""
@@ -89,7 +93,7 @@ class _Archive:
         what, kind, key, _, _ = identity
         require(what == "storage" and type(kind) is Argument and type(key) is str, problem)
         if key not in self.storages:
-            self.storages[key] = bytearray(self.read(f"data/{key}"))
+            self.storages[key] = self.read(f"data/{key}")
         return _Storage(self.storages[key], kind.value)
 
 

@@ -1,5 +1,6 @@
 """Signals that stop a run, their exit statuses, and the signal state of a new process."""
 
+import ctypes
 import os
 import signal
 import time
@@ -51,6 +52,17 @@ def ignore_signals() -> None:
     """Ignores `STOP_SIGNALS` in a helper process whose parent handles the signals."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def die_with_parent(parent: int) -> None:
+    """Makes the kernel kill this process when its parent ends; call it directly after a fork.
+
+    To the kernel, the parent is the thread that started this process.
+    """
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent ended before the call of prctl
+        os._exit(1)
 
 
 class StopRequest:

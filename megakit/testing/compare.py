@@ -131,6 +131,7 @@ def _memory_of(leaf: Any) -> NDArray[Any] | None:
         return leaf if leaf.flags.writeable else None
     is_plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
     if is_plain and leaf.device.type == "cpu" and leaf.numel():
-        plain = leaf.detach().resolve_conj().resolve_neg()
-        return np.asarray(plain.view(_INTEGERS[leaf.element_size()]))
+        # The same memory without the flags of a conjugate or negative view.
+        place = leaf.untyped_storage(), leaf.storage_offset(), leaf.shape, leaf.stride()
+        return torch.empty(0, dtype=_INTEGERS[leaf.element_size()]).set_(*place).numpy()
     return None

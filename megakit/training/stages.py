@@ -14,7 +14,7 @@ from nemo import lightning as nl
 from megakit.checkpoints.manifest import CHANGES
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
-from megakit.job.options import CommonOptions
+from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.ranges import flag
 from megakit.job.script import Run
 from megakit.reporting import drawing, figures
@@ -32,6 +32,8 @@ from megakit.training.views import MakeView
 
 #: The largest number of pictures whose predictions the console shows.
 MOST_ANSWERS = 10
+#: The files that show predictions.
+FIGURES_AND_REPORT = ("confusion_matrix.png", "mistakes.png", "latent_space.png", "report.html")
 
 
 def train_stage(
@@ -63,7 +65,8 @@ def train_stage(
     resume_collector()
     _say_header(run)
     resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
-    _check_received(run.options, model)
+    if run.plan.resume is None:
+        _check_received(run.options, model)
     further = [*metrics_of(model), *callbacks]
     trainer = build_trainer(run, make_view=make_view, callbacks=further)
     train(model=model, data=data, trainer=trainer, resume=resume)
@@ -76,7 +79,7 @@ def train_stage(
 
 
 def _check_received(options: CommonOptions, model: Any) -> None:
-    """Compares the model's config with the options of the same names.
+    """Compares the model's config with the project's own options of the same names.
 
     A size that a script accepts and does not pass on would have no effect.
 
@@ -85,7 +88,10 @@ def _check_received(options: CommonOptions, model: Any) -> None:
     """
     config = getattr(model, "config", None)
     problems = []
+    every_project_has = {option.name for option in dataclasses.fields(TrainingOptions)}
     for option in dataclasses.fields(options):
+        if option.name in every_project_has:  # `seed` has other effects
+            continue
         value = getattr(options, option.name)
         used = getattr(config, option.name, value)
         if value is not None and type(used) is type(value) and used != value:
@@ -135,9 +141,6 @@ def predict_stage(
     if len(np.unique(predictions.idx)) != len(data.predict_dataloader().dataset):
         raise RuntimeError("predictions do not cover every sample exactly once")
     run.check_directory()
-    # These files show an earlier prediction, and this prediction may not replace each of them.
-    for name in ("confusion_matrix.png", "mistakes.png", "latent_space.png", "report.html"):
-        (run.path / name).unlink(missing_ok=True)
     write_predictions(path, predictions, sources)
     scores = predictions.scores()
     speed = {"seconds": seconds, "samples_per_second": scores["num_samples"] / seconds}
@@ -148,8 +151,10 @@ def predict_stage(
         probabilities = predictions.probabilities.max(axis=1)
         shown = zip(sources, predictions.prediction, probabilities, strict=True)
         rows = {source: f"{answer}, probability {share:.1%}" for source, answer, share in shown}
+    written = []
     if predictions.is_labelled:
         names = _write_figures(run.path, predictions, data.predict_dataloader().dataset)
+        written += names
         rows |= {
             "accuracy": f"{scores['accuracy']:.2%}",
             "cross entropy": f"{scores['cross_entropy']:.4f}",
@@ -158,6 +163,10 @@ def predict_stage(
         if write_report is not None:
             write_report(run.path / "report.html", predictions)
             rows["report"] = str(run.path / "report.html")
+            written.append("report.html")
+    # An earlier prediction may have drawn more.
+    for name in {*FIGURES_AND_REPORT} - {*written}:
+        (run.path / name).unlink(missing_ok=True)
     run.console.say(f"Images predicted: {scores['num_samples']:,}.")
     rows["time"] = f"{time.perf_counter() - run.began:.1f} s in all"
     run.console.table(rows | {"predictions": str(path)})

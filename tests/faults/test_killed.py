@@ -114,7 +114,8 @@ def test_the_launching_process_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.kill()
     began = time.monotonic()
-    process.communicate(timeout=60)  # until no process writes to its standard error any more
+    _, err = process.communicate(timeout=60)
+    assert f"The launching process ({process.pid}) was killed" in err
     assert training.left_behind() == []
     assert time.monotonic() - began < 30
     finish(training)

@@ -190,6 +190,8 @@ def test_workers_are_set_up_as_the_template_says():
 
 
 LEFT_OPEN = """
+import multiprocessing
+import os
 import time
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
@@ -215,6 +217,9 @@ if HANGS_AT == 40:
     assert iter(loader) is kept
 if IS_DELETED:
     del kept, loader
+if ENDS_AT_ONCE:
+    print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
+    os._exit(3)
 raise KeyError("a user's error")
 """
 
@@ -226,7 +231,7 @@ raise KeyError("a user's error")
 )
 def test_a_program_ends_whose_iterator_is_left_open(hangs_at: int, is_deleted: bool):
     """Workers ignore the signal by which Python ends them, and Python waits for them."""
-    program = f"HANGS_AT, IS_DELETED = {hangs_at}, {is_deleted}\n{LEFT_OPEN}"
+    program = f"HANGS_AT, IS_DELETED, ENDS_AT_ONCE = {hangs_at}, {is_deleted}, False\n{LEFT_OPEN}"
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=REPOSITORY,
@@ -238,3 +243,23 @@ def test_a_program_ends_whose_iterator_is_left_open(hangs_at: int, is_deleted: b
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == 'KeyError: "a user\'s error"'
+
+
+def test_workers_that_hang_end_with_a_program_that_ends_at_once():
+    """As the scripts end, and as SIGKILL ends them; the pipe is closed when no worker is left."""
+    program = f"HANGS_AT, IS_DELETED, ENDS_AT_ONCE = 8, False, True\n{LEFT_OPEN}"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        env=environment(PYTHONPATH=str(REPOSITORY)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    assert len(done.stdout.split()) == 2
+
+
+def test_a_loader_s_dataset_has_a_length():
+    assert len(make_loader(DataLoader(Squares()), Batches()).dataset) == 10

@@ -303,6 +303,10 @@ CASES: dict[str, tuple[dict[str, str], str, str, str, bool]] = {
         {"train.py": "X = " + " + ".join(["1"] * 3000)},
         *("X", "1 + 1", "1 + 2", True),
     ),
+    "a long comparison": (
+        {"train.py": "X = 1\nif " + " + ".join(["X"] * 900) + " == 0:\n    X = 2"},
+        *("None", "X = 2", "X = 3", True),
+    ),
     "a long chain of functions": (
         {
             "train.py": "".join(f"def f{n}(): return f{n + 1}()\n" for n in range(2000))

@@ -3,6 +3,7 @@
 import io
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from megakit.reporting import drawing
@@ -51,3 +52,9 @@ def test_images_of_any_range_become_dark_on_light():
 def test_png_comes_back_exactly():
     picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(drawing.to_png(picture)))), picture)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(np.uint8, 200), (np.bool_, 1), (np.float32, 0.5)])
+def test_the_maximum_becomes_black(dtype: type, most: float):
+    image = np.array([[[0, most], [most, 0]]], dtype)
+    assert drawing.dark_on_light(image).tolist() == [[[255, 0], [0, 255]]]

@@ -102,6 +102,19 @@ def test_a_log_that_cannot_be_written_ends_nothing(tmp_path):
     assert done.returncode == 0
 
 
+def test_without_a_free_descriptor_messages_are_dropped(tmp_path):
+    descriptor = closed_pipe()
+    code = """
+    import resource
+    console = Console()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    console.say("an error")
+    """
+    done = run(code, stderr=descriptor)
+    os.close(descriptor)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("closed", [(1,), (2,), (1, 2), (0, 1, 2)])
 def test_closed_streams_are_not_the_next_file_that_is_opened(tmp_path, closed):
     code = """

@@ -1,6 +1,7 @@
 """Replacing what is there, and refusing what is not."""
 
 import json
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -52,3 +53,13 @@ def test_a_module_by_name(module: str, message: str) -> None:
     assert existing("json", "loads") is json.loads
     with pytest.raises(RuntimeError, match=message):
         existing(module, "absent")
+
+
+def test_a_module_that_needs_another_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To install the versions of the lock is no remedy for it."""
+    (tmp_path / "needs_more.py").write_text("import a_package_that_is_absent")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_absent"):
+        existing("needs_more", "anything")

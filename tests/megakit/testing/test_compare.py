@@ -85,6 +85,8 @@ def test_shared_memory():
     assert shared_memory({"a": tensor[:5]}, [0, tensor[4:]]) == ("sample['a']", "sample[1]")
     assert shared_memory(tensor, tensor.numpy()) == ("sample", "sample")
     assert shared_memory(array[:, 1], array[2]) == ("sample", "sample")
+    waves = torch.zeros(3, dtype=torch.complex64)
+    assert shared_memory(waves.conj(), waves) == ("sample", "sample")
     assert shared_memory(tensor[:5], tensor[5:]) is None
     assert shared_memory(array[:, 1], array[:, 2]) is None
     assert shared_memory(tensor, tensor.clone()) is None
