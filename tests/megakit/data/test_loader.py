@@ -262,4 +262,5 @@ def test_workers_that_hang_end_with_a_program_that_ends_at_once():
 
 
 def test_a_loader_s_dataset_has_a_length():
-    assert len(make_loader(DataLoader(Squares()), Batches()).dataset) == 10
+    dataset: Any = make_loader(DataLoader(Squares()), Batches()).dataset
+    assert len(dataset) == 10
