@@ -1,6 +1,7 @@
 """Small pictures, looked at pixel by pixel."""
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +57,6 @@ def test_png_comes_back_exactly():
 
 @pytest.mark.parametrize(("dtype", "most"), [(np.uint8, 200), (np.bool_, 1), (np.float32, 0.5)])
 def test_the_maximum_becomes_black(dtype: type, most: float):
-    images = np.full((1, 2, 2), most, dtype)
+    images: Any = np.full((1, 2, 2), most, dtype)
     images[0, 0, 0] = images[0, 1, 1] = 0
     assert drawing.dark_on_light(images).tolist() == [[[255, 0], [0, 255]]]
