@@ -347,6 +347,7 @@ def _open_run(stage: Stage, checked: _Checked, console: Console) -> tuple[Path |
     if problems := _changed_code(checked, newest):
         raise UserError(problems)
     if newest and newest.ends(checked.training.max_steps) and directory.summary.is_file():
+        directory.write_identity(newest.run)  # it may have been removed
         return path, True
     if newest:
         _record_code_changes(identity, newest, console)

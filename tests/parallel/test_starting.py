@@ -25,6 +25,8 @@ DIGITS = ("--dataset", "digits", "--accelerator", "cpu", "--precision", 32)
 SHORT = (*DIGITS, "--max-steps", 6, "--val-interval", 3, "--save-interval", 3)
 TP2 = ("--tensor-parallel", 2)
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
+#: With a free port, not torchrun's default, at which another suite on this machine may be.
+STANDALONE = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 #: What a job may take on a busy machine; each takes some ten seconds on a quiet one.
 PATIENCE = 300
 
@@ -135,7 +137,8 @@ def torchrun_says(rank, port):
 
 def srun_says(rank, port, nodes=2, tasks=2):
     return {
-        **{"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "megakit", "SLURM_STEP_ID": "0"},
+        # Another suite on this machine has other jobs.
+        **{"SLURM_JOB_ID": port or "4711", "SLURM_JOB_NAME": "megakit", "SLURM_STEP_ID": "0"},
         **{"SLURM_PROCID": str(rank), "SLURM_NTASKS": str(tasks), "SLURM_NNODES": str(nodes)},
         **{"SLURM_LOCALID": str(rank // nodes), "SLURM_NODEID": str(rank % nodes)},
         **{"SLURM_JOB_NODELIST": "127.0.0.1", "MASTER_PORT": port},
@@ -195,7 +198,9 @@ class TestRefused:
         assert not job.runs.exists()
 
     def test_layouts_that_do_not_fit_the_job(self, job):
-        job.begin(*SHORT, "--tensor-parallel", 2, "--pipeline-parallel", 2, starter=(*TORCHRUN, 2))
+        job.begin(
+            *SHORT, "--tensor-parallel", 2, "--pipeline-parallel", 2, starter=(*STANDALONE, 2)
+        )
         end = job.end()
         assert end.status != 0
         assert end.err.count("model_pretrain.py: ") == 1
@@ -241,7 +246,7 @@ class TestFailures:
     def test_a_killed_rank_under_torchrun(self, job, rank):
         """torchrun names it, in a traceback of its own; jobs without it are in tests/faults."""
         fault = Fault(BEFORE_STEP, 3, rank=rank)
-        job.begin(*SHORT, *TP2, starter=(*TORCHRUN, 2), fault=fault)
+        job.begin(*SHORT, *TP2, starter=(*STANDALONE, 2), fault=fault)
         end = job.end()
         assert end.status == 1
         assert f"(exitcode: -9) local_rank: {rank}" in end.err
@@ -318,7 +323,7 @@ def test_torchrun_then_alone_then_both_ways_of_predicting(job):
     """One checkpoint, predicted by one process or two: the same digits."""
     common = (*DIGITS, "--output-dir", job.runs)
     training = ("--max-steps", 200, "--val-interval", 100, "--save-interval", 100)
-    job.begin(*DIGITS, *training, *TP2, starter=(*TORCHRUN, 2))
+    job.begin(*DIGITS, *training, *TP2, starter=(*STANDALONE, 2))
     assert job.end().status == 0
     assert run_script("model_finetune.py", *common, *training).status == 0
     found = []
