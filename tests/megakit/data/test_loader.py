@@ -224,16 +224,13 @@ raise KeyError("a user's error")
 """
 
 
-@pytest.mark.parametrize(
-    ("hangs_at", "is_deleted"),
-    [(40, False), pytest.param(8, False, marks=pytest.mark.long), (8, True)],
-    ids=repr,
-)
-def test_a_program_ends_whose_iterator_is_left_open(hangs_at: int, is_deleted: bool):
-    """Workers ignore the signal by which Python ends them, and Python waits for them."""
-    program = f"HANGS_AT, IS_DELETED, ENDS_AT_ONCE = {hangs_at}, {is_deleted}, False\n{LEFT_OPEN}"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
+def leave_open(
+    hangs_at: int, *, is_deleted: bool = False, ends_at_once: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program that ends while it has workers; returns when no worker is left."""
+    choices = f"HANGS_AT, IS_DELETED, ENDS_AT_ONCE = {hangs_at}, {is_deleted}, {ends_at_once}"
+    return subprocess.run(
+        [sys.executable, "-c", f"{choices}\n{LEFT_OPEN}"],
         cwd=REPOSITORY,
         env=environment(PYTHONPATH=str(REPOSITORY)),
         capture_output=True,
@@ -241,22 +238,23 @@ def test_a_program_ends_whose_iterator_is_left_open(hangs_at: int, is_deleted: b
         timeout=120,
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("hangs_at", "is_deleted"),
+    [(40, False), pytest.param(8, False, marks=pytest.mark.long), (8, True)],
+    ids=repr,
+)
+def test_a_program_ends_whose_iterator_is_left_open(hangs_at: int, is_deleted: bool):
+    """Workers ignore the signal by which Python ends them, and Python waits for them."""
+    done = leave_open(hangs_at, is_deleted=is_deleted)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == 'KeyError: "a user\'s error"'
 
 
 def test_workers_that_hang_end_with_a_program_that_ends_at_once():
     """As the scripts end, and as SIGKILL ends them; the pipe is closed when no worker is left."""
-    program = f"HANGS_AT, IS_DELETED, ENDS_AT_ONCE = 8, False, True\n{LEFT_OPEN}"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=REPOSITORY,
-        env=environment(PYTHONPATH=str(REPOSITORY)),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = leave_open(8, ends_at_once=True)
     assert done.returncode == 3, done.stderr
     assert len(done.stdout.split()) == 2
 
