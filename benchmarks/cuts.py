@@ -4,13 +4,15 @@
 
 Pretraining in micro batches of 128, bf16-mixed. Every 40 steps the change is undone or made again;
 what is compared are neighbours, by the processor's time, so that a machine whose speed swings tells
-the same. The start is compared in processes by turns: imports with and without each change.
-`--write` puts both tables into RESULTS.md.
+the same. Two comparisons need processes by turns: prefetching, which can't be undone while a loader
+is read (by the wall clock, since a thread uses another core), and the start, which is imports with
+and without each change. `--write` puts both tables into RESULTS.md.
 """
 
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -170,6 +172,20 @@ def timed_steps(cut: str, out: Path, num_steps: int) -> None:
     )
 
 
+def pretrain_without_prefetching() -> None:
+    """Runs `model_pretrain.py`; each step fetches its own batch."""
+    sys.path.insert(0, str(REPOSITORY))
+    import model_pretrain
+    from megakit.data import loader
+    from megakit.job import script
+
+    vars(loader)["can_be_prefetched"] = lambda dataset: False
+    sys.argv[0] = str(REPOSITORY / "model_pretrain.py")
+    script.run_script(
+        model_pretrain.PRETRAIN, model_pretrain.PretrainOptions, model_pretrain.pretrain
+    )
+
+
 def timed_start(cut: str) -> None:
     """Imports the stack as the scripts do, all but one change made; prints processor seconds."""
     sys.path.insert(0, str(REPOSITORY))
@@ -192,18 +208,18 @@ def timed_start(cut: str) -> None:
     os._exit(0)
 
 
-def run(*arguments: object) -> str:
-    """This file in another process."""
+def run(*arguments: object, script: Path = Path(__file__)) -> str:
+    """A script, this one if nothing else is said, in another process; all that it prints."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, __file__, *map(str, arguments)],
+        [sys.executable, str(script), *map(str, arguments)],
         env=environment,
         capture_output=True,
         text=True,
     )
     if done.returncode:
         sys.exit(f"{arguments} failed:\n{done.stderr[-4000:]}")
-    return done.stdout
+    return done.stderr + done.stdout
 
 
 def step_row(cut: str, data_dir: Path, num_steps: int) -> Row:
@@ -219,6 +235,24 @@ def step_row(cut: str, data_dir: Path, num_steps: int) -> Row:
     share = statistics.median(gains) / statistics.median(undone)
     what = (STEP_CUTS[cut].__doc__ or "").strip()
     return Row(what, quartiles(gains), "ms", f"{share:.0%} of a step without it")
+
+
+def prefetch_row(data_dir: Path, starts: int) -> Row:
+    """What it takes off a step that a thread prefetches several batches at once."""
+    gains, undone = [], []
+    for _ in range(starts):
+        times = []
+        for first in ([], ["--without-prefetching"]):
+            script = Path(__file__) if first else REPOSITORY / "model_pretrain.py"
+            with tempfile.TemporaryDirectory() as folder:
+                options = ["--data-dir", data_dir, "--output-dir", folder, "--accelerator", "cpu"]
+                printed = run(*first, *options, script=script)
+            times.append(1000 / float(re.findall(r"([0-9.]+) steps/s", printed)[-1]))
+        gains.append(times[1] - times[0])
+        undone.append(times[1])
+    share = statistics.median(gains) / statistics.median(undone)
+    what = "batches fetched one at a time, by the step"
+    return Row(what, gains, "ms", f"{share:.0%} of a step without it")
 
 
 def quartiles(values: list[float]) -> list[float]:
@@ -246,6 +280,9 @@ def main() -> None:
         timed_steps(cut, Path(out), int(num_steps))
     if sys.argv[1:2] == ["--start-of"]:
         timed_start(sys.argv[2])
+    if sys.argv[1:2] == ["--without-prefetching"]:
+        del sys.argv[1]
+        pretrain_without_prefetching()  # does not return
     parser = argparse.ArgumentParser(description="What each change to the stack is worth.")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--steps", type=int, default=4000, help="steps for each change")
@@ -253,6 +290,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
     options = parser.parse_args()
     rows = [step_row(cut, options.data_dir, options.steps) for cut in STEP_CUTS]
+    rows.append(prefetch_row(options.data_dir, options.starts))
     rows.sort(key=lambda row: -row.median)
     title = "## What each change to the stack is worth"
     parts = [

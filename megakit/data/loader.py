@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
 from megakit.data.batches import fetch_batch, fetch_samples
+from megakit.data.prefetch import can_be_prefetched, prefetch
 from megakit.runtime.patching import existing
 from megakit.runtime.shared_memory import check_shared_memory, exit_on_failed_send
 from megakit.runtime.signals import die_with_parent, ignore_signals
@@ -90,7 +91,10 @@ class _Loader(DataLoader):
                 _WORKERS.update(existing(iterator, "_workers"))
             return iterator
         whole_batches: Any = self.dataset
-        return map(whole_batches.__getitems__, self.batch_sampler or ())
+        batches = iter(cast(BatchSampler, self.batch_sampler))
+        if whole_batches.collate is None and can_be_prefetched(whole_batches.dataset):
+            return prefetch(whole_batches.__getitems__, batches)
+        return map(whole_batches.__getitems__, batches)
 
 
 def _identity(batch: T) -> T:
