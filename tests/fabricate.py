@@ -8,7 +8,8 @@ from typing import Any
 from megakit.checkpoints.folders import checkpoint_name
 from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
 from megakit.job.cluster import Cluster
-from megakit.job.plan import Plan, prepare
+from megakit.job.plan import Plan
+from megakit.job.preparation import prepare
 from megakit.job.runs import RunDirectory
 from megakit.job.stage import Stage
 from megakit.reporting.console import Console

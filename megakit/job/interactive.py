@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.options import CommonOptions
-from megakit.job.plan import prepare
+from megakit.job.preparation import prepare
 from megakit.job.script import Run
 from megakit.job.stage import Stage
 from megakit.reporting.console import Console

@@ -18,11 +18,13 @@ from typing import Any, Generic, NoReturn, TypeVar
 from megakit.checkpoints.folders import step_of
 from megakit.checkpoints.manifest import Manifest
 from megakit.errors import RunDirectoryLostError, Stopped, UserError
+from megakit.job.checks import failed_check
 from megakit.job.cluster import Cluster
 from megakit.job.launch import launch
 from megakit.job.layout import Layout
 from megakit.job.options import MOST_SECONDS, CommonOptions, parse_options
-from megakit.job.plan import PLAN_VARIABLE, Plan, failed_check, prepare
+from megakit.job.plan import PLAN_VARIABLE, Plan
+from megakit.job.preparation import prepare
 from megakit.job.rendezvous import has_process_group, is_first_to_fail, share_plan
 from megakit.job.run_lock import check_still_ours
 from megakit.job.runs import RunDirectory

@@ -22,7 +22,8 @@ from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.options import TrainingOptions
-from megakit.job.plan import Plan, prepare
+from megakit.job.plan import Plan
+from megakit.job.preparation import prepare
 from megakit.job.run_lock import check_still_ours
 from megakit.job.runs import RunDirectory
 from megakit.job.stage import Stage

@@ -1,4 +1,4 @@
-"""The plan, as the launcher hands it to its ranks, and checks of the preparation that fail."""
+"""The plan, as the launcher hands it to its ranks."""
 
 import os
 import subprocess
@@ -8,15 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from megakit.errors import UserError
-from megakit.job.cluster import Cluster
 from megakit.job.layout import Layout
-from megakit.job.plan import PLAN_VARIABLE, Plan, prepare
-from megakit.reporting.console import Console
+from megakit.job.plan import PLAN_VARIABLE, Plan
 from megakit.runtime.accelerator import Accelerator
-from megakit.runtime.foreign_files import reason_of
-from model_pretrain import PRETRAIN, PretrainOptions
-from tests.fabricate import make_run
 from tests.scripts import REPOSITORY
 
 PLAN = Plan("digits", None, None, Accelerator("cpu", "x", 1), Layout(2, 1, 1, 1, 8, 4), {}, False)
@@ -77,44 +71,3 @@ def test_a_damaged_plan_is_refused(content):
         file.flush()
         problem = load(f"{os.getpid()} {file.fileno()}", file.fileno())
     assert problem.startswith(f"the environment variable {PLAN_VARIABLE}: cannot be read (")
-
-
-@pytest.mark.parametrize("error", [MemoryError(), RecursionError("deep"), ValueError("two\nlines")])
-def test_whatever_a_check_raises_is_a_problem_among_others(tmp_path, monkeypatch, error):
-    def fail(*arguments):
-        raise error
-
-    options = PretrainOptions(output_dir=tmp_path / "runs", dataset="digits", lr=-1)
-    monkeypatch.setattr(PretrainOptions, "resolve_dataset", fail)
-    monkeypatch.setattr("megakit.job.plan.find_accelerator", fail)
-    with pytest.raises(UserError) as caught:
-        prepare(PRETRAIN, options, Cluster(), Console(silent=True))
-    named = [problem.split(":")[0] for problem in caught.value.problems]
-    assert named == ["--lr -1", "--accelerator auto", "the data"]
-    assert all(reason_of(error) in problem for problem in caught.value.problems[1:])
-
-
-def test_what_fails_between_the_checks_is_a_problem_too(tmp_path, monkeypatch):
-    def fail(*arguments):
-        raise RecursionError("deep")
-
-    options = PretrainOptions(output_dir=tmp_path / "runs", dataset="digits", accelerator="cpu")
-    monkeypatch.setattr("megakit.job.plan.find_resumption", fail)
-    with pytest.raises(UserError, match=r"the preparation: the check failed \(Rec.*deep"):
-        prepare(PRETRAIN, options, Cluster(), Console(silent=True))
-
-
-def test_a_fresh_start_that_fails_gives_the_old_run_its_name_back(tmp_path, monkeypatch):
-    options = PretrainOptions(
-        dataset="digits", accelerator="cpu", output_dir=tmp_path, max_steps=20, fresh=True
-    )
-    old = make_run(PRETRAIN, options, (10,))
-
-    def fail(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("megakit.job.runs.RunDirectory.write_identity", fail)
-    with pytest.raises(UserError, match="No space left on device"):
-        prepare(PRETRAIN, options, Cluster(), Console(silent=True))
-    assert [path.name for path in tmp_path.iterdir()] == ["pretrain"]
-    assert old.newest_step == 20
