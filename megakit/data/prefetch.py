@@ -1,6 +1,7 @@
 """Prefetches batches in a thread, several with one call."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,8 @@ from megakit.data.batches import is_current
 #: Limits of a chunk, the batches that one call fetches: together they share the cost of the call.
 CHUNK_BYTES = 4 << 20
 CHUNK_BATCHES = 16
+#: Seconds of use of a chunk from which on a thread saves more than its wake-up costs.
+BUSY_SECONDS = 0.0005
 
 
 def prefetch(
@@ -23,6 +26,7 @@ def prefetch(
     """Fetches a chunk of batches in a thread while the previous chunk is used.
 
     numpy and torch release Python's lock while they compute, so the thread runs beside the model.
+    A user that only reads gets its chunks without the thread, which is faster.
     The first batch is fetched alone, as its size decides how many batches make a chunk. Batches
     that are not a dict of tensors are fetched one by one, without a thread.
 
@@ -55,11 +59,13 @@ def prefetch(
 
     # One core for the data; the others are the model's. torch keeps the number for each thread.
     with ThreadPoolExecutor(1, "prefetch", torch.set_num_threads, (1,)) as thread:
-        chunk = fetch_chunk()
+        chunk, is_busy = fetch_chunk(), False
         while chunk:
-            future = thread.submit(fetch_chunk)
+            future = thread.submit(fetch_chunk) if is_busy else None
+            began = time.perf_counter()
             yield from chunk
-            chunk = future.result()
+            is_busy = time.perf_counter() - began > BUSY_SECONDS
+            chunk = future.result() if future else fetch_chunk()
 
 
 def can_be_prefetched(dataset: Any) -> bool:

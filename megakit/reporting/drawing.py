@@ -55,6 +55,12 @@ def mistakes(
     return np.asarray(image)
 
 
+def shrunk(images: NDArray[Any], largest: int) -> NDArray[Any]:
+    """Leaves out rows and columns of images (N, height, width) with more than `largest` of them."""
+    stride = math.ceil(max(images.shape[1:]) / largest)
+    return images[:, ::stride, ::stride]
+
+
 def dark_on_light(images: NDArray[Any]) -> Picture:
     """Scales each of N images of numbers (N, height, width) to uint8; its maximum becomes black."""
     images = np.asarray(images, np.float64)  # unsigned integers would overflow

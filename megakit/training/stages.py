@@ -32,6 +32,8 @@ from megakit.training.views import MakeView
 
 #: The largest number of pictures whose predictions the console shows.
 MOST_ANSWERS = 10
+#: Height and width in pixels of the largest image in mistakes.png.
+LARGEST_IMAGE = 168
 #: The files that show predictions.
 FIGURES_AND_REPORT = ("confusion_matrix.png", "mistakes.png", "latent_space.png", "report.html")
 
@@ -182,13 +184,14 @@ def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list
     worst = figures.most_confident_mistakes(labels, predictions.probabilities)
     images = [np.squeeze(dataset[index]["data"]) for index in predictions.idx[worst].tolist()]
     if len({image.shape for image in images}) == 1 and images[0].ndim == 2:
+        shown = drawing.shrunk(np.stack(images), LARGEST_IMAGE)
         drawn["mistakes.png"] = drawing.to_png(
             drawing.mistakes(
-                drawing.dark_on_light(np.stack(images)),
+                drawing.dark_on_light(shown),
                 labels[worst],
                 predicted[worst],
                 predictions.probabilities[worst].max(axis=1),
-                scale=max(1, 168 // len(images[0])),
+                scale=max(1, LARGEST_IMAGE // max(shown.shape[1:])),
                 title=f"{len(worst)} of {(labels != predicted).sum():,} mistakes, "
                 "the most confident first",
             )

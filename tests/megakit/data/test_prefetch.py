@@ -63,14 +63,24 @@ def test_only_batches_that_can_be_cut_share_a_call() -> None:
     assert sizes == {name: together if name == "dict" else [1] * 40 for name in FORMS}
 
 
-def test_a_thread_fetches_all_but_the_first_two_chunks() -> None:
+def test_a_thread_fetches_for_a_busy_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megakit.data.prefetch.BUSY_SECONDS", 0)
     source, here = Source(), threading.current_thread().name
     list(prefetch(source, batches(60)))
-    assert [name for _, name in source.calls] == [here, here, *["prefetch_0"] * 3]
+    # The time that one chunk is used decides about the next one.
+    assert [name for _, name in source.calls] == [*[here] * 3, *["prefetch_0"] * 2]
+
+
+def test_no_thread_fetches_for_a_user_that_only_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megakit.data.prefetch.BUSY_SECONDS", 60)
+    source, here = Source(), threading.current_thread().name
+    list(prefetch(source, batches(60)))
+    assert {name for _, name in source.calls} == {here}
 
 
 @pytest.mark.skipif(torch.get_num_threads() < 2, reason="torch computes in one thread here anyway")
-def test_the_model_keeps_its_threads() -> None:
+def test_the_model_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megakit.data.prefetch.BUSY_SECONDS", 0)
     before = torch.get_num_threads()
     seen = []
 
@@ -79,7 +89,7 @@ def test_the_model_keeps_its_threads() -> None:
         return {"x": torch.from_numpy(indices)}
 
     assert len(list(prefetch(fetch, batches(60)))) == 60
-    assert seen == [before, before, 1, 1, 1]
+    assert seen == [before, before, before, 1, 1]
     assert torch.get_num_threads() == before
 
 
@@ -90,7 +100,8 @@ def test_large_batches_come_one_by_one() -> None:
     assert [rows for rows, _ in source.calls] == [1, 1, 1, 1]
 
 
-def test_one_chunk_ahead_and_no_more() -> None:
+def test_one_chunk_ahead_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megakit.data.prefetch.BUSY_SECONDS", 0)
     source = Source()
     found = prefetch(source, batches(1000))
     list(itertools.islice(found, 34))  # two chunks, and one batch of the third
@@ -105,14 +116,16 @@ def test_a_batch_may_be_changed_in_place() -> None:
         batch["x"].neg_().sub_(1)
 
 
-def test_the_user_sees_an_error_of_the_thread() -> None:
+def test_the_user_sees_an_error_of_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megakit.data.prefetch.BUSY_SECONDS", 0)
+
     def fetch(indices: Indices) -> dict[str, torch.Tensor]:
         if (indices > 200).any():
             raise OSError("the disk is gone")
         return {"x": torch.from_numpy(indices)}
 
     found = prefetch(fetch, batches(60))
-    received = []
+    received: list[dict[str, torch.Tensor]] = []
     with pytest.raises(OSError, match="the disk is gone"):
         received.extend(found)  # extends up to the error
     assert len(received) == 1 + 3 * CHUNK_BATCHES
@@ -176,7 +189,8 @@ class Where(Batched):
 
 
 def test_a_loader_prefetches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megakit.data.prefetch.CHUNK_BATCHES", 2)
+    monkeypatch.setattr("megakit.data.prefetch.CHUNK_BATCHES", 1)
+    monkeypatch.setattr("megakit.data.prefetch.BUSY_SECONDS", 0)
     dataset = Where()
     found = make_loader(DataLoader(dataset), Whole())
     assert [batch["x"].tolist() for batch in found][-1] == [10, 11]
@@ -195,7 +209,8 @@ class FromDatabase(Single):
 
 
 def test_a_dataset_that_belongs_to_a_thread_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megakit.data.prefetch.CHUNK_BATCHES", 2)
+    monkeypatch.setattr("megakit.data.prefetch.CHUNK_BATCHES", 1)
+    monkeypatch.setattr("megakit.data.prefetch.BUSY_SECONDS", 0)
     dataset = MultiEpochDatasetResampler(
         IdentityMultiEpochDatasetWrapper(FromDatabase()), shuffle=False
     )
