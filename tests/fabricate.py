@@ -59,6 +59,7 @@ def make_checkpoint(
     (checkpoint / "weights").mkdir(parents=True)
     (checkpoint / "context").mkdir()
     (checkpoint / "weights" / "__0_0.distcp").write_bytes(b"weights of step %d" % step)
+    (checkpoint / "weights" / ".metadata").write_text("where each weight is")
     (checkpoint / "weights" / "metadata.json").write_text("{}")
     (checkpoint / "context" / "io.json").write_text(json.dumps(context))
     manifest = Manifest(

@@ -112,7 +112,8 @@ class TestManifest:
 
     def test_files_with_size_and_sha256(self, checkpoint):
         files = read_manifest(checkpoint).files
-        assert list(files) == ["context/io.json", WEIGHTS, "weights/metadata.json"]
+        weights = ["weights/.metadata", WEIGHTS, "weights/metadata.json"]
+        assert list(files) == ["context/io.json", *weights]
         content = b"weights of step 500"
         assert files[WEIGHTS] == {
             "size": len(content),

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from megakit.checkpoints.folders import checkpoint_name
 from megakit.checkpoints.manifest import Manifest, read_manifest, verify, write_manifest
 from megakit.checkpoints.select import lock_checkpoint
 from megakit.checkpoints.writer import CheckpointWriter, validation_is_due
 from megakit.errors import RunDirectoryLostError
+from tests.disk import Disk
 from tests.fabricate import SavingTrainer
 
 
@@ -47,7 +49,7 @@ def run_to(
     """One step as Lightning does it: its end, then its validation if it is time."""
     trainer.global_step = step
     writer.on_train_batch_end(trainer, trainer.lightning_module)
-    if step % trainer.val_check_interval == 0:
+    if validation_is_due(trainer, step):
         trainer.callback_metrics["val_loss"] = val_loss
         writer.on_validation_end(trainer, trainer.lightning_module)
 
@@ -56,10 +58,50 @@ def names(writer: CheckpointWriter) -> list[str]:
     return sorted(path.name for path in writer.folder.iterdir())
 
 
-def test_nothing_between_intervals(writer: CheckpointWriter, trainer: Any) -> None:
-    for step in range(1, 10):
-        run_to(writer, trainer, step)
-    assert not writer.folder.exists()
+@pytest.mark.parametrize("validates", [True, False])
+def test_saved_at_the_interval_and_after_the_last_step(
+    writer: CheckpointWriter, validates: bool
+) -> None:
+    trainer: Any = Trainer(val_every=7, max_steps=25)
+    trainer.enable_validation = validates
+    saved = []
+    for step in range(1, 26):
+        run_to(writer, trainer, step, 1 / step)
+        saved += [step] if (writer.folder / checkpoint_name(step)).exists() else []
+    assert saved == [10, 20, 25]
+    last = verify(writer.folder / "step=000025")
+    assert last.val_loss == (1 / 25 if validates else None)
+    assert not last.final  # it is the last one by its step
+
+
+def test_saved_where_that_is_wanted_and_where_the_run_stops_early(
+    writer: CheckpointWriter, trainer: Any
+) -> None:
+    writer.wanted_step = 3
+    run_to(writer, trainer, 3)
+    assert not read_manifest(writer.folder / "step=000003").final
+    trainer.should_stop = True
+    run_to(writer, trainer, 5, 0.5)
+    assert read_manifest(writer.folder / "step=000005").final
+
+
+def test_a_checkpoint_appears_when_it_is_whole_and_on_the_disk(
+    writer: CheckpointWriter, trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure at any moment, a checkpoint is whole, or the one before is there."""
+
+    def check(source: Path, target: Path) -> None:
+        if target == writer.folder / "step=000020":
+            verify(source)
+
+    disk = Disk(monkeypatch, check)
+    run_to(writer, trainer, 10, 0.5)
+    run_to(writer, trainer, 20, 0.4)
+    appears = disk.events.index("rename .step=000020 to step=000020")
+    assert disk.events[appears + 1 :] == [
+        "flush checkpoints",
+        "rename step=000010 to .removing-step=000010",
+    ]
 
 
 def test_a_checkpoint_knows_its_own_validation_loss(writer: CheckpointWriter, trainer: Any) -> None:

@@ -20,7 +20,7 @@ class FirstOptions(TrainingOptions):
     dataset: str = "plums"
 
     def resolve_dataset(self, previous, report, *how):
-        return self.dataset
+        return (previous or "plums") if self.dataset == "auto" else self.dataset
 
 
 @dataclass(kw_only=True)

@@ -148,6 +148,31 @@ class TestWhatARunIs:
         plan = prepare_run(FIRST, replace(options, output_dir=tmp_path / "moved"))
         assert plan.resume == str(tmp_path / "moved" / "first" / "checkpoints" / "step=000010")
 
+    def test_its_dataset_stays_where_none_is_named(self, options):
+        auto = replace(options, dataset="auto")
+        assert prepare_run(FIRST, auto).dataset == "plums"
+        shutil.rmtree(options.output_dir)
+        make_run(FIRST, replace(options, dataset="pears"), (10,), done=False)
+        assert prepare_run(FIRST, auto).dataset == "pears"
+        assert prepare_run(FIRST, replace(auto, fresh=True)).dataset == "plums"
+
+    def test_without_a_run_of_its_own_it_uses_the_dataset_of_its_start(self, options):
+        start = make_run(FIRST, options, (10,)).checkpoints / LAST
+        second = SecondOptions(output_dir=options.output_dir, accelerator="cpu", dataset="auto")
+        assert prepare_run(SECOND, second).dataset == read_manifest(start).dataset == "digits"
+        shutil.rmtree(options.output_dir / "second")
+        make_run(SECOND, replace(second, dataset="pears"), (5,), done=False)
+        assert prepare_run(SECOND, second).dataset == "pears"
+
+    def test_a_damaged_best_checkpoint_of_a_finished_run_is_set_aside(self, options):
+        directory = make_run(FIRST, options, (10,))
+        best, last = directory.checkpoints / "step=000010", directory.checkpoints / LAST
+        write_manifest(best, replace(read_manifest(best), val_loss=0.0))
+        assert directory.best_checkpoint() == best
+        spoil(best)
+        assert prepare_run(FIRST, options).is_done
+        assert directory.best_checkpoint() == last
+
     def test_fresh_keeps_the_old_run_under_another_name(self, options):
         make_run(FIRST, options, (10,))
         plan = prepare_run(FIRST, replace(options, fresh=True, seed=1))

@@ -9,6 +9,7 @@ import pytest
 from megakit.checkpoints.folders import MANIFEST, checkpoint_name
 from megakit.checkpoints.manifest import read_manifest, verify, write_manifest
 from megakit.job.runs import RUN_FILE, RunDirectory, check_writable, find_resumption
+from tests.disk import Disk
 from tests.fabricate import make_checkpoint
 from tests.megakit.job.stages import problem_of, spoil
 
@@ -27,6 +28,16 @@ class TestRunDirectory:
         directory.write_identity(identity)
         assert directory.identity() == identity
         assert [path.name for path in directory.path.iterdir()] == [RUN_FILE]
+
+    def test_a_new_identity_replaces_the_old_one_in_one_step(self, tmp_path, monkeypatch):
+        directory = RunDirectory(tmp_path)
+        directory.write_identity({"seed": 1})
+        disk = Disk(monkeypatch)
+        directory.write_identity({"seed": 1})  # nothing to write
+        assert disk.events == []
+        directory.write_identity({"seed": 2})
+        assert disk.events[-1] == f"rename .{RUN_FILE}.partial to {RUN_FILE}"
+        assert directory.identity() == {"seed": 2}
 
     @pytest.mark.parametrize("in_file", ["{", '{"seed": 3}', None], ids=str)
     def test_the_checkpoints_say_more_than_the_file(self, tmp_path, in_file):
