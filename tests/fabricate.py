@@ -75,9 +75,9 @@ def make_checkpoint(
     return checkpoint
 
 
-def prepare_run(stage: Stage, options: Any) -> Plan:
+def prepare_run(stage: Stage, options: Any, script: Path | None = None) -> Plan:
     """What a script does before its work begins, in this process; the directory is free after."""
-    plan, guard = prepare(stage, options, Cluster(), Console(silent=True))
+    plan, guard = prepare(stage, options, Cluster(), Console(silent=True), script)
     guard.close()
     return plan
 

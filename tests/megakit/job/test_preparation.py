@@ -1,214 +1,183 @@
-"""What `prepare` decides: which run goes on, which is done, and what is refused."""
+"""What `prepare` locks, says and refuses after all checks have passed."""
 
-import shutil
+import os
+import time
 from dataclasses import replace
 
 import pytest
 
-from megakit.checkpoints.folders import MANIFEST
-from megakit.checkpoints.manifest import list_files, read_manifest, write_manifest
+from megakit.checkpoints.select import remove
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.preparation import prepare
-from megakit.job.runs import RUN_FILE, SUMMARY, RunDirectory, find_start
+from megakit.job.run_lock import lock, lock_inode
+from megakit.job.runs import RunDirectory
 from megakit.reporting.console import Console
-from model_pretrain import PRETRAIN, PretrainOptions
+from megakit.runtime.accelerator import Accelerator
 from tests.fabricate import make_checkpoint, make_run, prepare_run
-from tests.megakit.job.stages import FIRST, LAST, SECOND, SecondOptions, problem_of, spoil
+from tests.megakit.job.stages import FIRST, LAST, SECOND, SecondOptions, problem_of
 
 
-def test_what_fails_between_the_checks_is_a_problem_too(tmp_path, monkeypatch):
+@pytest.mark.parametrize("verbose", [False, True])
+def test_what_fails_between_the_checks_is_a_problem_too(options, monkeypatch, capsys, verbose):
     def fail(*arguments):
         raise RecursionError("deep")
 
-    options = PretrainOptions(output_dir=tmp_path / "runs", dataset="digits", accelerator="cpu")
     monkeypatch.setattr("megakit.job.preparation.find_resumption", fail)
     with pytest.raises(UserError, match=r"the preparation: the check failed \(Rec.*deep"):
-        prepare(PRETRAIN, options, Cluster(), Console(silent=True))
+        prepare_run(FIRST, replace(options, verbose=verbose))
+    assert ("Traceback" in capsys.readouterr().err) == verbose
 
 
-def test_a_fresh_start_that_fails_gives_the_old_run_its_name_back(tmp_path, monkeypatch):
-    options = PretrainOptions(
-        dataset="digits", accelerator="cpu", output_dir=tmp_path, max_steps=20, fresh=True
-    )
-    old = make_run(PRETRAIN, options, (10,))
+@pytest.mark.parametrize("can_withdraw", [True, False])
+def test_a_fresh_start_that_fails_gives_the_old_run_its_name_back(
+    options, monkeypatch, can_withdraw
+):
+    old = make_run(FIRST, options, (10,))
 
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
+    def cannot(*arguments):
+        raise OSError(5, "Input/output error")
+
     monkeypatch.setattr("megakit.job.runs.RunDirectory.write_identity", fail)
-    with pytest.raises(UserError, match="No space left on device"):
-        prepare(PRETRAIN, options, Cluster(), Console(silent=True))
-    assert [path.name for path in tmp_path.iterdir()] == ["pretrain"]
-    assert old.newest_step == 20
+    if not can_withdraw:
+        monkeypatch.setattr("megakit.job.runs.RunDirectory.withdraw", cannot)
+    with pytest.raises(UserError, match="No space left on device"):  # the first error
+        prepare_run(FIRST, replace(options, fresh=True))
+    if can_withdraw:
+        assert [path.name for path in options.output_dir.iterdir()] == ["first"]
+        assert old.newest_step == options.max_steps
 
 
-class TestWhatARunIs:
-    """Through `prepare`, as a script does it."""
-
-    def test_the_same_command_goes_on(self, options):
-        make_run(FIRST, options, (10, 20), done=False)
-        plan = prepare_run(FIRST, options)
-        assert plan.resume == str(options.output_dir / "first" / "checkpoints" / "step=000020")
-        assert not plan.is_done
-
-    def test_one_that_ended_early_is_done(self, options, lines):
-        options = replace(options, stop_after=2)
-        directory = make_run(FIRST, options, (10, 20), done=False)
-        last = directory.checkpoints / "step=000020"
-        assert not prepare_run(FIRST, options).is_done
-        write_manifest(last, replace(read_manifest(last), final=True))
-        assert not prepare_run(FIRST, options).is_done  # before it has reported its end
-        (directory.path / SUMMARY).write_text("{}")
-        assert prepare_run(FIRST, options).is_done
-        found = find_start(SECOND, None, options.output_dir, lines.append)
-        assert found is not None
-        found[2].close()
-        assert lines == []  # the stage before is not under way
-
-    def test_only_its_own_newest_checkpoint_counts(self, tmp_path):
-        """One of another run that was copied in is no sign of changed code."""
-        directory = RunDirectory(tmp_path)
-        own = {"seed": 1, "code": {"f": "1"}}
-        make_checkpoint(directory.checkpoints, 10, stage="first", run=own)
-        make_checkpoint(directory.checkpoints, 20, stage="first", run={**own, "seed": 2})
-        make_checkpoint(directory.checkpoints, 30, stage="second", run=own)
-        changed = {"seed": 1, "code": {"f": "2"}}
-        newest = directory.newest_of("first", changed)
-        assert newest is not None
-        assert (newest.step, newest.run) == (10, own)
-        assert directory.newest_of("third", own) is None
-
-    def test_one_that_was_refused_before_its_first_checkpoint_leaves_no_claim(self, options):
-        prepare_run(FIRST, replace(options, best_by="val_mistyped"))
-        RunDirectory(options.output_dir / "first").withdraw()
-        assert prepare_run(FIRST, options).resume is None
-        directory = make_run(FIRST, options, (10,), done=False)
-        directory.withdraw()
-        assert (directory.path / RUN_FILE).is_file()
-
-    def test_a_finished_one_is_done(self, options):
-        make_run(FIRST, options, (10,))
-        assert prepare_run(FIRST, options).is_done
-
-    def test_it_is_not_done_without_its_last_checkpoint(self, options):
-        """The checkpoints were removed, and a new start was killed after its first save."""
-        directory = make_run(FIRST, options, (10,))
-        shutil.rmtree(directory.checkpoints / LAST)
-        plan = prepare_run(FIRST, options)
-        assert plan.resume == str(directory.checkpoints / "step=000010")
-        assert not plan.is_done
-        assert not (directory.path / SUMMARY).exists()
-
-    def test_it_is_not_done_without_its_summary(self, options):
-        directory = make_run(FIRST, options, (10,))
-        (directory.path / SUMMARY).unlink()
-        assert not prepare_run(FIRST, options).is_done
-
-    @pytest.mark.parametrize("harm", ["damaged", "renamed", "another seed's", "untrusted"])
-    def test_it_is_not_done_with_a_last_checkpoint_that_is_not_its_own(self, options, harm):
-        directory = make_run(FIRST, options, (10,))
-        last = directory.checkpoints / LAST
-        if harm == "damaged":
-            spoil(last)
-        elif harm == "renamed":
-            shutil.rmtree(last)
-            shutil.copytree(directory.checkpoints / "step=000010", last)
-        else:
-            manifest = read_manifest(last)
-            if harm == "untrusted":
-                (last / "context" / "io.json").write_text('{"type": "pyref", "module": "os"}')
-            else:
-                manifest = replace(manifest, run=manifest.run | {"seed": 7})
-            write_manifest(last, replace(manifest, files=list_files(last)))
-        plan = prepare_run(FIRST, options)
-        assert plan.resume == str(directory.checkpoints / "step=000010")
-        assert not plan.is_done
-        (aside,) = directory.checkpoints.glob(f"*-{LAST}")
-        assert aside.name.startswith("foreign" if "seed" in harm else "damaged")
-        assert (aside / MANIFEST).is_file()
-
-    @pytest.mark.parametrize("in_file", [None, "{", "edited"], ids=str)
-    def test_the_manifests_say_whose_run_it_is(self, options, in_file):
-        """A run.json that is missing or was edited counts for nothing."""
-        directory = make_run(FIRST, replace(options, seed=7), (10,))
-        path = directory.path / RUN_FILE
-        if in_file == "edited":
-            path.write_text(path.read_text().replace('"seed": 7', '"seed": 42'))
-        elif in_file:
-            path.write_text(in_file)
-        else:
-            path.unlink()
-        assert "--seed was 7, now 42" in problem_of(prepare_run, FIRST, options)
-        assert prepare_run(FIRST, replace(options, seed=7)).is_done
-
-    def test_a_run_may_move(self, options, tmp_path):
-        make_run(FIRST, options, (10,), done=False)
-        options.output_dir.rename(tmp_path / "moved")
-        plan = prepare_run(FIRST, replace(options, output_dir=tmp_path / "moved"))
-        assert plan.resume == str(tmp_path / "moved" / "first" / "checkpoints" / "step=000010")
-
-    def test_its_dataset_stays_where_none_is_named(self, options):
-        auto = replace(options, dataset="auto")
-        assert prepare_run(FIRST, auto).dataset == "plums"
-        shutil.rmtree(options.output_dir)
-        make_run(FIRST, replace(options, dataset="pears"), (10,), done=False)
-        assert prepare_run(FIRST, auto).dataset == "pears"
-        assert prepare_run(FIRST, replace(auto, fresh=True)).dataset == "plums"
-
-    def test_without_a_run_of_its_own_it_uses_the_dataset_of_its_start(self, options):
+class TestLocks:
+    def test_the_directory_and_the_start_are_protected_until_the_job_ends(self, options):
         start = make_run(FIRST, options, (10,)).checkpoints / LAST
-        second = SecondOptions(output_dir=options.output_dir, accelerator="cpu", dataset="auto")
-        assert prepare_run(SECOND, second).dataset == read_manifest(start).dataset == "digits"
-        shutil.rmtree(options.output_dir / "second")
-        make_run(SECOND, replace(second, dataset="pears"), (5,), done=False)
-        assert prepare_run(SECOND, second).dataset == "pears"
-
-    def test_a_damaged_best_checkpoint_of_a_finished_run_is_set_aside(self, options):
-        directory = make_run(FIRST, options, (10,))
-        best, last = directory.checkpoints / "step=000010", directory.checkpoints / LAST
-        write_manifest(best, replace(read_manifest(best), val_loss=0.0))
-        assert directory.best_checkpoint() == best
-        spoil(best)
-        assert prepare_run(FIRST, options).is_done
-        assert directory.best_checkpoint() == last
-
-    def test_fresh_keeps_the_old_run_under_another_name(self, options):
-        make_run(FIRST, options, (10,))
-        plan = prepare_run(FIRST, replace(options, fresh=True, seed=1))
-        assert (plan.resume, plan.is_done) == (None, False)
-        assert (options.output_dir / "first.1" / "checkpoints" / "step=000010").is_dir()
-        assert (options.output_dir / "first.1" / "summary.json").is_file()
-
-    def test_fresh_also_where_the_old_run_is_damaged(self, options):
-        directory = make_run(FIRST, options, (10,))
-        (directory.path / RUN_FILE).write_text("{")
-        assert prepare_run(FIRST, replace(options, fresh=True)).resume is None
-
-    def test_a_newer_result_of_the_stage_before(self, options):
-        before = make_run(FIRST, options, (10,))
         second = SecondOptions(output_dir=options.output_dir, accelerator="cpu")
-        make_run(SECOND, second, (5,), done=False)
-        assert prepare_run(SECOND, second).resume
-        newer = make_checkpoint(
-            before.checkpoints,
-            2000,
-            stage="first",
-            model="Encoder",
-            val_loss=0.0001,
-            run=before.identity(),
-        )
-        problem = problem_of(prepare_run, SECOND, second)
-        for part in (str(newer), "previous stage", "--fresh"):
-            assert part in problem
+        plan, guard = prepare(SECOND, second, Cluster(), Console(silent=True))
+        assert plan.start == str(start)
+        assert plan.lock == lock_inode(options.output_dir / "second")
+        assert "is in use by" in problem_of(prepare_run, SECOND, second)
+        assert not remove(start)
+        child = os.fork()  # such as a data loader's worker, which may live longer
+        if child == 0:
+            time.sleep(30)
+            os._exit(0)
+        try:
+            time.sleep(0.1)
+            guard.close()
+            prepare_run(SECOND, second)
+            assert remove(start)
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
 
-    def test_checkpoints_whose_run_is_unknown_are_not_gone_on_from(self, options):
-        """Without run.json the manifests still tell that seed 1 made them."""
-        directory = make_run(FIRST, replace(options, seed=1), (10,), done=False)
-        (directory.path / RUN_FILE).unlink()
-        assert "--fresh" in problem_of(prepare_run, FIRST, options)
+    def test_a_run_that_is_in_use_is_not_renamed(self, options):
+        directory = make_run(FIRST, options, (10,))
+        own = lock(directory.path)
+        problem = problem_of(prepare_run, FIRST, replace(options, fresh=True))
+        assert "is in use by" in problem
+        assert directory.newest_step == options.max_steps
+        own.close()
 
-    def test_nothing_is_written_by_what_is_refused(self, options):
-        with pytest.raises(UserError):
-            prepare_run(FIRST, replace(options, max_steps=0))
-        assert not options.output_dir.exists()
+    def test_another_run_that_came_between_the_checks_and_the_lock(self, options, monkeypatch):
+        def comes_first(folder):
+            monkeypatch.undo()
+            make_run(FIRST, replace(options, seed=7), (10,))
+            return lock(folder)
+
+        monkeypatch.setattr("megakit.job.preparation.lock", comes_first)
+        assert "--seed was 7, now 42" in problem_of(prepare_run, FIRST, options)
+
+
+class TestRemarks:
+    def said(self, capsys, *arguments):
+        """What `prepare` says to the user."""
+        _, guard = prepare(*arguments[:2], Cluster(), Console(), *arguments[2:])
+        guard.close()
+        return capsys.readouterr().err
+
+    @pytest.mark.parametrize("devices", [2, 3])
+    def test_of_the_device(self, options, monkeypatch, capsys, devices):
+        accelerator = Accelerator("cpu", "x", 2, "The GPU is not used: it is old.")
+        monkeypatch.setattr("megakit.job.checks.find_accelerator", lambda *_: accelerator)
+        said = self.said(capsys, FIRST, replace(options, devices=devices, global_batch_size=6))
+        assert "The GPU is not used: it is old." in said
+        assert ("3 processes share the 2 CPU cores" in said) == (devices == 3)
+
+    def test_of_a_resumption(self, options, capsys):
+        assert self.said(capsys, FIRST, options) == ""
+        make_run(FIRST, options, (10,), done=False)
+        said = self.said(capsys, FIRST, options)
+        assert said.endswith("checkpoints/step=000010, step 10.\n")
+
+    def test_of_a_start_whose_script_has_changed(self, options, capsys, tmp_path):
+        first, second = (write_script(tmp_path, stage.script, 1) for stage in (FIRST, SECOND))
+        plan = prepare_run(FIRST, options, first)
+        run = plan.identity
+        checkpoints = RunDirectory(options.output_dir / "first").checkpoints
+        make_checkpoint(checkpoints, 1000, stage="first", model="Encoder", run=run)
+        later = SecondOptions(output_dir=options.output_dir, accelerator="cpu")
+        assert self.said(capsys, SECOND, later, second) == ""
+        write_script(tmp_path, FIRST.script, 2)
+        said = self.said(capsys, SECOND, later, second)
+        assert f"first.py has changed since it made {checkpoints}/step=001000: work." in said
+        first.unlink()
+        assert self.said(capsys, SECOND, later, second) == ""
+
+
+def write_script(folder, name, result):
+    """A script with one function, which returns the given number."""
+    (folder / name).write_text(
+        "from megakit.job.script import run_script\n"
+        f"def work(run): return {result}\n"
+        "if __name__ == '__main__': run_script(None, None, work)\n"
+    )
+    return folder / name
+
+
+class TestChangedCode:
+    @pytest.fixture
+    def script(self, tmp_path):
+        return write_script(tmp_path, "first.py", 1)
+
+    def save(self, options, plan, step):
+        folder = options.output_dir / "first" / "checkpoints"
+        make_checkpoint(folder, step, stage="first", model="Encoder", run=plan.identity)
+
+    def test_each_change_that_is_kept_is_recorded(self, options, tmp_path, script):
+        self.save(options, prepare_run(FIRST, options, script), 10)
+        keeping, changes = replace(options, keep_changes=True), []
+        for step in (20, 30):
+            write_script(tmp_path, "first.py", step)
+            problem = problem_of(prepare_run, FIRST, options, script)
+            assert "the code was changed since its last checkpoint: work." in problem
+            assert "--keep-changes resumes the run" in problem
+            plan = prepare_run(FIRST, keeping, script)
+            changes.append({"step": step - 10, "names": ["work"]})
+            assert plan.identity["changes"] == changes
+            assert RunDirectory(options.output_dir / "first").identity() == plan.identity
+            self.save(options, plan, step)
+        # A notebook, which compares no code, leaves what is known of it.
+        assert prepare_run(FIRST, options).identity == plan.identity
+
+    def test_a_run_that_has_ended_cannot_keep_them(self, options, tmp_path, script):
+        self.save(options, prepare_run(FIRST, options, script), options.max_steps)
+        write_script(tmp_path, "first.py", 2)
+        problem = problem_of(prepare_run, FIRST, options, script)
+        assert "without the changes the run has already ended" in problem
+        assert "--keep-changes" not in problem
+
+    def test_a_change_that_came_between_the_checks_and_the_lock(
+        self, options, tmp_path, script, monkeypatch
+    ):
+        """Another process, with other code, saved the first checkpoint meanwhile."""
+        other = prepare_run(FIRST, options, write_script(tmp_path, "other.py", 2))
+
+        def comes_first(folder):
+            self.save(options, other, 10)
+            return lock(folder)
+
+        monkeypatch.setattr("megakit.job.preparation.lock", comes_first)
+        assert "the code was changed" in problem_of(prepare_run, FIRST, options, script)
