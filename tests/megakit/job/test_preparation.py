@@ -10,7 +10,7 @@ from megakit.checkpoints.select import remove
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.preparation import prepare
-from megakit.job.run_lock import lock, lock_inode
+from megakit.job.run_lock import check_still_ours, lock, lock_inode
 from megakit.job.runs import RunDirectory
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import Accelerator
@@ -80,6 +80,23 @@ class TestLocks:
         assert "is in use by" in problem
         assert directory.newest_step == options.max_steps
         own.close()
+
+    def test_a_fresh_start_leaves_the_run_of_another_process_alone(self, options, monkeypatch):
+        """It took the place after the old run was renamed, and before the lock."""
+        directory = make_run(FIRST, options, (10,))
+        others = []
+
+        def comes_first(folder):
+            if not folder.exists():
+                others.append(lock(folder))
+                directory.write_identity({"seed": 7})
+            return lock(folder)
+
+        monkeypatch.setattr("megakit.job.preparation.lock", comes_first)
+        assert "is in use by" in problem_of(prepare_run, FIRST, replace(options, fresh=True))
+        check_still_ours(directory.path, others[0].inode)
+        assert directory.identity() == {"seed": 7}
+        assert (options.output_dir / "first.1" / "checkpoints" / LAST).is_dir()
 
     def test_another_run_that_came_between_the_checks_and_the_lock(self, options, monkeypatch):
         def comes_first(folder):
