@@ -121,7 +121,7 @@ class TestRemarks:
         monkeypatch.setattr("megakit.job.checks.find_accelerator", lambda *_: accelerator)
         said = self.said(capsys, FIRST, replace(options, devices=devices, global_batch_size=6))
         assert "The GPU is not used: it is old." in said
-        assert ("3 processes share the 2 CPU cores" in said) == (devices == 3)
+        assert ("processes share the 2 CPU cores" in said) == (devices == 3)
 
     def test_of_a_resumption(self, options, capsys):
         assert self.said(capsys, FIRST, options) == ""
