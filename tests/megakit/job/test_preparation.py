@@ -166,11 +166,14 @@ class TestChangedCode:
     def test_each_change_that_is_kept_is_recorded(self, options, tmp_path, script):
         self.save(options, prepare_run(FIRST, options, script), 10)
         keeping, changes = replace(options, keep_changes=True), []
+        leftover = options.output_dir / "first" / "checkpoints" / ".step=000040"
         for step in (20, 30):
+            leftover.mkdir()
             write_script(tmp_path, "first.py", step)
             problem = problem_of(prepare_run, FIRST, options, script)
             assert "the code was changed since its last checkpoint: work." in problem
             assert "--keep-changes resumes the run" in problem
+            assert leftover.is_dir()  # what is refused changes nothing
             plan = prepare_run(FIRST, keeping, script)
             changes.append({"step": step - 10, "names": ["work"]})
             assert plan.identity["changes"] == changes

@@ -63,10 +63,10 @@ class TestRunDirectory:
         assert "--fresh" in problem_of(RunDirectory(tmp_path).identity)
 
     def test_the_best_checkpoint_is_chosen_as_the_run_says(self, tmp_path):
-        for by, step in (("val_loss", 10), ("last", 20)):
-            directory = RunDirectory(tmp_path / by)
-            make_checkpoint(directory.checkpoints, 10, val_loss=0.1, run={"best_by": by})
-            make_checkpoint(directory.checkpoints, 20, val_loss=0.2, run={"best_by": by})
+        for by, step in (("val_loss", 10), ("last", 20), (None, 10)):
+            directory, run = RunDirectory(tmp_path / str(by)), {"best_by": by} if by else {}
+            make_checkpoint(directory.checkpoints, 10, val_loss=0.1, run=run)
+            make_checkpoint(directory.checkpoints, 20, val_loss=0.2, run=run)
             assert directory.best_checkpoint() == directory.checkpoints / checkpoint_name(step)
 
     def test_no_best_checkpoint_among_those_of_two_runs(self, tmp_path):
@@ -85,6 +85,17 @@ class TestRunDirectory:
             assert directory.rename() == aside
             assert RunDirectory(aside).identity() == {"seed": number}
             assert not directory.path.exists()
+
+    def test_a_run_that_is_withdrawn_gives_its_place_back(self, tmp_path):
+        directory = RunDirectory(tmp_path / "first")
+        directory.write_identity({"seed": 1})
+        old = directory.rename()
+        directory.write_identity({"seed": 2})
+        assert directory.withdraw(str(old))
+        assert directory.identity() == {"seed": 1}
+        assert [path.name for path in tmp_path.iterdir()] == ["first"]
+        assert not directory.withdraw()  # there is no other run
+        assert directory.identity() is None
 
 
 class TestResumption:
