@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from megakit.job.identity import differences
+from megakit.job.identity import changed_names, differences, listed
 from megakit.job.runs import RunDirectory
 from tests.fabricate import make_run, prepare_run
 from tests.megakit.job.stages import FIRST, FewLabelsOptions, problem_of
@@ -50,6 +50,19 @@ class TestDifferences:
         assert "runs/first/step=000020" in problem
         assert "abc" not in problem
         assert "--fresh" in problem
+
+
+class TestCode:
+    def test_functions_that_are_new_gone_or_different_have_changed(self):
+        old = {"code": {"gone": "1", "same": "1", "other": "1"}}
+        new = {"code": {"same": "1", "other": "2", "new": "1"}}
+        assert changed_names(old, new) == ["gone", "new", "other"]
+        assert changed_names(old, old) == changed_names(old, {"code": {}}) == []
+
+    def test_a_message_lists_eight_names(self):
+        names = [f"f{number}" for number in range(10)]
+        assert listed(names[:8]) == "f0, f1, f2, f3, f4, f5, f6, f7"
+        assert listed(names) == "f0, f1, f2, f3, f4, f5, f6, f7 and 2 more"
 
 
 class TestOptions:

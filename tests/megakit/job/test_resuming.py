@@ -41,6 +41,8 @@ class TestWhatARunIs:
         """One of another run that was copied in is no sign of changed code."""
         directory = RunDirectory(tmp_path)
         own = {"seed": 1, "code": {"f": "1"}}
+        older = {"seed": 1, "code": {"f": "0"}}
+        make_checkpoint(directory.checkpoints, 5, stage="first", run=older)
         make_checkpoint(directory.checkpoints, 10, stage="first", run=own)
         make_checkpoint(directory.checkpoints, 20, stage="first", run={**own, "seed": 2})
         make_checkpoint(directory.checkpoints, 30, stage="second", run=own)

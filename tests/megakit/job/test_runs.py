@@ -155,13 +155,12 @@ class TestWritable:
         for part in ("--output-dir", str(tmp_path / "file" / below), "is a file"):
             assert part in problem
 
-    def test_a_folder_without_permission(self, tmp_path):
-        tmp_path.chmod(0o500)
-        if os.access(tmp_path, os.W_OK):
-            pytest.skip("this user may write everywhere")
-        try:
-            for folder in (tmp_path, tmp_path / "deeper"):
-                (problem,) = check_writable(folder)
-                assert "cannot be written" in problem
-        finally:
-            tmp_path.chmod(0o700)
+    @pytest.mark.parametrize("mode", [0o500, 0o600])
+    def test_a_folder_without_permission(self, tmp_path, monkeypatch, mode):
+        """Root may write everywhere, so the answer is that for another user."""
+        folder = tmp_path / "folder"
+        folder.mkdir(mode)
+        monkeypatch.setattr(os, "access", lambda path, asked: mode >> 6 & asked == asked)
+        for place in (folder, folder / "deeper") if os.geteuid() == 0 else (folder,):
+            (problem,) = check_writable(place)
+            assert "cannot be written" in problem

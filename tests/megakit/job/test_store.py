@@ -83,8 +83,7 @@ def test_they_meet():
     "says",
     [
         *(b"", b"HTTP/1.1 400\r\n", b"\xff" * 5000),
-        *(b"megakit 4712.0/2 80\n", b"megakit 4711.0/3 80\n"),  # other jobs
-        *(b"megakit 4711.0/2 70000\n", "megakit 4711.0/2 ²\n".encode()),  # no ports
+        *(b"megakit 4712.0/2 80\n", b"megakit 4711.0/2 70000\n", "megakit 4711.0/2 ²\n".encode()),
     ],
 )
 def test_a_program_at_the_first_port_is_passed_over(says):
@@ -92,9 +91,10 @@ def test_a_program_at_the_first_port_is_passed_over(says):
         assert meet(job(taken, free_port())) == b"ours"
 
 
-def test_two_jobs_with_the_same_ports():
+@pytest.mark.parametrize("change", [{"name": "4712.0"}, {"devices": 3}], ids=str)
+def test_two_jobs_with_the_same_ports(change):
     port, other = free_port(), free_port()
-    with join_store(job(port, other, name="4712.0"), 20):
+    with join_store(replace(job(port, other), **change), 20):
         assert meet(job(port, other)) == b"ours"
 
 
