@@ -82,12 +82,6 @@ def test_a_file_that_no_check_can_read_is_named(tmp_path, monkeypatch, options):
     assert problems_of(FIRST, options) == ["/dev/gpu: Permission denied."]
 
 
-def test_a_name_that_no_file_can_have_is_the_only_problem_of_its_kind(options):
-    options.output_dir /= "a\0b"
-    (problem,) = problems_of(FIRST, options)
-    assert problem.startswith("--output-dir ")
-
-
 def test_sizes_of_the_model_are_part_of_the_run(options):
     @dataclass(kw_only=True)
     class SizedOptions(type(options)):
