@@ -119,7 +119,7 @@ def main() -> None:
                     in_time, what = disturb(training, kind, dice, seconds[script], not told)
                     kinds[kind] += in_time
                     came |= in_time
-                    told.append(what if in_time else f"{what}: too late")
+                    told.append(what if in_time else f"{what}: did not come")
                 last = training.start()
                 if last.status:
                     problem = last.err
