@@ -113,7 +113,8 @@ def main() -> None:
             script, arguments = stages[number % len(stages)]
             training = Training(Path(folder, str(number)), script, arguments)
             drawn = dice.choices(list(KINDS), list(KINDS.values()), k=dice.randint(1, 2))
-            problem, told, came = None, [], False
+            problem, came = None, False
+            told: list[str] = []
             try:
                 for kind in drawn:
                     in_time, what = disturb(training, kind, dice, seconds[script], not told)

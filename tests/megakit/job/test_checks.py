@@ -13,12 +13,12 @@ from megakit.runtime.accelerator import Accelerator
 from megakit.runtime.foreign_files import reason_of
 from model_pretrain import PRETRAIN, PretrainOptions
 from tests.fabricate import prepare_run
-from tests.megakit.job.stages import FIRST, SECOND, SecondOptions
+from tests.megakit.job.stages import FIRST, SECOND, FirstOptions, SecondOptions
 
 
-def problems_of(*arguments):
+def problems_of(stage, options):
     with pytest.raises(UserError) as caught:
-        prepare(*arguments, Cluster(), Console())
+        prepare(stage, options, Cluster(), Console())
     return list(caught.value.problems)
 
 
@@ -82,14 +82,15 @@ def test_a_file_that_no_check_can_read_is_named(tmp_path, monkeypatch, options):
     assert problems_of(FIRST, options) == ["/dev/gpu: Permission denied."]
 
 
+@dataclass(kw_only=True)
+class SizedOptions(FirstOptions):
+    hidden_size: int | None = None
+    model_sizes = ("hidden_size",)
+
+    def size(self, name):
+        return self.hidden_size or 64
+
+
 def test_sizes_of_the_model_are_part_of_the_run(options):
-    @dataclass(kw_only=True)
-    class SizedOptions(type(options)):
-        hidden_size: int | None = None
-        model_sizes = ("hidden_size",)
-
-        def size(self, name):
-            return self.hidden_size or 64
-
     sized = SizedOptions(**vars(options))
     assert prepare_run(FIRST, sized).identity["hidden_size"] == 64

@@ -109,9 +109,9 @@ class TestLocks:
 
 
 class TestRemarks:
-    def said(self, capsys, *arguments):
+    def said(self, capsys, stage, options, script=None):
         """What `prepare` says to the user."""
-        _, guard = prepare(*arguments[:2], Cluster(), Console(), *arguments[2:])
+        _, guard = prepare(stage, options, Cluster(), Console(), script)
         guard.close()
         return capsys.readouterr().err
 

@@ -147,7 +147,7 @@ def test_the_port_is_free_after_the_block():
 
 
 def test_the_store_of_torchrun_s_agent():
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # made in C++
 
     port = free_port()
     with pytest.raises(TimeoutError, match=rf"No rank 0 at 127\.0\.0\.1, port {port}, within 0 s"):
