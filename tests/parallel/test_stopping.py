@@ -5,6 +5,7 @@ The functions below run in the pool's processes.
 
 import os
 import signal
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -80,5 +81,5 @@ def test_all_ranks_stop_after_the_same_step(
     assert number == signal.SIGTERM
     assert 30 <= step <= 30 + most_steps
     assert saved == [(step, False)]
-    between = {later - earlier for earlier, later in zip(agreed, agreed[1:], strict=False)}
+    between = {later - earlier for earlier, later in pairwise(agreed)}
     assert max(between) == most_steps

@@ -31,6 +31,7 @@ class Simulated:
 
         from megakit.reporting.metrics import MetricsFile
         from megakit.training import progress
+
         step = 0 if state is None else state["step"]
         self.now = 1000.0 * (1 + step)  # no clock goes on where another start's has stopped
         monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: self.now))
@@ -236,7 +237,8 @@ def test_the_clock_measures_data_and_nothing_else() -> None:
         ("[_TrainingEpochLoop].train_dataloader_next", 0.02),
         ("[_TrainingEpochLoop].train_dataloader_next", 0.02),
         ("[_EvaluationLoop].val_next", 1.0),
-        ("[LightningDataModule]Data.setup", 0.03),
+        ("[LightningDataModule]Data.prepare_data", 0.02),
+        ("[LightningDataModule]Data.setup", 0.01),
         ("[LightningDataModule]Data.state_dict", 1.0),
         ("run_training_batch", 1.0),
     ):
