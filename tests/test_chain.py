@@ -16,6 +16,8 @@ from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import verify
 from megakit.job.run_lock import LOCK_FILE
 from mnist import files as mnist_files
+from tests.faults.harness import curves
+from tests.megakit.reporting.test_tensorboard import hyperparameters
 from tests.scripts import (
     REPOSITORY,
     Result,
@@ -217,9 +219,21 @@ def test_best_and_last_checkpoint_are_kept_whole(chain: Chain, stage: str):
     assert {name.split("/")[0] for name in manifest.files} == {"weights", "context", "metrics.csv"}
 
 
-def test_curves_are_written(chain: Chain):
-    for stage in ("pretrain", "finetune"):
-        assert list((chain.runs / stage / "tensorboard").glob("events.out.tfevents.*"))
+@pytest.mark.parametrize(("stage", "lr"), [("pretrain", 0.001), ("finetune", 0.04)])
+def test_tensorboard_has_the_values_of_metrics_csv_and_the_settings(
+    chain: Chain, stage: str, lr: float
+):
+    folder = chain.runs / stage / "tensorboard"
+    rows, found = read_csv(chain.runs / stage / "metrics.csv"), curves(folder)
+    columns = {"train/loss": "train_loss", "train/lr": "lr", "validation/loss": "val_loss"}
+    for name, column in columns.items():
+        part, _, name = name.partition("/")
+        points = {int(row["step"]): float(row[column]) for row in rows if row[column]}
+        assert dict(found[f"{part}/{stage}/{name}"]) == pytest.approx(points)
+    settings = hyperparameters(folder)
+    expected = {"stage": stage, "dataset": "digits", "lr": lr, "seed": 42, "data_parallel": 1}
+    expected |= {"global_batch_size": 256, "micro_batch_size": 256}
+    assert expected.items() <= settings.items()
 
 
 def test_console_says_what_a_person_wants_and_no_more(chain: Chain):

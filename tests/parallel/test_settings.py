@@ -20,6 +20,24 @@ from tests.scripts import read_csv
 STEPS = 20
 
 
+def count_parameters(sizes: dict[str, int]) -> int:
+    from megakit.testing import distributed_model_parallel_state
+    from megakit.training.progress import parameters_of_the_job
+    from model_components import PretrainConfig
+
+    with distributed_model_parallel_state(**sizes):
+        return parameters_of_the_job(PretrainConfig().configure_model())
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_every_rank_counts_the_parameters_of_the_whole_model(
+    ranks: Any, tensor: int, pipeline: int
+) -> None:
+    """Data-parallel copies of it do not count."""
+    sizes = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
+    assert ranks.run(count_parameters, sizes) == [101_651] * 4
+
+
 @dataclass(frozen=True)
 class Used:
     """What the optimizer was given, step by step.

@@ -12,8 +12,8 @@ from tests.megakit.reporting.test_tensorboard import open_board, points
 pytestmark = pytest.mark.usefixtures("megatron")
 
 BATCH = 4
-#: Of a simulated training: a step, a validation and a save.
-STEP_SECONDS, VALIDATION_SECONDS, SAVE_SECONDS = 0.5, 3.0, 1.0
+#: Of a simulated training: its first step, another step, a validation and a save.
+FIRST_STEP_SECONDS, STEP_SECONDS, VALIDATION_SECONDS, SAVE_SECONDS = 2.0, 0.5, 3.0, 1.0
 
 
 class Simulated:
@@ -46,7 +46,7 @@ class Simulated:
             "pretrain",
             self.writer,
             MetricsFile(folder / "metrics.csv", after=step),
-            open_board(folder, after=step),
+            open_board(folder / f"from {step}", after=step),
         )
         if state is not None:
             self.reporter.load_state_dict(state["reporter"])
@@ -88,10 +88,12 @@ class Simulated:
     def run(self, last: int, stops_early: bool = False) -> "Simulated":
         import torch
 
+        from megakit.checkpoints.writer import validation_is_due
+
         trainer, reporter = self.trainer, self.reporter
         while trainer.global_step < last:
             reporter.on_train_batch_start(trainer, None, 0)
-            self.now += STEP_SECONDS
+            self.now += STEP_SECONDS if trainer.global_step else FIRST_STEP_SECONDS
             step = trainer.global_step = trainer.global_step + 1
             trainer.strategy.grad_norm = 10.0 * step
             trainer.callback_metrics["train_extra"] = torch.tensor(5.0 * step)
@@ -99,9 +101,10 @@ class Simulated:
             trainer.should_stop = stops_early and step == last
             outputs: Any = {"loss": torch.tensor(2.0 * step), "margin": torch.tensor(3.0 * step)}
             reporter.on_train_batch_end(trainer, self.module, outputs, None, 0)
-            if step % 15 == 0 or step == 50 or trainer.should_stop:
+            if validation_is_due(trainer, step):
                 self.validate()
             if step % 10 == 0:
+                reporter.on_save_checkpoint(trainer, self.module, {})
                 saved = {"step": step, "reporter": reporter.state_dict()}
                 self.states[step] = saved | {"saving": self.writer.seconds}
                 self.now += SAVE_SECONDS
@@ -141,10 +144,15 @@ def test_a_row_has_the_values_of_its_own_step(start: Any, tmp_path: Path) -> Non
     ]
 
 
-def test_the_step_after_which_training_stops_early_has_a_row(start: Any, tmp_path: Path) -> None:
-    run = start().run(13, stops_early=True)
-    assert rows(tmp_path)[-1].startswith("13,52,26,91,")
-    assert run.shown[13]["validation"] == 91
+@pytest.mark.parametrize("validation", [True, False])
+def test_the_step_after_which_training_stops_early_has_a_row(
+    start: Any, tmp_path: Path, validation: bool
+) -> None:
+    run = start()
+    run.trainer.enable_validation = validation
+    run.run(13, stops_early=True)
+    assert rows(tmp_path)[-1].startswith("13,52,26,91," if validation else "13,52,26,,")
+    assert run.shown[13]["validation"] == (91 if validation else None)
 
 
 def test_progress_shows_this_step_and_the_last_validation(start: Any) -> None:
@@ -171,9 +179,10 @@ def test_a_resumed_start_goes_on_with_values_and_times(start: Any, tmp_path: Pat
     assert run.reporter.last["train_loss"] == 100
     assert (run.reporter.first["val_loss"], run.reporter.last["val_loss"]) == (105, 350)
     # All starts, without the save and the steps that the checkpoint does not know.
-    assert run.reporter.stepping_seconds == 50 * STEP_SECONDS
+    stepping = FIRST_STEP_SECONDS + 49 * STEP_SECONDS
+    assert run.reporter.stepping_seconds == stepping
     assert run.reporter.validation_seconds == 4 * VALIDATION_SECONDS
-    assert run.reporter.seconds == 50 * STEP_SECONDS + 4 * VALIDATION_SECONDS + 4 * SAVE_SECONDS
+    assert run.reporter.seconds == stepping + 4 * VALIDATION_SECONDS + 4 * SAVE_SECONDS
     # This start: 20 steps, two validations, two saves, and 42 of 60 seconds before the first step.
     clock = DataClock()
     clock.setup_seconds, clock.fetch_seconds = 2.0, 1.5
@@ -186,9 +195,13 @@ def test_a_resumed_start_goes_on_with_values_and_times(start: Any, tmp_path: Pat
         "checkpoints": 2.0,
     }
     assert sum(times.values()) == 60.0
-    speeds = points(tmp_path / "tensorboard" / "train", "pretrain/samples_per_second")
-    steps = [1, 10, 15, 20, 30, 40, 45, 50]
-    assert speeds == [(step, BATCH / STEP_SECONDS) for step in steps]
+    # Of the steps since the point before.
+    speed, curve = BATCH / STEP_SECONDS, ("tensorboard/train", "pretrain/samples_per_second")
+    first_point = (1, BATCH / FIRST_STEP_SECONDS)
+    begun = [first_point, *((step, speed) for step in (10, 15, 20, 30))]
+    assert points(tmp_path / "from 0" / curve[0], curve[1]) == begun
+    resumed = [(step, speed) for step in (40, 45, 50)]
+    assert points(tmp_path / "from 30" / curve[0], curve[1]) == resumed
 
 
 def test_curves_are_on_disk_with_each_checkpoint(start: Any, tmp_path: Path) -> None:
@@ -200,7 +213,7 @@ def test_curves_are_on_disk_with_each_checkpoint(start: Any, tmp_path: Path) -> 
         ("validation", {"loss": 105.0, "top": 120.0}),
     ):
         for name, value in expected.items():
-            last = points(tmp_path / "tensorboard" / part, f"pretrain/{name}")[-1]
+            last = points(tmp_path / "from 0" / "tensorboard" / part, f"pretrain/{name}")[-1]
             assert last == (15, pytest.approx(value)), name
 
 
