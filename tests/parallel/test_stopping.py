@@ -81,5 +81,6 @@ def test_all_ranks_stop_after_the_same_step(
     assert number == signal.SIGTERM
     assert 30 <= step <= 30 + most_steps
     assert saved == [(step, False)]
-    between = {later - earlier for earlier, later in pairwise(agreed)}
-    assert max(between) == most_steps
+    first, *others = [later - earlier for earlier, later in pairwise(agreed)]
+    assert first == 1  # nobody knows yet how long a step is
+    assert {*others} == {most_steps}
