@@ -20,7 +20,7 @@ from tests.scripts import read_csv
 STEPS = 20
 
 
-def count_parameters(sizes: dict[str, int]) -> int:
+def count_parameters(sizes: dict[str, Any]) -> int:
     from megakit.testing import distributed_model_parallel_state
     from megakit.training.progress import parameters_of_the_job
     from model_components import PretrainConfig
@@ -58,8 +58,7 @@ def train(stage: str, folder: Path, factor: float) -> Used:
     import lightning.pytorch as pl
     import torch
 
-    import model_components
-    from megakit.training import build_trainer, train
+    from megakit.training import MeanLossReduction, build_trainer, train
     from megakit.training.optimizer import FusedAdamW
 
     script: Any = importlib.import_module(f"model_{stage}")
@@ -69,7 +68,7 @@ def train(stage: str, folder: Path, factor: float) -> Used:
     run = jobs.make_run(getattr(script, stage.upper()), options, jobs.layout())
     module, data = jobs.built_by(getattr(script, stage), run)
     groups, norms, losses = [], [], []
-    step, report = FusedAdamW.step, model_components.MeanLossReduction.report
+    step, report = FusedAdamW.step, MeanLossReduction.report
 
     def watched(self: Any, closure: Any = None) -> Any:
         names = ("lr", "betas", "eps", "weight_decay")
@@ -93,7 +92,7 @@ def train(stage: str, folder: Path, factor: float) -> Used:
 
     with (
         mock.patch.object(FusedAdamW, "step", watched),
-        mock.patch.object(model_components.MeanLossReduction, "report", multiplied),
+        mock.patch.object(MeanLossReduction, "report", multiplied),
     ):
         train(model=module, data=data, trainer=build_trainer(run, callbacks=[Watch()]))
     return Used(groups, norms, losses)

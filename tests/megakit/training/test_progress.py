@@ -16,6 +16,10 @@ BATCH = 4
 FIRST_STEP_SECONDS, STEP_SECONDS, VALIDATION_SECONDS, SAVE_SECONDS = 2.0, 0.5, 3.0, 1.0
 
 
+def stand_in(**attributes: Any) -> Any:
+    return SimpleNamespace(**attributes)
+
+
 class Simulated:
     """A start of a run of 50 steps on a clock of its own: it calls a `Reporter` as Lightning does.
 
@@ -40,7 +44,7 @@ class Simulated:
         self.shown: dict[int, dict[str, float]] = {}
         self.num_closed = 0
         self.states: dict[int, dict[str, Any]] = {}
-        self.writer: Any = SimpleNamespace(seconds=0.0 if state is None else state["saving"])
+        self.writer = stand_in(seconds=0.0 if state is None else state["saving"])
         self.reporter = progress.Reporter(
             self,  # type: ignore[arg-type]  # as a console
             "pretrain",
@@ -50,9 +54,10 @@ class Simulated:
         )
         if state is not None:
             self.reporter.load_state_dict(state["reporter"])
-        self.module: Any = torch.nn.Linear(3, 2)
+        weights = [torch.nn.Parameter(torch.zeros(4, 2))]
+        self.module = stand_in(parameters=lambda: weights)
         self.group = {"lr": (step + 1) / 1000}
-        self.trainer: Any = SimpleNamespace(
+        self.trainer = stand_in(
             global_step=step,
             max_steps=50,
             val_check_interval=15,
@@ -214,7 +219,7 @@ def test_curves_are_on_disk_with_each_checkpoint(start: Any, tmp_path: Path) -> 
     ):
         for name, value in expected.items():
             last = points(tmp_path / "from 0" / "tensorboard" / part, f"pretrain/{name}")[-1]
-            assert last == (15, pytest.approx(value)), name
+            assert last == pytest.approx((15, value)), name
 
 
 @pytest.mark.parametrize("changed", ["fn", "sanity_checking"])

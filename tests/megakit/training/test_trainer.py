@@ -27,7 +27,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         script = importlib.import_module("model_pretrain")
         chosen = script.PretrainOptions(output_dir=tmp_path, dataset="digits", **options)
         run = jobs.make_run(script.PRETRAIN, chosen, jobs.layout())
-        run.plan = replace(run.plan, resume=resume and str(resume))
+        run.plan = replace(run.plan, resume=str(resume) if resume else None)
         make_view = script.PRETRAIN.view
         return build_trainer(run, make_view=make_view, callbacks=callbacks)
 
