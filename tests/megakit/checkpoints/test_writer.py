@@ -184,6 +184,33 @@ def test_a_checkpoint_knows_its_own_validation_loss(writer: CheckpointWriter, tr
     assert writer.best_model_path == writer.last_model_path == str(writer.folder / "step=000010")
 
 
+@pytest.mark.parametrize("changed", ["fn", "sanity_checking"])
+def test_only_validations_of_training_save(
+    writer: CheckpointWriter, trainer: Any, changed: str
+) -> None:
+    """Not `trainer.validate()`, and not the check before training."""
+    if changed == "fn":
+        trainer.state.fn = "validate"
+    else:
+        trainer.sanity_checking = True
+    trainer.callback_metrics["val_loss"] = 0.1
+    for step in (0, 10, trainer.max_steps):
+        trainer.global_step = step
+        writer.on_validation_end(trainer, trainer.lightning_module)
+    assert not writer.folder.exists()
+
+
+def test_a_resumed_start_knows_the_time_of_earlier_saves(
+    writer: CheckpointWriter, trainer: Any
+) -> None:
+    run_to(writer, trainer, 10, 0.5)
+    assert writer.state_dict() == {"seconds": writer.seconds}
+    assert writer.seconds > 0
+    writer.load_state_dict({"seconds": 100.0})
+    run_to(writer, trainer, 20, 0.4)
+    assert writer.seconds > 100
+
+
 def test_one_that_was_not_validated_knows_none(writer: CheckpointWriter) -> None:
     trainer: Any = Trainer(val_every=15)
     run_to(writer, trainer, 10)
