@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from mnist import files as mnist_files
 from mnist import report as digit_report
 from mnist.own_pictures import read_pictures, to_training_form
 from tests.javascript import run_javascript
+from tests.megakit.models.interpreter import interpret_in_numpy, softmax
 from tests.single_process import single_process
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -190,17 +191,32 @@ const document = {
 """
 
 
-def classify_with_node(page: str, images: NDArray[np.uint8]) -> Any:
-    """Runs `classify` of a page on images."""
+def scripts_of(page: str) -> tuple[str, str]:
+    """The text of a page's model, and the scripts that run it and that convert drawings."""
     _, _, rest = page.partition('<script type="application/json" id="model">')
     model, _, rest = rest.partition("</script>")
     scripts = re.findall(r"<script>\n(.*?)</script>", rest, re.DOTALL)[:2]
     assert "function readGraph" in scripts[0]
     assert "function classify" in scripts[1]
-    return run_javascript(
-        f"{SHIM} {''.join(scripts)} result = given.images.map(classify);",
-        {"model": model, "images": images.reshape(len(images), -1).tolist()},
-    )
+    return model, "".join(scripts)
+
+
+@pytest.fixture(params=["numpy", "JavaScript"])
+def classify(request: pytest.FixtureRequest) -> Callable[[str, NDArray[np.uint8]], Any]:
+    """Classifies images by the operations of a page: the page's script, or the same in numpy."""
+
+    def run(page: str, images: NDArray[np.uint8]) -> Any:
+        model, scripts = scripts_of(page)
+        flat = images.reshape(len(images), -1)
+        if request.param == "JavaScript":
+            given = {"model": model, "images": flat.tolist()}
+            return run_javascript(f"{SHIM} {scripts} result = given.images.map(classify);", given)
+        return [
+            {"probabilities": softmax(np.array([found.pop("logits")]))[0], **found}
+            for found in interpret_in_numpy(model, flat / 255)
+        ]
+
+    return run
 
 
 def page_of(model: Any, folder: Path, **changes: Any) -> tuple[str, Predictions]:
@@ -220,13 +236,13 @@ def notes(page: str) -> list[str]:
 class TestTheModelOfThePage:
     """It is traced from the model's class: whatever that computes, the page does."""
 
-    def test_of_the_tutorial(self, page: str, trained: Trained) -> None:
+    def test_of_the_tutorial(self, page: str, trained: Trained, classify: Any) -> None:
         assert len(set(trained.predictions.prediction.tolist())) == 10  # else little is tested
-        found = classify_with_node(page, trained.images[:60])
+        found = classify(page, trained.images[:60])
         assert_same(found, trained.predictions, 60)
 
     @pytest.mark.parametrize("variant", ["plain", "layer", "Tanh", "GELU", "Sigmoid"])
-    def test_of_readers(self, variant: str, tmp_path: Path) -> None:
+    def test_of_readers(self, variant: str, tmp_path: Path, classify: Any) -> None:
         from tests.mnist.variants import VariantConfig
 
         model = VariantConfig(seed=1, variant=variant).configure_model()
@@ -234,11 +250,11 @@ class TestTheModelOfThePage:
         page, predictions = page_of(model, tmp_path)
         assert headings(page)[0] == "Draw a digit"
         images, _ = mnist_files.read_digits("test")
-        assert_same(classify_with_node(page, images[:20]), predictions, 20)
+        assert_same(classify(page, images[:20]), predictions, 20)
         differs = np.abs(predictions.probabilities - predict(plain, images).probabilities).max()
         assert (differs > 0.001) == (variant != "plain")
 
-    def test_without_latents(self, tmp_path: Path) -> None:
+    def test_without_latents(self, tmp_path: Path, classify: Any) -> None:
         from tests.mnist.variants import WithoutLatentsConfig
 
         model = WithoutLatentsConfig(seed=1).configure_model()
@@ -247,7 +263,7 @@ class TestTheModelOfThePage:
         assert 'id="latents"' not in page
         assert "<title>Handwritten digits</title>" in page
         images, _ = mnist_files.read_digits("test")
-        assert_same(classify_with_node(page, images[:20]), predictions, 20)
+        assert_same(classify(page, images[:20]), predictions, 20)
 
     @pytest.mark.parametrize(
         ("variant", "note"),
@@ -331,6 +347,28 @@ def formed(picture: NDArray[np.uint8]) -> list[int] | None:
         return None
 
 
+def given_pictures() -> list[dict[str, Any]]:
+    return [
+        {"pixels": p.ravel().tolist(), "height": p.shape[0], "width": p.shape[1]}
+        for p in strange_pictures()
+    ]
+
+
+def test_the_page_converts_pictures_as_python_does(page: str) -> None:
+    model, scripts = scripts_of(page)
+    convert = (
+        "({ pixels, height, width }) => toTrainingForm(Uint8Array.from(pixels), height, width)"
+    )
+    found = run_javascript(
+        f"{SHIM} {scripts} const form = {convert};"
+        "result = given.pictures.map(form).map((image) => image && Array.from(image));",
+        {"model": model, "pictures": given_pictures()},
+    )
+    expected = [formed(picture) for picture in strange_pictures()]
+    assert found == expected
+    assert None in expected
+
+
 #: Run by the browser at the page's end; what it finds goes into the document.
 SCRIPT = """
 const violations = [];
@@ -410,14 +448,11 @@ DRAWINGS = [
 def found(page: str, trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the page did in a browser, and how its files and network were used."""
     if BROWSER is None:
-        pytest.skip("no chromium and no google-chrome on this machine")
+        pytest.skip("no chromium or google-chrome, which opens report.html")
     folder = tmp_path_factory.mktemp("browser")
     given = {
         "images": trained.images[:60].reshape(60, -1).tolist(),
-        "pictures": [
-            {"pixels": p.ravel().tolist(), "height": p.shape[0], "width": p.shape[1]}
-            for p in strange_pictures()
-        ],
+        "pictures": given_pictures(),
         "drawings": DRAWINGS,
     }
     (folder / "page.html").write_text(
