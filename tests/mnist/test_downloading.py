@@ -37,6 +37,11 @@ class TestDownloading:
         assert find_dataset(root, dataset, report=lines.append) == "mnist"
         assert len(lines) == len(mirror.requests) == 4, "nothing is downloaded twice"
 
+    def test_nothing_for_a_command_that_is_refused(self, mirror, tmp_path, lines):
+        options = {"report": lines.append, "may_download": False}
+        assert find_dataset(tmp_path / "data", "mnist", **options) == "mnist"
+        assert mirror.requests == lines == [*tmp_path.iterdir()] == []
+
     def test_others_may_read_what_was_downloaded(self, mirror, tmp_path, lines):
         find_dataset(tmp_path, "mnist", report=lines.append)
         (tmp_path / "plain").write_text("")

@@ -6,7 +6,7 @@ from PIL import Image
 
 from megakit.errors import UserError
 from mnist import files as mnist_files
-from mnist.own_pictures import read_pictures, to_training_form
+from mnist.own_pictures import paper_of, read_pictures, to_training_form
 
 DIGITS = mnist_files.read_digits("test")[0]
 
@@ -39,7 +39,9 @@ class TestTrainingForm:
         off_center = stroke(rows=slice(0, 5), columns=slice(0, 3))
         assert to_training_form(off_center) is off_center
 
-    @pytest.mark.parametrize(("paper", "ink"), [(255, 0), (230, 30), (40, 240), (90, 122)])
+    @pytest.mark.parametrize(
+        ("paper", "ink"), [(255, 0), (230, 30), (40, 240), (90, 122), (128, 20), (127, 200)]
+    )
     def test_any_paper_and_ink(self, paper, ink):
         """Ink becomes 255 and paper 0, whichever is the brighter, however little they differ."""
         assert np.array_equal(to_training_form(stroke(paper=paper, ink=ink)), stroke())
@@ -71,6 +73,27 @@ class TestTrainingForm:
         assert made[made > 0].size == 400
         row = made[made.any(axis=1)][0]
         assert set(row[row > 0]) == {round(255 * 400 / 600)}
+
+    def test_halves_are_rounded_up(self):
+        """Half of the brightest is 127.5."""
+        pixels = stroke(ink=200)
+        pixels[5:7] //= 2
+        made = to_training_form(np.pad(pixels, 1))
+        assert set(made[made > 0]) == {128, 255}
+
+    def test_the_paper_is_the_upper_median_of_the_border(self):
+        halves = stroke(20, 20, paper=10, ink=240, rows=slice(0, 20), columns=slice(10, 20))
+        assert paper_of(halves) == 240
+        assert paper_of(halves[:, 1:]) == 240
+        assert paper_of(halves[:, :-1]) == 10
+
+    def test_ink_below_an_eighth_of_the_brightest_is_none(self):
+        pixels = np.pad(stroke(), 1)
+        pixels[0, 0], pixels[-1, -1] = 31, 32
+        corners = to_training_form(pixels)
+        pixels[0, 0] = 0
+        assert np.array_equal(corners, to_training_form(pixels))
+        assert not np.array_equal(corners, stroke())
 
     def test_centre_of_mass(self):
         """An L: a column 4 wide and 20 high on the left, a foot 4 high and 12 wide."""
@@ -144,9 +167,11 @@ class TestFiles:
         assert read.remarks == []
 
     def test_sixteen_bits(self, tmp_path):
-        Image.fromarray(stroke().astype(np.uint16) * 257).save(tmp_path / "deep.png")
+        deep, expected = stroke().astype(np.uint16) * 257, stroke()
+        deep[9, 14], expected[9, 14] = 129 * 257 - 57, 129  # nearer to 129 than to 128
+        Image.fromarray(deep).save(tmp_path / "deep.png")
         read = read_pictures(tmp_path / "deep.png")
-        assert np.array_equal(read.images[0], stroke())
+        assert np.array_equal(read.images[0], expected)
         assert "16 bits" in read.remarks[0]
 
     def test_colour(self, tmp_path):

@@ -251,7 +251,7 @@ def test_no_other_index(index):
         AddEpoch(Virtual(7))[EpochIndex(index, 0)]
 
 
-@pytest.mark.parametrize("indices", [[0.5], [True], np.array([[1]]), ["a"], 3])
+@pytest.mark.parametrize("indices", [[0.5], [True], np.array([[1]]), np.empty(0), ["a"], 3])
 def test_no_other_batch(indices):
     resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
     with pytest.raises(TypeError):
@@ -260,6 +260,11 @@ def test_no_other_batch(indices):
         AddEpoch(Virtual(7)).get_batch(EpochIndex(indices, indices))
     with pytest.raises(TypeError):
         AddEpoch(Virtual(7)).get_batch(EpochIndex(np.arange(2), np.arange(3)))
+
+
+def test_an_epoch_may_be_any_number():
+    index = EpochIndex(np.array([0, 2**40]), np.array([3, 3]))
+    assert AddEpoch(Virtual(7)).get_batch(index).tolist() == [3, 3 + 1000 * 2**40]
 
 
 @pytest.mark.parametrize("index", [7, -1, 10**30])
