@@ -76,6 +76,11 @@ class TestDownloading:
                 "sent 5 bytes that are not t10k-images-idx3-ubyte",
                 id="other content",
             ),
+            pytest.param(
+                lambda content: (pack(bytes(len(gzip.decompress(content)))), None),
+                "sent 7,840,016 bytes that are not t10k-images-idx3-ubyte",
+                id="other content of the same size",
+            ),
         ],
     )
     def test_writes_nothing_unless_all_is_right(self, mirror, tmp_path, lines, answer, reason):
