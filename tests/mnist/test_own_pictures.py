@@ -218,10 +218,10 @@ class TestFiles:
 
     def test_half_transparent_ink_is_mixed_with_the_paper(self, tmp_path):
         alpha, grey = np.full((28, 28), 255), np.maximum(stroke(ink=200), 10)
-        alpha[9, 14] = 200
+        alpha[9, 14] = 201
         draw(tmp_path / "a.png", np.stack([grey, grey, grey, alpha], axis=-1))
         read = read_pictures(tmp_path / "a.png")
-        assert read.images[0][9, 14] == round((200 * 200 + 10 * 55) / 255) == 159
+        assert read.images[0][9, 14] == round((200 * 201 + 10 * 54) / 255) == 160
         assert read.remarks == ["1 of 1 pictures: transparent pixels count as paper."]
 
     def test_nothing_but_transparency(self, tmp_path):

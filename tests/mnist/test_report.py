@@ -18,9 +18,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
+from megakit.checkpoints.manifest import Manifest, list_files, read_manifest, write_manifest
+from megakit.errors import UserError
+from megakit.reporting.figure_style import CLASS_COLORS
 from megakit.reporting.metrics import Metrics, MetricsFile
 from megakit.reporting.predictions import Predictions
+from megakit.reporting.report import picture
 from mnist import files as mnist_files
 from mnist import report as digit_report
 from mnist.own_pictures import read_pictures, to_training_form
@@ -41,7 +44,9 @@ def save(folder: Path, model: Any, stage: str, start: str | None) -> Path:
     write_manifest(
         checkpoint, Manifest(stage, name, "digits", 10, run={"start": start}, files=files)
     )
-    MetricsFile(folder / "metrics.csv").append(Metrics(10, 80, 0.5, 0.6, 1e-3))
+    MetricsFile(folder / "metrics.csv").append(
+        Metrics(10, 80, {"pretrain": 0.25, "finetune": 0.5}[stage], 0.6, 1e-3)
+    )
     return checkpoint
 
 
@@ -86,7 +91,6 @@ def trained(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Trained
     """An autoencoder, and a classifier of digits that was fitted for a second."""
     import torch
 
-    from megakit.checkpoints.manifest import read_manifest
     from model_components import ExampleFineTuneConfig, PretrainConfig
 
     runs = tmp_path_factory.mktemp("report") / "runs"
@@ -132,6 +136,7 @@ class TestWriting:
         assert restored.dtype == np.uint8
         expected = (trained.restored.clip(0, 1) * 255).round()
         assert np.abs(restored - expected).max() <= 1
+        assert (restored == expected).mean() > 0.99  # the others were halves, but for rounding
 
     def test_everything_is_there(self, page: str) -> None:
         assert headings(page) == [
@@ -140,6 +145,41 @@ class TestWriting:
         ]
         assert re.findall(r"<h3>(.*?)</h3>", page) == ["Pretraining", "Fine-tuning"]
         assert "Left out" not in page
+
+    def test_each_part_shows_what_its_title_says(self, page: str, trained: Trained) -> None:
+        predictions = trained.predictions
+        facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+        scores = predictions.scores()
+        assert facts == {
+            "accuracy": f"{scores['accuracy']:.2%}",
+            "cross entropy": f"{scores['cross_entropy']:.4f}",
+            "test images (digits)": "300",
+            "checkpoint": "finetune/step=000010",
+        }
+        _, _, curves = page.partition("<h3>Pretraining</h3>")
+        first, _, second = curves.partition("<h3>Fine-tuning</h3>")
+        assert "[0.25]" in first
+        assert "[0.5]" in second.partition("</section>")[0]
+        for digit in range(10):
+            image = trained.images[predictions.label == digit][0]
+            assert picture(image, f"Test image of a {digit}") in page
+            assert picture(image, "original") in page
+        colors = page.partition('id="colors">')[2].partition("</script>")[0]
+        assert json.loads(colors) == list(CLASS_COLORS)
+        wrong = np.flatnonzero(predictions.prediction != predictions.label)
+        worst = wrong[np.argsort(-predictions.probabilities.max(axis=1)[wrong], kind="stable")][:25]
+        shown = re.findall(r"<b>(\d)</b> as <b class=wrong>(\d)</b>", page)
+        expected = zip(predictions.label[worst], predictions.prediction[worst], strict=True)
+        assert shown == [(str(label), str(prediction)) for label, prediction in expected]
+        assert len(set(shown)) > 3  # else little is compared
+
+    def test_predictions_of_some_images(self, trained: Trained, tmp_path: Path) -> None:
+        """The images belong to the predictions by their index."""
+        whole, rows = trained.predictions, np.arange(100, 300)
+        some = Predictions(rows, whole.label[rows], whole.probabilities[rows])
+        path = tmp_path / "report.html"
+        digit_report.write_digit_report(path, some, trained.images, trained.classifier, "digits")
+        assert "Left out" not in path.read_text("utf-8")
 
     def test_the_page_says_what_is_gone(self, trained: Trained, tmp_path: Path) -> None:
         shutil.copytree(trained.runs / "finetune", tmp_path / "runs" / "finetune")
@@ -162,7 +202,13 @@ class TestWriting:
         assert "random weights" in notes[0]
         runs = shutil.copytree(trained.runs, tmp_path / "runs")
         classifier = runs / trained.classifier.relative_to(trained.runs)
-        assert digit_report.find_pretraining(classifier, notes) is not None
+        for name in ("a", "pretrain", "z"):  # other runs
+            other = shutil.copytree(runs / "pretrain.1", runs / name) / "checkpoints/step=000010"
+            write_manifest(other, replace(read_manifest(other), dataset=name))
+        pretrained = runs / trained.pretrained.relative_to(trained.runs)
+        assert digit_report.find_pretraining(classifier, notes) == pretrained
+        elsewhere = shutil.copytree(classifier, runs / "some" / "where" / "step=000010")
+        assert digit_report.find_pretraining(elsewhere, notes) is None
         file = next((runs / "pretrain.1").rglob("*.distcp"))
         file.write_bytes(file.read_bytes()[:-1])
         assert digit_report.find_pretraining(classifier, notes) is None
@@ -311,6 +357,14 @@ class TestTheModelOfThePage:
         count, row, traced, predicted = map(int, found.groups())
         assert count > 250
         assert (traced, predicted) == (trained.predictions.prediction[row], 9 - traced)
+
+    def test_one_image_that_differs_is_named(self, trained: Trained) -> None:
+        probabilities = trained.predictions.probabilities.copy()
+        row = int(probabilities.max(axis=1).argmax())
+        probabilities[row] = np.roll(probabilities[row], 1)
+        others = replace(trained.predictions, probabilities=probabilities)
+        with pytest.raises(UserError, match=rf"disagree on 1 of 300 images.* idx {row}:"):
+            digit_report.trace_classifier(trained.classifier, trained.images, others)
 
     def test_one_image_that_differs_is_enough_and_a_tie_is_not(self) -> None:
         probabilities = np.array([[0.9, 0.1], [0.55, 0.45], [0.45, 0.55], [0.7, 0.3]])
@@ -492,8 +546,8 @@ class TestInABrowser:
 
     def test_stored_digits_on_the_paper(self, found: Any, trained: Trained) -> None:
         enlarged = [255 - image.repeat(10, 0).repeat(10, 1) for image in trained.images[:60]]
-        for picture, state in zip(enlarged, found["enlarged"], strict=True):
-            assert_shows(state, to_training_form(picture), trained)
+        for drawing, state in zip(enlarged, found["enlarged"], strict=True):
+            assert_shows(state, to_training_form(drawing), trained)
 
     def test_strokes_of_the_pen(self, found: Any, trained: Trained, tmp_path: Path) -> None:
         """What is on the paper, saved as a picture, is classified by `--input` likewise."""
