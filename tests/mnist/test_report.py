@@ -393,8 +393,8 @@ def strange_pictures() -> list[NDArray[np.uint8]]:
     halves = np.full((20, 20), 10, np.uint8)  # whose border has as many bright pixels as dark
     halves[:, 10:] = 240
     halves[4:8, 13:15] = 10
-    greys = [np.full((30, 30), paper, np.uint8) for paper in (127, 128)]
-    for grey, ink in zip(greys, (240, 20), strict=True):
+    greys = [np.full((30, 30), paper, np.uint8) for paper in (127, 128, 100, 100)]
+    for grey, ink in zip(greys, (240, 20, 131, 132), strict=True):
         grey[8:20, 10:14] = ink
     faint = np.pad(halves[:, :10], 3)
     faint[0, 0], faint[-1, -1] = 255, 31  # an eighth of the brightest is 31.875
