@@ -102,7 +102,7 @@ class TestChecking:
         folder = root / "MNIST" / "raw"
         altered = bytearray((folder / TRAIN_LABELS).read_bytes())
         altered[12_345] ^= 1
-        replace(folder / TRAIN_LABELS, altered)
+        replace(folder / TRAIN_LABELS, bytes(altered))
         replace(folder / TEST_IMAGES, (folder / TEST_IMAGES).read_bytes()[:-1])
         (folder / TEST_LABELS).unlink()
 
