@@ -1,13 +1,18 @@
 """What all tests share: the marked ones that need time or a GPU, and where MNIST is."""
 
 import faulthandler
+import hashlib
+import os
 import signal
 import time
+from collections import Counter
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from mnist.files import MNIST_SHA256
 from tests.refusals import Refusals, set_traps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -19,9 +24,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--minutes", type=float, help="start no test marked long after so many; they come last"
     )
+    parser.addoption(
+        "--data-dir",
+        type=Path,
+        help="folder with MNIST/raw, for the tests of the real images; by default MNIST_DATA_DIR, "
+        "data or ../shared/data",
+    )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    given = config.getoption("--data-dir")
+    if given is not None and not has_mnist(given):
+        raise pytest.UsageError(f"--data-dir {given}: MNIST/raw and its four files are not in it.")
     # Tests signal processes that they start; these inherit what a shell's `&` or `nohup` ignores.
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
@@ -69,12 +83,67 @@ def why_no_gpu() -> str | None:
     return None
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
+    """Says last how many tests did not run for lack of something, such as MNIST or node."""
+    yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return
+    reasons = (report.longrepr[2] for report in reporter.stats.get("skipped", []))
+    lacks = Counter(reason for reason in reasons if reason.startswith("Skipped: no "))
+    for reason, count in sorted(lacks.items()):
+        reporter.write_line(f"{count} tests did not run: {reason.removeprefix('Skipped: ')}")
+
+
 @pytest.fixture(scope="session")
-def mnist_dir() -> Path:
+def mnist_dir(pytestconfig: pytest.Config) -> Path:
     """A root with the real MNIST files, to be read only."""
-    root = REPOSITORY.parent / "shared" / "data"
-    if not (root / "MNIST" / "raw").is_dir():
-        pytest.skip("no MNIST in ../shared/data beside the repository")
+    places = mnist_places(pytestconfig)
+    for root in places.values():
+        if root is not None and has_mnist(root):
+            return root
+    pytest.skip(f"no MNIST in {', '.join(places)}")
+
+
+def mnist_places(config: pytest.Config) -> dict[str, Path | None]:
+    """Where MNIST may be, the first place first; None for a place that nobody named."""
+    given = config.getoption("--data-dir")
+    return {
+        "--data-dir": given,
+        "MNIST_DATA_DIR": Path(named) if (named := os.environ.get("MNIST_DATA_DIR")) else None,
+        "data": REPOSITORY / "data",
+        "../shared/data": REPOSITORY.parent / "shared" / "data",
+    }
+
+
+def has_mnist(root: Path) -> bool:
+    return all((root / "MNIST" / "raw" / name).is_file() for name in MNIST_SHA256)
+
+
+@pytest.fixture(scope="session")
+def made_up_root(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A root with files in MNIST's format and sizes, and their sha256 by name."""
+    from tests.mnist.made_up import content_of
+
+    root = tmp_path_factory.mktemp("made_up")
+    (root / "MNIST" / "raw").mkdir(parents=True)
+    digests = {}
+    for name in MNIST_SHA256:
+        content = content_of(name)
+        (root / "MNIST" / "raw" / name).write_bytes(content)
+        digests[name] = hashlib.sha256(content).hexdigest()
+    return root, digests
+
+
+@pytest.fixture
+def made_up_mnist(
+    made_up_root: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A root with made-up files, to be read only; this process takes them for MNIST's."""
+    root, digests = made_up_root
+    for name, digest in digests.items():
+        monkeypatch.setitem(MNIST_SHA256, name, digest)
     return root
 
 

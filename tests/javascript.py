@@ -18,7 +18,7 @@ def run_javascript(code: str, given: Any) -> Any:
         given: Data that JSON can hold.
     """
     if NODE is None:
-        pytest.skip("no node on this machine")
+        pytest.skip("no node, which runs the scripts of report.html")
     script = f"""
         let result;
         const given = {json.dumps(given)};

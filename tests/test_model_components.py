@@ -123,13 +123,13 @@ def test_reduce_is_the_mean_of_micro_batches(components: ModuleType, name: str) 
 # --- Data -----------------------------------------------------------------------------------------
 
 
-def test_items_of_mnist(components: ModuleType, mnist_dir: Path) -> None:
+def test_items_of_mnist(components: ModuleType, made_up_mnist: Path) -> None:
     from torchvision.datasets import MNIST
 
-    test = components.MNISTCustom(mnist_dir, train=False)
-    theirs = MNIST(str(mnist_dir), train=False)
+    test = components.MNISTCustom(made_up_mnist, train=False)
+    theirs = MNIST(str(made_up_mnist), train=False)
     assert len(test) == 10_000
-    assert len(components.MNISTCustom(mnist_dir)) == 60_000
+    assert len(components.MNISTCustom(made_up_mnist)) == 60_000
     for index in (0, 1234, 9999):
         item = test[index]
         assert set(item) == {"data", "label", "idx"}
@@ -142,8 +142,8 @@ def test_items_of_mnist(components: ModuleType, mnist_dir: Path) -> None:
         test[10_000]
 
 
-def test_batches_are_collated_items(components: ModuleType, mnist_dir: Path) -> None:
-    test = components.MNISTCustom(mnist_dir, train=False)
+def test_batches_are_collated_items(components: ModuleType, made_up_mnist: Path) -> None:
+    test = components.MNISTCustom(made_up_mnist, train=False)
     indices = np.array([3, 9999, 3])
     batch = test.get_batch(indices)
     expected = torch.utils.data.default_collate([test[int(index)] for index in indices])
@@ -182,7 +182,7 @@ def test_negative_indices_count_from_the_end(components: ModuleType) -> None:
             val[index]
 
 
-def test_a_transform_of_the_users_own(components: ModuleType, mnist_dir: Path) -> None:
+def test_a_transform_of_the_users_own(components: ModuleType, made_up_mnist: Path) -> None:
     from PIL.Image import Image
 
     seen = []
@@ -191,8 +191,8 @@ def test_a_transform_of_the_users_own(components: ModuleType, mnist_dir: Path) -
         seen.append(image.size)
         return 1 - torch.from_numpy(np.array(image)).unsqueeze(0).float() / 255
 
-    plain = components.MNISTCustom(mnist_dir, train=False)
-    mine = components.MNISTCustom(mnist_dir, train=False, transform=inverted)
+    plain = components.MNISTCustom(made_up_mnist, train=False)
+    mine = components.MNISTCustom(made_up_mnist, train=False, transform=inverted)
     assert torch.equal(mine[5]["data"], 1 - plain[5]["data"])
     indices = np.arange(4)
     assert torch.equal(mine.get_batch(indices)["data"], 1 - plain.get_batch(indices)["data"])
@@ -205,9 +205,9 @@ def indices_of(dataset: Any) -> list[int]:
 
 @pytest.mark.parametrize("seed", [42, 7])
 def test_split_is_the_tutorials_whatever_the_seed(
-    components: ModuleType, mnist_dir: Path, seed: int
+    components: ModuleType, made_up_mnist: Path, seed: int
 ) -> None:
-    data = components.MNISTDataModule(data_dir=str(mnist_dir), batch_size=32, seed=seed)
+    data = components.MNISTDataModule(data_dir=str(made_up_mnist), batch_size=32, seed=seed)
     data.setup("fit")
     everything: Any = range(60_000)
     train, validation = torch.utils.data.random_split(

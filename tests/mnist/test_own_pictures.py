@@ -6,7 +6,7 @@ from PIL import Image
 
 from megakit.errors import UserError
 from mnist import files as mnist_files
-from mnist.own_pictures import read_pictures, to_training_form
+from mnist.own_pictures import paper_of, read_pictures, to_training_form
 
 DIGITS = mnist_files.read_digits("test")[0]
 
@@ -39,7 +39,9 @@ class TestTrainingForm:
         off_center = stroke(rows=slice(0, 5), columns=slice(0, 3))
         assert to_training_form(off_center) is off_center
 
-    @pytest.mark.parametrize(("paper", "ink"), [(255, 0), (230, 30), (40, 240), (90, 122)])
+    @pytest.mark.parametrize(
+        ("paper", "ink"), [(255, 0), (230, 30), (40, 240), (90, 122), (128, 20), (127, 200)]
+    )
     def test_any_paper_and_ink(self, paper, ink):
         """Ink becomes 255 and paper 0, whichever is the brighter, however little they differ."""
         assert np.array_equal(to_training_form(stroke(paper=paper, ink=ink)), stroke())
@@ -71,6 +73,34 @@ class TestTrainingForm:
         assert made[made > 0].size == 400
         row = made[made.any(axis=1)][0]
         assert set(row[row > 0]) == {round(255 * 400 / 600)}
+
+    def test_a_thin_line_stays(self):
+        """Its width, a hundredth of its length, becomes one pixel."""
+        line = stroke(120, 120, rows=slice(10, 110), columns=slice(60, 61))
+        assert np.array_equal(
+            to_training_form(line), stroke(rows=slice(5, 25), columns=slice(14, 15))
+        )
+
+    def test_halves_are_rounded_up(self):
+        """Half of the brightest is 127.5."""
+        pixels = stroke(ink=200)
+        pixels[5:7] //= 2
+        made = to_training_form(np.pad(pixels, 1))
+        assert set(made[made > 0]) == {128, 255}
+
+    def test_the_paper_is_the_upper_median_of_the_border(self):
+        halves = stroke(20, 20, paper=10, ink=240, rows=slice(0, 20), columns=slice(10, 20))
+        assert paper_of(halves) == 240
+        assert paper_of(halves[:, 1:]) == 240
+        assert paper_of(halves[:, :-1]) == 10
+
+    def test_ink_below_an_eighth_of_the_brightest_is_none(self):
+        pixels = np.pad(stroke(), 1)
+        pixels[0, 0], pixels[-1, -1] = 31, 32
+        corners = to_training_form(pixels)
+        pixels[0, 0] = 0
+        assert np.array_equal(corners, to_training_form(pixels))
+        assert not np.array_equal(corners, stroke())
 
     def test_centre_of_mass(self):
         """An L: a column 4 wide and 20 high on the left, a foot 4 high and 12 wide."""
@@ -144,15 +174,17 @@ class TestFiles:
         assert read.remarks == []
 
     def test_sixteen_bits(self, tmp_path):
-        Image.fromarray(stroke().astype(np.uint16) * 257).save(tmp_path / "deep.png")
+        deep, expected = stroke().astype(np.uint16) * 257, stroke()
+        deep[9, 14], expected[9, 14] = 129 * 257 - 57, 129  # nearer to 129 than to 128
+        Image.fromarray(deep).save(tmp_path / "deep.png")
         read = read_pictures(tmp_path / "deep.png")
-        assert np.array_equal(read.images[0], stroke())
+        assert np.array_equal(read.images[0], expected)
         assert "16 bits" in read.remarks[0]
 
     def test_colour(self, tmp_path):
         """Dark blue on light yellow, by its brightness."""
         is_ink = stroke()[..., None] > 0
-        draw(tmp_path / "a.png", np.where(is_ink, [0, 0, 120], [255, 250, 200]))
+        draw(tmp_path / "a.png", np.where(is_ink, [0, 0, 120], [255, 255, 200]))
         read = read_pictures(tmp_path / "a.png")
         assert np.array_equal(read.images[0], stroke())
         assert ["colour" in remark for remark in read.remarks] == [True, False, False]
@@ -174,6 +206,39 @@ class TestFiles:
         draw(tmp_path / "a.png", np.stack([grey, grey, grey, alpha], axis=-1))
         assert np.array_equal(read_pictures(tmp_path / "a.png").images[0], stroke())
 
+    @pytest.mark.parametrize(("ink", "is_inverted"), [(110, True), (140, False)])
+    def test_transparent_paper_contrasts_with_the_ink(self, tmp_path, ink, is_inverted):
+        """Two fifths of the picture are opaque; the rest has the ink's colour, all but unseen."""
+        alpha = np.maximum(stroke(columns=slice(7, 23)), 10)
+        grey = np.full_like(alpha, ink)
+        draw(tmp_path / "a.png", np.stack([grey, grey, grey, alpha], axis=-1))
+        read = read_pictures(tmp_path / "a.png")
+        assert np.array_equal(read.images[0] > 64, alpha > 10)
+        assert any("inverted" in remark for remark in read.remarks) == is_inverted
+
+    def test_half_transparent_ink_is_mixed_with_the_paper(self, tmp_path):
+        alpha, grey = np.full((28, 28), 255), np.maximum(stroke(ink=200), 10)
+        alpha[9, 14] = 201
+        draw(tmp_path / "a.png", np.stack([grey, grey, grey, alpha], axis=-1))
+        read = read_pictures(tmp_path / "a.png")
+        assert read.images[0][9, 14] == round((200 * 201 + 10 * 54) / 255) == 160
+        assert read.remarks == ["1 of 1 pictures: transparent pixels count as paper."]
+
+    def test_nothing_but_transparency(self, tmp_path):
+        draw(tmp_path / "a.png", np.zeros((28, 28, 4)))
+        with pytest.raises(UserError, match="contains no ink"):
+            read_pictures(tmp_path / "a.png")
+
+    def test_the_name_tells_pictures_apart(self, tmp_path):
+        draw(tmp_path / "a.png", stroke())
+        before = read_pictures(tmp_path)
+        assert before.labels.tolist() == [-1]
+        assert read_pictures(tmp_path).name == before.name
+        draw(tmp_path / "a.png", stroke(ink=254))
+        changed = read_pictures(tmp_path).name
+        (tmp_path / "a.png").rename(tmp_path / "b.png")
+        assert len({before.name, changed, read_pictures(tmp_path).name}) == 3
+
     def test_turned_by_the_camera(self, tmp_path):
         exif = Image.Exif()
         exif[0x0112] = 6  # to be turned by 90 degrees when shown
@@ -185,7 +250,7 @@ class TestFiles:
     def test_remarks_count_each_kind(self, tmp_path):
         draw(tmp_path / "a.png", stroke())
         draw(tmp_path / "b.png", stroke(60, 60))
-        draw(tmp_path / "c.png", stroke(paper=255, ink=0))
+        draw(tmp_path / "c.png", stroke(paper=140, ink=0))
         assert sorted(read_pictures(tmp_path).remarks) == [
             "1 of 3 pictures: inverted, because the ink was dark.",
             "2 of 3 pictures: scaled to fit 20x20 pixels and centred in 28x28.",

@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
+from megakit.checkpoints.manifest import Manifest, list_files, read_manifest, write_manifest
+from megakit.errors import UserError
+from megakit.reporting.figure_style import CLASS_COLORS
 from megakit.reporting.metrics import Metrics, MetricsFile
 from megakit.reporting.predictions import Predictions
+from megakit.reporting.report import picture
 from mnist import files as mnist_files
 from mnist import report as digit_report
 from mnist.own_pictures import read_pictures, to_training_form
 from tests.javascript import run_javascript
+from tests.megakit.models.interpreter import interpret_in_numpy, softmax
 from tests.single_process import single_process
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -40,7 +44,9 @@ def save(folder: Path, model: Any, stage: str, start: str | None) -> Path:
     write_manifest(
         checkpoint, Manifest(stage, name, "digits", 10, run={"start": start}, files=files)
     )
-    MetricsFile(folder / "metrics.csv").append(Metrics(10, 80, 0.5, 0.6, 1e-3))
+    MetricsFile(folder / "metrics.csv").append(
+        Metrics(10, 80, {"pretrain": 0.25, "finetune": 0.5}[stage], 0.6, 1e-3)
+    )
     return checkpoint
 
 
@@ -85,7 +91,6 @@ def trained(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Trained
     """An autoencoder, and a classifier of digits that was fitted for a second."""
     import torch
 
-    from megakit.checkpoints.manifest import read_manifest
     from model_components import ExampleFineTuneConfig, PretrainConfig
 
     runs = tmp_path_factory.mktemp("report") / "runs"
@@ -131,6 +136,7 @@ class TestWriting:
         assert restored.dtype == np.uint8
         expected = (trained.restored.clip(0, 1) * 255).round()
         assert np.abs(restored - expected).max() <= 1
+        assert (restored == expected).mean() > 0.99  # the others were halves, but for rounding
 
     def test_everything_is_there(self, page: str) -> None:
         assert headings(page) == [
@@ -139,6 +145,41 @@ class TestWriting:
         ]
         assert re.findall(r"<h3>(.*?)</h3>", page) == ["Pretraining", "Fine-tuning"]
         assert "Left out" not in page
+
+    def test_each_part_shows_what_its_title_says(self, page: str, trained: Trained) -> None:
+        predictions = trained.predictions
+        facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+        scores = predictions.scores()
+        assert facts == {
+            "accuracy": f"{scores['accuracy']:.2%}",
+            "cross entropy": f"{scores['cross_entropy']:.4f}",
+            "test images (digits)": "300",
+            "checkpoint": "finetune/step=000010",
+        }
+        _, _, curves = page.partition("<h3>Pretraining</h3>")
+        first, _, second = curves.partition("<h3>Fine-tuning</h3>")
+        assert "[0.25]" in first
+        assert "[0.5]" in second.partition("</section>")[0]
+        for digit in range(10):
+            image = trained.images[predictions.label == digit][0]
+            assert picture(image, f"Test image of a {digit}") in page
+            assert picture(image, "original") in page
+        colors = page.partition('id="colors">')[2].partition("</script>")[0]
+        assert json.loads(colors) == list(CLASS_COLORS)
+        wrong = np.flatnonzero(predictions.prediction != predictions.label)
+        worst = wrong[np.argsort(-predictions.probabilities.max(axis=1)[wrong], kind="stable")][:25]
+        shown = re.findall(r"<b>(\d)</b> as <b class=wrong>(\d)</b>", page)
+        expected = zip(predictions.label[worst], predictions.prediction[worst], strict=True)
+        assert shown == [(str(label), str(prediction)) for label, prediction in expected]
+        assert len(set(shown)) > 3  # else little is compared
+
+    def test_predictions_of_some_images(self, trained: Trained, tmp_path: Path) -> None:
+        """The images belong to the predictions by their index."""
+        whole, rows = trained.predictions, np.arange(100, 300)
+        some = Predictions(rows, whole.label[rows], whole.probabilities[rows])
+        path = tmp_path / "report.html"
+        digit_report.write_digit_report(path, some, trained.images, trained.classifier, "digits")
+        assert "Left out" not in path.read_text("utf-8")
 
     def test_the_page_says_what_is_gone(self, trained: Trained, tmp_path: Path) -> None:
         shutil.copytree(trained.runs / "finetune", tmp_path / "runs" / "finetune")
@@ -161,7 +202,13 @@ class TestWriting:
         assert "random weights" in notes[0]
         runs = shutil.copytree(trained.runs, tmp_path / "runs")
         classifier = runs / trained.classifier.relative_to(trained.runs)
-        assert digit_report.find_pretraining(classifier, notes) is not None
+        for name in ("a", "pretrain", "z"):  # other runs
+            other = shutil.copytree(runs / "pretrain.1", runs / name) / "checkpoints/step=000010"
+            write_manifest(other, replace(read_manifest(other), dataset=name))
+        pretrained = runs / trained.pretrained.relative_to(trained.runs)
+        assert digit_report.find_pretraining(classifier, notes) == pretrained
+        elsewhere = shutil.copytree(classifier, runs / "some" / "where" / "step=000010")
+        assert digit_report.find_pretraining(elsewhere, notes) is None
         file = next((runs / "pretrain.1").rglob("*.distcp"))
         file.write_bytes(file.read_bytes()[:-1])
         assert digit_report.find_pretraining(classifier, notes) is None
@@ -190,17 +237,32 @@ const document = {
 """
 
 
-def classify_with_node(page: str, images: NDArray[np.uint8]) -> Any:
-    """Runs `classify` of a page on images."""
+def scripts_of(page: str) -> tuple[str, str]:
+    """The text of a page's model, and the scripts that run it and that convert drawings."""
     _, _, rest = page.partition('<script type="application/json" id="model">')
     model, _, rest = rest.partition("</script>")
     scripts = re.findall(r"<script>\n(.*?)</script>", rest, re.DOTALL)[:2]
     assert "function readGraph" in scripts[0]
     assert "function classify" in scripts[1]
-    return run_javascript(
-        f"{SHIM} {''.join(scripts)} result = given.images.map(classify);",
-        {"model": model, "images": images.reshape(len(images), -1).tolist()},
-    )
+    return model, "".join(scripts)
+
+
+@pytest.fixture(params=["numpy", "JavaScript"])
+def classify(request: pytest.FixtureRequest) -> Callable[[str, NDArray[np.uint8]], Any]:
+    """Classifies images by the operations of a page: the page's script, or the same in numpy."""
+
+    def run(page: str, images: NDArray[np.uint8]) -> Any:
+        model, scripts = scripts_of(page)
+        flat = images.reshape(len(images), -1)
+        if request.param == "JavaScript":
+            given = {"model": model, "images": flat.tolist()}
+            return run_javascript(f"{SHIM} {scripts} result = given.images.map(classify);", given)
+        return [
+            {"probabilities": softmax(np.array([found.pop("logits")]))[0], **found}
+            for found in interpret_in_numpy(model, flat / 255)
+        ]
+
+    return run
 
 
 def page_of(model: Any, folder: Path, **changes: Any) -> tuple[str, Predictions]:
@@ -220,13 +282,13 @@ def notes(page: str) -> list[str]:
 class TestTheModelOfThePage:
     """It is traced from the model's class: whatever that computes, the page does."""
 
-    def test_of_the_tutorial(self, page: str, trained: Trained) -> None:
+    def test_of_the_tutorial(self, page: str, trained: Trained, classify: Any) -> None:
         assert len(set(trained.predictions.prediction.tolist())) == 10  # else little is tested
-        found = classify_with_node(page, trained.images[:60])
+        found = classify(page, trained.images[:60])
         assert_same(found, trained.predictions, 60)
 
     @pytest.mark.parametrize("variant", ["plain", "layer", "Tanh", "GELU", "Sigmoid"])
-    def test_of_readers(self, variant: str, tmp_path: Path) -> None:
+    def test_of_readers(self, variant: str, tmp_path: Path, classify: Any) -> None:
         from tests.mnist.variants import VariantConfig
 
         model = VariantConfig(seed=1, variant=variant).configure_model()
@@ -234,11 +296,11 @@ class TestTheModelOfThePage:
         page, predictions = page_of(model, tmp_path)
         assert headings(page)[0] == "Draw a digit"
         images, _ = mnist_files.read_digits("test")
-        assert_same(classify_with_node(page, images[:20]), predictions, 20)
+        assert_same(classify(page, images[:20]), predictions, 20)
         differs = np.abs(predictions.probabilities - predict(plain, images).probabilities).max()
         assert (differs > 0.001) == (variant != "plain")
 
-    def test_without_latents(self, tmp_path: Path) -> None:
+    def test_without_latents(self, tmp_path: Path, classify: Any) -> None:
         from tests.mnist.variants import WithoutLatentsConfig
 
         model = WithoutLatentsConfig(seed=1).configure_model()
@@ -247,7 +309,7 @@ class TestTheModelOfThePage:
         assert 'id="latents"' not in page
         assert "<title>Handwritten digits</title>" in page
         images, _ = mnist_files.read_digits("test")
-        assert_same(classify_with_node(page, images[:20]), predictions, 20)
+        assert_same(classify(page, images[:20]), predictions, 20)
 
     @pytest.mark.parametrize(
         ("variant", "note"),
@@ -296,6 +358,14 @@ class TestTheModelOfThePage:
         assert count > 250
         assert (traced, predicted) == (trained.predictions.prediction[row], 9 - traced)
 
+    def test_one_image_that_differs_is_named(self, trained: Trained) -> None:
+        probabilities = trained.predictions.probabilities.copy()
+        row = int(probabilities.max(axis=1).argmax())
+        probabilities[row] = np.roll(probabilities[row], 1)
+        others = replace(trained.predictions, probabilities=probabilities)
+        with pytest.raises(UserError, match=rf"disagree on 1 of 300 images.* idx {row}:"):
+            digit_report.trace_classifier(trained.classifier, trained.images, others)
+
     def test_one_image_that_differs_is_enough_and_a_tie_is_not(self) -> None:
         probabilities = np.array([[0.9, 0.1], [0.55, 0.45], [0.45, 0.55], [0.7, 0.3]])
         predictions = Predictions(np.arange(4), np.zeros(4, np.int64), probabilities)
@@ -320,7 +390,15 @@ def strange_pictures() -> list[NDArray[np.uint8]]:
         pictures += [noise, line, 255 - line, empty]
     blob = random.integers(0, 256, (40, 40)).astype(np.uint8)
     blob[:9] = blob[-4:] = blob[:, :2] = blob[:, -13:] = 20
-    pictures += [blob, 255 - blob]
+    halves = np.full((20, 20), 10, np.uint8)  # whose border has as many bright pixels as dark
+    halves[:, 10:] = 240
+    halves[4:8, 13:15] = 10
+    greys = [np.full((30, 30), paper, np.uint8) for paper in (127, 128, 100, 100)]
+    for grey, ink in zip(greys, (240, 20, 131, 132), strict=True):
+        grey[8:20, 10:14] = ink
+    faint = np.pad(halves[:, :10], 3)
+    faint[0, 0], faint[-1, -1] = 255, 31  # an eighth of the brightest is 31.875
+    pictures += [blob, 255 - blob, halves, *greys, faint]
     return pictures
 
 
@@ -329,6 +407,28 @@ def formed(picture: NDArray[np.uint8]) -> list[int] | None:
         return to_training_form(picture).ravel().tolist()
     except ValueError:
         return None
+
+
+def given_pictures() -> list[dict[str, Any]]:
+    return [
+        {"pixels": p.ravel().tolist(), "height": p.shape[0], "width": p.shape[1]}
+        for p in strange_pictures()
+    ]
+
+
+def test_the_page_converts_pictures_as_python_does(page: str) -> None:
+    model, scripts = scripts_of(page)
+    convert = (
+        "({ pixels, height, width }) => toTrainingForm(Uint8Array.from(pixels), height, width)"
+    )
+    found = run_javascript(
+        f"{SHIM} {scripts} const form = {convert};"
+        "result = given.pictures.map(form).map((image) => image && Array.from(image));",
+        {"model": model, "pictures": given_pictures()},
+    )
+    expected = [formed(picture) for picture in strange_pictures()]
+    assert found == expected
+    assert None in expected
 
 
 #: Run by the browser at the page's end; what it finds goes into the document.
@@ -410,14 +510,11 @@ DRAWINGS = [
 def found(page: str, trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the page did in a browser, and how its files and network were used."""
     if BROWSER is None:
-        pytest.skip("no chromium and no google-chrome on this machine")
+        pytest.skip("no chromium or google-chrome, which opens report.html")
     folder = tmp_path_factory.mktemp("browser")
     given = {
         "images": trained.images[:60].reshape(60, -1).tolist(),
-        "pictures": [
-            {"pixels": p.ravel().tolist(), "height": p.shape[0], "width": p.shape[1]}
-            for p in strange_pictures()
-        ],
+        "pictures": given_pictures(),
         "drawings": DRAWINGS,
     }
     (folder / "page.html").write_text(
@@ -449,8 +546,8 @@ class TestInABrowser:
 
     def test_stored_digits_on_the_paper(self, found: Any, trained: Trained) -> None:
         enlarged = [255 - image.repeat(10, 0).repeat(10, 1) for image in trained.images[:60]]
-        for picture, state in zip(enlarged, found["enlarged"], strict=True):
-            assert_shows(state, to_training_form(picture), trained)
+        for drawing, state in zip(enlarged, found["enlarged"], strict=True):
+            assert_shows(state, to_training_form(drawing), trained)
 
     def test_strokes_of_the_pen(self, found: Any, trained: Trained, tmp_path: Path) -> None:
         """What is on the paper, saved as a picture, is classified by `--input` likewise."""

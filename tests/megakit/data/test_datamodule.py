@@ -368,10 +368,10 @@ def test_workers_give_the_same_batches_without_a_warning(num_workers: int) -> No
     assert_elements_equal(batches, expected)
 
 
-def test_the_files_are_mapped_once_and_split_as_published(mnist_dir: Path) -> None:
+def test_the_files_are_mapped_once_and_split_as_published(made_up_mnist: Path) -> None:
     from model_components import MNISTDataModule
 
-    modules: list[Any] = [MNISTDataModule(mnist_dir, seed=seed) for seed in (1, 2)]
+    modules: list[Any] = [MNISTDataModule(made_up_mnist, seed=seed) for seed in (1, 2)]
     for module in modules:
         module.setup("fit")
     images = modules[0].mnist_val.dataset.images

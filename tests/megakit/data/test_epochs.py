@@ -94,7 +94,9 @@ def test_fields():
     assert (resampler.shuffle, resampler.seed) == (True, 3)
     assert len(MultiEpochDatasetResampler(Indices(10))) == 10
     assert len(MultiEpochDatasetResampler(Indices(10), None, 4)) == 4
-    assert MultiEpochDatasetResampler(Indices(10), 4).num_samples == 40
+    whole = MultiEpochDatasetResampler(Indices(10), 4)
+    assert (whole.num_epochs, whole.num_samples, len(whole.epoch_seeds)) == (4, 40, 4)
+    assert MultiEpochDatasetResampler(Indices(10), num_samples=40).num_epochs == 4
     assert EpochIndex(3, 4) == (3, 4)
     assert EpochIndex._fields == ("epoch", "idx")
 
@@ -249,7 +251,7 @@ def test_no_other_index(index):
         AddEpoch(Virtual(7))[EpochIndex(index, 0)]
 
 
-@pytest.mark.parametrize("indices", [[0.5], [True], np.array([[1]]), ["a"], 3])
+@pytest.mark.parametrize("indices", [[0.5], [True], np.array([[1]]), np.empty(0), ["a"], 3])
 def test_no_other_batch(indices):
     resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
     with pytest.raises(TypeError):
@@ -258,6 +260,11 @@ def test_no_other_batch(indices):
         AddEpoch(Virtual(7)).get_batch(EpochIndex(indices, indices))
     with pytest.raises(TypeError):
         AddEpoch(Virtual(7)).get_batch(EpochIndex(np.arange(2), np.arange(3)))
+
+
+def test_an_epoch_may_be_any_number():
+    index = EpochIndex(np.array([0, 2**40]), np.array([3, 3]))
+    assert AddEpoch(Virtual(7)).get_batch(index).tolist() == [3, 3 + 1000 * 2**40]
 
 
 @pytest.mark.parametrize("index", [7, -1, 10**30])
@@ -302,12 +309,15 @@ def test_wrong_types(field, value):
 def test_an_enormous_dataset_costs_nothing():
     tracemalloc.start()
     try:
-        resampler = MultiEpochDatasetResampler(Indices(10**12), num_epochs=2)
-        last = resampler[len(resampler) - 1]
+        dataset = IdentityMultiEpochDatasetWrapper(Virtual(10**12))
+        resampler = MultiEpochDatasetResampler(dataset, num_epochs=2)
+        resampler[len(resampler) - 1]
         _, peak = tracemalloc.get_traced_memory()
+        assert peak < 100_000
+        resampler.get_batch(np.arange(100))  # also maps the indices of later batches
+        _, peak = tracemalloc.get_traced_memory()
+        assert peak < 2_000_000
     finally:
         tracemalloc.stop()
-    assert peak < 100_000
-    assert last.epoch == 1
     many = MultiEpochDatasetResampler(Indices(3), num_epochs=100_000)
     assert many.epoch_seeds.nbytes <= 8 * 100_000

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from megakit.data.loader import make_loader
+from megakit.data.loader import WORKER_TIMEOUT, make_loader
 from megakit.testing import assert_elements_equal
 from tests.scripts import REPOSITORY, environment
 
@@ -186,6 +186,9 @@ def test_workers_are_set_up_as_the_template_says():
     batches = loader(Greetings(), whole_batches(), prefetch_factor=5, **options)
     assert [batch["greeting"] for batch in batches] == [["worker 0"], ["worker 0"]]
     assert (batches.prefetch_factor, batches.persistent_workers) == (5, True)
+    assert batches.timeout == WORKER_TIMEOUT  # a hanging worker ends the job
+    assert loader(Greetings(), whole_batches(), num_workers=1, timeout=7).timeout == 7
+    assert loader(Greetings(), whole_batches(), pin_memory=True).pin_memory
     assert [batch["greeting"] for batch in loader(Greetings(), whole_batches())] == [[None]] * 2
 
 

@@ -43,6 +43,7 @@ FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "strings": lambda rows: {"x": rows, "name": [str(row) for row in rows]},
     "scalar": lambda rows: {"x": rows, "temperature": torch.tensor(0.5)},
     "tuple": lambda rows: (rows, rows),
+    "more rows": lambda rows: {"x": rows, "halves": rows.repeat_interleave(2, 0)},
 }
 
 
@@ -94,7 +95,8 @@ def test_the_model_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_large_batches_come_one_by_one() -> None:
-    source = Source(lambda rows: {"x": rows.repeat(1, 200_000)})  # 2.4 MB for each row
+    # 1.6 and 1.4 MB for each row: two batches exceed a chunk only with both tensors.
+    source = Source(lambda rows: {"x": rows.repeat(1, 133_000), "y": rows.repeat(1, 117_000)})
     found = prefetch(source, batches(4, rows=1))
     assert [batch["x"][0, 1].item() for batch in found] == [0, 2, 4, 6]
     assert [rows for rows, _ in source.calls] == [1, 1, 1, 1]

@@ -227,6 +227,18 @@ def test_weights_count_what_a_limit_leaves(mode, limits, num_samples, num_ranks,
     assert torch.cat(weights).mean().item() == pytest.approx(1)
 
 
+def test_a_limit_counts_the_samples_of_all_ranks(monkeypatch):
+    from megatron.core import parallel_state
+
+    monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: 2)
+    weights = []
+    for rank in range(2):
+        monkeypatch.setattr(parallel_state, "get_data_parallel_rank", lambda rank=rank: rank)
+        batches = transformed(42, "validation", Trainer(val=2))  # two micro batches on each rank
+        weights += [batch["loss_mask"] for batch in batches]
+    assert torch.cat(weights).tolist() == [1.0] * 16
+
+
 def test_limits_do_not_cut_training():
     assert len(transformed(42, "train", Trainer(train=2))) == 10
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from megakit.models.graph import Graph, UntraceableError, trace
 from megakit.reporting.report import INTERPRETER, embed_graph
 from tests.javascript import run_javascript
+from tests.megakit.models.interpreter import interpret_in_numpy
 
 functional = nn.functional
 
@@ -41,14 +42,26 @@ def traced(compute: Callable[[Layers, Tensor], Any], *names: str) -> tuple[Graph
     return trace(model, (1, 2, 3), names or ("output",)), model
 
 
-def interpret(graph: Graph, inputs: Tensor) -> dict[str, Tensor]:
-    """The outputs of the JavaScript interpreter, one input at a time."""
-    text = embed_graph(graph.description(), graph.weights, "model").partition(">")[2]
-    found = run_javascript(
-        f"{INTERPRETER.read_text()}\nresult = given.inputs.map(readGraph(given.text));",
-        {"text": text.partition("</script>")[0], "inputs": inputs.flatten(1).tolist()},
-    )
-    return {name: torch.tensor([each[name] for each in found]) for name in graph.outputs}
+Interpreter = Callable[[Graph, Tensor], dict[str, Tensor]]
+
+
+@pytest.fixture(params=["numpy", "JavaScript"])
+def interpret(request: pytest.FixtureRequest) -> Interpreter:
+    """The outputs of the operations' list, one input at a time."""
+
+    def run(graph: Graph, inputs: Tensor) -> dict[str, Tensor]:
+        embedded = embed_graph(graph.description(), graph.weights, "model").partition(">")[2]
+        text, numbers = embedded.partition("</script>")[0], inputs.flatten(1).tolist()
+        if request.param == "numpy":
+            found = interpret_in_numpy(text, numbers)
+        else:
+            found = run_javascript(
+                f"{INTERPRETER.read_text()}\nresult = given.inputs.map(readGraph(given.text));",
+                {"text": text, "inputs": numbers},
+            )
+        return {name: torch.tensor([each[name] for each in found]) for name in graph.outputs}
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -74,8 +87,8 @@ def interpret(graph: Graph, inputs: Tensor) -> dict[str, Tensor]:
         (lambda m, x: m.dropout(x).contiguous().to(torch.float32) + 1, ["add"]),
     ],
 )
-def test_the_interpreter_computes_what_torch_does(
-    compute: Callable[[Layers, Tensor], Any], operations: list[str]
+def test_the_interpreters_compute_what_torch_does(
+    compute: Callable[[Layers, Tensor], Any], operations: list[str], interpret: Interpreter
 ) -> None:
     graph, model = traced(compute)
     assert [operation["op"] for operation in graph.operations] == operations
@@ -87,7 +100,7 @@ def test_the_interpreter_computes_what_torch_does(
     assert expected.std() > 0.05  # else little is compared
 
 
-def test_two_outputs_by_name() -> None:
+def test_two_outputs_by_name(interpret: Interpreter) -> None:
     graph, model = traced(lambda m, x: (m.linear(x.flatten(1)), x + 1), "logits", "latent")
     x = torch.randn(3, 2, 3)
     found = interpret(graph, x)
@@ -150,7 +163,7 @@ def test_what_cannot_be_expressed_is_named(
 
 
 @pytest.mark.usefixtures("megatron")
-def test_layers_of_megatron_in_their_plain_form() -> None:
+def test_layers_of_megatron_in_their_plain_form(interpret: Interpreter) -> None:
     """They return two values, of which the second may be None."""
     from megakit.models.plain import replace_parallel_layers
     from tests.megakit.models.networks import Net, NetConfig

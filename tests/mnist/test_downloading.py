@@ -1,0 +1,212 @@
+"""MNIST downloaded from servers of the tests' own, which may hang, break off or lie."""
+
+import gzip
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mnist import files as mnist_files
+from mnist.files import MNIST_SHA256, check_mnist, find_dataset
+from tests.hostile import MEGABYTE, bomb, problem, problems
+from tests.mnist.conftest import serving
+from tests.mnist.made_up import (
+    TEST_IMAGES,
+    TEST_LABELS,
+    TRAIN_IMAGES,
+    TRAIN_LABELS,
+    Mirror,
+    content_of,
+    files_below,
+    link_files,
+    pack,
+)
+
+
+class TestDownloading:
+    @pytest.mark.parametrize("dataset", ["auto", "mnist"])
+    def test_into_a_new_folder(self, mirror, tmp_path, lines, dataset):
+        root = tmp_path / "new" / "data"
+        assert find_dataset(root, dataset, report=lines.append) == "mnist"
+        assert lines == [f"Downloading {mirror.url}{name}.gz" for name in MNIST_SHA256]
+        assert files_below(tmp_path) == sorted(MNIST_SHA256)
+        check_mnist(root)
+        assert find_dataset(root, dataset, report=lines.append) == "mnist"
+        assert len(lines) == len(mirror.requests) == 4, "nothing is downloaded twice"
+
+    def test_nothing_for_a_command_that_is_refused(self, mirror, tmp_path, lines):
+        options = {"report": lines.append, "may_download": False}
+        assert find_dataset(tmp_path / "data", "mnist", **options) == "mnist"
+        assert mirror.requests == lines == [*tmp_path.iterdir()] == []
+
+    def test_others_may_read_what_was_downloaded(self, mirror, tmp_path, lines):
+        find_dataset(tmp_path, "mnist", report=lines.append)
+        (tmp_path / "plain").write_text("")
+        path = tmp_path / "MNIST" / "raw" / TEST_LABELS
+        assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+    def test_only_what_is_missing(self, mirror, made_up_mnist, tmp_path, lines):
+        link_files(made_up_mnist, tmp_path / "MNISTCustom" / "raw", (TRAIN_IMAGES, TEST_IMAGES))
+        assert find_dataset(tmp_path, "auto", report=lines.append) == "mnist"
+        assert mirror.requests == [f"{TRAIN_LABELS}.gz", f"{TEST_LABELS}.gz"]
+        assert files_below(tmp_path / "MNISTCustom") == sorted(MNIST_SHA256)
+
+    def test_goes_on_at_the_next_mirror(self, mirror, tmp_path, lines, monkeypatch, packed):
+        mirror.files = {f"{TRAIN_IMAGES}.gz": packed[f"{TRAIN_IMAGES}.gz"]}
+        with serving(packed) as second:
+            monkeypatch.setattr(mnist_files, "MIRRORS", (mirror.url, second.url))
+            assert find_dataset(tmp_path, "mnist", report=lines.append) == "mnist"
+        assert len(second.requests) == 3
+        check_mnist(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("answer", "reason"),
+        [
+            pytest.param(
+                lambda content: (content[: len(content) // 2], len(content)),
+                "bytes that are not",
+                id="interrupted",
+            ),
+            pytest.param(lambda content: (b"<html>Log in", None), "header", id="captive portal"),
+            pytest.param(
+                lambda content: (gzip.compress(b"other"), None),
+                "sent 5 bytes that are not t10k-images-idx3-ubyte",
+                id="other content",
+            ),
+            pytest.param(
+                lambda content: (pack(bytes(len(gzip.decompress(content)))), None),
+                "sent 7,840,016 bytes that are not t10k-images-idx3-ubyte",
+                id="other content of the same size",
+            ),
+        ],
+    )
+    def test_writes_nothing_unless_all_is_right(self, mirror, tmp_path, lines, answer, reason):
+        def spoil_third_file(handler, name, content):
+            if name == f"{TEST_IMAGES}.gz":
+                handler.send(*answer(content))
+                return True
+            return False
+
+        mirror.answer = spoil_third_file
+        assert find_dataset(tmp_path / "data", "auto", report=lines.append) == "digits"
+        assert reason in lines[-1]
+        assert "127.0.0.1: " in lines[-1]
+        assert reason in problems(find_dataset, tmp_path / "data", "mnist", report=lines.append)[0]
+        assert list(tmp_path.iterdir()) == []
+
+    def test_no_partial_file_when_the_disk_is_full(self, mirror, tmp_path, lines, monkeypatch):
+        def full(descriptor):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("os.fsync", full)
+        (problem,) = problems(find_dataset, tmp_path, "mnist", report=lines.append)
+        assert "MNIST/raw cannot be written: No space left on device" in problem
+        assert files_below(tmp_path) == []
+
+    def test_two_jobs_at_once(self, mirror, tmp_path, lines):
+        jobs = [
+            threading.Thread(target=find_dataset, args=(tmp_path, "mnist", None, lines.append))
+            for _ in range(2)
+        ]
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+        check_mnist(tmp_path)
+        assert files_below(tmp_path) == sorted(MNIST_SHA256)
+
+    def test_a_folder_that_cannot_be_made(self, mirror, lines):
+        root = Path("/proc/nowhere")  # not even root can make it
+        assert find_dataset(root, "auto", report=lines.append) == "digits"
+        assert "cannot be written" in lines[-1]
+        assert "/proc" in problems(find_dataset, root, "mnist", report=lines.append)[0]
+
+    @pytest.mark.parametrize("where", ["before the answer", "in the middle", "drop by drop"])
+    def test_a_mirror_that_hangs(self, mirror, tmp_path, lines, monkeypatch, where):
+        done = threading.Event()
+
+        def hang(handler, name, content):
+            if where == "before the answer":
+                done.wait()
+            elif where == "in the middle":
+                handler.send(content[:1000], len(content))
+                done.wait()
+            else:
+                handler.send(content[:1000], len(content))
+                position = 1000
+                while position < 1600 and not done.wait(0.5):  # half a minute
+                    handler.wfile.write(content[position : position + 10])
+                    position += 10
+            return True
+
+        mirror.answer = hang
+        monkeypatch.setattr(mnist_files, "CONNECT_SECONDS", 0.3)
+        monkeypatch.setattr(mnist_files, "DOWNLOAD_SECONDS", 0.6)
+        start = time.monotonic()
+        try:
+            assert find_dataset(tmp_path, "auto", report=lines.append) == "digits"
+        finally:
+            seconds = time.monotonic() - start
+            done.set()
+        assert 0.2 < seconds < 20
+        assert any(
+            word in lines[-1] for word in ("timed out", "no response within", "not complete after")
+        )
+
+    def test_looking_up_the_host_may_not_hang_either(self, tmp_path, lines, monkeypatch):
+        done = threading.Event()
+
+        def look_up(*args, **options):
+            done.wait(60)
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        monkeypatch.setattr(mnist_files, "CONNECT_SECONDS", 0.2)
+        start = time.monotonic()
+        assert find_dataset(tmp_path, "auto", report=lines.append) == "digits"
+        seconds = time.monotonic() - start
+        done.set()
+        assert seconds < 20
+        assert lines[0].count("no response within 0.2 s") == len(mnist_files.MIRRORS)
+
+
+class TestHostileMirrors:
+    def test_a_bomb(self, mirror: Mirror, tmp_path: Path) -> None:
+        mirror.files = {f"{TRAIN_IMAGES}.gz": bomb(200 * MEGABYTE)}
+        said = problem(find_dataset, tmp_path, "mnist", None, print)
+        assert f"sent 47,040,017 bytes that are not {TRAIN_IMAGES}" in said
+
+    def test_more_than_a_file(self, root: Path, mirror: Mirror) -> None:
+        """What comes after the end of the file is not waited for."""
+        (root / "MNIST" / "raw" / TEST_LABELS).unlink()
+        done = threading.Event()
+
+        def go_on(handler: Any, name: str, content: bytes) -> bool:
+            packed = pack(content_of(TEST_LABELS))
+            handler.send(packed + bytes(1 << 18), 1 << 30)
+            done.wait(120)
+            return True
+
+        mirror.answer = go_on
+        began = time.monotonic()
+        try:
+            assert find_dataset(root, "mnist", None, print) == "mnist"
+        finally:
+            done.set()
+        assert time.monotonic() - began < 60
+        assert (root / "MNIST" / "raw" / TEST_LABELS).read_bytes() == content_of(TEST_LABELS)
+
+    @pytest.mark.parametrize("location", ["http://[", "http://a b/", "file:///etc/passwd", "\xe9:"])
+    def test_redirected_to_nonsense(self, mirror: Mirror, tmp_path: Path, location: str) -> None:
+        def redirect(handler: Any, name: str, content: bytes) -> bool:
+            handler.send_response(302)
+            handler.send_header("Location", location)
+            handler.end_headers()
+            return True
+
+        mirror.answer = redirect
+        said = problem(find_dataset, tmp_path, "mnist", None, print)
+        assert "cannot be downloaded (127.0.0.1: " in said
