@@ -5,6 +5,7 @@ import signal
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,3 +91,19 @@ def traps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refused(tmp_path: Path, traps: Path) -> Refusals:
     """Runs scripts that have to refuse, below a folder of its own."""
     return Refusals(tmp_path, traps)
+
+
+@pytest.fixture
+def pretrain_options(tmp_path: Path) -> Any:
+    """Options of a pretraining in the folder of runs that `refused` has."""
+    from model_pretrain import PretrainOptions
+
+    return PretrainOptions(output_dir=tmp_path / "runs", dataset="digits", accelerator="cpu")
+
+
+@pytest.fixture
+def finetune_options(tmp_path: Path) -> Any:
+    """Options of a fine-tuning in the folder of runs that `refused` has."""
+    from model_finetune import FinetuneOptions
+
+    return FinetuneOptions(output_dir=tmp_path / "runs", dataset="digits", accelerator="cpu")
