@@ -1,8 +1,11 @@
 """What all tests share: the marked ones that need time or a GPU, and where MNIST is."""
 
 import faulthandler
+import os
+import random
 import signal
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,9 @@ from tests.refusals import Refusals, set_traps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BEGAN = time.monotonic()
+#: Seconds that a test may take, without and with the mark `long`: twice the longest or more.
+LIMITS = (300, 1200)
+SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,7 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    global terminal
+    terminal = os.dup(2)  # while a test runs, pytest has another file in its place
+    if config.option.hypothesis_seed is None:  # before hypothesis reads it
+        config.option.hypothesis_seed = SEED
     # Tests signal processes that they start; these inherit what a shell's `&` or `nohup` ignores.
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
@@ -30,6 +41,36 @@ def pytest_configure() -> None:
     ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    seed = config.option.hypothesis_seed
+    return f"Random tests draw from seed {seed}; HYPOTHESIS_SEED={seed} repeats them."
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(pytest_report_header(terminalreporter.config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Ends a test that hangs, and the processes that it waits for; the next test then runs."""
+    limit = LIMITS[item.get_closest_marker("long") is not None]
+
+    def fail(*_: object) -> None:
+        pytest.fail(f"{item.nodeid} takes longer than {limit} s")
+
+    previous = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(limit)
+    # C++ code that never returns to Python hears no signal: the whole suite ends, and says where.
+    faulthandler.dump_traceback_later(limit + 60, exit=True, file=terminal)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_unconfigure() -> None:
