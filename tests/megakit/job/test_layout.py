@@ -50,7 +50,7 @@ class TestWhatFits:
     def test_prediction_takes_any_batch(self):
         layout, problems = plan(CommonOptions(micro_batch_size=77, devices=3))
         assert problems == []
-        assert (layout.micro_batch_size, layout.data) == (77, 3)
+        assert (layout.micro_batch_size, layout.data, layout.global_batch_size) == (77, 3, 231)
         layout, _ = plan(CommonOptions())
         assert layout.micro_batch_size == CommonOptions.largest_micro_batch
 
@@ -114,6 +114,8 @@ class TestWhatDoesNot:
         assert problem.startswith("--tensor-parallel 8: has to divide the number of attention head")
         assert problem.endswith("heads, 4. Try 4.")
         assert plan(devices=4, tensor_parallel=4, num_heads=4)[1] == []
+        (problem,) = plan(devices=3, tensor_parallel=3, num_heads=4)[1]  # nor the width
+        assert "heads" in problem
 
     def test_data_parallel_ranks_divide_the_global_batch(self):
         (problem,) = plan(devices=4, global_batch_size=30)[1]
@@ -162,6 +164,7 @@ class TestWhatDoesNot:
         text = "\n".join(problems)
         for part in ("--num-nodes 2", "--tensor-parallel 3 x", "--tensor-parallel 3:", "stages"):
             assert part in text
+        assert "Use --devices" not in text  # no number of processes would help
 
     def test_no_arithmetic_with_ranks_that_cannot_be(self):
         """7 processes of 2 each make no 3 data-parallel ranks that a batch has to suit."""

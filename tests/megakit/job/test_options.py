@@ -100,6 +100,10 @@ def test_a_switch_has_no_opposite(capsys):
         (["--max-steps", "many"], ["--max-steps", "many"]),
         (["--devices", "1.5"], ["--devices", "1.5"]),
         (["--lr"], ["--lr"]),
+        (["--output-dir", "a", "b"], ["--output-dir a b", "one path"]),
+        (["--verbose", "yes"], ["--verbose yes", "without a value"]),
+        (["--max_steps", "many"], ["--max_steps many", "a whole number"]),
+        (["--best-by"], ["--best-by", "one value"]),
     ],
 )
 def test_a_command_line_that_cannot_be_understood(argv, named, capsys):
@@ -168,6 +172,7 @@ class BentOptions(WarpOptions):
     bend: Annotated[float, Range(least=-1, below=1)] = 0.0
     course: Path | None = None
     crew: str | None = None
+    orbits: int = 3
     height: Annotated[int, Range(least=2)] | None = None
 
 
@@ -195,11 +200,19 @@ def test_ranges():
     assert BentOptions(bend=-1.5).problems() == ["--bend -1.5: has to be at least -1."]
 
 
+def test_any_whole_number_fits_into_32_bits():
+    assert BentOptions(orbits=-(2**31 - 1)).problems() == []
+    for value, rule in ((2**31, "at most 2,147,483,647"), (-(2**31), "at least -2,147,483,647")):
+        assert BentOptions(orbits=value).problems() == [f"--orbits {value}: has to be {rule}."]
+
+
 @pytest.mark.parametrize(
     ("value", "shown", "rule"),
     [
         ("a\nb", "a\\nb", "contains a control character"),
         ("a\0b", "a\\x00b", "contains a control character"),
+        ("a\u2028b", "a\\u2028b", "contains a control character"),
+        ("a\u2029b", "a\\u2029b", "contains a control character"),
         ("a\udcffb", "a\\udcffb", "is not valid UTF-8"),
         ("x" * 300, "x" * 100 + "..." + "x" * 60, "one part of it is longer than 255 bytes"),
         ("\u00e9" * 128, "\u00e9" * 128, "one part of it is longer than 255 bytes"),

@@ -228,21 +228,26 @@ def dropout_under_megatrons_tracker():
 
 
 @case(
-    "patch_rng_tracker_seed", stack="nemo", gives=[True, True], without="Exception: cuda rng state"
+    "patch_rng_tracker_seed",
+    stack="nemo",
+    gives=[True, True, True],
+    without="Exception: cuda rng state",
 )
 def dropout_after_nemo_has_seeded():
     import torch
+    from megatron.core import parallel_state
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
     from nemo.lightning import megatron_init
 
     megatron()
     get_cuda_rng_tracker().reset()
     drawn = []
-    for seed in (7, 7, 8):
+    for seed, stage in ((7, 0), (7, 0), (8, 0), (7, 1)):
+        parallel_state.set_pipeline_model_parallel_rank(stage)
         megatron_init._set_random_seed(seed)
         with get_cuda_rng_tracker().fork():
             drawn.append(torch.rand(3))
-    return [torch.equal(drawn[0], drawn[1]), not torch.equal(drawn[0], drawn[2])]
+    return [torch.equal(drawn[0], drawn[1]), *(not torch.equal(drawn[0], o) for o in drawn[2:])]
 
 
 @case("keep_loaded_tensors", stack="nemo", gives=["cpu", True], without="AssertionError")
