@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.harness import bare_environment, holds, set_up, start
+from tests.run.harness import (
+    as_if_set_up,
+    bare_environment,
+    holds,
+    set_up,
+    start,
+    write_wheel,
+)
 
 
 def half_set_up(project):
@@ -45,6 +52,22 @@ def test_an_interrupted_set_up_is_made_anew(project):
     assert done.returncode == 1  # it tries, but not without the wheels
     assert "setup.log" in done.stderr
     assert not (venv / ".setup-done").exists()
+
+
+def test_an_update_that_fails_does_not_count_as_set_up(project):
+    """Neither for the new lock, nor for the old one: some packages may be new already."""
+    as_if_set_up(project, 'case "$*" in *" pip install "*) exit 1 ;; *model*) echo ran ;; esac')
+    for name in ("pyvenv.cfg", ".setup-lock"):
+        (project / ".venv" / name).touch()
+    lock = project / "requirements.lock"
+    old = lock.read_text()
+    for text in (old + write_wheel(project / "wheels", "beta", "1.0"), old):
+        lock.write_text(text)
+        for _ in range(2):
+            done = start(project, "predict", python=None)
+            assert done.returncode != 0
+            assert done.stdout == ""
+            assert done.stderr
 
 
 def test_ctrl_c_during_set_up_is_no_failure(project):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.run.harness import BASE_PYTHON, as_if_set_up, bare_environment, start
+from tests.run.harness import BASE_PYTHON, as_if_set_up, bare_environment, start, write_program
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",), ("setup", "--help")])
@@ -67,6 +67,17 @@ def test_verbs_call_what_they_stand_for_at_once(project, arguments, called):
     assert time.perf_counter() - began < 5
     assert done.stdout.replace(str(project), "<root>") == called + "\n"
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_as_asked"), [("echo 3.12", 1), ("echo 3.11", 0), ("exit 1", 0)]
+)
+def test_what_is_set_up_serves_only_the_python_that_is_asked_for(project, answer, is_as_asked):
+    as_if_set_up(project, "echo ran")
+    python = write_program(project.parent / "python", answer)
+    done = start(project, "predict", python=python)
+    assert done.stdout == "ran\n" * is_as_asked
+    assert (done.returncode == 0) == is_as_asked
 
 
 @pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])

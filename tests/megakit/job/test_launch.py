@@ -466,7 +466,7 @@ def test_the_end_of_a_fork_is_reported_as_a_shell_does():
         [sys.executable, "-c", STATUSES],
         capture_output=True,
         text=True,
-        env=environment(PYTHONPATH=str(REPOSITORY)),
+        env=environment(PYTHONPATH=str(REPOSITORY), PYTHONUNBUFFERED=""),
         timeout=60,
         check=True,
     )
