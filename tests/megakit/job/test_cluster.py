@@ -112,6 +112,10 @@ class TestSrun:
         assert (cluster.launcher, cluster.rank, cluster.local_rank) == ("srun", 3, 1)
         assert (cluster.devices, cluster.num_nodes, cluster.node) == (2, 2, 1)
         assert (cluster.address, cluster.name) == ("127.0.0.1", "4711.0")
+        assert cluster.torchrun_variables() == {
+            **{"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "MASTER_ADDR": "127.0.0.1"},
+            **{"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+        }
 
     def test_a_batch_script_that_asked_for_no_number_of_tasks(self):
         cluster = read({"SLURM_PROCID": "0"})
@@ -205,7 +209,7 @@ class TestLeftovers:
             *({"MASTER_ADDR": "node17"}, {"MASTER_PORT": "abc"}, {"NODE_RANK": "x"}),
             *({"RANK": "0", "WORLD_SIZE": "1"}, {"LOCAL_RANK": "0"}),
             {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-            {"TORCHELASTIC_RUN_ID": "old"},
+            {"TORCHELASTIC_RUN_ID": "old", "TORCHELASTIC_USE_AGENT_STORE": "True"},
             {"SLURM_JOB_NAME": "bash", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"},
             {"SLURM_NTASKS": "", "SLURM_NNODES": "0"},
         ],

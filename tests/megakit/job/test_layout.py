@@ -164,7 +164,9 @@ class TestWhatDoesNot:
         text = "\n".join(problems)
         for part in ("--num-nodes 2", "--tensor-parallel 3 x", "--tensor-parallel 3:", "stages"):
             assert part in text
-        assert "Use --devices" not in text  # no number of processes would help
+        # no number of processes would help
+        for impossible in ({"tensor_parallel": 3}, {"pipeline_parallel": 3}):
+            assert "Use --devices" not in "\n".join(plan(devices=4, **impossible)[1])
 
     def test_no_arithmetic_with_ranks_that_cannot_be(self):
         """7 processes of 2 each make no 3 data-parallel ranks that a batch has to suit."""
@@ -181,6 +183,11 @@ class TestWhatDoesNot:
         assert len(options.problems()) == 1
         assert problems == []
         assert str(layout)
+
+
+def test_a_remedy_for_numbers_beyond_all_sense_is_found_at_once():
+    (problem,) = plan(global_batch_size=10**15, micro_batch_size=10**15 - 1)[1]
+    assert problem.endswith("Try 16000000.")
 
 
 def remedied(problem, **given):

@@ -189,6 +189,13 @@ def test_a_change_is_named(
         ),
         ("parts", "def forward(self, x):", "def forward(self, x: int) -> int:"),
         ("options", "'data'", "'elsewhere'"),
+        *(
+            ("train", "def problems(self):", f"def {check}(self):")
+            for check in ("resolve_dataset", "adapt", "choice", "harmless", "model_sizes")
+        ),
+        ("train", "(STAGE, Options, work)", "(options_class=Options, work=work, stage=STAGE)"),
+        ("train", "import run_script\n", "import run_script as script\nrun_script = script\n"),
+        ("train", 'if __name__ == "__main__":', "if '__main__' == __name__:"),
         ("deeper", "def depth():", "\n\n\ndef depth():  # three"),
         ("parts", "class Elsewhere:\n    pass", 'class Elsewhere:\n    """Not here."""'),
     ],
@@ -334,6 +341,62 @@ CASES: dict[str, tuple[dict[str, str], str, str, str, bool]] = {
         },
         *("getattr(losses, 'f')", "return 1", "return 2", True),
     ),
+    "a keyword of a class": (
+        {"train.py": "import abc\nclass A(abc.ABC, frozen=True): pass"},
+        *("A", "frozen=True", "frozen=False", True),
+    ),
+    "a decorator of a class": (
+        {"train.py": "from dataclasses import dataclass\n@dataclass(order=True)\nclass A: pass"},
+        *("A", "order=True", "order=False", True),
+    ),
+    "an asynchronous function": (
+        {"train.py": "async def f(x: int = 1) -> int: return x"},
+        *("f", "x: int = 1) -> int", "x=1)", False),
+    ),
+    "an import for type checkers": (
+        {"train.py": "X = 1\nif TYPE_CHECKING:\n    from a import f", "a.py": F},
+        *("X", "if TYPE_CHECKING:", "if typing.TYPE_CHECKING and 1:", False),
+    ),
+    "a call whose result is thrown away": (
+        {"train.py": "class A: pass\n_ = setattr(A, 'w', 1)"},
+        *("A", "'w', 1", "'w', 2", True),
+    ),
+    "a block that binds a name": (
+        {"train.py": "with open('1') as X: pass"},
+        *("X", "'1'", "'2'", True),
+    ),
+    "a block that is not used for its name": (
+        {"train.py": "class A: pass\nwith A() as X: A.w = 1"},
+        *("None", "w = 1", "w = 2", True),
+    ),
+    "a name that an error handler binds": (
+        {"train.py": "try:\n    import fast\nexcept ImportError:\n    X = 1\nY = X"},
+        *("Y", "X = 1", "X = 2", True),
+    ),
+    "values that count as false": ({"train.py": "X = 0"}, *("X", "X = 0", "X = ''", True)),
+    "values that are equal": ({"train.py": "X = 1"}, *("X", "X = 1", "X = True", True)),
+    "the prefix of a text": ({"train.py": "X = 'a'"}, *("X", "'a'", "u'a'", False)),
+    "an annotation inside of a function": (
+        {"train.py": "def f():\n    x = 1\n    return x"},
+        *("f", "x = 1", "x: int = 1", False),
+    ),
+    "a relative import from a package above": (
+        {
+            "train.py": "from a.b.c import g",
+            **dict.fromkeys(("a/__init__.py", "a/b/__init__.py", "d.py"), ""),
+            "a/b/c.py": "from ..d import f\ndef g(): return f()",
+            "a/d.py": F,
+        },
+        *("g", "return 1", "return 2", True),
+    ),
+    "a module that only an unused function imports": (
+        {"train.py": "X = 1\ndef unused():\n    import patches", "patches.py": "torch.x = 1"},
+        *("X", "torch.x = 1", "torch.x = 2", False),
+    ),
+    "a placeholder in a class": (
+        {"train.py": "class A:\n    pass\n    x = 1"},
+        *("A", "    pass\n", "", False),
+    ),
     "a variable of a comprehension": (
         {"train.py": "UNUSED = [i for i in range(3)]\ndef f():\n    i = 1\n    return i"},
         *("f", "range(3)", "range(4)", False),
@@ -423,6 +486,14 @@ def test_installed_packages_and_those_beside_the_project_do_not_count(
         monkeypatch.syspath_prepend(tmp_path / folder)
         assert ("two" in code_of(script)) is not installed
         (tmp_path / folder / "ours.py").unlink()
+
+
+def test_a_folder_with_its_own_history_is_a_project(tmp_path: Path) -> None:
+    """Modules above it belong to another one."""
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    (tmp_path / "above.py").write_text(F)
+    files = {"train.py": "from above import f\ndef g(): return f()"}
+    assert [*written(tmp_path / "project", files, "g")] == ["g", "main block of the script"]
 
 
 def test_a_script_that_runs_nothing_has_no_code(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ class TestFirstToFail:
         def add(*arguments: object) -> NoReturn:
             raise RuntimeError("Connection reset by peer")
 
-        in_job.store = SimpleNamespace(add=add)
+        in_job.store, in_job.rank = SimpleNamespace(add=add), 1
         assert not rendezvous.is_first_to_fail()
 
     @pytest.mark.parametrize("rank", [1, 2])
