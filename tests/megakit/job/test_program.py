@@ -193,7 +193,7 @@ def test_a_change_is_named(
             ("train", "def problems(self):", f"def {check}(self):")
             for check in ("resolve_dataset", "adapt", "choice", "harmless", "model_sizes")
         ),
-        ("train", "(STAGE, Options, work)", "(options_class=Options, work=work, stage=STAGE)"),
+        ("train", "(STAGE, Options, work)", "(work=work, stage=STAGE, options_class=Options)"),
         ("train", "import run_script\n", "import run_script as script\nrun_script = script\n"),
         ("train", 'if __name__ == "__main__":', "if '__main__' == __name__:"),
         ("deeper", "def depth():", "\n\n\ndef depth():  # three"),
@@ -401,6 +401,10 @@ CASES: dict[str, tuple[dict[str, str], str, str, str, bool]] = {
         {"train.py": "UNUSED = [i for i in range(3)]\ndef f():\n    i = 1\n    return i"},
         *("f", "range(3)", "range(4)", False),
     ),
+    "the library, where it belongs to the project": (
+        {"train.py": "from megakit.x import f", "megakit/__init__.py": "", "megakit/x.py": F},
+        *("f", "return 1", "return 2", False),
+    ),
     "the place of an import from the library": (
         {"train.py": "from megakit.training import x"},
         *("x", "megakit.training import x", "megakit.training.losses import x", False),
@@ -488,8 +492,11 @@ def test_installed_packages_and_those_beside_the_project_do_not_count(
         (tmp_path / folder / "ours.py").unlink()
 
 
-def test_a_folder_with_its_own_history_is_a_project(tmp_path: Path) -> None:
+def test_a_folder_with_its_own_history_is_a_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Modules above it belong to another one."""
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "project" / ".git").mkdir(parents=True)
     (tmp_path / "above.py").write_text(F)
     files = {"train.py": "from above import f\ndef g(): return f()"}
