@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 BEGAN = time.monotonic()
 #: Seconds that a test may take, without and with the mark `long`: twice the longest or more.
 LIMITS = (300, 1200)
+terminal = 2  # standard error's descriptor while pytest captures it: see `pytest_configure`
 SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
 
 
@@ -54,7 +55,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Ends a test that hangs, and the processes that it waits for; the next test then runs."""
     limit = LIMITS[item.get_closest_marker("long") is not None]
 

@@ -274,6 +274,14 @@ CASES: dict[str, tuple[dict[str, str], str, str, str, bool]] = {
         },
         *("None", "torch.x = 1", "torch.x = 2", True),
     ),
+    "a module of a package that does something": (
+        {
+            "train.py": "import kit.a",
+            "kit/__init__.py": "",
+            "kit/a.py": "import torch\ntorch.x = 1",
+        },
+        *("None", "torch.x = 1", "torch.x = 2", True),
+    ),
     "a registry": (
         {
             "train.py": "import nets\nfrom reg import REG",
