@@ -3,12 +3,14 @@
 import faulthandler
 import hashlib
 import os
+import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,10 @@ from tests.refusals import Refusals, set_traps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BEGAN = time.monotonic()
+#: Seconds that a test may take, without and with the mark `long`: twice the longest or more.
+LIMITS = (300, 1200)
+terminal = 2  # standard error's descriptor while pytest captures it: see `pytest_configure`
+SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,10 +38,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     given = config.getoption("--data-dir")
     if given is not None and not has_mnist(given):
         raise pytest.UsageError(f"--data-dir {given}: MNIST/raw and its four files are not in it.")
+    global terminal
+    terminal = os.dup(2)  # while a test runs, pytest has another file in its place
+    if config.option.hypothesis_seed is None:  # before hypothesis reads it
+        config.option.hypothesis_seed = SEED
     # Tests signal processes that they start; these inherit what a shell's `&` or `nohup` ignores.
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
@@ -43,6 +54,41 @@ def pytest_configure(config: pytest.Config) -> None:
     ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    seed = config.option.hypothesis_seed
+    return f"Random tests draw from seed {seed}; HYPOTHESIS_SEED={seed} repeats them."
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how many tests did not run for lack of something, such as MNIST or node."""
+    reasons = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+    lacks = Counter(reason for reason in reasons if reason.startswith("Skipped: no "))
+    for reason, count in sorted(lacks.items()):
+        terminalreporter.write_line(f"{count} tests did not run: {reason[len('Skipped: ') :]}")
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(pytest_report_header(terminalreporter.config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Ends a test that hangs, and the processes that it waits for; the next test then runs."""
+    limit = LIMITS[item.get_closest_marker("long") is not None]
+
+    def fail(*_: object) -> None:
+        pytest.fail(f"{item.nodeid} takes longer than {limit} s")
+
+    previous = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(limit)
+    # C++ code that never returns to Python hears no signal: the whole suite ends, and says where.
+    faulthandler.dump_traceback_later(limit + 60, exit=True, file=terminal)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_unconfigure() -> None:
@@ -81,19 +127,6 @@ def why_no_gpu() -> str | None:
     except RuntimeError as error:
         return f"CUDA does not work here ({str(error).splitlines()[0]})"
     return None
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
-    """Says last how many tests did not run for lack of something, such as MNIST or node."""
-    yield
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None:
-        return
-    reasons = (report.longrepr[2] for report in reporter.stats.get("skipped", []))
-    lacks = Counter(reason for reason in reasons if reason.startswith("Skipped: no "))
-    for reason, count in sorted(lacks.items()):
-        reporter.write_line(f"{count} tests did not run: {reason.removeprefix('Skipped: ')}")
 
 
 @pytest.fixture(scope="session")
@@ -159,3 +192,19 @@ def traps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refused(tmp_path: Path, traps: Path) -> Refusals:
     """Runs scripts that have to refuse, below a folder of its own."""
     return Refusals(tmp_path, traps)
+
+
+@pytest.fixture
+def pretrain_options(tmp_path: Path) -> Any:
+    """Options of a pretraining in the folder of runs that `refused` has."""
+    from model_pretrain import PretrainOptions
+
+    return PretrainOptions(output_dir=tmp_path / "runs", dataset="digits", accelerator="cpu")
+
+
+@pytest.fixture
+def finetune_options(tmp_path: Path) -> Any:
+    """Options of a fine-tuning in the folder of runs that `refused` has."""
+    from model_finetune import FinetuneOptions
+
+    return FinetuneOptions(output_dir=tmp_path / "runs", dataset="digits", accelerator="cpu")

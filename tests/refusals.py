@@ -7,6 +7,26 @@ from pathlib import Path
 
 from tests.scripts import run_script
 
+PRETRAIN_PY, FINETUNE_PY, PREDICT_PY = "model_pretrain.py", "model_finetune.py", "model_predict.py"
+SCRIPTS = (PRETRAIN_PY, FINETUNE_PY, PREDICT_PY)
+
+EVERYWHERE = {
+    *("--help", "--data-dir", "--dataset", "--output-dir", "--precision", "--accelerator"),
+    *("--devices", "--num-nodes", "--tensor-parallel", "--pipeline-parallel"),
+    *("--micro-batch-size", "--num-workers", "--verbose", "--timeout"),
+}
+TRAINING = {
+    *("--max-steps", "--global-batch-size", "--lr", "--seed", "--val-interval"),
+    *("--save-interval", "--limit-val-batches", "--fresh", "--keep-changes"),
+    *("--best-by", "--stop-after"),
+}
+SIZES = {"--hidden-size", "--latent-size"}
+OPTIONS = {
+    PRETRAIN_PY: EVERYWHERE | TRAINING | SIZES | {"--corruption"},
+    FINETUNE_PY: EVERYWHERE | TRAINING | SIZES | {"--checkpoint", "--num-labels"},
+    PREDICT_PY: EVERYWHERE | {"--checkpoint", "--input"},
+}
+
 CLOSED_PROXY = "http://127.0.0.1:9"
 
 
@@ -74,3 +94,7 @@ def snapshot(folder):
         path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
         for path in [folder, *folder.rglob("*")]
     }
+
+
+def spoil(checkpoint):
+    (checkpoint / "weights" / "__0_0.distcp").write_bytes(b"spoilt")

@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from megakit.job.plan import PLAN_VARIABLE
-from tests.refusals import Refusals
+from tests.refusals import FINETUNE_PY, PREDICT_PY, PRETRAIN_PY, SCRIPTS, Refusals
 from tests.scripts import REPOSITORY, environment, run_script
 
-PRETRAIN_PY, FINETUNE_PY, PREDICT_PY = "model_pretrain.py", "model_finetune.py", "model_predict.py"
-SCRIPTS = (PRETRAIN_PY, FINETUNE_PY, PREDICT_PY)
 HUGE = str(10**30)
 
 

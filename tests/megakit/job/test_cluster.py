@@ -60,7 +60,12 @@ class TestTorchrun:
         cluster = read(TORCHRUN)
         assert (cluster.launcher, cluster.rank, cluster.local_rank) == ("torchrun", 5, 1)
         assert (cluster.devices, cluster.num_nodes, cluster.num_surplus) == (4, 2, 0)
-        assert (cluster.address, cluster.ports) == ("node1", (29500,))
+        assert (cluster.address, cluster.ports, cluster.name) == ("node1", (29500,), "-")
+        assert read(TORCHRUN, TORCHELASTIC_RUN_ID="this one").name == "this one"
+
+    @pytest.mark.parametrize("address", ["10.0.0.1", "::1", "fe80::1%eth0", "m\u00fcnchen.de"])
+    def test_addresses(self, address):
+        assert read(TORCHRUN, MASTER_ADDR=address).address == address
 
     def test_within_srun_counts(self):
         assert read(TORCHRUN | SRUN | {"SLURM_NTASKS": "nonsense"}).launcher == "torchrun"
@@ -86,6 +91,7 @@ class TestTorchrun:
             *(("MASTER_PORT", value, "from 1 to 65,535") for value in ("abc", "99999", "0", "")),
             *(("MASTER_ADDR", value, "machine of rank 0") for value in ("", "a b", "x" * 100)),
             *(("GROUP_RANK", value, "of at least 0") for value in ("", "abc")),
+            ("NODE_RANK", "-1", "of at least 0"),
         ],
     )
     def test_senseless_values(self, name, value, rule):
@@ -106,6 +112,10 @@ class TestSrun:
         assert (cluster.launcher, cluster.rank, cluster.local_rank) == ("srun", 3, 1)
         assert (cluster.devices, cluster.num_nodes, cluster.node) == (2, 2, 1)
         assert (cluster.address, cluster.name) == ("127.0.0.1", "4711.0")
+        assert cluster.torchrun_variables() == {
+            **{"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "MASTER_ADDR": "127.0.0.1"},
+            **{"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+        }
 
     def test_a_batch_script_that_asked_for_no_number_of_tasks(self):
         cluster = read({"SLURM_PROCID": "0"})
@@ -114,6 +124,15 @@ class TestSrun:
     def test_the_step_s_own_sizes(self):
         cluster = read(SRUN, SLURM_STEP_NUM_TASKS="6", SLURM_STEP_NUM_NODES="1")
         assert (cluster.devices, cluster.num_nodes) == (6, 1)
+        assert read(SRUN, SLURM_STEP_NUM_TASKS="", SLURM_STEP_NUM_NODES="").num_processes == 4
+
+    def test_a_place_that_follows_from_the_rank(self):
+        cluster = read(SRUN, SLURM_NTASKS="6", SLURM_PROCID="4", SLURM_LOCALID=None)
+        assert (cluster.local_rank, cluster.node) == (1, 1)
+
+    def test_more_processes_on_one_machine_than_on_another(self):
+        cluster = read(SRUN, SLURM_NTASKS="5")
+        assert (cluster.devices, cluster.num_surplus, cluster.num_processes) == (2, 1, 5)
 
     @pytest.mark.parametrize(
         ("nodes", "first"),
@@ -124,6 +143,11 @@ class TestSrun:
     )
     def test_rank_0_is_on_the_first_machine(self, nodes, first):
         assert read(SRUN, SLURM_JOB_NODELIST=nodes).address == first
+
+    def test_the_machines_of_the_step_come_first_and_the_user_s_before_them(self):
+        lists = {"SLURM_STEP_NODELIST": "step[1-2]", "SLURM_JOB_NODELIST": "job[1-4]"}
+        assert read(SRUN | lists).address == "step1"
+        assert read(SRUN | lists, MASTER_ADDR="mine").address == "mine"
 
     def test_a_port_of_the_user_s_is_the_only_one(self):
         assert read(SRUN, MASTER_PORT="4000").ports == (4000,)
@@ -185,7 +209,7 @@ class TestLeftovers:
             *({"MASTER_ADDR": "node17"}, {"MASTER_PORT": "abc"}, {"NODE_RANK": "x"}),
             *({"RANK": "0", "WORLD_SIZE": "1"}, {"LOCAL_RANK": "0"}),
             {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-            {"TORCHELASTIC_RUN_ID": "old"},
+            {"TORCHELASTIC_RUN_ID": "old", "TORCHELASTIC_USE_AGENT_STORE": "True"},
             {"SLURM_JOB_NAME": "bash", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"},
             {"SLURM_NTASKS": "", "SLURM_NNODES": "0"},
         ],
@@ -206,6 +230,12 @@ class TestLeftovers:
 
     @pytest.mark.parametrize("variables", [TORCHRUN, SRUN])
     def test_a_job_keeps_its_variables(self, variables):
-        read(variables).correct_environment()
+        read(variables, NODE_RANK="0").correct_environment()
         changed = {name for name, value in variables.items() if os.environ.get(name) != value}
-        assert changed <= {"SLURM_JOB_NAME"}
+        assert changed == ({"SLURM_JOB_NAME"} if variables is SRUN else set())
+        # Lightning neither requeues the job then, nor takes another's index for this machine's.
+        assert os.environ.get("SLURM_JOB_NAME", "interactive") == "interactive"
+        assert ("NODE_RANK" in os.environ) == (variables is TORCHRUN)
+
+    def test_ranks_name_themselves_in_a_job_of_several(self):
+        assert (read(TORCHRUN).rank_suffix, Cluster().rank_suffix) == (" (rank 5)", "")

@@ -50,7 +50,7 @@ class TestWhatFits:
     def test_prediction_takes_any_batch(self):
         layout, problems = plan(CommonOptions(micro_batch_size=77, devices=3))
         assert problems == []
-        assert (layout.micro_batch_size, layout.data) == (77, 3)
+        assert (layout.micro_batch_size, layout.data, layout.global_batch_size) == (77, 3, 231)
         layout, _ = plan(CommonOptions())
         assert layout.micro_batch_size == CommonOptions.largest_micro_batch
 
@@ -114,6 +114,8 @@ class TestWhatDoesNot:
         assert problem.startswith("--tensor-parallel 8: has to divide the number of attention head")
         assert problem.endswith("heads, 4. Try 4.")
         assert plan(devices=4, tensor_parallel=4, num_heads=4)[1] == []
+        (problem,) = plan(devices=3, tensor_parallel=3, num_heads=4)[1]  # nor the width
+        assert "heads" in problem
 
     def test_data_parallel_ranks_divide_the_global_batch(self):
         (problem,) = plan(devices=4, global_batch_size=30)[1]
@@ -162,6 +164,9 @@ class TestWhatDoesNot:
         text = "\n".join(problems)
         for part in ("--num-nodes 2", "--tensor-parallel 3 x", "--tensor-parallel 3:", "stages"):
             assert part in text
+        # no number of processes would help
+        for impossible in ({"tensor_parallel": 3}, {"pipeline_parallel": 3}):
+            assert "Use --devices" not in "\n".join(plan(devices=4, **impossible)[1])
 
     def test_no_arithmetic_with_ranks_that_cannot_be(self):
         """7 processes of 2 each make no 3 data-parallel ranks that a batch has to suit."""
@@ -178,6 +183,11 @@ class TestWhatDoesNot:
         assert len(options.problems()) == 1
         assert problems == []
         assert str(layout)
+
+
+def test_a_remedy_for_numbers_beyond_all_sense_is_found_at_once():
+    (problem,) = plan(global_batch_size=10**15, micro_batch_size=10**15 - 1)[1]
+    assert problem.endswith("Try 16000000.")
 
 
 def remedied(problem, **given):

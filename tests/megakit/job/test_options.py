@@ -20,6 +20,9 @@ class WarpOptions(TrainingOptions):
     paint: str = "grey"
     """What it looks like."""
 
+    checkpoint: str | None = None
+    """Where it starts. What it starts from is compared itself."""
+
     harmless: ClassVar[tuple[str, ...]] = ("paint",)
 
 
@@ -100,6 +103,10 @@ def test_a_switch_has_no_opposite(capsys):
         (["--max-steps", "many"], ["--max-steps", "many"]),
         (["--devices", "1.5"], ["--devices", "1.5"]),
         (["--lr"], ["--lr"]),
+        (["--output-dir", "a", "b"], ["--output-dir a b", "one path"]),
+        (["--verbose", "yes"], ["--verbose yes", "without a value"]),
+        (["--max_steps", "many"], ["--max_steps many", "a whole number"]),
+        (["--best-by"], ["--best-by", "one value"]),
     ],
 )
 def test_a_command_line_that_cannot_be_understood(argv, named, capsys):
@@ -114,44 +121,43 @@ def test_all_misunderstood_values_are_named(capsys):
     assert "tpu" in message
 
 
-LEAST = {
-    **dict.fromkeys(("num_workers", "seed"), 0),
-    **dict.fromkeys(("devices", "num_nodes", "tensor_parallel", "pipeline_parallel"), 1),
-    **dict.fromkeys(("micro_batch_size", "timeout", "max_steps", "global_batch_size"), 1),
-    **dict.fromkeys(("val_interval", "save_interval", "limit_val_batches", "stop_after"), 1),
+BOUNDS = {
+    **dict.fromkeys(("max_steps", "val_interval", "save_interval"), (1, 2**31 - 1)),
+    **dict.fromkeys(("limit_val_batches", "stop_after"), (1, 2**31 - 1)),
+    **dict.fromkeys(("tensor_parallel", "pipeline_parallel"), (1, 2**24)),
+    **dict.fromkeys(("micro_batch_size", "global_batch_size"), (1, 2**24)),
+    **{"devices": (1, 1024), "num_nodes": (1, 100_000), "num_workers": (0, 256)},
+    **{"seed": (0, 2**31 - 1), "timeout": (1, 7 * 24 * 3600)},
 }
 
 
-def test_every_whole_number_has_a_least_value():
+def test_every_whole_number_has_bounds():
     hints = get_type_hints(TrainingOptions)
     numbers = {name for name, hint in hints.items() if hint in (int, int | None)}
-    assert numbers == LEAST.keys()
+    assert numbers == BOUNDS.keys()
 
 
-@pytest.mark.parametrize(("name", "least"), LEAST.items())
-def test_whole_numbers(name, least):
+@pytest.mark.parametrize("name", BOUNDS)
+def test_whole_numbers(name):
+    """10**30 is what frameworks would fail of, in the middle of the work."""
+
     def problems(value):
         given: Any = {name: value}
         return TrainingOptions(**given).problems()
 
-    assert problems(least) == []
-    for value in (least - 1, -7):
-        (problem,) = problems(value)
-        assert problem == f"{flag(name)} {value}: has to be at least {least}."
+    least, most = BOUNDS[name]
+    assert problems(least) == problems(most) == []
+    for value, rule in (
+        *((least - 1, f"least {least}"), (-7, f"least {least}")),
+        *((most + 1, f"most {most:,}"), (10**30, f"most {most:,}")),
+    ):
+        assert problems(value) == [f"{flag(name)} {value}: has to be at {rule}."]
 
 
 @pytest.mark.parametrize("lr", [0.0, -0.1, float("inf"), float("-inf"), float("nan")])
 def test_learning_rates_that_are_none(lr):
     (problem,) = TrainingOptions(lr=lr).problems()
     assert problem.startswith(f"--lr {lr}: has to be ")
-
-
-@pytest.mark.parametrize("name", LEAST)
-def test_whole_numbers_beyond_all_sense(name):
-    """10**30 is what frameworks would fail of, in the middle of the work."""
-    given: Any = {name: 10**30}
-    (problem,) = TrainingOptions(**given).problems()
-    assert problem.startswith(f"{flag(name)} {10**30}: has to be at most ")
 
 
 @pytest.mark.parametrize("lr", [1e30, 101])
@@ -168,6 +174,7 @@ class BentOptions(WarpOptions):
     bend: Annotated[float, Range(least=-1, below=1)] = 0.0
     course: Path | None = None
     crew: str | None = None
+    orbits: int = 3
     height: Annotated[int, Range(least=2)] | None = None
 
 
@@ -195,11 +202,19 @@ def test_ranges():
     assert BentOptions(bend=-1.5).problems() == ["--bend -1.5: has to be at least -1."]
 
 
+def test_any_whole_number_fits_into_32_bits():
+    assert BentOptions(orbits=-(2**31 - 1)).problems() == []
+    for value, rule in ((2**31, "at most 2,147,483,647"), (-(2**31), "at least -2,147,483,647")):
+        assert BentOptions(orbits=value).problems() == [f"--orbits {value}: has to be {rule}."]
+
+
 @pytest.mark.parametrize(
     ("value", "shown", "rule"),
     [
         ("a\nb", "a\\nb", "contains a control character"),
         ("a\0b", "a\\x00b", "contains a control character"),
+        ("a\u2028b", "a\\u2028b", "contains a control character"),
+        ("a\u2029b", "a\\u2029b", "contains a control character"),
         ("a\udcffb", "a\\udcffb", "is not valid UTF-8"),
         ("x" * 300, "x" * 100 + "..." + "x" * 60, "one part of it is longer than 255 bytes"),
         ("\u00e9" * 128, "\u00e9" * 128, "one part of it is longer than 255 bytes"),
@@ -284,6 +299,7 @@ def test_what_cannot_be_chosen_by_or_waited_for(given, parts):
     (problem,) = kind(**given).problems()
     for part in parts:
         assert part in problem
+    assert kind().problems() == []
 
 
 @pytest.mark.parametrize("given", [{"best_by": "last"}, {"best_by": "val_x", "stop_after": 1}])

@@ -161,6 +161,7 @@ def test_what_is_reached(before: dict[str, str]) -> None:
         ("train", "lr: float = 1.0", "lr: float = 1.0\n    warm: ClassVar = 2", ["Options.warm"]),
         ("parts", "width: int = 64", "width: int = 64\n    a, b = 1, 2", ["Net", "Net.a"]),
         ("options", "return 1", "return 2", ["DataOptions.grow"]),
+        ("train", "lr: float = 1.0", "lr: checked = 1.0", ["checked"]),  # the type of an option
     ],
 )
 def test_a_change_is_named(
@@ -189,6 +190,12 @@ def test_a_change_is_named(
         ),
         ("parts", "def forward(self, x):", "def forward(self, x: int) -> int:"),
         ("options", "'data'", "'elsewhere'"),
+        *(
+            ("train", "def problems(self):", f"def {check}(self):")
+            for check in ("resolve_dataset", "adapt", "choice", "harmless", "model_sizes")
+        ),
+        ("train", "(STAGE, Options, work)", "(work=work, stage=STAGE, options_class=Options)"),
+        ("train", 'if __name__ == "__main__":', "if '__main__' == __name__:"),
         ("deeper", "def depth():", "\n\n\ndef depth():  # three"),
         ("parts", "class Elsewhere:\n    pass", 'class Elsewhere:\n    """Not here."""'),
     ],
@@ -247,6 +254,10 @@ CASES: dict[str, tuple[dict[str, str], str, str, str, bool]] = {
         },
         *("f", "x = 1", "x = 2", True),
     ),
+    "imports of a name that is nowhere": (
+        {"train.py": "from p import x", "p.py": "from q import x", "q.py": "from p import x"},
+        *("x", "from q import x", "from q import x as x", False),
+    ),
     "a star import": (
         {"train.py": "from losses import *", "losses.py": F},
         *("f", "return 1", "return 2", True),
@@ -260,6 +271,14 @@ CASES: dict[str, tuple[dict[str, str], str, str, str, bool]] = {
             "train.py": "import kit.a",
             "kit/__init__.py": "import torch\ntorch.x = 1",
             "kit/a.py": "",
+        },
+        *("None", "torch.x = 1", "torch.x = 2", True),
+    ),
+    "a module of a package that does something": (
+        {
+            "train.py": "import kit.a",
+            "kit/__init__.py": "",
+            "kit/a.py": "import torch\ntorch.x = 1",
         },
         *("None", "torch.x = 1", "torch.x = 2", True),
     ),
@@ -334,9 +353,61 @@ CASES: dict[str, tuple[dict[str, str], str, str, str, bool]] = {
         },
         *("getattr(losses, 'f')", "return 1", "return 2", True),
     ),
+    "a keyword of a class": (
+        {"train.py": "import abc\nclass A(abc.ABC, frozen=True): pass"},
+        *("A", "frozen=True", "frozen=False", True),
+    ),
+    "a decorator of a class": (
+        {"train.py": "from dataclasses import dataclass\n@dataclass(order=True)\nclass A: pass"},
+        *("A", "order=True", "order=False", True),
+    ),
+    "an asynchronous function": (
+        {"train.py": "async def f(x: int = 1) -> int: return x"},
+        *("f", "x: int = 1) -> int", "x=1)", False),
+    ),
+    "an import for type checkers": (
+        {"train.py": "X = 1\nif TYPE_CHECKING:\n    from a import f", "a.py": F},
+        *("X", "if TYPE_CHECKING:", "if typing.TYPE_CHECKING and 1:", False),
+    ),
+    "a call whose result is thrown away": (
+        {"train.py": "class A: pass\n_ = setattr(A, 'w', 1)"},
+        *("A", "'w', 1", "'w', 2", True),
+    ),
+    "a block that is not used for its name": (
+        {"train.py": "class A: pass\nwith A() as X: A.w = 1"},
+        *("None", "w = 1", "w = 2", True),
+    ),
+    "values that count as false": ({"train.py": "X = ''"}, *("X", "''", "None", True)),
+    "values that are equal": ({"train.py": "X = 1"}, *("X", "X = 1", "X = True", True)),
+    "the prefix of a text": ({"train.py": "X = 'a'"}, *("X", "'a'", "u'a'", False)),
+    "an annotation inside of a function": (
+        {"train.py": "def f():\n    x = 1\n    return x"},
+        *("f", "x = 1", "x: int = 1", False),
+    ),
+    "a relative import from a package above": (
+        {
+            "train.py": "from a.b.c import g",
+            **dict.fromkeys(("a/__init__.py", "a/b/__init__.py", "d.py"), ""),
+            "a/b/c.py": "from ..d import f\ndef g(): return f()",
+            "a/d.py": F,
+        },
+        *("g", "return 1", "return 2", True),
+    ),
+    "a module that only an unused function imports": (
+        {"train.py": "X = 1\ndef unused():\n    import patches", "patches.py": "torch.x = 1"},
+        *("X", "torch.x = 1", "torch.x = 2", False),
+    ),
+    "a placeholder in a class": (
+        {"train.py": "class A:\n    pass\n    x = 1"},
+        *("A", "    pass\n", "", False),
+    ),
     "a variable of a comprehension": (
         {"train.py": "UNUSED = [i for i in range(3)]\ndef f():\n    i = 1\n    return i"},
         *("f", "range(3)", "range(4)", False),
+    ),
+    "the library, where it belongs to the project": (
+        {"train.py": "from megakit.x import f", "megakit/__init__.py": "", "megakit/x.py": F},
+        *("f", "return 1", "return 2", False),
     ),
     "the place of an import from the library": (
         {"train.py": "from megakit.training import x"},
@@ -423,6 +494,34 @@ def test_installed_packages_and_those_beside_the_project_do_not_count(
         monkeypatch.syspath_prepend(tmp_path / folder)
         assert ("two" in code_of(script)) is not installed
         (tmp_path / folder / "ours.py").unlink()
+
+
+def test_a_folder_with_its_own_history_is_a_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules above it belong to another one."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    (tmp_path / "above.py").write_text(F)
+    files = {"train.py": "from above import f\ndef g(): return f()"}
+    assert [*written(tmp_path / "project", files, "g")] == ["g", "main block of the script"]
+
+
+@pytest.mark.parametrize(
+    ("imported", "call"),
+    [
+        ("from megakit.job.script import run_script", "run_script(None, None, f)"),
+        ("from megakit.job.script import run_script as go", "go(None, None, f)"),
+        ("from megakit.job import script", "script.run_script(None, None, f)"),
+        ("import megakit.job.script", "megakit.job.script.run_script(*JOB)"),
+    ],
+)
+def test_the_call_is_found_by_any_name(tmp_path: Path, imported: str, call: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"{imported}\n{F}\nJOB = None, None, f\n{GUARD}{call}\n")
+    assert "f" in code_of(script)
+    script.write_text("run_script()\n")  # Python says what is wrong with it
+    code_of(script)
 
 
 def test_a_script_that_runs_nothing_has_no_code(tmp_path: Path) -> None:

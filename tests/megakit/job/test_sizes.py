@@ -85,6 +85,8 @@ def test_the_checkpoint_s_width_counts(tmp_path: Path) -> None:
         sizes = check_sizes(SECOND, options, start)
         assert (sizes.width, sizes.by_option) == (10, {"breadth": 10})
         assert expected_width(SECOND, options) == 10
+    without_that_option = TrainingOptions(output_dir=tmp_path)
+    assert check_sizes(SECOND, without_that_option, start).width == 10
 
 
 def test_fresh_weights_have_the_option_s_width(tmp_path: Path) -> None:

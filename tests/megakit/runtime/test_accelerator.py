@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,21 @@ def test_cpu_is_found_by_name() -> None:
 def test_without_a_driver_auto_takes_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator_module, "_has_gpu_driver", lambda: False)
     assert find_accelerator("auto") == find_accelerator("cpu")
+
+
+def test_a_gpu_is_not_even_looked_for_where_the_cpu_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accelerator_module, "_has_gpu_driver", lambda: True)
+    monkeypatch.setattr(accelerator_module, "_why_unusable", lambda precision: "looked for")
+    assert find_accelerator("cpu").remark is None
+    assert find_accelerator("auto").remark == "The GPU is not used: looked for"
+
+
+def test_a_processor_without_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """ARM's /proc/cpuinfo has none."""
+    monkeypatch.setattr(accelerator_module, "Path", lambda name: tmp_path / "none")
+    assert find_accelerator("cpu").device
 
 
 def test_without_a_driver_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
-"""What becomes of freed memory, counted in pages that the system had to set up."""
+"""The garbage collector, and what becomes of freed memory, in pages that the system set up."""
 
+import gc
 import os
 import subprocess
 import sys
 
 import pytest
 
+from megakit.runtime.memory import resume_collector, suspend_collector
 from tests.scripts import REPOSITORY
 
 #: A thread makes tensors of 40 MiB; another frees them.
@@ -26,6 +28,21 @@ with ThreadPoolExecutor(1) as thread:
         make()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+
+
+def test_the_collector_rests_during_imports_and_never_looks_at_what_they_made() -> None:
+    assert gc.isenabled()
+    try:
+        suspend_collector()
+        assert not gc.isenabled()
+        kept = [[]]  # type: ignore[var-annotated]
+        assert any(one is kept for one in gc.get_objects())
+        resume_collector()
+        assert gc.isenabled()
+        assert not any(one is kept for one in gc.get_objects())
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def pages(how: str) -> int:

@@ -144,6 +144,16 @@ class TestEnds:
     def test_other_errors_are_none_of_theirs(self, error):
         assert why_worker_ended(error) is None
 
+    def test_causes_that_are_each_other_s(self):
+        first, second = ValueError("x"), ValueError("y")
+        first.__cause__, second.__cause__ = second, first
+        assert why_worker_ended(first) is None
+
+    def test_the_cause_of_another_error(self):
+        error = ValueError("in the loop")
+        error.__context__ = RuntimeError("DataLoader timed out after 7 seconds")
+        assert why_worker_ended(error) == "no data loader worker delivered a batch within 7 s"
+
 
 def _count(number: int) -> None:
     assert number in (0, 1)

@@ -1,5 +1,7 @@
 """The signal state that a script gives itself, whatever its parent process left."""
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -7,7 +9,7 @@ import time
 
 import pytest
 
-from megakit.runtime.signals import EXIT_STATUS, STOP_SIGNALS, exit_status
+from megakit.runtime.signals import EXIT_STATUS, STOP_SIGNALS, die_with_parent, exit_status
 from tests.scripts import REPOSITORY, environment
 
 SHOW = """
@@ -74,6 +76,22 @@ def test_a_blocked_sigint_is_heard():
     _, err = process.communicate(timeout=60)
     assert "KeyboardInterrupt" in err
     assert process.returncode == -signal.SIGINT
+
+
+def test_what_the_program_relies_on_is_not_left_blocked():
+    process = begin("print(*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))", block_all)
+    blocked = set(map(int, process.stdout.read().split()))
+    assert process.wait(timeout=60) == 0
+    assert not blocked & {*STOP_SIGNALS, signal.SIGCHLD}
+
+
+def test_a_process_whose_parent_has_ended_meanwhile_ends_too():
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            die_with_parent(os.getpid())  # not its parent
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 def test_what_a_parent_process_ignores_on_purpose_stays_ignored():

@@ -1,6 +1,5 @@
 """What a run reports of its steps, where its time goes, and how many numbers it trains."""
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -247,23 +246,24 @@ def test_what_is_printed_next_starts_on_a_new_line(start: Any, event: str) -> No
     assert run.num_closed == 1
 
 
-def test_the_clock_measures_data_and_nothing_else() -> None:
-    from megakit.training.progress import DataClock
+def test_the_clock_measures_data_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megakit.training import progress
 
-    clock = DataClock()
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+    clock = progress.DataClock()
     for action, seconds in (
-        ("[_TrainingEpochLoop].train_dataloader_next", 0.02),
-        ("[_TrainingEpochLoop].train_dataloader_next", 0.02),
-        ("[_EvaluationLoop].val_next", 1.0),
-        ("[LightningDataModule]Data.prepare_data", 0.02),
-        ("[LightningDataModule]Data.setup", 0.01),
-        ("[LightningDataModule]Data.state_dict", 1.0),
-        ("run_training_batch", 1.0),
+        ("[_TrainingEpochLoop].train_dataloader_next", 2.0),
+        ("[_TrainingEpochLoop].train_dataloader_next", 3.0),
+        ("[_EvaluationLoop].val_next", 100.0),
+        ("[LightningDataModule]Data.prepare_data", 7.0),
+        ("[LightningDataModule]Data.setup", 10.0),
+        ("[LightningDataModule]Data.state_dict", 1000.0),
+        ("run_training_batch", 10000.0),
     ):
         with clock.profile(action):
-            time.sleep(seconds)
-    assert 0.04 <= clock.fetch_seconds < 1
-    assert 0.03 <= clock.setup_seconds < 1
+            now.seconds += seconds
+    assert (clock.fetch_seconds, clock.setup_seconds) == (5.0, 17.0)
 
 
 def test_parameters_of_the_job() -> None:

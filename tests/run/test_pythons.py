@@ -1,0 +1,126 @@
+"""Which Python `run` sets up with: found on the machine, named, or one that holds NeMo."""
+
+import os
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from tests.run.harness import (
+    BASE_PYTHON,
+    RUN,
+    container,
+    holds,
+    set_up,
+    start,
+    write_program,
+    write_wheel,
+)
+
+
+def test_no_python_says_how_to_get_one(project):
+    done = start(project, "predict", python=None)
+    assert done.returncode == 2
+    for remedy in ("apt install python3.12-venv", "pyenv install", "uv python install", "PYTHON="):
+        assert remedy in done.stderr
+    assert not (project / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("echo 'is Python 3.13' >&2; exit 1", "is Python 3.13"),
+        ("echo 'pyenv: python3: command not found'; exit 127", "does not run"),
+    ],
+)
+def test_python_of_no_use_is_named_with_the_reason(project, answer, reason):
+    python = write_program(project.parent / "bin/python3", answer)
+    done = start(project, "predict", python=None)
+    assert done.returncode == 2
+    assert f"{python} {reason}" in done.stderr
+
+
+def test_the_probe_itself_refuses_other_versions(project):
+    command = f'source "{RUN}"; {BASE_PYTHON} -I -c "$PROBE" 2.7'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "is Python {}.{}\n".format(*sys.version_info)
+
+
+def test_other_machines_are_told_what_to_do(project):
+    write_program(project.parent / "bin/uname", "echo Darwin arm64")
+    done = start(project, "predict")
+    assert done.returncode == 2
+    assert "this is Darwin arm64" in done.stderr
+    assert "Dockerfile" in done.stderr
+
+
+def test_python_is_found_on_the_path_past_one_that_does_not_run(project):
+    write_program(project.parent / "bin/python3.12", "exit 127")
+    (project.parent / "bin/python3").symlink_to(BASE_PYTHON)
+    set_up(project, python=None)
+    assert os.path.realpath(project / ".venv/bin/python") == BASE_PYTHON
+
+
+# ---- A Python that holds NeMo, as in NVIDIA's containers ---------------------------------------
+
+
+def test_a_python_with_fitting_nemo_is_used_and_only_the_missing_added(project):
+    wheels, lock = project / "wheels", project / "requirements.lock"
+    lock.write_text(
+        lock.read_text()
+        + write_wheel(wheels, "beta", "1.0", requires=["gamma>=1", "torch>=2"])
+        + write_wheel(wheels, "gamma", "1.0")
+        + write_wheel(wheels, "unneeded", "1.0")
+        + write_wheel(wheels, "torch", "2.11.0")
+        + write_wheel(wheels, "nemo_toolkit", "2.7.3")
+    )
+    messages = set_up(project, python=container(project, "2.7.0rc1", "0.15.2"))
+    assert "holds NeMo 2.7.0rc1 and Megatron-Core 0.15.2: using them" in messages
+    versions = (
+        "import alpha, beta, gamma, torch, nemo_toolkit as n; print(torch.version, n.version)"
+    )
+    assert holds(project, versions) == "2.9 2.7.0rc1\n"
+    assert holds(project, "import importlib.util as u; print(u.find_spec('unneeded'))") == "None\n"
+    assert "set up" in set_up(project, python=None)
+
+
+def test_an_environment_named_by_its_folder_is_used_with_the_projects_own_megakit(project):
+    others, wheels = (project / "wheels").rename(project / "others"), project / "wheels"
+    wheels.mkdir()
+    lock, pins = project / "requirements.lock", ["nemo_toolkit==2.7.3", "torch==2.11.0", "beta"]
+    lock.write_text(
+        lock.read_text()
+        + write_wheel(others, "beta", "1.0")
+        + write_wheel(wheels, "megakit", "1.0", requires=pins)
+    )
+    (project / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["megakit==1.0"]\n[dependency-groups]\nbuild = ["setuptools"]\n'
+    )
+    lender = container(project, "2.7.0rc1", "0.15.2").parents[1]
+    (packages,) = lender.glob("lib/python3*/site-packages")
+    write_wheel(lender, "megakit", "1.0")
+    with zipfile.ZipFile(lender / "megakit-1.0-py3-none-any.whl") as theirs:
+        theirs.extractall(packages)
+    done = start(project, "setup", "--venv", lender, PIP_FIND_LINKS="others")
+    assert done.returncode == 0, done.stderr
+    # Without the folder that the tests run in, which has a megakit, too.
+    imported = holds(
+        project, "import sys; sys.path.pop(0); import megakit; print(megakit.__file__)"
+    )
+    assert imported.startswith(f"{project}/.venv/")
+    assert holds(project, "import beta; print(beta.version)") == "1.0\n"
+    versions = "import torch, nemo_toolkit as n; print(torch.version, n.version)"
+    assert holds(project, versions) == "2.9 2.7.0rc1\n"
+
+    again = start(project, "setup", "--venv", project)
+    assert again.returncode == 2
+    assert "has no bin/python" in again.stderr
+
+
+@pytest.mark.long
+def test_a_python_with_another_nemo_is_named_and_left_alone(project):
+    messages = set_up(project, python=container(project, "2.5.0", "0.13.1"))
+    assert "holds NeMo 2.5.0 and Megatron-Core 0.13.1. This project needs 2.7 and 0.15" in messages
+    assert holds(project, "import importlib.util as u; print(u.find_spec('torch'))") == "None\n"

@@ -1,0 +1,122 @@
+"""The verbs of `run`: what each calls, and what is refused."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from tests.run.harness import BASE_PYTHON, as_if_set_up, bare_environment, start, write_program
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",), ("setup", "--help")])
+def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
+    done = start(project, *arguments, python=None)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    listed = re.findall(r"^  (\w+) ", done.stdout, flags=re.MULTILINE)
+    verbs = "tutorial tests pretrain finetune predict tensorboard notebook benchmarks new setup"
+    assert " ".join(listed) == verbs
+    assert not (project / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tutoral"], "no verb 'tutoral'"),
+        (["setup", "--wheel", "x"], "--download DIR, --wheels DIR or --venv DIR, not --wheel"),
+        (["setup", "--wheels"], "--wheels takes one folder"),
+        (["setup", "--wheels", "nowhere"], "no wheels in nowhere"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
+    done = start(project, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not (project / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "called"),
+    [
+        (["tutorial", "--seed", "1"], "<root>/mnist/tutorial.py|--seed|1"),
+        (["pretrain"], "<root>/model_pretrain.py"),
+        (["finetune", "--lr", "1e-3"], "<root>/model_finetune.py|--lr|1e-3"),
+        (["predict", "--help"], "<root>/model_predict.py|--help"),
+        (["tensorboard", "--port", "1"], "-W|ignore|-P|-m|tensorboard.main|--logdir|runs|--port|1"),
+        (
+            ["notebook", "--no-browser"],
+            "-P|-m|notebook|--ServerApp.root_dir=<root>"
+            "|--JupyterNotebookApp.default_url=/notebooks/notebooks/mnist_megatron.ipynb"
+            "|--no-browser",
+        ),
+        (["notebook", "--renew"], "<root>/notebooks/renew.py"),
+        (["benchmarks", "data"], "<root>/benchmarks/run_all.py|data"),
+        (["tests", "-k", "a b"], "-m|pytest|-k|a b"),
+        (["tests", "-x", "--all"], "-m|pytest|-x|--all"),
+    ],
+)
+def test_verbs_call_what_they_stand_for_at_once(project, arguments, called):
+    as_if_set_up(project, "IFS='|'; echo \"$*\"")
+    began = time.perf_counter()
+    done = start(project, *arguments, python=None)
+    assert time.perf_counter() - began < 5
+    assert done.stdout.replace(str(project), "<root>") == called + "\n"
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_as_asked"), [("echo 3.12", 1), ("echo 3.11", 0), ("exit 1", 0)]
+)
+def test_what_is_set_up_serves_only_the_python_that_is_asked_for(project, answer, is_as_asked):
+    as_if_set_up(project, "echo ran")
+    python = write_program(project.parent / "python", answer)
+    done = start(project, "predict", python=python)
+    assert done.stdout == "ran\n" * is_as_asked
+    assert (done.returncode == 0) == is_as_asked
+
+
+@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
+def test_closed_streams_are_no_failure(project, closed):
+    as_if_set_up(project, "exit 3")  # not to be called
+
+    def close():
+        for descriptor in closed:
+            os.close(descriptor)
+
+    done = subprocess.run(
+        [project / "run", "setup"],
+        env=bare_environment(project, python=None),
+        preexec_fn=close,
+        timeout=60,
+    )
+    assert done.returncode == 0
+
+
+def test_no_verb_imports_from_the_current_folder(project, tmp_path):
+    """Whoever stands in a folder of downloads runs nothing of it."""
+    venv, honest = project / ".venv", "import json, torch\nprint('honest')\n"
+    subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", venv], check=True)
+    shutil.copy(project / "requirements.lock", venv / ".setup-done")
+    (packages,) = venv.glob("lib/python3*/site-packages")
+    (packages / "torch.py").touch()
+    scripts = ["mnist/tutorial.py", "notebooks/renew.py", "benchmarks/run_all.py"]
+    scripts += [f"model_{stage}.py" for stage in ("pretrain", "finetune", "predict")]
+    modules = ["tensorboard/main.py", "notebook/__main__.py", "pytest/__main__.py"]
+    for file in (*(project / name for name in scripts), *(packages / name for name in modules)):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(honest)
+
+    downloads = tmp_path / "downloads"
+    downloads.mkdir()
+    for name in ("tensorboard", "notebook", "pytest", "pip", "torch", "json", "sitecustomize"):
+        (downloads / f"{name}.py").write_text("open('mark', 'w').close()\nprint('hostile')\n")
+    verbs = ["tutorial", "tests", "pretrain", "finetune", "predict", "tensorboard", "benchmarks"]
+    for verb in (*verbs, "notebook", "notebook --renew"):
+        done = start(project, *verb.split(), cwd=downloads, python=None)
+        assert (done.stdout, done.stderr) == ("honest\n", ""), verb
+    assert not (downloads / "mark").exists()
