@@ -104,3 +104,19 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(build: Any, tmp_path: Path, f
     assert [row.step for row in reporter_of(trainer).metrics_file.kept] == [1, 10]
     assert reporter_of(trainer).tensorboard.after == 10
     assert trainer.logger._kwargs["purge_step"] == 11
+
+
+def test_lightning_counts_the_batches_of_all_completed_steps() -> None:
+    """Its counters in a checkpoint are one step behind."""
+    from megakit.training.callbacks import ExactSteps
+
+    trainer: Any = pl.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    loop = trainer.fit_loop.epoch_loop
+    loop.automatic_optimization.optim_progress.optimizer.step.total.completed = 7
+    loop.batch_progress.total.ready = loop.batch_progress.current.completed = 6
+    ExactSteps().on_train_start(trainer, None)  # type: ignore[arg-type]
+    for counter in (loop.batch_progress.total, loop.batch_progress.current):
+        names = ("ready", "started", "processed", "completed")
+        assert [getattr(counter, name) for name in names] == [7] * 4
