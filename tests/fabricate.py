@@ -62,6 +62,7 @@ def make_checkpoint(
     (checkpoint / "weights").mkdir(parents=True)
     (checkpoint / "context").mkdir()
     (checkpoint / "weights" / "__0_0.distcp").write_bytes(b"weights of step %d" % step)
+    (checkpoint / "weights" / ".metadata").write_text("where each weight is")
     (checkpoint / "weights" / "metadata.json").write_text("{}")
     (checkpoint / "context" / "io.json").write_text(json.dumps(context))
     manifest = Manifest(
@@ -77,9 +78,9 @@ def make_checkpoint(
     return checkpoint
 
 
-def prepare_run(stage: Stage, options: Any) -> Plan:
+def prepare_run(stage: Stage, options: Any, script: Path | None = None) -> Plan:
     """What a script does before its work begins, in this process; the directory is free after."""
-    plan, guard = prepare(stage, options, Cluster(), Console(silent=True))
+    plan, guard = prepare(stage, options, Cluster(), Console(silent=True), script)
     guard.close()
     return plan
 

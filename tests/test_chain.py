@@ -16,6 +16,8 @@ from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import verify
 from megakit.job.run_lock import LOCK_FILE
 from mnist import files as mnist_files
+from tests.faults.harness import curves
+from tests.megakit.reporting.test_tensorboard import hyperparameters
 from tests.scripts import (
     REPOSITORY,
     Result,
@@ -98,9 +100,73 @@ def test_the_console_shows_the_accuracy(chain: Chain):
     assert f"val_accuracy {last}" in chain.result.err
 
 
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_times_and_speeds_of_training(chain: Chain, stage: str):
+    summary = read_json(chain.runs / stage / "summary.json")
+    times = summary["times"]
+    # A step includes its wait for a batch, but no validation and no save.
+    stepping = summary["seconds"] - times["validation"] - times["checkpoints"]
+    assert summary["steps_per_second"] == pytest.approx(summary["steps"] / stepping)
+    assert summary["samples_per_second"] == pytest.approx(256 * summary["steps_per_second"])
+    assert times["training"] < stepping < times["training"] + times["data"]
+    assert min(times.values()) > 0
+
+    rows = console_table(chain, f"{stage} is done.")
+    assert rows["speed"] == f"{summary['steps_per_second']:.0f} steps/s"
+    total, parts = rows["time"].split(" s: ")
+    assert float(total) == pytest.approx(sum(times.values()), abs=0.06)
+    assert float(total) < chain.result.seconds
+    assert parts == ", ".join(
+        f"{name.replace('_', '-')} {seconds:.1f}" for name, seconds in times.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "next_verb", "columns"),
+    [
+        ("pretrain", "finetune", ["val_loss", "train_loss"]),
+        ("finetune", "predict", ["val_loss", "val_accuracy", "train_loss"]),
+    ],
+)
+def test_the_console_tells_results_and_the_next_command(
+    chain: Chain, stage: str, next_verb: str, columns: list[str]
+):
+    summary = read_json(chain.runs / stage / "summary.json")
+    rows = console_table(chain, f"{stage} is done.")
+    words = {"val": "validation", "train": "training"}
+    last = (summary["metrics"] or {}) | summary
+    expected = {
+        " ".join([words[part], name]): f"{last[f'{part}_{name}']['last']:.4f}"
+        for part, _, name in (column.partition("_") for column in columns)
+    }
+    assert list(rows.items())[: len(columns)] == list(expected.items())
+    assert rows["best checkpoint"] == summary["checkpoint"]
+    assert rows["curves"] == f"./run tensorboard --logdir {chain.runs}"
+    assert rows["next"] == (
+        f"./run {next_verb} --output-dir {chain.runs} --data-dir {chain.runs.parent / 'no-data'}"
+    )
+
+
+def console_table(chain: Chain, heading: str) -> dict[str, str]:
+    """The table after a line, by name; a value of several lines is joined."""
+    _, _, after = chain.result.err.partition(f"\n{heading}\n")
+    rows: dict[str, str] = {}
+    for line in after.splitlines():
+        if not line.startswith("  "):
+            break
+        name, _, value = line.strip().partition("  ")
+        if line.startswith("   "):
+            rows[next(reversed(rows))] += f" {line.strip()}"
+        else:
+            rows[name] = value.strip()
+    return rows
+
+
 def test_summary_agrees_with_predictions(chain: Chain):
     summary = read_json(chain.runs / "predict" / "summary.json")
     assert summary["num_samples"] == 300
+    assert summary["seconds"] * summary["samples_per_second"] == pytest.approx(300)
+    assert summary["seconds"] < chain.result.seconds
     assert summary["accuracy"] == pytest.approx(
         accuracy(chain.runs / "predict" / "predictions.csv")
     )
@@ -114,11 +180,14 @@ def test_metrics(chain: Chain, stage: str, steps: int):
         *("step", "consumed_samples", "train_loss", "val_loss", "lr", "grad_norm"),
         *further,
     ]
-    metrics = read_json(chain.runs / stage / "summary.json")["metrics"]
-    assert list(metrics or ()) == further
-    for name in further:
+    summary = read_json(chain.runs / stage / "summary.json")
+    assert list(summary["metrics"] or ()) == further
+    for name in ("train_loss", "val_loss", *further):
         values = [float(row[name]) for row in rows if row[name]]
-        assert metrics[name] == {"first": values[0], "last": values[-1]}
+        told = summary["metrics"][name] if name in further else summary[name]
+        assert told == {"first": values[0], "last": values[-1]}
+        if name not in further:
+            continue
         # Shares of the 200 digits, each counted once.
         assert all(abs(200 * value - round(200 * value)) < 1e-3 for value in values)
         assert values[-1] > 0.9
@@ -150,9 +219,21 @@ def test_best_and_last_checkpoint_are_kept_whole(chain: Chain, stage: str):
     assert {name.split("/")[0] for name in manifest.files} == {"weights", "context", "metrics.csv"}
 
 
-def test_curves_are_written(chain: Chain):
-    for stage in ("pretrain", "finetune"):
-        assert list((chain.runs / stage / "tensorboard").glob("events.out.tfevents.*"))
+@pytest.mark.parametrize(("stage", "lr"), [("pretrain", 0.001), ("finetune", 0.04)])
+def test_tensorboard_has_the_values_of_metrics_csv_and_the_settings(
+    chain: Chain, stage: str, lr: float
+):
+    folder = chain.runs / stage / "tensorboard"
+    rows, found = read_csv(chain.runs / stage / "metrics.csv"), curves(folder)
+    columns = {"train/loss": "train_loss", "train/lr": "lr", "validation/loss": "val_loss"}
+    for name, column in columns.items():
+        part, _, name = name.partition("/")
+        points = {int(row["step"]): float(row[column]) for row in rows if row[column]}
+        assert dict(found[f"{part}/{stage}/{name}"]) == pytest.approx(points)
+    settings = hyperparameters(folder)
+    expected = {"stage": stage, "dataset": "digits", "lr": lr, "seed": 42, "data_parallel": 1}
+    expected |= {"global_batch_size": 256, "micro_batch_size": 256}
+    assert expected.items() <= settings.items()
 
 
 def test_console_says_what_a_person_wants_and_no_more(chain: Chain):

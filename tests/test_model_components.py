@@ -40,7 +40,8 @@ def test_mean_squared_error_by_hand(components: ModuleType) -> None:
     x_hat = torch.zeros(2, 784)
     x_hat[0] = 0.5
     x_hat[1, :196] = 1.0  # a quarter of the pixels
-    loss, reported = components.MSELossReduction().forward({"data": images}, {"x_hat": x_hat})
+    batch = {"data": images, "corrupted": torch.ones_like(images)}  # these are not the target
+    loss, reported = components.MSELossReduction().forward(batch, {"x_hat": x_hat})
     assert loss.item() == reported["avg"].item() == (0.25 + 0.25) / 2
 
 
@@ -338,6 +339,18 @@ def test_pretrain_model(components: ModuleType) -> None:
     hidden = model.linear3.weight @ z + model.linear3.bias[:, None]
     x_hat = model.linear4.weight @ hidden.relu() + model.linear4.bias[:, None]
     torch.testing.assert_close(output["x_hat"], x_hat.T)
+
+
+def test_the_model_is_given_the_corrupted_images(components: ModuleType) -> None:
+    module = components.BionemoLightningModule(config=components.PretrainConfig())
+    module.configure_model()
+    clean, corrupted = torch.rand(2, 4, 1, 28, 28)
+    for batch, seen in (
+        ({"data": clean, "corrupted": corrupted}, corrupted),
+        ({"data": clean}, clean),
+    ):
+        for step in (module.training_step, module.forward_step, module.validation_step):
+            assert torch.equal(step(batch)["x_hat"], module.module(seen)["x_hat"])
 
 
 def test_fine_tune_model(components: ModuleType) -> None:

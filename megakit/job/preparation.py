@@ -84,9 +84,9 @@ def _lock_and_plan(
             locks.enter_context(checked.start.file)
             close_in_children(checked.start.file)
         old_run = _rename_old_run(checked, console)
+        own = lock(checked.directory.path)  # before `try`: the directory may be another process's
+        locks.callback(own.close)
         try:
-            own = lock(checked.directory.path)
-            locks.callback(own.close)
             resume, is_done = None, False
             if checked.training:
                 resume, is_done = _open_run(stage, checked, console)

@@ -214,5 +214,5 @@ def _join(values: list[ast.expr]) -> list[ast.expr]:
 
 
 def digest(parts: list[str]) -> str:
-    """Returns the start of the SHA-256 of texts, 16 hexadecimal digits."""
+    """Returns the start of the SHA-256 of texts, 16 letters."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:DIGEST_LETTERS]

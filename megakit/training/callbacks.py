@@ -180,7 +180,8 @@ class StopOnSignal(pl.Callback):
         )
         torch.distributed.all_reduce(message, torch.distributed.ReduceOp.MAX)
         number, seconds = message.tolist()
-        steps_per_second = self._num_steps / max(seconds, 1e-3)
+        # The first agreement has no earlier one to measure from; the next step may be a long one.
+        steps_per_second = self._num_steps / seconds if seconds else 1
         self._num_steps = int(max(1, min(self.AGREE_AT_MOST_EVERY, steps_per_second)))
         self._agree_at, self._agreed_at = step + self._num_steps, now
         return int(number)

@@ -124,6 +124,7 @@ class Reporter(pl.Callback):
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self.validation_seconds += time.perf_counter() - self._validation_started
+        self._update_seconds()  # a checkpoint of this step contains both times
         values = logged_values(trainer, "val_")
         self.val_loss = values.pop("val_loss", None)
         if self._row is not None:

@@ -29,7 +29,7 @@ HOOK = Path(__file__).with_name("hook")
 STEPS = ("--max-steps", 40, "--val-interval", 15, "--save-interval", 10)
 ACCUMULATED = ("--micro-batch-size", 128)
 
-#: Where a run can be cut short, and how often it passes there within `STEPS`.
+#: Where a run can be cut short, and how often it passes there if nothing stops it before its end.
 PLACES = {
     "megakit.training.callbacks:StopOnSignal.on_train_batch_start": 40,
     "megakit.training.strategy:ExactStrategy.optimizer_step": 40,
@@ -39,12 +39,14 @@ PLACES = {
     ":FileSystemWriterAsync.write_preloaded_data": 8,
     "megakit.checkpoints.writer:write_context": 4,
     "megakit.checkpoints.writer:write_manifest": 4,
-    "megakit.checkpoints.writer:_flush": 32,
+    "megakit.checkpoints.writer:_flush": 48,
     "megakit.checkpoints.writer:CheckpointWriter._prune": 4,
     "megakit.checkpoints.writer:shutil.rmtree": 7,
     "megakit.training.stages:_report_training": 1,
 }
 BETWEEN_WEIGHTS_AND_CONTEXT = "megakit.checkpoints.writer:write_context"
+BEFORE_PRUNING = "megakit.checkpoints.writer:CheckpointWriter._prune"
+AFTER_THE_LAST_SAVE = "megakit.training.stages:_report_training"
 BEFORE_STEP = "megakit.training.callbacks:StopOnSignal.on_train_batch_start"
 
 
@@ -67,12 +69,15 @@ class Fault:
     rank: int = 0
 
     @classmethod
-    def draw(cls, dice: random.Random, longest: float | None = None) -> "Fault":
-        """Any of the places, or, given the seconds that a run takes, any moment of it."""
-        if longest is not None and dice.random() < 0.5:
-            return cls(seconds=round(dice.uniform(0, longest), 2))
+    def draw_place(cls, dice: random.Random) -> "Fault":
+        """Any call of any of the places, in a run that starts from its first step."""
         place = dice.choice(sorted(PLACES))
         return cls(place, dice.randint(1, PLACES[place]))
+
+    @classmethod
+    def draw_moment(cls, dice: random.Random, longest: float) -> "Fault":
+        """Any moment of a run that takes so many seconds."""
+        return cls(seconds=round(dice.uniform(0, longest), 2))
 
     def __str__(self) -> str:
         if self.place is None:
@@ -114,6 +119,11 @@ class Training:
         return self.path / "checkpoints"
 
     @property
+    def fault_came(self) -> Path:
+        """The file that a fault at a place makes when it comes."""
+        return self.folder / ".fault-came"
+
+    @property
     def common(self) -> tuple[object, ...]:
         """The options of every start."""
         data = ("--dataset", "digits", "--data-dir", self.folder / "no-data")
@@ -131,6 +141,8 @@ class Training:
         if fault is not None and fault.place is not None:
             moment = f"{fault.place}:{fault.count}"
             changes |= {"FAULT": f"{moment} {fault.name} {fault.rank}", "PYTHONPATH": str(HOOK)}
+            changes["FAULT_CAME"] = str(self.fault_came)
+            self.fault_came.unlink(missing_ok=True)
         arguments = (*self.common, *options)
         return subprocess.Popen(
             [sys.executable, *starter, REPOSITORY / self.script, *map(str, arguments)],
@@ -145,7 +157,10 @@ class Training:
     def start(
         self, fault: Fault | None = None, *options: object, largest_file: int | None = None
     ) -> Start:
-        """Starts the script, lets the fault come, and waits for the end of all its processes."""
+        """Starts the script, lets the fault come, and waits for the end of all its processes.
+
+        A fault at a place has to come.
+        """
         limits: dict[str, Any] = {}
         if largest_file is not None:
             size = largest_file
@@ -160,6 +175,8 @@ class Training:
         out, err = process.communicate(timeout=600)
         seconds = time.monotonic() - began
         assert self.left_behind() == [], f"left behind after {fault}"
+        if fault is not None and fault.place is not None:
+            assert self.fault_came.exists(), f"no {fault}: status {process.returncode}\n{err}"
         return Start(process.returncode, out, err, seconds)
 
     def start_without_reader(self) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from megakit.checkpoints import best_checkpoint, read_manifest
-from tests.faults.harness import BEFORE_STEP, Fault, Training, curves
+from tests.faults.harness import AFTER_THE_LAST_SAVE, BEFORE_STEP, Fault, Training, curves
 from tests.scripts import read_csv, read_json
 
 #: The learning rate is so high that the loss soon rises now and then.
@@ -78,7 +78,7 @@ def test_killed_and_stopped_while_it_counts(whole: Training, tmp_path: Path) -> 
     assert stopped.status == 143, stopped.err
     assert f"Stopped after step {end - 3}" in stopped.err
     # After the last checkpoint, before the summary.
-    killed = training.start(Fault("megakit.training.stages:_report_training"))
+    killed = training.start(Fault(AFTER_THE_LAST_SAVE))
     assert killed.status == -9
     assert not (training.path / "summary.json").exists()
     last = training.start()

@@ -127,7 +127,7 @@ def pretrain(
         def __deepcopy__(self, memo: object) -> "Watch":
             return self  # NeMo copies callbacks in order to record them
 
-    module, data = _built_by(script.pretrain, run)
+    module, data = built_by(script.pretrain, run)
     module.optim.config.use_distributed_optimizer = use_distributed_optimizer
     if look_at_samples:
         module.register_forward_pre_hook(look)
@@ -174,7 +174,7 @@ def predict(layout: Layout, folder: Path, checkpoint: str, model: str = "first")
     return str(script.predict(make_run(script.PREDICT, options, layout, start=checkpoint)))
 
 
-def _built_by(work: Callable[[Run], object], run: Run) -> tuple[Any, Any]:
+def built_by(work: Callable[[Run], object], run: Run) -> tuple[Any, Any]:
     """The Lightning module and the data module that a script would train with."""
     import megakit.training
 

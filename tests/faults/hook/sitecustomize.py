@@ -2,7 +2,8 @@
 
 Python imports a module of this name, found on PYTHONPATH, in every process before anything else; so
 the real scripts run as they are, each of their ranks included. The moment is in the environment:
-`FAULT="MODULE:FUNCTION:N FAULT RANK"`, the fault being a signal, or an exception to raise.
+`FAULT="MODULE:FUNCTION:N FAULT RANK"`, the fault being a signal, or an exception to raise. Just
+before the fault, the file named by `FAULT_CAME`, if any, is made.
 """
 
 import builtins
@@ -12,6 +13,7 @@ import importlib.machinery
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -46,6 +48,8 @@ class FaultAt(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def counting(*args: Any, **kwargs: Any) -> Any:
             calls[0] += 1
             if calls[0] == self.count:
+                if "FAULT_CAME" in os.environ:
+                    Path(os.environ["FAULT_CAME"]).touch()
                 if not self.fault.startswith("SIG"):
                     raise getattr(builtins, self.fault)("made to fail here")
                 os.kill(os.getpid(), getattr(signal, self.fault))

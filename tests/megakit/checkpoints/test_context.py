@@ -223,6 +223,46 @@ def test_pipes_are_refused_at_once(tmp_path, name):
     assert f"context/{name} is neither a file nor a folder" in damage_of(tmp_path)
 
 
+class Poison:
+    def __reduce__(self):
+        return os.path.exists, ("/",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("a.pkl", pickle.dumps(Poison(), 0), "genericpath.exists"),
+        ("a.pickle", pickle.dumps(Poison(), 1), "genericpath.exists"),
+        ("8c1f2e", pickle.dumps(Poison(), 2), "genericpath.exists"),
+        ("below/8c1f2e", pickle.dumps(Poison(), 4), "genericpath.exists"),
+        ("a.pkl", b"(ios.path\nexists\n.", "os.path.exists"),
+        ("a.pkl", b"cposix\nsystem\n.", "posix.system"),
+        ("a.pkl", b"cbuiltins\neval\n.", "builtins.eval"),
+        ("a.yaml", b"x: !!python/name:os.system\n", "!!python/name:os.system"),
+        ("a.yml", b"_target_: os.path.exists\n", "os.path.exists"),
+    ],
+)
+def test_what_loading_a_file_beside_it_would_run_is_named(tmp_path, name, content, named):
+    path = write(tmp_path, as_fiddle_writes({"kept": 1})) / "context" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    assert f"{path}: the file is unsafe: it names {named}." in damage_of(tmp_path)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])  # the first looks up methods with `getattr`
+def test_what_is_harmless_in_a_file_beside_it(tmp_path, protocol):
+    content = {"method": Harmless.method, "path": tmp_path, "color": Color.RED}
+    write(tmp_path, as_fiddle_writes({"kept": 1}))
+    (tmp_path / "context" / "8c1f2e").write_bytes(pickle.dumps(content, protocol))
+    (tmp_path / "context" / "a.yaml").write_text("_target_: megakit.models.Net\n")
+    assert read_model_settings(tmp_path) == {"kept": 1}
+
+
+class Harmless:
+    def method(self):
+        raise AssertionError("was called")
+
+
 def test_it_takes_milliseconds(tmp_path):
     """A resumption begins with it, before torch is imported."""
     write(tmp_path, as_fiddle_writes(PLAIN))

@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,7 @@ from megakit.checkpoints.manifest import (
     list_files,
     read_manifest,
     verify,
+    verify_if_possible,
     write_manifest,
 )
 from megakit.errors import UserError
@@ -112,7 +114,8 @@ class TestManifest:
 
     def test_files_with_size_and_sha256(self, checkpoint):
         files = read_manifest(checkpoint).files
-        assert list(files) == ["context/io.json", WEIGHTS, "weights/metadata.json"]
+        weights = ["weights/.metadata", WEIGHTS, "weights/metadata.json"]
+        assert list(files) == ["context/io.json", *weights]
         content = b"weights of step 500"
         assert files[WEIGHTS] == {
             "size": len(content),
@@ -148,7 +151,7 @@ class TestManifest:
         assert read_manifest(checkpoint).digest == before.digest
 
     def test_numbers_survive_exactly(self, tmp_path):
-        written = Manifest("s", "m", "d", 1, val_loss=0.1 + 0.2, run={"lr": 1 / 3})
+        written = Manifest("s", "m", "d", 0, val_loss=0.1 + 0.2, run={"lr": 1 / 3})
         for values in ({}, {"val_top": 0.1 + 0.2, "val_none": math.inf}):
             written = replace(written, values=values, higher_is_better=bool(values))
             write_manifest(tmp_path, written)
@@ -170,6 +173,7 @@ class TestManifest:
     def test_which_checkpoint_ends_a_run(self):
         last = Manifest("s", "m", "d", 7)
         assert last.ends(7)
+        assert not last.ends(6)
         assert not last.ends(8)
         assert not last.ends(None)
         assert replace(last, final=True).ends(8)
@@ -218,7 +222,10 @@ class TestUnreadable:
             {"step": True},
             {"val_loss": 10**400},
             {"model": "M" * 100_000},
-            {"step": -500},
+            {"stage": "s" * 1000},
+            {"step": -1},
+            {"files": {WEIGHTS: {"size": "19", "sha256": "a" * 64}}},
+            {"files": {WEIGHTS: {"size": 19, "sha256": 7}}},
             {"unknown": 1},
             {"values": []},
             {"values": {"val_top": "high"}},
@@ -285,9 +292,10 @@ class TestDamage:
         (checkpoint / WEIGHTS).unlink()
         assert f"{WEIGHTS} is missing" in problem_of(verify, checkpoint)
 
-    def test_a_file_cut_short(self, checkpoint):
-        os.truncate(checkpoint / WEIGHTS, 7)
-        assert f"{WEIGHTS} has 7 bytes, not 19" in problem_of(verify, checkpoint)
+    @pytest.mark.parametrize("size", [7, 20, 1 << 20])  # the last one is sparse, but small
+    def test_a_file_of_another_size(self, checkpoint, size):
+        os.truncate(checkpoint / WEIGHTS, size)
+        assert f"{WEIGHTS} has {size} bytes, not 19" in problem_of(verify, checkpoint)
 
     def test_one_bit(self, checkpoint):
         content = bytearray((checkpoint / WEIGHTS).read_bytes())
@@ -317,6 +325,27 @@ class TestDamage:
     def test_a_copy_elsewhere_is_as_good(self, checkpoint, tmp_path):
         moved = checkpoint.rename(tmp_path / "best of all")
         assert verify(moved).step == 500
+
+
+@pytest.mark.parametrize(
+    ("job", "is_verified"),
+    [
+        *(({}, True), ({"RANK": "0"}, True), ({"SLURM_PROCID": "0"}, True)),
+        *(({"RANK": "1"}, False), ({"SLURM_PROCID": "1"}, False)),
+        ({"RANK": "0", "SLURM_PROCID": "1"}, True),  # torchrun in a task of Slurm
+    ],
+)
+def test_rank_0_verifies_for_all_ranks(checkpoint, monkeypatch, job, is_verified):
+    for name in ("RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    verify_if_possible(checkpoint)
+    os.truncate(checkpoint / WEIGHTS, 7)
+    if is_verified:
+        assert "damaged" in problem_of(verify_if_possible, checkpoint)
+    else:
+        verify_if_possible(checkpoint)
 
 
 class TestHashing:
@@ -364,3 +393,21 @@ class TestHashing:
         for _ in range(2):
             verify(checkpoint)
         assert len(hashed) == 2 * len(list_files(checkpoint))
+
+    def test_a_digest_of_a_file_that_has_just_been_written_is_not_kept(
+        self, checkpoint, hashed, monkeypatch
+    ):
+        """The next write may come within the same tick of the clock, and leave the same times."""
+        now, fstat = [100.0], os.fstat
+
+        def same_times(descriptor):
+            status = fstat(descriptor)
+            fields = {name: getattr(status, name) for name in ("st_dev", "st_ino", "st_size")}
+            return SimpleNamespace(**fields, st_ctime=100.0, st_ctime_ns=100 * 10**9)
+
+        monkeypatch.setattr(os, "fstat", same_times)
+        monkeypatch.setattr(time, "time", lambda: now[0])
+        before = list_files(checkpoint)[WEIGHTS]
+        (checkpoint / WEIGHTS).write_bytes(b"weights of step 501")
+        now[0] += 60
+        assert list_files(checkpoint)[WEIGHTS] != before

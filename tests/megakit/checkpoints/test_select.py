@@ -32,18 +32,25 @@ def cut(checkpoint):
     (checkpoint / "weights" / "__0_0.distcp").write_bytes(b"")
 
 
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE])
-def test_an_error_that_may_pass_sets_nothing_aside(tmp_path, monkeypatch, number):
-    """A network file system that is away for a moment is no reason to train again."""
+@pytest.mark.parametrize(
+    "error",
+    [
+        *("EIO", "ESTALE", "ETIMEDOUT", "EHOSTDOWN", "ENOTCONN"),  # a network file system is away
+        *("EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "MemoryError"),  # the machine is short of it
+    ],
+)
+def test_an_error_that_may_pass_sets_nothing_aside(tmp_path, monkeypatch, error):
+    """A disk that is away for a moment is no reason to train again."""
     checkpoint = make_checkpoint(tmp_path, 10)
     run = read_manifest(checkpoint).run
+    number = getattr(errno, error, None)
 
     def fail(*_):
-        raise OSError(number, os.strerror(number))
+        raise MemoryError if number is None else OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
         patch.setattr("megakit.runtime.foreign_files._open_at_once", fail)
-        with pytest.raises(UserError, match=os.strerror(number)):
+        with pytest.raises(UserError, match=os.strerror(number) if number else error):
             keep_own_checkpoints(tmp_path, "pretrain", run, print)
     assert checkpoint.is_dir()
 
@@ -180,7 +187,11 @@ class TestRemoval:
         assert remove(checkpoint)
 
     @pytest.mark.parametrize(
-        ("reason", "removed"), [(errno.EBADF, False), (errno.EACCES, False), (errno.ENOLCK, True)]
+        ("reason", "removed"),
+        [
+            *((errno.EBADF, False), (errno.EACCES, False)),
+            *((errno.ENOLCK, True), (errno.ENOSYS, True), (errno.EOPNOTSUPP, True)),
+        ],
     )
     def test_without_a_lock_only_where_there_are_none(self, tmp_path, monkeypatch, reason, removed):
         checkpoint = make_checkpoint(tmp_path, 10)
@@ -189,6 +200,7 @@ class TestRemoval:
             raise OSError(reason, os.strerror(reason))
 
         monkeypatch.setattr("fcntl.flock", fail)
+        lock_checkpoint(checkpoint).close()
         assert remove(checkpoint) is removed
         assert checkpoint.exists() is not removed
 

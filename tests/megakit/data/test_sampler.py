@@ -211,9 +211,19 @@ def test_training_starts_where_the_trainer_is():
         ("predict", {"predict": 4}, 16),
     ],
 )
-def test_weights_count_what_a_limit_leaves(mode, limits, num_samples):
-    weights = [b["loss_mask"] for b in transformed(42, mode, Trainer(**limits))]
-    assert torch.count_nonzero(torch.cat(weights)) == num_samples
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_weights_count_what_a_limit_leaves(mode, limits, num_samples, num_ranks, monkeypatch):
+    """A limit counts micro batches of each rank."""
+    from megatron.core import parallel_state
+
+    weights = []
+    for rank in range(num_ranks):
+        for name, value in (("rank", rank), ("world_size", num_ranks)):
+            monkeypatch.setattr(
+                parallel_state, f"get_data_parallel_{name}", lambda value=value: value
+            )
+        weights += [b["loss_mask"] for b in transformed(42, mode, Trainer(**limits))]
+    assert torch.count_nonzero(torch.cat(weights)) == min(42, num_ranks * num_samples)
     assert torch.cat(weights).mean().item() == pytest.approx(1)
 
 

@@ -1,13 +1,16 @@
 """A run directory has one writer, which notices when the directory is taken away from it."""
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +34,38 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     lock(tmp_path / "runs" / "second").close()
     guard.close()
     lock(tmp_path / "runs" / "first").close()
+
+
+def test_the_file_names_only_the_last_holder(tmp_path: Path) -> None:
+    (tmp_path / LOCK_FILE).write_text("process 123456789 on a machine with a long name\n")
+    guard = lock(tmp_path)
+    (line,) = (tmp_path / LOCK_FILE).read_text().splitlines()
+    assert line == f"process {os.getpid()} on {socket.gethostname()}"
+    guard.close()
+
+
+def test_a_holder_that_has_not_yet_written_its_name(tmp_path: Path) -> None:
+    with (tmp_path / LOCK_FILE).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert f"{tmp_path} is in use by another process." in refusal(tmp_path)
+
+
+def test_a_directory_that_is_renamed_while_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is that of the directory that has the name afterwards."""
+    folder, flock = tmp_path / "run", fcntl.flock
+
+    def renamed_meanwhile(*arguments: Any) -> None:
+        if not (tmp_path / "old").exists():
+            folder.rename(tmp_path / "old")
+        flock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", renamed_meanwhile)
+    guard = lock(folder)
+    check_still_ours(folder, guard.inode)
+    lock(tmp_path / "old").close()
+    guard.close()
 
 
 def test_two_paths_to_one_directory_are_one_lock(tmp_path: Path) -> None:

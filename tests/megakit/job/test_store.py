@@ -12,7 +12,7 @@ import pytest
 
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
-from megakit.job.store import join_store
+from megakit.job.store import join_store, join_torchruns_store
 
 
 @pytest.fixture(autouse=True)
@@ -80,23 +80,28 @@ def test_they_meet():
 
 
 @pytest.mark.parametrize(
-    "says", [b"", b"HTTP/1.1 400\r\n", b"megakit 4712.0/2 80\n", b"\xff" * 5000]
+    "says",
+    [
+        *(b"", b"HTTP/1.1 400\r\n", b"\xff" * 5000),
+        *(b"megakit 4712.0/2 80\n", b"megakit 4711.0/2 70000\n", "megakit 4711.0/2 ²\n".encode()),
+    ],
 )
 def test_a_program_at_the_first_port_is_passed_over(says):
     with stranger(says) as taken:
         assert meet(job(taken, free_port())) == b"ours"
 
 
-def test_two_jobs_with_the_same_ports():
+@pytest.mark.parametrize("change", [{"name": "4712.0"}, {"devices": 3}], ids=str)
+def test_two_jobs_with_the_same_ports(change):
     port, other = free_port(), free_port()
-    with join_store(job(port, other, name="4712.0"), 20):
+    with join_store(replace(job(port, other), **change), 20):
         assert meet(job(port, other)) == b"ours"
 
 
 def test_no_port_is_free():
     with (
         stranger() as taken,
-        pytest.raises(UserError, match=f"MASTER_PORT {taken}: rank 0 cannot listen at it"),
+        pytest.raises(UserError, match=rf"{taken}: .* cannot listen at it \(another program"),
         join_store(job(taken), 20),
     ):
         pass
@@ -122,3 +127,31 @@ def test_an_address_that_is_not_rank_0_s(address):
         join_store(cluster, 20),
     ):
         pass
+
+
+def test_another_program_answers_at_rank_0_s_address(monkeypatch):
+    monkeypatch.setattr("megakit.job.store._request_port", lambda *_, **__: None)
+    with (
+        pytest.raises(UserError, match=r"does not reach itself there, .*another program answers"),
+        join_store(job(free_port()), 20),
+    ):
+        pass
+
+
+def test_the_port_is_free_after_the_block():
+    port = free_port()
+    with join_store(job(port), 20):
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def test_the_store_of_torchrun_s_agent():
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # made in C++
+
+    port = free_port()
+    with pytest.raises(TimeoutError, match=rf"No rank 0 at 127\.0\.0\.1, port {port}, within 0 s"):
+        join_torchruns_store(job(port), 0)
+    agent = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    agent.set("plan", "ours")
+    assert join_torchruns_store(job(port), 20).get("plan") == b"ours"

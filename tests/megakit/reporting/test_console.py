@@ -142,6 +142,11 @@ class TestProgressElsewhere:
         lines = self.lines("100, 50)\nfor step in range(51, 101): progress.update(step, {})")
         assert [line.split()[2] for line in lines] == [f"{n}/100" for n in (60, 70, 80, 90, 100)]
 
+    def test_speed_and_time_left_are_those_of_this_start(self):
+        """2,000 steps took 1,000 seconds, and 100 steps are left."""
+        (line,) = self.lines("7100, 5000)\nprogress.began -= 1000\nprogress.update(7000, {})")
+        assert line.endswith("  2 steps/s  0:50 left")
+
     def test_fewer_steps_than_tenths(self):
         lines = self.lines("3)\nfor step in range(1, 4): progress.update(step, {})")
         assert [line.split()[2] for line in lines] == ["1/3", "2/3", "3/3"]

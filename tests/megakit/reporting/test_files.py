@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 from megakit.reporting.files import write_atomically, write_json
+from tests.disk import Disk
 from tests.scripts import REPOSITORY
 
 
@@ -30,6 +31,15 @@ def test_a_new_file_replaces_the_old_one_in_one_step(tmp_path):
         assert reader.read() == "old " * 999
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_new_file_appears_when_it_is_on_the_disk(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch)
+    write_atomically(tmp_path / "file.csv", "new")
+    assert disk.events == [
+        "flush .file.csv.partial",
+        "rename .file.csv.partial to file.csv",
+    ]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

@@ -230,10 +230,11 @@ def dropout_under_megatrons_tracker():
 @case(
     "patch_rng_tracker_seed",
     stack="nemo",
-    gives=[True, True, True],
+    gives=[True, False, False],
     without="Exception: cuda rng state",
 )
 def dropout_after_nemo_has_seeded():
+    """Which of a repetition, another seed and another pipeline stage draw the same."""
     import torch
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
@@ -247,7 +248,7 @@ def dropout_after_nemo_has_seeded():
         megatron_init._set_random_seed(seed)
         with get_cuda_rng_tracker().fork():
             drawn.append(torch.rand(3))
-    return [torch.equal(drawn[0], drawn[1]), *(not torch.equal(drawn[0], o) for o in drawn[2:])]
+    return [torch.equal(drawn[0], other) for other in drawn[1:]]
 
 
 @case("keep_loaded_tensors", stack="nemo", gives=["cpu", True], without="AssertionError")

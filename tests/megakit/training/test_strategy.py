@@ -175,3 +175,70 @@ def test_what_a_step_is_given_is_what_nemo_would_find(strategy: Any) -> None:
         }
         ours = strategy._training_functions
         assert {k: vars(v) for k, v in ours.items()} == {k: vars(v) for k, v in theirs.items()}
+
+
+# --- Which steps call Megatron's schedule directly ------------------------------------------------
+
+
+def listens(**methods: Any) -> Any:
+    from nemo.lightning.megatron_parallel import CallbackMethods
+
+    return type("Listener", (CallbackMethods,), methods)()
+
+
+def sampler(base: Any = None, **options: Any) -> Any:
+    from megakit.data import ExactDataSampler
+
+    sizes = {"seq_len": 1, "micro_batch_size": 4, "global_batch_size": 8, "output_log": False}
+    return (base or ExactDataSampler)(**sizes | options)
+
+
+def sampler_that_listens() -> Any:
+    from megakit.data import ExactDataSampler
+
+    class Sampler(ExactDataSampler):
+        def on_megatron_step_start(self, step: Any) -> Any: ...
+
+    return sampler(Sampler)
+
+
+@pytest.mark.parametrize(
+    ("make_sampler", "listener", "num_stages", "is_direct"),
+    [
+        (sampler, {}, 1, True),
+        (sampler_that_listens, {}, 1, False),
+        (lambda: sampler(output_log=True), {}, 1, False),  # NeMo's own metrics
+        (lambda: sampler(rampup_batch_size=[4, 4, 100]), {}, 1, False),
+        (
+            lambda: SimpleNamespace(**vars(sampler())),
+            {},
+            1,
+            False,
+        ),  # of a class that we do not know
+        (sampler, {"on_megatron_step_end": lambda self, step: None}, 1, False),
+        (sampler, {}, 2, False),
+    ],
+    ids=["plain", "listening sampler", "log", "ramp-up", "unknown", "listener", "stages"],
+)
+def test_steps_that_nemo_has_to_take(
+    strategy: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    make_sampler: Any,
+    listener: dict[str, Any],
+    num_stages: int,
+    is_direct: bool,
+) -> None:
+    """A direct call is quicker, and passes over whatever listens to NeMo's events."""
+    from megatron.core import parallel_state
+
+    stages = "get_pipeline_model_parallel_world_size"
+    monkeypatch.setattr(parallel_state, stages, lambda: num_stages)
+    monkeypatch.setattr(strategy, "_run_schedule", lambda iterator: "direct")
+    strategy.data_sampler = make_sampler()
+    strategy.model = chunks = Chunks(Module())
+    event = "on_megatron_step_end"
+    listeners = [listens(**listener), strategy.data_sampler]
+    if isinstance(strategy.data_sampler, SimpleNamespace):
+        listeners.pop()
+    chunks.callbacks.callbacks = {event: listeners, "on_megatron_step_start": listeners}
+    assert strategy.training_step(iter(())) == ("direct" if is_direct else 0.5)

@@ -228,8 +228,10 @@ class TestStopping:
         for value in values:
             trainer.global_step += 10
             trainer.callback_metrics[name] = torch.tensor(value)
+            may_stop = stopper.may_stop
             stopper.on_validation_end(trainer, None)
             if trainer.should_stop:
+                assert may_stop, "the pictures of the last validation are not drawn"
                 break
         return int(trainer.global_step // 10)
 
@@ -248,6 +250,32 @@ class TestStopping:
     ) -> None:
         stopper = self.stopper(highest=highest)
         assert self.feed(stopper, trainer, values) == count
+
+    @pytest.mark.parametrize("changed", ["fn", "sanity_checking"])
+    def test_only_validations_of_training_count(self, trainer: Any, changed: str) -> None:
+        """Not `trainer.validate()`, and not the check before training."""
+        if changed == "fn":
+            trainer.state.fn = "validate"
+        else:
+            trainer.sanity_checking = True
+        stopper = self.stopper(stop_after=1)
+        assert self.feed(stopper, trainer, [1, 2, 3]) == 3
+        assert (stopper.best, stopper.num_without) == (None, 0)
+        assert stopper.writer.wanted_step is None
+
+    @pytest.mark.parametrize(
+        ("by", "is_highest"), [("val_accuracy", True), ("val_loss", False), ("last", False)]
+    )
+    def test_the_writer_is_told_which_value_is_best(
+        self, trainer: Any, by: str, is_highest: bool
+    ) -> None:
+        from megakit.training.validation import metrics_of
+
+        module: Any = Module(accuracy=accuracy())
+        trainer.callbacks = metrics_of(module)
+        stopper = self.stopper(by)
+        stopper.on_fit_start(trainer, module)
+        assert stopper.writer.best_is_highest == is_highest
 
     def test_never_by_default(self, trainer: Any) -> None:
         assert self.feed(self.stopper(stop_after=None), trainer, [1, 2, 3, 4, 5]) == 5

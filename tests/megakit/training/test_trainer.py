@@ -1,0 +1,106 @@
+"""What a trainer takes from its options, its layout and the checkpoint to resume from."""
+
+import importlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+
+from tests import fabricate
+from tests.parallel import jobs
+
+pytestmark = pytest.mark.usefixtures("megatron")
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Builds a trainer for a pretraining with some options."""
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setenv("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "600")  # put back afterwards
+
+    def build(resume: Path | None = None, callbacks: Any = (), **options: Any) -> Any:
+        from megakit.training import build_trainer
+
+        script = importlib.import_module("model_pretrain")
+        chosen = script.PretrainOptions(output_dir=tmp_path, dataset="digits", **options)
+        run = jobs.make_run(script.PRETRAIN, chosen, jobs.layout())
+        run.plan = replace(run.plan, resume=str(resume) if resume else None)
+        make_view = script.PRETRAIN.view
+        return build_trainer(run, make_view=make_view, callbacks=callbacks)
+
+    return build
+
+
+def reporter_of(trainer: Any) -> Any:
+    from megakit.training.progress import Reporter
+    from megakit.training.validation import callbacks_of
+
+    (reporter,) = callbacks_of(trainer, Reporter)
+    return reporter
+
+
+def test_options_reach_the_trainer(build: Any, tmp_path: Path) -> None:
+    trainer = build(
+        max_steps=7,
+        val_interval=3,
+        save_interval=5,
+        limit_val_batches=2,
+        precision="32",
+        timeout=77,
+    )
+    assert trainer.max_steps == 7
+    assert (trainer.val_check_interval, trainer.check_val_every_n_epoch) == (3, None)
+    assert trainer.limit_val_batches == 2  # an int: batches, not a share
+    assert trainer.num_sanity_val_steps == 0
+    assert trainer.checkpoint_callback.every_n_steps == 5
+    assert trainer.checkpoint_callback.copied == [tmp_path / "pretrain" / "metrics.csv"]
+    assert trainer.precision == "32-true"
+    assert os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "77"
+
+
+def test_a_whole_validation_is_the_default(build: Any) -> None:
+    limit = build().limit_val_batches
+    assert isinstance(limit, float)  # a share
+    assert limit == 1
+
+
+def test_callbacks_run_in_the_order_that_they_need(build: Any) -> None:
+    """Values that a user's callback logs are reported; what is reported is saved."""
+    mine = pl.Callback()
+    names = [type(callback).__name__ for callback in build(callbacks=[mine]).callbacks]
+    ours = ["ExactSteps", "Callback", "Pictures", "Reporter", "StopOnSignal", "CheckpointWriter"]
+    assert [name for name in names if name in ours] == ours
+    assert "StopWithoutProgress" not in names
+    names = [type(callback).__name__ for callback in build(stop_after=2).callbacks]
+    assert names.index("StopWithoutProgress") < names.index("Pictures")
+
+
+def test_a_name_to_choose_by_is_tried_before_training(build: Any) -> None:
+    trainer = build(best_by="val_accuracy")
+    assert trainer.num_sanity_val_steps == 1
+    assert "StopWithoutProgress" in [type(callback).__name__ for callback in trainer.callbacks]
+    assert trainer.checkpoint_callback.best_by == "val_accuracy"
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_a_resumed_run_goes_on_from_its_checkpoint(build: Any, tmp_path: Path, final: bool) -> None:
+    """With the rows that the checkpoint has; a run that stopped early makes no further step."""
+    from megakit.checkpoints.manifest import read_manifest, write_manifest
+    from megakit.reporting.metrics import Metrics, MetricsFile
+
+    path = tmp_path / "pretrain" / "metrics.csv"
+    path.parent.mkdir()
+    file = MetricsFile(path)
+    for step in (1, 10, 20):
+        file.append(Metrics(step, 64 * step, train_loss=1 / step))
+    checkpoint = fabricate.make_checkpoint(path.parent / "checkpoints", 10)
+    path.rename(checkpoint / "metrics.csv")
+    write_manifest(checkpoint, replace(read_manifest(checkpoint), final=final))
+    trainer = build(checkpoint, max_steps=30)
+    assert trainer.max_steps == (10 if final else 30)
+    assert [row.step for row in reporter_of(trainer).metrics_file.kept] == [1, 10]
+    assert reporter_of(trainer).tensorboard.after == 10
+    assert trainer.logger._kwargs["purge_step"] == 11
