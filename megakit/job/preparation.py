@@ -84,7 +84,14 @@ def _lock_and_plan(
             locks.enter_context(checked.start.file)
             close_in_children(checked.start.file)
         old_run = _rename_old_run(checked, console)
-        own = lock(checked.directory.path)  # before `try`: the directory may be another process's
+        try:
+            own = lock(checked.directory.path)
+        except OSError:  # a UserError would mean that the directory is another process's by now
+            if old_run is not None:
+                with contextlib.suppress(OSError):  # the first error matters more
+                    Path(old_run).rename(checked.directory.path)
+                    console.say(f"The old run is {checked.directory.path} again.")
+            raise
         locks.callback(own.close)
         try:
             resume, is_done = None, False

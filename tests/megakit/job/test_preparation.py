@@ -98,6 +98,22 @@ class TestLocks:
         assert directory.identity() == {"seed": 7}
         assert (options.output_dir / "first.1" / "checkpoints" / LAST).is_dir()
 
+    def test_a_fresh_start_that_cannot_lock_gives_the_old_run_its_name_back(
+        self, options, monkeypatch
+    ):
+        directory = make_run(FIRST, options, (10,))
+
+        def fails_without_folder(folder):
+            if not folder.exists():
+                raise OSError(28, "No space left on device")
+            return lock(folder)
+
+        monkeypatch.setattr("megakit.job.preparation.lock", fails_without_folder)
+        problem = problem_of(prepare_run, FIRST, replace(options, fresh=True))
+        assert "No space left on device" in problem
+        assert [path.name for path in options.output_dir.iterdir()] == ["first"]
+        assert directory.newest_step == options.max_steps
+
     def test_another_run_that_came_between_the_checks_and_the_lock(self, options, monkeypatch):
         def comes_first(folder):
             monkeypatch.undo()
