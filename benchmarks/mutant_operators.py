@@ -9,7 +9,7 @@ import re
 import subprocess
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -37,29 +37,29 @@ Edit = tuple[str, int, int, str]  # operator, first byte, byte behind the last, 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change to one file.
+    """One change to one file; it stays the same mutant when its line moves.
 
     Attributes:
         file: The path within the project.
         source: The text of the line where the change begins.
         nth: Which of the file's lines with that text it is.
-        line: Its number.
         column: The byte of that line.
-        begin: The byte of the file.
         operator: The kind of change.
         old: The text that is replaced.
         new: Its replacement.
+        line: The line's number.
+        begin: The byte of the file.
     """
 
     file: str
     source: str
     nth: int
-    line: int
     column: int
-    begin: int
     operator: str
     old: str
     new: str
+    line: int = field(compare=False)
+    begin: int = field(compare=False)
 
     def __str__(self) -> str:
         old, new = (" ".join(text.split()) for text in (self.old, self.new))
@@ -95,7 +95,7 @@ def mutants_of(file: str, root: Path) -> list[Mutant]:
         line = sum(start <= begin for start in starts)
         source, column = sources[line - 1], begin - starts[line - 1]
         nth, old = sources[:line].count(source), text[begin:end].decode()
-        found.append(Mutant(file, source, nth, line, column, begin, operator, old, new))
+        found.append(Mutant(file, source, nth, column, operator, old, new, line, begin))
     return found
 
 

@@ -23,6 +23,7 @@ empty it: the tests use the Python that runs this study.
 """
 
 import argparse
+import contextlib
 import hashlib
 import itertools
 import json
@@ -41,7 +42,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from mutant_operators import Mutant, mutants_of
 from report import REPOSITORY, machine, write_section
@@ -54,12 +54,6 @@ FOLDERS = {
 SUITE = ["tests"]
 TOGETHER = 12  # mutants that are run against the whole suite at once
 STAMPS = itertools.count(1_000_000_000)
-Key = tuple[object, ...]
-
-
-def key_of(one: Mutant) -> Key:
-    """Identifies a mutant while its line stays the same, wherever that line moves."""
-    return one.file, one.source, one.nth, one.column, one.operator, one.new
 
 
 def draw(root: Path, number: int, seed: int) -> list[Mutant]:
@@ -68,22 +62,21 @@ def draw(root: Path, number: int, seed: int) -> list[Mutant]:
     def rank(*parts: object) -> str:
         return hashlib.sha256(repr((seed, *parts)).encode()).hexdigest()
 
-    lines: dict[str, dict[str, list[Mutant]]] = {folder: defaultdict(list) for folder in FOLDERS}
-    for folder, pattern in FOLDERS.items():
+    folders: list[dict[str, list[Mutant]]] = []  # the mutants of each line, by the line's rank
+    for pattern in FOLDERS.values():
+        folders.append(defaultdict(list))
         for path in root.glob(pattern):
             for one in mutants_of(path.relative_to(root).as_posix(), root):
-                lines[folder][rank(one.file, one.source, one.nth)].append(one)
-    total = sum(map(len, lines.values()))
-    drawn: list[Mutant] = []
-    for of_folder in lines.values():
-        in_order = (
-            sorted(of_folder[line], key=lambda m: rank(key_of(m))) for line in sorted(of_folder)
-        )
-        valid = (
-            [m for m in line if m.is_valid((root / m.file).read_bytes())][:1] for line in in_order
-        )
-        share = math.ceil(number * len(of_folder) / total)
-        drawn += itertools.islice(itertools.chain.from_iterable(valid), share)
+                folders[-1][rank(one.file, one.source, one.nth)].append(one)
+    drawn = []
+    for lines in folders:
+        share = math.ceil(number * len(lines) / sum(map(len, folders)))
+        for _, line in sorted(lines.items()):
+            line.sort(key=lambda m: rank((m.file, m.source, m.nth, m.column, m.operator, m.new)))
+            valid = (one for one in line if one.is_valid((root / one.file).read_bytes()))
+            if share and (chosen := next(valid, None)):
+                drawn.append(chosen)
+                share -= 1
     return drawn
 
 
@@ -99,72 +92,62 @@ def tests_of(file: str, root: Path) -> list[str]:
     return [test.relative_to(root).as_posix() for test in found] or [folder]
 
 
-class Ended(NamedTuple):
-    """How a run of tests ended: what failed, '' if nothing did, and the files that failed."""
-
-    by: str
-    failed: list[str]
-    seconds: float
-
-
 class Copy:
     """A copy of the working tree, in which one run of tests takes place at a time."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        self.root, self.tmp, self.stopped = folder / "project", folder / "tmp", False
+        self.folder, self.root, self.stopped = folder, folder / "project", False
         self.root.mkdir(parents=True)
-
-        def git(*command: str, tree: Path = self.root) -> str:
-            places = (f"--git-dir={self.root}/.git", f"--work-tree={tree}")
-            return subprocess.check_output(["git", *places, *command], cwd=tree, text=True)
-
-        git("init", "--quiet")
-        git("add", "--all", tree=root)  # the files that git does not ignore, as they are now
-        git("checkout-index", "--all")
-        self.digest = git("write-tree").strip()
+        git = ["git", f"--git-dir={self.root}/.git"]
+        subprocess.run([*git, "init", "--quiet"], check=True)
+        for tree, command in ((root, "add"), (self.root, "checkout-index")):
+            # All files that git does not ignore, as they are now.
+            subprocess.run([*git, f"--work-tree={tree}", command, "--all"], cwd=tree, check=True)
         if (root.parent / "shared").is_dir():  # where tests find MNIST
             shutil.copytree(root.parent / "shared", folder / "shared", symlinks=True)
 
-    def run(self, tests: Sequence[str], limit: float, mutants: Sequence[Mutant] = ()) -> Ended:
-        """Runs tests with some mutants, and ends every process that they leave behind."""
-        shutil.rmtree(self.tmp, ignore_errors=True)
-        self.tmp.mkdir()
+    def run(self, tests: Sequence[str], limit: float, mutants: Sequence[Mutant] = ()) -> list[str]:
+        """Runs tests with some mutants, and ends every process that they leave behind.
+
+        Returns:
+            The test files that failed, or else why the run failed; nothing if all tests passed.
+        """
+        temporary, output = self.folder / "tmp", self.folder / "output"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
         ours = ("VENV", "PYTHON", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
         environment = {name: value for name, value in os.environ.items() if name not in ours}
-        environment |= {"TMPDIR": str(self.tmp), "MUTANTS_COPY": str(self.root)}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
         originals = {one.file: (self.root / one.file).read_bytes() for one in mutants}
-        began, by = time.monotonic(), ""
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
         try:
             for one in mutants:
                 self._write(one.file, one.apply(originals[one.file]))
-            with (self.root.parent / "output").open("w+") as output:
+            with output.open("w") as file:
                 process = subprocess.Popen(
                     command + ["-x"] * (len(mutants) == 1),
                     cwd=self.root,
-                    env=environment,
+                    env={**environment, "TMPDIR": str(temporary)},
                     stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
+                    stdout=file,
+                    stderr=file,
                     start_new_session=True,
                 )
-                try:
-                    status = process.wait(0 if self.stopped else limit)
-                    by = f"status {status}" if status else ""
-                except subprocess.TimeoutExpired:
-                    by = "time limit"
-                self.end_processes()
-                process.wait()
-                output.seek(0)
-                failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?\.py)", output.read(), re.M)
+            try:
+                status = process.wait(0 if self.stopped else limit)
+                reason = [f"status {status}"] if status else []
+            except subprocess.TimeoutExpired:
+                reason = ["time limit"]
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            self.end_processes()
         finally:
             for name, text in originals.items():
                 self._write(name, text)
         if self.stopped:
             raise KeyboardInterrupt
-        return Ended(
-            by and (" ".join(failed[:1]) or by), sorted({*failed}), time.monotonic() - began
-        )
+        failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?\.py)", output.read_text(), re.M)
+        return reason and (sorted({*failed}) or reason)
 
     def _write(self, name: str, text: bytes) -> None:
         """Writes a file with a time of its own, by which Python knows that its bytecode is old."""
@@ -172,43 +155,37 @@ class Copy:
         os.utime(self.root / name, (stamp := next(STAMPS), stamp))
 
     def end_processes(self) -> None:
-        """Kills all processes that have this copy in their environment, in whatever session."""
-        mark, found = f"MUTANTS_COPY={self.root}".encode(), True
+        """Kills all processes, of whatever session, whose environment names this copy's folder."""
+        found = True
         while found:
             found = False
             for path in Path("/proc").glob("[0-9]*/environ"):
-                try:
-                    if mark in path.read_bytes().split(b"\0"):
+                with contextlib.suppress(OSError):  # it has ended, or is another user's
+                    if f"{self.folder}/".encode() in path.read_bytes():
                         os.kill(int(path.parent.name), signal.SIGKILL)
                         found = True
-                except OSError:  # it has ended, or is another user's
-                    continue
 
 
 class Study:
-    """Runs mutants in copies of a tree, and records the results."""
+    """Runs mutants in copies of a tree, and adds the results to a file."""
 
     def __init__(self, root: Path, results: Path, folder: Path, jobs: int) -> None:
         self.results = results
         self.copies = [Copy(root, folder / str(number)) for number in range(jobs)]
+        self.seconds: dict[str, float] = {}  # without a mutant, by tests
 
     def run(self, mutants: list[Mutant], again: bool = False, suite: bool = True) -> None:
         """Runs the mutants that have no result yet, and the survivors again if told to."""
         before, root = known(self.results), self.copies[0].root
-        due = [m for m in mutants if again or key_of(m) not in before]
-        due = [m for m in due if not before.get(key_of(m), {}).get("by")]
+        due = [m for m in mutants if m not in before or (again and not before[m]["failed"])]
         self._each([(tests_of(one.file, root), [one]) for one in due])
-        together: dict[int, list[Mutant]] = defaultdict(list)  # no two of one file
-        files: Counter[str] = Counter()
         now = known(self.results)
-        for one in mutants if suite else []:
-            if not now[key_of(one)]["by"] and now[key_of(one)]["tests"] != SUITE:
-                together[files[one.file]].append(one)
-                files[one.file] += 1
-        parts = [
-            m[at : at + TOGETHER] for m in together.values() for at in range(0, len(m), TOGETHER)
-        ]
-        self._each([(SUITE, part) for part in parts])
+        left = [m for m in mutants if suite and not now[m]["failed"] and now[m]["tests"] != SUITE]
+        parts: list[tuple[list[str], list[Mutant]]] = []
+        while left:
+            parts.append((SUITE, [*{one.file: one for one in left}.values()][:TOGETHER]))
+            left = [one for one in left if one not in parts[-1][1]]
+        self._each(parts)
 
     def _each(self, work: list[tuple[list[str], list[Mutant]]]) -> None:
         """Runs mutants against tests, one piece of work in each copy at a time."""
@@ -235,65 +212,57 @@ class Study:
                 raise
 
     def _judge(self, copy: Copy, tests: list[str], mutants: list[Mutant]) -> None:
-        limit = 3 * self._seconds(copy, tests) + 30
-        ended = copy.run(tests, limit, mutants)
-        if ended.by and len(mutants) > 1 and not ended.failed:  # not even a test was reached
+        if (name := " ".join(tests)) not in self.seconds:
+            began = time.monotonic()
+            if failed := copy.run(tests, 3600):
+                sys.exit(f"Without a mutant, {name} failed: {' '.join(failed)}")
+            self.seconds[name] = time.monotonic() - began
+        limit = 3 * self.seconds[name] + 30
+        failed = copy.run(tests, limit, mutants)
+        if len(mutants) > 1 and failed and not failed[0].startswith("tests"):
             self._judge(copy, tests, mutants[::2])
             self._judge(copy, tests, mutants[1::2])
             return
         for one in mutants:
-            is_clear = not ended.by or len(mutants) == 1
-            own = ended if is_clear else copy.run(ended.failed, limit, [one])
-            self._record(**asdict(one), tests=tests, by=own.by, took=round(own.seconds, 1))
-            verdict = f"killed by {own.by}" if own.by else f"survived {' '.join(tests)}"
-            print(f"{own.seconds:6.1f} s {one}: {verdict}", flush=True)
+            if len(mutants) > 1 and failed:
+                self._record(one, tests, copy.run(failed, limit, [one]))
+            else:
+                self._record(one, tests, failed)
 
-    def _seconds(self, copy: Copy, tests: list[str]) -> float:
-        """Returns the time of tests without a mutant, measured once for each state of the tree."""
-        state = {"digest": copy.digest, "tests": tests}
-        for line in read(self.results):
-            if state.items() <= line.items():
-                return float(line["took"])
-        ended = copy.run(tests, 3600)
-        if ended.by:
-            sys.exit(f"Without a mutant, {' '.join(tests)} failed: {ended.by}")
-        self._record(**state, took=ended.seconds)
-        return ended.seconds
-
-    def _record(self, **what: Any) -> None:
+    def _record(self, one: Mutant, tests: list[str], failed: list[str]) -> None:
+        line = {"tests": tests, "failed": failed, "mutant": asdict(one)}
         with self.results.open("a") as file:
-            file.write(json.dumps(what) + "\n")
+            file.write(json.dumps(line) + "\n")
+        print(
+            f"{'killed  ' if failed else 'survived'} {one}: {' '.join(failed or tests)}", flush=True
+        )
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def known(results: Path) -> dict[Key, dict[str, Any]]:
+def known(results: Path) -> dict[Mutant, dict[str, list[str]]]:
     """Returns the last result of each mutant."""
-    names = ("file", "source", "nth", "column", "operator", "new")
-    return {tuple(map(line.get, names)): line for line in read(results) if "by" in line}
+    lines = results.read_text().splitlines() if results.exists() else []
+    return {Mutant(**line["mutant"]): line for line in map(json.loads, lines)}
 
 
 def table(mutants: list[Mutant], results: Path) -> list[str]:
     """Counts the results by folder, and lists the mutants that survived."""
     path, judged = results.with_name("mutants_equivalent.json"), known(results)
-    names = ("file", "source", "operator", "new")
     equivalent = {
-        tuple(map(each.get, names)): each["reason"]
+        (each["file"], each["source"], each["operator"], each["new"]): each["reason"]
         for each in (json.loads(path.read_text()) if path.exists() else [])
     }
     counts: dict[str, Counter[str]] = {name: Counter() for name in [*FOLDERS, "all"]}
     survivors = []
-    for one in mutants:
-        if result := judged.get(key_of(one)):
-            reason = equivalent.get(tuple(getattr(one, name) for name in names))
-            verdict = "killed" if result["by"] else "equivalent" if reason else "survived"
-            if verdict != "killed":
-                survivors.append(f"- `{one}`: {reason or 'survived ' + ' '.join(result['tests'])}")
-            folder = next(name for name in FOLDERS if Path(one.file).match(FOLDERS[name]))
-            for name in (folder, "all"):
-                counts[name].update(["tried", verdict])
+    for one in filter(judged.__contains__, mutants):
+        reason = equivalent.get((one.file, one.source, one.operator, one.new))
+        verdict = "equivalent" if reason else "survived"
+        if judged[one]["failed"]:
+            verdict = "killed"
+        else:
+            survivors.append(f"- `{one}`: {reason or 'survived ' + ' '.join(judged[one]['tests'])}")
+        folder = next(name for name in FOLDERS if Path(one.file).match(FOLDERS[name]))
+        for name in (folder, "all"):
+            counts[name].update(["tried", verdict])
     columns = ("tried", "killed", "survived", "equivalent")
     lines = [f"| folder | {' | '.join(columns)} |", "|---|---|---|---|---|"]
     for name, count in counts.items():
@@ -321,12 +290,11 @@ def main() -> None:
     lines = table(mutants, options.results)
     print("\n".join(lines))
     if options.write:
+        where = machine("pytest").partition("; ")[0]
         command = f"`benchmarks/mutants.py --mutants {options.mutants} --seed {options.seed}`"
-        title = (
-            f"## Small changes to the code\n\n{machine('pytest').partition('; ')[0]}.\n\n{command}"
-        )
-        write_section("mutants", "\n".join([f"{title}:", "", *lines]).rstrip())
-        counts = "\n".join(line for line in lines if line.startswith("|"))
+        text = ["## Small changes to the code", "", f"{where}.", "", f"{command}:", "", *lines]
+        write_section("mutants", "\n".join(text).rstrip())
+        counts = "\n".join(lines[: lines.index("")])
         write_section("mutants", counts, REPOSITORY / "docs" / "reliability.md")
 
 
