@@ -25,7 +25,6 @@ empty it: the tests use the Python that runs this study.
 import argparse
 import contextlib
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -53,7 +52,6 @@ FOLDERS = {
 }
 SUITE = ["tests"]
 TOGETHER = 12  # mutants that are run against the whole suite at once
-STAMPS = itertools.count(1_000_000_000)
 
 
 def draw(root: Path, number: int, seed: int) -> list[Mutant]:
@@ -85,7 +83,7 @@ def tests_of(file: str, root: Path) -> list[str]:
     path = Path(file)
     package, name, folder = ".".join(path.parent.parts), path.stem, f"tests/{path.parent}"
     tests = sorted(root.glob("tests/**/test_*.py" if package else "tests/test_*.py"))
-    named = rf"\b{package}\.{name}\b|from {package} import .*\b{name}\b" if package else name
+    named = rf"\b{package}[./]{name}\b|from {package} import .*\b{name}\b" if package else name
     found = [root / folder / f"test_{name}.py"]
     if not found[0].exists():
         found = [test for test in tests if re.search(named, test.read_text())]
@@ -115,18 +113,19 @@ class Copy:
         temporary, output = self.folder / "tmp", self.folder / "output"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        ours = ("VENV", "PYTHON", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
-        environment = {name: value for name, value in os.environ.items() if name not in ours}
+        environment = {k: v for k, v in os.environ.items() if k not in ("VENV", "PYTHON")}
+        # Old bytecode would hide a change of the same length. Writing none costs no time.
+        environment |= {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
         originals = {one.file: (self.root / one.file).read_bytes() for one in mutants}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
         try:
             for one in mutants:
-                self._write(one.file, one.apply(originals[one.file]))
+                (self.root / one.file).write_bytes(one.apply(originals[one.file]))
             with output.open("w") as file:
                 process = subprocess.Popen(
                     command + ["-x"] * (len(mutants) == 1),
                     cwd=self.root,
-                    env={**environment, "TMPDIR": str(temporary)},
+                    env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
@@ -143,16 +142,11 @@ class Copy:
             self.end_processes()
         finally:
             for name, text in originals.items():
-                self._write(name, text)
+                (self.root / name).write_bytes(text)
         if self.stopped:
             raise KeyboardInterrupt
         failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?\.py)", output.read_text(), re.M)
         return reason and (sorted({*failed}) or reason)
-
-    def _write(self, name: str, text: bytes) -> None:
-        """Writes a file with a time of its own, by which Python knows that its bytecode is old."""
-        (self.root / name).write_bytes(text)
-        os.utime(self.root / name, (stamp := next(STAMPS), stamp))
 
     def end_processes(self) -> None:
         """Kills all processes, of whatever session, whose environment names this copy's folder."""
