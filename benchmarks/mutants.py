@@ -79,13 +79,14 @@ def draw(root: Path, number: int, seed: int) -> list[Mutant]:
 
 
 def tests_of(file: str, root: Path) -> list[str]:
-    """Returns the test file that mirrors a file, or those that name its module, or its folder."""
+    """Returns the tests that mirror a file, or those that name its module, or its folder's."""
     path = Path(file)
     package, name, folder = ".".join(path.parent.parts), path.stem, f"tests/{path.parent}"
     tests = sorted(root.glob("tests/**/test_*.py" if package else "tests/test_*.py"))
     named = rf"\b{package}[./]{name}\b|from {package} import .*\b{name}\b" if package else name
-    found = [root / folder / f"test_{name}.py"]
-    if not found[0].exists():
+    mirrors = root / folder / f"test_{name}.py", root / folder / name  # a file or a folder
+    found = [mirror for mirror in mirrors if mirror.exists()]
+    if not found:
         found = [test for test in tests if re.search(named, test.read_text())]
     return [test.relative_to(root).as_posix() for test in found] or [folder]
 
