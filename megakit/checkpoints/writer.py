@@ -73,10 +73,16 @@ class CheckpointWriter(Checkpoint):
         self._saved_step: int | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Finds the checkpoints of the run's earlier starts."""
+        """Finds the checkpoints of the run's earlier starts.
+
+        If a start was killed before it removed an older checkpoint, this removes the checkpoint.
+        """
         self._find_paths()
         if self.last_model_path:
-            self._saved_step = step_of(Path(self.last_model_path))
+            last = Path(self.last_model_path)
+            self._saved_step = step_of(last)
+            if stage == "fit" and trainer.is_global_zero:
+                self._prune(last)
 
     def _find_paths(self) -> None:
         own = own_checkpoints(self.folder, self.manifest.stage, self.manifest.run)

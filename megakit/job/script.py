@@ -266,12 +266,13 @@ def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str)
         run.console.say(f"Stopped after step {stopped.step}; the same command resumes from there.")
         return exit_status(stopped.signal)
     except UserError:
+        run.check_directory()  # a lost run directory explains the error better
         run.withdraw()
         raise
     except (RunDirectoryLostError, KeyboardInterrupt):
         raise
     except OSError:
-        run.check_directory()  # a lost run directory explains the error better
+        run.check_directory()  # as above
         traceback.print_exc()  # to the log: a programming error may have caused the OSError
         raise
     except Exception as error:

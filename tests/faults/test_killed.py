@@ -54,6 +54,8 @@ def test_killed_in_the_first_save_and_before_pruning(
     kill(training, Fault(BEFORE_PRUNING, 2))
     names = [path.name for path in list_checkpoints(training.checkpoints)]
     assert names == ["step=000010", "step=000020"]
+    kill(training, Fault(BEFORE_PRUNING, 3))  # in the last save, so no later save removes it
+    assert len(list_checkpoints(training.checkpoints)) > len(never_stopped["checkpoints"])
     finish(training)
     assert training.result() == never_stopped
 

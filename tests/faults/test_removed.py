@@ -12,9 +12,9 @@ from tests.faults.harness import BEFORE_STEP, Fault, Start, Training
 from tests.scripts import read_csv
 
 
-def start_and_hold(training: Training, step: int) -> Any:
-    """Starts a run, which stops itself before a step until it gets SIGCONT."""
-    process = training.process(Fault(BEFORE_STEP, step, name="SIGSTOP"))
+def start_and_hold(training: Training, step: int, place: str = BEFORE_STEP) -> Any:
+    """Starts a run, which stops itself before a step, or a place, until it gets SIGCONT."""
+    process = training.process(Fault(place, step, name="SIGSTOP"))
     deadline = time.monotonic() + 120
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         assert process.poll() is None, process.communicate()
@@ -41,6 +41,17 @@ def test_a_removed_folder_ends_the_run_with_the_truth(tmp_path: Path) -> None:
     assert "Traceback" not in ended.err
     assert not training.path.exists()
     assert training.left_behind() == []
+
+
+def test_a_folder_that_is_removed_while_a_checkpoint_is_loaded(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    assert training.start(Fault(BEFORE_STEP, 12)).status == -9
+    process = start_and_hold(training, 1, "megakit.checkpoints.writer:CheckpointWriter.setup")
+    shutil.rmtree(training.path)
+    ended = go_on(process)
+    assert (ended.status, ended.out) == (1, "")
+    assert f"{training.path} was removed while this run was writing to it" in ended.err
+    assert not training.path.exists()
 
 
 @pytest.mark.long

@@ -374,6 +374,28 @@ def test_an_earlier_starts_checkpoints_are_known(writer: CheckpointWriter, train
     assert read_manifest(writer.folder / "step=000020").val_loss == 0.6
 
 
+@pytest.mark.parametrize(
+    ("rank", "stage", "is_removed"), [(0, "fit", True), (1, "fit", False), (0, "validate", False)]
+)
+def test_one_that_a_killed_start_left_is_removed(
+    writer: CheckpointWriter,
+    trainer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    stage: str,
+    is_removed: bool,
+) -> None:
+    """It was killed after the rename of its last checkpoint; no later save may follow."""
+    monkeypatch.setattr(writer, "_prune", lambda last: None)
+    for step, loss in ((10, 0.6), (20, 0.4), (30, 0.5)):
+        run_to(writer, trainer, step, loss)
+    assert len(names(writer)) == 3
+    again = CheckpointWriter(writer.folder, writer.manifest, 10)
+    trainer.is_global_zero = rank == 0
+    again.setup(trainer, trainer.lightning_module, stage)
+    assert names(again) == ["step=000010", "step=000020", "step=000030"][is_removed:]
+
+
 def test_one_that_is_being_read_is_kept_until_the_next_save(
     writer: CheckpointWriter, trainer: Any
 ) -> None:
