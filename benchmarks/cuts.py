@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from report import HEADER, REPOSITORY, Row, machine, write_section
 
@@ -126,7 +126,6 @@ def timed_steps(cut: str, out: Path, num_steps: int) -> None:
 
     sys.path.insert(0, str(REPOSITORY))
     before = {"is_available": torch.cuda.is_available}
-    import model_pretrain
     from megakit.job import script
     from megakit.runtime.accelerator import use_accelerator
 
@@ -166,24 +165,26 @@ def timed_steps(cut: str, out: Path, num_steps: int) -> None:
         setattr(Loop, "advance", timed_advance)  # noqa: B010
 
     vars(script)["use_accelerator"] = use_and_time
-    sys.argv[0] = str(REPOSITORY / "model_pretrain.py")
-    script.run_script(
-        model_pretrain.PRETRAIN, model_pretrain.PretrainOptions, model_pretrain.pretrain
-    )
+    pretrain()
 
 
-def pretrain_without_prefetching() -> None:
-    """Runs `model_pretrain.py`; each step fetches its own batch."""
+def pretrain_with(prefetching: bool) -> NoReturn:
+    """Runs `model_pretrain.py`; without prefetching, each step fetches its own batch."""
     sys.path.insert(0, str(REPOSITORY))
-    import model_pretrain
     from megakit.data import loader
-    from megakit.job import script
 
-    vars(loader)["can_be_prefetched"] = lambda dataset: False
+    if not prefetching:
+        vars(loader)["can_be_prefetched"] = lambda dataset: False
+    pretrain()
+
+
+def pretrain() -> NoReturn:
+    """Runs `model_pretrain.py` with this process's options, and ends the process."""
+    import model_pretrain
+    from megakit.job.script import run_script
+
     sys.argv[0] = str(REPOSITORY / "model_pretrain.py")
-    script.run_script(
-        model_pretrain.PRETRAIN, model_pretrain.PretrainOptions, model_pretrain.pretrain
-    )
+    run_script(model_pretrain.PRETRAIN, model_pretrain.PretrainOptions, model_pretrain.pretrain)
 
 
 def timed_start(cut: str) -> None:
@@ -208,11 +209,11 @@ def timed_start(cut: str) -> None:
     os._exit(0)
 
 
-def run(*arguments: object, script: Path = Path(__file__)) -> str:
-    """A script, this one if nothing else is said, in another process; all that it prints."""
+def run(*arguments: object) -> str:
+    """Runs this file in another process; returns all that it prints."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, str(script), *map(str, arguments)],
+        [sys.executable, __file__, *map(str, arguments)],
         env=environment,
         capture_output=True,
         text=True,
@@ -242,11 +243,10 @@ def prefetch_row(data_dir: Path, starts: int) -> Row:
     gains, undone = [], []
     for _ in range(starts):
         times = []
-        for first in ([], ["--without-prefetching"]):
-            script = Path(__file__) if first else REPOSITORY / "model_pretrain.py"
+        for prefetching in (True, False):
             with tempfile.TemporaryDirectory() as folder:
                 options = ["--data-dir", data_dir, "--output-dir", folder, "--accelerator", "cpu"]
-                printed = run(*first, *options, script=script)
+                printed = run("--prefetching", prefetching, *options)
             times.append(1000 / float(re.findall(r"([0-9.]+) steps/s", printed)[-1]))
         gains.append(times[1] - times[0])
         undone.append(times[1])
@@ -280,9 +280,9 @@ def main() -> None:
         timed_steps(cut, Path(out), int(num_steps))
     if sys.argv[1:2] == ["--start-of"]:
         timed_start(sys.argv[2])
-    if sys.argv[1:2] == ["--without-prefetching"]:
+    if sys.argv[1:2] == ["--prefetching"]:
         del sys.argv[1]
-        pretrain_without_prefetching()  # does not return
+        pretrain_with(prefetching=sys.argv.pop(1) == "True")
     parser = argparse.ArgumentParser(description="What each change to the stack is worth.")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--steps", type=int, default=4000, help="steps for each change")
