@@ -27,9 +27,7 @@ SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked long, too")
-    parser.addoption(
-        "--minutes", type=float, help="start no test marked long after so many; they come last"
-    )
+    parser.addoption("--minutes", type=float, help="start no test marked long after so many")
     parser.addoption(
         "--data-dir",
         type=Path,
@@ -54,6 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
     ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores, because many tests wait, and not too many for the memory."""
+    return min(len(os.sched_getaffinity(0)) + 1, 6)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -101,9 +105,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="long: takes minutes, give --all"))
-
-    if config.getoption("--minutes") is not None:
-        items.sort(key=lambda item: item.get_closest_marker("long") is not None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

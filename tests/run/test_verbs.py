@@ -56,8 +56,10 @@ def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
         ),
         (["notebook", "--renew"], "<root>/notebooks/renew.py"),
         (["benchmarks", "data"], "<root>/benchmarks/run_all.py|data"),
-        (["tests", "-k", "a b"], "-m|pytest|-k|a b"),
-        (["tests", "-x", "--all"], "-m|pytest|-x|--all"),
+        (
+            ["tests", "-k", "a b"],
+            "-m|pytest|-n|auto|--dist|loadfile|--no-loadscope-reorder|-k|a b",
+        ),
     ],
 )
 def test_verbs_call_what_they_stand_for_at_once(project, arguments, called):
