@@ -95,7 +95,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         faulthandler.cancel_dump_traceback_later()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return  # a worker of pytest-xdist lives until the last of them has finished
     # A process that a test left behind could keep Python from ending: say where, and end.
     faulthandler.dump_traceback_later(300, exit=True, file=2)
 
