@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,15 +16,13 @@ from examples.own_images.image_files import FolderOptions
 from megakit.errors import UserError
 from megakit.testing import assert_dataset_compatible_with_megatron
 from tests.scripts import REPOSITORY, accuracy, environment, read_csv, run_script
-from tests.single_process import single_process
 
 
 @pytest.fixture(scope="module")
-def components() -> Iterator[ModuleType]:
-    with single_process():
-        from examples.own_images import image_components
+def components(megatron: None) -> ModuleType:
+    from examples.own_images import image_components
 
-        yield image_components
+    return image_components
 
 
 @pytest.fixture
