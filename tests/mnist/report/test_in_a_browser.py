@@ -5,7 +5,6 @@ import html
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.mnist.report.pages import (
     given_pictures,
     strange_pictures,
 )
+from tests.scripts import run
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 #: Run by the browser at the page's end; what it finds goes into the document.
@@ -117,11 +117,9 @@ def found(page: str, trained: Trained, tmp_path_factory: pytest.TempPathFactory)
         *("--enable-unsafe-swiftshader", f"--user-data-dir={folder / 'profile'}"),
         *("--virtual-time-budget=60000", "--dump-dom", (folder / "page.html").as_uri()),
     ]
-    done = subprocess.run(
-        [BROWSER, *options], capture_output=True, text=True, timeout=300, check=False
-    )
-    result = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert result, done.stderr
+    done = run(BROWSER, *options, timeout=300)
+    result = re.search(r'<pre id="found">(.*?)</pre>', done.out, re.DOTALL)
+    assert result, done.err
     return json.loads(html.unescape(result[1]))
 
 

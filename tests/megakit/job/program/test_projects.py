@@ -1,14 +1,13 @@
 """Which files belong to a script's project, how its call is found, and that every Python agrees."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from megakit.job.program import code_of
 from tests.megakit.job.program.written import GUARD, F, written
-from tests.scripts import REPOSITORY
+from tests.scripts import REPOSITORY, run
 
 
 def test_the_script_s_name_does_not_count(tmp_path: Path) -> None:
@@ -106,11 +105,7 @@ def test_every_python_gives_the_same(version: str) -> None:
         "from megakit.job.program import code_of; "
         f"print({{str(p): code_of(Path({str(REPOSITORY)!r}) / p) for p in {[*ours]!r}}})"
     )
-    done = subprocess.run(
-        [python, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(ours)
+    assert run(python, "-c", program, cwd=REPOSITORY).output().strip() == str(ours)
 
 
 def find_python(version: str) -> Path | None:
@@ -119,9 +114,6 @@ def find_python(version: str) -> Path | None:
     folders += sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin"))
     for folder in folders:
         python = folder / f"python{version}"
-        if (
-            python.is_file()
-            and not subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode
-        ):
+        if python.is_file() and not run(python, "-c", "").status:
             return python
     return None
