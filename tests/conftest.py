@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 
 from mnist.files import MNIST_SHA256
 from tests.refusals import Refusals, set_traps
+from tests.single_process import single_process
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BEGAN = time.monotonic()
@@ -155,6 +156,13 @@ def mnist_places(config: pytest.Config) -> dict[str, Path | None]:
 
 def has_mnist(root: Path) -> bool:
     return all((root / "MNIST" / "raw" / name).is_file() for name in MNIST_SHA256)
+
+
+@pytest.fixture(scope="session")
+def megatron() -> Iterator[None]:
+    """Megatron set up on a CPU; until this has run, tests must not import NeMo or Megatron."""
+    with single_process():
+        yield
 
 
 @pytest.fixture(scope="session")

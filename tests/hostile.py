@@ -5,8 +5,6 @@ What is measured, or may end in a signal, runs in a process of its own.
 
 import os
 import stat
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megakit.errors import UserError
-from tests.scripts import REPOSITORY
+from tests.scripts import output_of
 
 MEGABYTE = 1 << 20
 
@@ -44,16 +42,7 @@ def bomb(size: int) -> bytes:
 def run_apart(code: str, *arguments: object) -> str:
     """Runs code in a process that ends well within a minute and with 6 GB of addresses."""
     bounded = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", bounded + code, *map(str, arguments)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, f"status {done.returncode}\n{done.stderr}"
-    return done.stdout
+    return output_of(bounded + code, *arguments, timeout=60)
 
 
 def refused_within(megabytes: int, call: str, path: Path) -> str:

@@ -2,10 +2,11 @@
 
 import json
 import shutil
-import subprocess
 from typing import Any
 
 import pytest
+
+from tests.scripts import run
 
 NODE = shutil.which("node")
 
@@ -25,8 +26,4 @@ def run_javascript(code: str, given: Any) -> Any:
         {code}
         process.stdout.write(JSON.stringify(result));
     """
-    done = subprocess.run(
-        [NODE, "-"], input=script, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(run(NODE, "-", stdin=script, timeout=120).output())

@@ -21,6 +21,11 @@ class Result:
     err: str
     seconds: float
 
+    def output(self) -> str:
+        """What went to standard output of a command that did not fail."""
+        assert self.status == 0, f"status {self.status}\n{self.err[-5000:]}"
+        return self.out
+
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment without what a surrounding job may have set."""
@@ -29,17 +34,20 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, **changes}
 
 
-def run_script(
-    script: str,
-    *arguments: object,
+def run(
+    *command: object,
+    cwd: Path | None = None,
+    stdin: str | None = None,
     timeout: float = 600,
     descriptors: Sequence[int] = (),
     **changes: str,
 ) -> Result:
-    """Runs a script of the project to its end."""
+    """Runs a command to its end; `changes` are variables of its environment."""
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, REPOSITORY / script, *map(str, arguments)],
+        [*map(str, command)],
+        cwd=cwd,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -48,6 +56,21 @@ def run_script(
         check=False,
     )
     return Result(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+
+
+def run_script(script: str, *arguments: object, **options: Any) -> Result:
+    """Runs a script of the project to its end; options are those of `run`."""
+    return run(sys.executable, REPOSITORY / script, *arguments, **options)
+
+
+def run_python(*arguments: object, **options: Any) -> Result:
+    """Runs Python to its end, wherever it is started with the project's modules."""
+    return run(sys.executable, *arguments, **{"PYTHONPATH": str(REPOSITORY), **options})
+
+
+def output_of(code: str, *arguments: object, **options: Any) -> str:
+    """What Python code prints, which has to end without an error."""
+    return run_python("-c", code, *arguments, **options).output()
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -4,14 +4,12 @@ import ast
 import graphlib
 import re
 import statistics
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.scripts import REPOSITORY, environment
+from tests.scripts import REPOSITORY, output_of, run, run_python
 
 SCRIPTS = ("model_pretrain", "model_finetune", "model_predict")
 ABOVE = {*SCRIPTS, "model_components", "mnist"}
@@ -155,8 +153,8 @@ class TestLight:
 
     def test_importing_writes_and_prints_nothing(self, tmp_path):
         code = "import megakit, megakit.job.script, model_predict, mnist.tutorial"
-        done = python(code, cwd=tmp_path, HOME=str(tmp_path))
-        assert (done.stdout, done.stderr) == ("", "")
+        done = run_python("-c", code, cwd=tmp_path, HOME=str(tmp_path))
+        assert (done.output(), done.err) == ("", "")
         assert list(tmp_path.iterdir()) == []
 
     def test_the_library_takes_less_than_50_ms(self):
@@ -164,7 +162,7 @@ class TestLight:
             "import time; began = time.process_time(); import megakit\n"
             "print(time.process_time() - began)"
         )
-        assert statistics.median(float(python(code).stdout) for _ in range(5)) < 0.05
+        assert statistics.median(float(output_of(code)) for _ in range(5)) < 0.05
 
 
 class TestNames:
@@ -225,32 +223,13 @@ def loaded_by(*modules):
     """The frameworks that importing some modules loads in a fresh process."""
     imported = "; ".join(f"import {module}" for module in modules)
     code = f"import sys; {imported}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
-    return set(python(code).stdout.split()) & FRAMEWORKS
-
-
-def python(code, cwd=REPOSITORY, **changes):
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=cwd,
-        env=environment(PYTHONPATH=str(REPOSITORY), **changes),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+    return set(output_of(code).split()) & FRAMEWORKS
 
 
 def tracked_files():
     if not (REPOSITORY / ".git").exists():
         pytest.skip("not a git checkout")
-    listed = subprocess.run(
-        ["git", "-c", f"safe.directory={REPOSITORY}", "ls-files", "-z"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    paths = [Path(name) for name in listed.stdout.split("\0") if name]
+    listed = run("git", "-c", f"safe.directory={REPOSITORY}", "ls-files", "-z", cwd=REPOSITORY)
+    paths = [Path(name) for name in listed.output().split("\0") if name]
     assert Path("pyproject.toml") in paths
     return [path for path in paths if (REPOSITORY / path).is_file()]

@@ -1,11 +1,9 @@
 """What the suite itself promises: a limit of time for each test, and draws that can be repeated."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.scripts import REPOSITORY, environment
+from tests.scripts import REPOSITORY, run_python
 
 # Some packages install a package `tests`, too.
 CONFTEST = f"""
@@ -44,18 +42,10 @@ def pytest_in(folder: Path, code: str, **changes: str) -> str:
     """The output of pytest with the suite's conftest.py on one file."""
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(code)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, "-rA", "-q", "-c", REPOSITORY / "pyproject.toml", folder],
-        cwd=folder,
-        env=environment(PYTHONPATH=str(REPOSITORY), **changes),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    return done.stdout
+    options = ("-p", "no:cacheprovider", "-rA", "-q", "-c", REPOSITORY / "pyproject.toml")
+    done = run_python("-m", "pytest", *options, folder, cwd=folder, timeout=60, **changes)
+    assert done.status == 1, done.out + done.err
+    return done.out
 
 
 def test_a_test_that_hangs_fails_and_the_next_one_runs(tmp_path: Path) -> None:

@@ -9,16 +9,12 @@ import pytest
 import torch
 
 from tests.parallel import jobs
-from tests.single_process import single_process
 
 PRETRAINING = ["model_pretrain", "examples.vit.model_pretrain"]
 FINETUNING = ["model_finetune", "examples.vit.model_finetune"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def megatron() -> Any:
-    with single_process():
-        yield
+pytestmark = pytest.mark.usefixtures("megatron")
 
 
 def built(script: str, folder: Path, start: str | None = None, **options: Any) -> tuple[Any, Any]:

@@ -1,9 +1,6 @@
 """Images in folders: the dataset keeps the rules, mistakes are told, and the scripts run."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -16,16 +13,19 @@ from examples.own_images.image_dataset import FolderImages
 from examples.own_images.image_files import FolderOptions
 from megakit.errors import UserError
 from megakit.testing import assert_dataset_compatible_with_megatron
-from tests.scripts import REPOSITORY, accuracy, environment, read_csv, run_script
-from tests.single_process import single_process
+from tests.scripts import (
+    accuracy,
+    read_csv,
+    run_python,
+    run_script,
+)
 
 
 @pytest.fixture(scope="module")
-def components() -> Iterator[ModuleType]:
-    with single_process():
-        from examples.own_images import image_components
+def components(megatron: None) -> ModuleType:
+    from examples.own_images import image_components
 
-        yield image_components
+    return image_components
 
 
 @pytest.fixture
@@ -135,19 +135,9 @@ def test_names_need_not_be_utf8(folder: Path) -> None:
 def test_the_command_that_checks_the_dataset(folder: Path, tmp_path: Path) -> None:
     """As the README has it; in a fresh interpreter, in which nothing was set up for a CPU."""
     (tmp_path / "sample-images").symlink_to(folder)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "megakit.testing"),
-            "examples.own_images.image_dataset:training_images",
-        ],
-        cwd=tmp_path,
-        env=environment(PYTHONPATH=str(REPOSITORY)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "keeps the rules (6 samples)" in done.stdout
+    factory = "examples.own_images.image_dataset:training_images"
+    done = run_python("-m", "megakit.testing", factory, cwd=tmp_path)
+    assert "keeps the rules (6 samples)" in done.output()
 
 
 def val_loss_of(folder: Path, *options: object) -> float:

@@ -1,6 +1,5 @@
 """The vision transformer: its parts by hand, and its three scripts as a user starts them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,18 +11,16 @@ import torch
 from megakit.data import EpochIndex
 from megakit.testing import assert_dataset_compatible_with_megatron
 from tests.scripts import accuracy, read_csv, read_json, run_script
-from tests.single_process import single_process
 
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
 
 
 @pytest.fixture(scope="module")
-def vit() -> Iterator[ModuleType]:
+def vit(megatron: None) -> ModuleType:
     """`vit_components`, which can be imported once an accelerator was chosen."""
-    with single_process():
-        from examples.vit import vit_components
+    from examples.vit import vit_components
 
-        yield vit_components
+    return vit_components
 
 
 @pytest.fixture(scope="module")

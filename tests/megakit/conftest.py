@@ -1,14 +1,18 @@
-"""What the library's tests share."""
+"""A small model's checkpoint, for tests that change it."""
 
-from collections.abc import Iterator
+import shutil
+from pathlib import Path
 
 import pytest
 
-from tests.single_process import single_process
-
 
 @pytest.fixture(scope="session")
-def megatron() -> Iterator[None]:
-    """Megatron set up on a CPU; until this has run, tests must not import NeMo or Megatron."""
-    with single_process():
-        yield
+def original(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.megakit.models.networks import Net, NetConfig, save_checkpoint
+
+    return save_checkpoint(tmp_path_factory.mktemp("original"), Net(NetConfig()))
+
+
+@pytest.fixture
+def checkpoint(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "checkpoint"))

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -11,19 +10,12 @@ from pathlib import Path
 import pytest
 
 import megakit
-from tests.scripts import REPOSITORY, environment
+from tests.scripts import REPOSITORY, output_of, run
 
 
 def test_importing_it_loads_nothing_heavy() -> None:
     code = "import sys, megakit; print({'torch', 'numpy', 'nemo'} & sys.modules.keys())"
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(PYTHONPATH=str(REPOSITORY)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert told.stdout.strip() == "set()"
+    assert output_of(code) == "set()\n"
 
 
 def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,11 +71,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, folder / "source")
     options = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", folder)
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *options, folder / "source"],
-        env=environment(),
-        check=True,
-    )
+    run(sys.executable, "-m", "pip", "wheel", *options, folder / "source").output()
     (built,) = folder.glob("*.whl")
     return built
 
@@ -109,13 +97,6 @@ def test_it_works_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
         "print(megakit.__file__, *megakit.models.__all__)"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment(PYTHONPATH=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert told.stdout.startswith(f"{tmp_path}/megakit/__init__.py ")
-    assert "load_for_inference" in told.stdout
+    told = output_of(code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert told.startswith(f"{tmp_path}/megakit/__init__.py ")
+    assert "load_for_inference" in told

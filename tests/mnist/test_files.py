@@ -3,8 +3,6 @@
 import gzip
 import hashlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +21,7 @@ from tests.mnist.made_up import (
     made_up,
     replace,
 )
+from tests.scripts import output_of
 
 REPOSITORY = Path(mnist_files.__file__).parents[1]
 
@@ -215,17 +214,10 @@ class TestChoosing:
         assert lines == []
 
 
-def run_python(code):
-    command = [sys.executable, "-c", code]
-    return subprocess.run(
-        command, cwd=REPOSITORY, check=True, capture_output=True, text=True
-    ).stdout.split()
-
-
 def test_importing_is_light():
     """`--help` waits for it."""
     heavy = {"numpy", "torch", "sklearn", "PIL", "urllib.request", "concurrent.futures", "ssl"}
-    loaded = run_python("import sys, mnist.files; print(*sys.modules)")
+    loaded = output_of("import sys, mnist.files; print(*sys.modules)").split()
     assert "mnist.files" in loaded
     assert not heavy & set(loaded)
 
@@ -239,4 +231,4 @@ mnist_files.MNIST_SHA256.update({dict(MNIST_SHA256)!r})
 mnist_files.find_dataset(pathlib.Path({str(made_up_mnist)!r}), "mnist")
 mnist_files.find_dataset(pathlib.Path("none"), "digits")
 print(*sys.modules)"""
-    assert not {"numpy", "torch", "sklearn", "urllib.request"} & set(run_python(code))
+    assert not {"numpy", "torch", "sklearn", "urllib.request"} & set(output_of(code).split())

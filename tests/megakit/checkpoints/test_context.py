@@ -5,8 +5,6 @@ import enum
 import json
 import os
 import pickle
-import subprocess
-import sys
 import time
 
 import fiddle as fdl
@@ -15,7 +13,7 @@ from fiddle.experimental import serialization
 
 from megakit.checkpoints.context import read_model_settings
 from megakit.errors import UserError
-from tests.scripts import REPOSITORY
+from tests.scripts import REPOSITORY, run_python
 
 
 # What NeMo writes is a Config of a context with the module, and that one with its config.
@@ -137,14 +135,8 @@ def test_nothing_is_imported_or_called(tmp_path):
         "before = set(sys.modules)\n"
         "print(read_model_settings(Path(sys.argv[1])), set(sys.modules) - before)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path],
-        env={"PYTHONPATH": f"{REPOSITORY}:{tmp_path}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.stdout, done.stderr) == ("{'kept': 1, 'items': [1, 2]} set()\n", "")
+    done = run_python("-c", code, tmp_path, PYTHONPATH=f"{REPOSITORY}:{tmp_path}")
+    assert (done.out, done.err) == ("{'kept': 1, 'items': [1, 2]} set()\n", "")
     assert not trace.exists()
 
 

@@ -1,25 +1,18 @@
-"""Training goes on at the right sample, evaluation starts at the first; and MNIST's data."""
+"""Training goes on at the right sample, evaluation starts at the first."""
 
 import itertools
 import json
-import os
-import subprocess
-import sys
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
-from megakit.testing import assert_dataset_compatible_with_megatron, assert_elements_equal
+from tests.scripts import output_of, run_python
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 MODES = {"train": "train", "val": "validation", "test": "test", "predict": "predict"}
 
 
@@ -264,133 +257,12 @@ def work(run):
 
 run_script(PRETRAIN, PretrainOptions, work)
 """
-    options = ("--dataset", "digits", "--accelerator", "cpu", "--output-dir", str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", program, *options, "--max-steps", "4", "--val-interval", "2"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    options = ("--dataset", "digits", "--accelerator", "cpu", "--output-dir", tmp_path)
+    output_of(program, *options, "--max-steps", "4", "--val-interval", "2")
     rows = (tmp_path / "pretrain" / "metrics.csv").read_text().splitlines()
     assert rows[-1].startswith("4,1024,")
     assert {row.split(",")[3] for row in rows[1:]} == {""}  # no val_loss
     assert (tmp_path / "pretrain" / "checkpoints" / "step=000004").is_dir()
-
-
-# --- MNIST's --------------------------------------------------------------------------------------
-
-
-def digits(**options: Any) -> Any:
-    from model_components import MNISTDataModule
-
-    module = MNISTDataModule(dataset="digits", batch_size=32, **options)
-    module.setup("fit")
-    return module
-
-
-@pytest.mark.parametrize("corruption", [0.0, 0.3])
-def test_mnists_batches_equal_its_samples(corruption: float) -> None:
-    module = digits(corruption=corruption)
-    for dataset in (module.mnist_train, module.mnist_val):
-        assert_dataset_compatible_with_megatron(dataset)
-        indices = np.array([5, 0, 41, 5])
-        samples = [dataset[index] for index in indices.tolist()]
-        assert_elements_equal(dataset.get_batch(indices), default_collate(samples))
-
-
-def test_items() -> None:
-    dataset = digits().mnist_val
-    item = dataset[7]
-    assert {key: type(value) for key, value in item.items()} == {
-        "data": torch.Tensor,
-        "label": int,
-        "idx": int,
-    }
-    assert (item["data"].shape, item["data"].dtype) == ((1, 28, 28), torch.float32)
-    assert item["idx"] == 7
-    assert item["label"] == dataset.labels[7]
-    assert dataset[-1]["idx"] == len(dataset) - 1
-    with pytest.raises(IndexError):
-        dataset[len(dataset)]
-
-
-def test_pixels_are_those_of_to_tensor() -> None:
-    """To the last bit, for each of the 256 values."""
-    from torchvision.transforms.functional import to_tensor
-
-    from model_components import MNISTCustom
-
-    images = np.arange(28 * 28, dtype=np.int64).astype(np.uint8).reshape(1, 28, 28)
-    data = MNISTCustom.from_arrays(images, np.zeros(1, np.uint8))[0]["data"]
-    assert torch.equal(data, to_tensor(images[0][:, :, None]))
-
-
-def test_a_transform_of_ones_own_gets_pictures() -> None:
-    from torchvision.transforms import functional
-
-    def upside_down(picture: Any) -> torch.Tensor:
-        return functional.to_tensor(functional.rotate(picture, 180))
-
-    dataset = digits().mnist_val
-    plain = dataset.get_batch(np.array([3, 9]))["data"]
-    dataset.transform = upside_down
-    assert_dataset_compatible_with_megatron(dataset)
-    turned = dataset.get_batch(np.array([3, 9]))["data"]
-    assert torch.equal(turned, plain.flip(2, 3))
-
-
-def test_corruption_drops_its_share_anew_in_each_epoch() -> None:
-    from megakit.data import EpochIndex
-
-    dropped: Any = digits(corruption=0.3).mnist_train.dataset
-    first, second = (
-        dropped.get_batch(EpochIndex(np.full(200, epoch), np.arange(200))) for epoch in (0, 1)
-    )
-    assert torch.equal(first["data"], second["data"])
-    assert not torch.equal(first["corrupted"], second["corrupted"])
-    inked = first["data"] > 0
-    changed = first["corrupted"] != first["data"]
-    assert torch.all(first["corrupted"][changed] == 0)
-    assert changed[inked].float().mean().item() == pytest.approx(0.3, abs=0.01)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_workers_give_the_same_batches_without_a_warning(num_workers: int) -> None:
-    module = digits(corruption=0.3, num_workers=num_workers)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        transform = module.data_sampler.transform_dataloader
-        loader = transform(module.train_dataloader())
-        batches = list(itertools.islice(loader, 4))
-    expected = [module.mnist_train.get_batch(np.arange(n * 32, n * 32 + 32)) for n in range(4)]
-    assert_elements_equal(batches, expected)
-
-
-def test_the_files_are_mapped_once_and_split_as_published(made_up_mnist: Path) -> None:
-    from model_components import MNISTDataModule
-
-    modules: list[Any] = [MNISTDataModule(made_up_mnist, seed=seed) for seed in (1, 2)]
-    for module in modules:
-        module.setup("fit")
-    images = modules[0].mnist_val.dataset.images
-    assert images.dtype == np.uint8
-    assert not images.flags.owndata
-    assert not images.flags.writeable
-    assert images is modules[0].mnist_train.dataset.dataset.dataset.images
-    expected = torch.randperm(60_000, generator=torch.Generator().manual_seed(42)).tolist()
-    for module in modules:
-        assert module.mnist_val.indices == expected[55_000:]
-        assert len(module.mnist_train) == 55_000
-        assert len(module.mnist_test) == 10_000
-    assert modules[0].mnist_train[0]["idx"] != modules[1].mnist_train[0]["idx"]
-
-
-def test_fewer_labels() -> None:
-    module: Any = digits(num_labels=20)
-    labels = [module.mnist_train[index]["label"] for index in range(20)]
-    assert sorted(labels) == sorted([*range(10)] * 2)
 
 
 # --- In a real training ---------------------------------------------------------------------------
@@ -398,15 +270,14 @@ def test_fewer_labels() -> None:
 
 def test_stops_other_layouts_and_validations_change_no_sample() -> None:
     """NeMo's trainer, stopped twice, the second part with other micro batches and workers."""
-    program = Path(__file__).with_name("resumption.py")
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, program], capture_output=True, text=True, timeout=300, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    from model_components import MNISTDataModule
 
-    resampled: Any = digits().mnist_train
+    told = run_python(Path(__file__).with_name("resumption.py"), OMP_NUM_THREADS="1").output()
+    found = json.loads(told.splitlines()[-1])
+
+    data = MNISTDataModule(dataset="digits")
+    data.setup("fit")
+    resampled: Any = data.mnist_train
     resampled = type(resampled)(resampled.dataset, num_samples=17 * 96)
     expected = [resampled[index]["idx"] for index in range(17 * 96)]
     assert len(set(expected[:1297])) == 1297, "the first epoch"

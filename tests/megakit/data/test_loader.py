@@ -1,7 +1,5 @@
 """From a sampler's indices to batches: one way or the other, with workers or without."""
 
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from megakit.data.loader import WORKER_TIMEOUT, make_loader
 from megakit.testing import assert_elements_equal
-from tests.scripts import REPOSITORY, environment
+from tests.scripts import Result, run_python
 
 PADDING = -1
 
@@ -227,20 +225,10 @@ raise KeyError("a user's error")
 """
 
 
-def leave_open(
-    hangs_at: int, *, is_deleted: bool = False, ends_at_once: bool = False
-) -> subprocess.CompletedProcess[str]:
+def leave_open(hangs_at: int, *, is_deleted: bool = False, ends_at_once: bool = False) -> Result:
     """Runs a program that ends while it has workers; returns when no worker is left."""
     choices = f"HANGS_AT, IS_DELETED, ENDS_AT_ONCE = {hangs_at}, {is_deleted}, {ends_at_once}"
-    return subprocess.run(
-        [sys.executable, "-c", f"{choices}\n{LEFT_OPEN}"],
-        cwd=REPOSITORY,
-        env=environment(PYTHONPATH=str(REPOSITORY)),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_python("-c", f"{choices}\n{LEFT_OPEN}", timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -251,15 +239,15 @@ def leave_open(
 def test_a_program_ends_whose_iterator_is_left_open(hangs_at: int, is_deleted: bool):
     """Workers ignore the signal by which Python ends them, and Python waits for them."""
     done = leave_open(hangs_at, is_deleted=is_deleted)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == 'KeyError: "a user\'s error"'
+    assert done.status == 1
+    assert done.err.splitlines()[-1] == 'KeyError: "a user\'s error"'
 
 
 def test_workers_that_hang_end_with_a_program_that_ends_at_once():
     """As the scripts end, and as SIGKILL ends them; the pipe is closed when no worker is left."""
     done = leave_open(8, ends_at_once=True)
-    assert done.returncode == 3, done.stderr
-    assert len(done.stdout.split()) == 2
+    assert done.status == 3, done.err
+    assert len(done.out.split()) == 2
 
 
 def test_a_loader_s_dataset_has_a_length():

@@ -1,8 +1,6 @@
 """permute: one to one at every length, the reference's values up to 2**32, errors, blocks."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from hypothesis import strategies as st
 
 from megakit.data import permute
 from megakit.data.permutation import _BLOCK
+from tests.scripts import run_python
 
 REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference" / "multi_epoch_orders.json"
 
@@ -178,5 +177,4 @@ def test_outside(arguments, message):
 )
 def test_importing_a_part_costs_only_that_part(name, absent):
     code = f"import sys; from megakit.data import {name}; sys.exit({absent!r} in sys.modules)"
-    repository = Path(__file__).resolve().parents[3]
-    assert subprocess.run([sys.executable, "-c", code], cwd=repository, check=False).returncode == 0
+    assert run_python("-c", code).status == 0

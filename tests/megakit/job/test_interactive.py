@@ -2,7 +2,6 @@
 
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from megakit.job.interactive import open_run
 from megakit.reporting.streams import diverted
 from model_pretrain import PRETRAIN, PretrainOptions
 from tests.fabricate import make_run
-from tests.scripts import REPOSITORY, environment, read_csv
+from tests.scripts import read_csv, run_python
 
 
 def written_by(descriptor: int, text: str) -> None:
@@ -99,16 +98,8 @@ class TestOpenRun:
     ) -> None:
         """In a process of its own, because `open_run` ends this one's process groups."""
         old = make_run(PRETRAIN, self.options(tmp_path), (10,))
-        refused = subprocess.run(
-            [sys.executable, "-c", REFUSED, tmp_path, str(devices)],
-            cwd=REPOSITORY,
-            env=environment(PYTHONPATH=str(REPOSITORY)),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert refused.stderr.splitlines()[-1].startswith("megakit.errors.UserError")
+        refused = run_python("-c", REFUSED, tmp_path, devices)
+        assert refused.err.splitlines()[-1].startswith("megakit.errors.UserError")
         assert [path.name for path in tmp_path.iterdir()] == ["pretrain"]
         assert old.newest_step == PretrainOptions.max_steps
 
@@ -140,17 +131,9 @@ print(best.relative_to(common["output_dir"]))
 
 @pytest.mark.long
 def test_one_run_after_another_without_a_word_of_the_frameworks(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SESSION, tmp_path],
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "finetune/checkpoints/step=000004\n"
-    assert done.stderr == ""
+    done = run_python("-c", SESSION, tmp_path)
+    assert done.output() == "finetune/checkpoints/step=000004\n"
+    assert done.err == ""
     for run in ("pretrain", "pretrain.1", "finetune"):
         assert read_csv(tmp_path / run / "metrics.csv")[-1]["step"] == "4"
     assert "step=000004" in (tmp_path / "pretrain" / "log.txt").read_text()

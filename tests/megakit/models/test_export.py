@@ -1,10 +1,8 @@
 """Exporting: what is asked for is checked first, what is written gives what the model gives."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import torch
 
 from megakit.models.export import main
 from mnist import files as mnist_files
-from tests.scripts import REPOSITORY, environment, read_csv, run_script
+from tests.scripts import REPOSITORY, read_csv, run, run_script
 
 
 @pytest.fixture(scope="module")
@@ -181,15 +179,8 @@ def test_the_document(runs: Path, tmp_path: Path) -> None:
         finetune = " ".join(map(str, (sys.executable, REPOSITORY / "model_finetune.py", *OPTIONS)))
         block = block.replace("./run finetune", finetune)
         shell = ["bash", "-euc"] if language == "bash" else [sys.executable, "-c"]
-        done = subprocess.run(
-            [*shell, block],
-            cwd=tmp_path,
-            env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(REPOSITORY)])),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, block + done.stderr
+        done = run(*shell, block, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
+        assert done.status == 0, block + done.err
     rows = read_csv(tmp_path / "runs" / "predict" / "predictions.csv")
     found = sorted(tmp_path.glob("logits-*.npy"))
     assert [path.stem for path in found] == [

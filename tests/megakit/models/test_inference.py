@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from importlib import import_module
 from operator import attrgetter
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from megakit.errors import UserError
-from tests.scripts import REPOSITORY, environment
+from tests.scripts import REPOSITORY, output_of
 
 pytestmark = [
     pytest.mark.usefixtures("megatron"),
@@ -276,15 +275,9 @@ def test_in_a_process_of_its_own(accelerator: str, tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", trained)
     tokens = torch.randint(11, (6, 5))
     torch.save({"input": tokens, "output": trained(tokens).detach()}, tmp_path / "example.pt")
-    told = subprocess.run(
-        [sys.executable, "-c", FRESH_PROCESS, checkpoint, tmp_path / "example.pt", accelerator],
-        env=environment(PYTHONPATH=f"{REPOSITORY}:{HERE}"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert told.returncode == 0, told.stderr
-    assert float(told.stdout.splitlines()[-1]) < 1e-5
+    given = (checkpoint, tmp_path / "example.pt", accelerator)
+    told = output_of(FRESH_PROCESS, *given, PYTHONPATH=f"{REPOSITORY}:{HERE}")
+    assert float(told.splitlines()[-1]) < 1e-5
 
 
 def in_a_running_job(checkpoint: Path, saved_here: Path) -> float | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from megakit.reporting.console import Console, _clock
-from tests.scripts import REPOSITORY
+from tests.scripts import REPOSITORY, run_python
 
 # Progress is shown by a clock that stands still until a test moves it: `now.seconds += 1`.
 PRELUDE = """
@@ -32,15 +32,8 @@ console.time = SimpleNamespace(monotonic=lambda: now.seconds)
 
 def show(code, *arguments, **options):
     """Runs code with a console; returns what comes out on standard output and error."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *map(str, arguments)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-        **options,
-    )
-    return done.stdout, done.stderr
+    done = run_python("-c", PRELUDE + textwrap.dedent(code), *arguments, **options)
+    return done.output(), done.err
 
 
 def show_on_terminal(code, columns=80, **environment):

@@ -1,8 +1,6 @@
 """Figures, by what they show: their texts, their colours, and the PNG that comes of them."""
 
 import io
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,7 @@ from PIL import Image
 
 from megakit.reporting import figures
 from megakit.reporting.figure_style import CLASS_COLORS, figure_style, to_png
-from tests.scripts import REPOSITORY
+from tests.scripts import output_of
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
 PREDICTIONS = np.array([0, 0, 2, 1, 1, 1])
@@ -153,7 +151,4 @@ figure_style.to_png(figures.latent_space(np.eye(3), np.arange(3)))
 assert "matplotlib.figure" in sys.modules
 assert "matplotlib.pyplot" not in sys.modules
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    output_of(code)

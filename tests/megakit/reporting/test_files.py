@@ -10,7 +10,7 @@ import pytest
 
 from megakit.reporting.files import write_atomically, write_json
 from tests.disk import Disk
-from tests.scripts import REPOSITORY
+from tests.scripts import REPOSITORY, run_python
 
 
 def test_the_text_as_it_is(tmp_path):
@@ -62,15 +62,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         write_atomically(Path(sys.argv[1]), "new" * 10_000)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), path],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "OSError" in done.stderr
+    done = run_python("-c", textwrap.dedent(code), path)
+    assert done.status == 1
+    assert "OSError" in done.err
     assert path.read_text() == "old"
 
 

@@ -1,8 +1,6 @@
 """Which accelerator is found, and why not another."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,20 +8,12 @@ import pytest
 from megakit.errors import UserError
 from megakit.runtime import Accelerator, find_accelerator, use_accelerator
 from megakit.runtime import accelerator as accelerator_module
-from tests.scripts import REPOSITORY, environment
+from tests.scripts import output_of
 
 
 def python(code: str, **changes: str) -> str:
     """What a fresh process prints, which sees no GPU unless its environment says so."""
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(**{"PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": "", **changes}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return output_of(code, **{"CUDA_VISIBLE_DEVICES": "", **changes})
 
 
 def test_cpu_is_found_by_name() -> None:

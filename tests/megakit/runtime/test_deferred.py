@@ -1,9 +1,6 @@
 """What torchmetrics imports and nobody uses comes when it is used."""
 
-import subprocess
-import sys
-
-from tests.scripts import REPOSITORY
+from tests.scripts import output_of
 
 PROGRAM = """
 import sys
@@ -32,8 +29,4 @@ print(type(figure) is matplotlib.pyplot.Figure)
 
 
 def test_importing_torchmetrics_leaves_the_rest_for_later() -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert child.returncode == 0, child.stderr
-    assert child.stdout.split("\n") == ["[1, 3, 2]", "True", "ResNet", "True", ""]
+    assert output_of(PROGRAM).split("\n") == ["[1, 3, 2]", "True", "ResNet", "True", ""]

@@ -2,14 +2,13 @@
 
 import fcntl
 import socket
-import subprocess
 import sys
 
 import pytest
 
 from megakit.errors import UserError
 from megakit.runtime.loopback import ensure_loopback, free_port
-from tests.scripts import REPOSITORY
+from tests.scripts import REPOSITORY, run
 
 PROGRAM = """
 import socket
@@ -31,17 +30,10 @@ for _ in range(2):
 
 
 def test_it_is_brought_up_and_left_up() -> None:
-    alone = ["unshare", "--net"]
-    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+    if run("unshare", "--net", "true").status:
         pytest.skip("no network namespace can be made here")
-    done = subprocess.run(
-        [*alone, sys.executable, "-c", PROGRAM],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["False", "True", "True"]
+    alone = run("unshare", "--net", sys.executable, "-c", PROGRAM, cwd=REPOSITORY)
+    assert alone.output().split() == ["False", "True", "True"]
 
 
 def test_where_it_may_not_be_brought_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,11 @@
 """The garbage collector, and what becomes of freed memory, in pages that the system set up."""
 
 import gc
-import os
-import subprocess
-import sys
 
 import pytest
 
 from megakit.runtime.memory import resume_collector, suspend_collector
-from tests.scripts import REPOSITORY
+from tests.scripts import output_of
 
 #: A thread makes tensors of 40 MiB; another frees them.
 PROGRAM = """
@@ -46,14 +43,7 @@ def test_the_collector_rests_during_imports_and_never_looks_at_what_they_made() 
 
 
 def pages(how: str) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, how],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return int(done.stdout)
+    return int(output_of(PROGRAM, how))
 
 
 def test_it_is_used_again_whichever_thread_freed_it() -> None:

@@ -5,13 +5,11 @@ no GPU, with packages beside it that come and go.
 """
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.scripts import REPOSITORY, environment
+from tests.scripts import output_of
 
 OPTIONAL = ("modelopt", "nemo_run", "pandas")
 STAND_INS = {
@@ -86,16 +84,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     packages = tmp_path_factory.mktemp("packages")
     for name in OPTIONAL:
         (packages / f"{name}.py").write_text("")
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(packages), json.dumps(OPTIONAL)],
-        # Under torchrun NeMo's telemetry would begin.
-        env=environment(PYTHONPATH=str(REPOSITORY), CUDA_VISIBLE_DEVICES="", RANK="0"),
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert result.returncode == 0, result.stderr[-5000:]
-    answers: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    # Under torchrun NeMo's telemetry would begin.
+    job = {"CUDA_VISIBLE_DEVICES": "", "RANK": "0"}
+    output = output_of(PROGRAM, packages, json.dumps(OPTIONAL), **job)
+    answers: dict[str, Any] = json.loads(output.splitlines()[-1])
     return answers
 
 

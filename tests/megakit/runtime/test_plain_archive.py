@@ -2,7 +2,6 @@
 
 import copy
 import io
-import os
 import pickle
 import zipfile
 from collections import OrderedDict
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from megakit.runtime.plain_archive import read_archive
+from tests.megakit.poison import Bomb
 
 TENSORS = {
     "matrix": torch.arange(12.0).reshape(3, 4),
@@ -54,14 +54,6 @@ def test_the_same_as_torch_load_gives() -> None:
     ours, theirs = read(content), torch.load(io.BytesIO(content), weights_only=True)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-class Bomb:
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.trace}",)
 
 
 def test_what_would_run(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from typing import Any
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from megakit.data.loader import make_loader
 from megakit.errors import UserError
 from megakit.runtime.shared_memory import size_in_shared_memory, why_worker_ended
-from tests.scripts import REPOSITORY, environment
+from tests.scripts import REPOSITORY, run
 
 
 class Numbers(Dataset):
@@ -161,24 +160,11 @@ def _count(number: int) -> None:
 
 def in_mount(size, *command):
     """Runs a command with a /dev/shm of its own."""
-    alone = [
-        "unshare",
-        "-m",
-        "sh",
-        "-c",
-        f"mount -t tmpfs -o size={size} none /dev/shm && exec $0 $@",
-    ]
-    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+    mount = f"mount -t tmpfs -o size={size} none /dev/shm && exec $0 $@"
+    alone = ("unshare", "-m", "sh", "-c", mount)
+    if run(*alone, "true").status:
         pytest.skip("nothing can be mounted here")
-    return subprocess.run(
-        [*alone, sys.executable, *map(str, command)],
-        cwd=REPOSITORY,
-        env=environment(PYTHONPATH=str(REPOSITORY)),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run(*alone, sys.executable, *command, timeout=120, PYTHONPATH=str(REPOSITORY))
 
 
 GROWING = """
@@ -211,8 +197,8 @@ def test_shared_memory_that_fills_up(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(GROWING)
     done = in_mount("64k", script)
-    assert "could not send a batch, and /dev/shm has" in done.stdout, done.stderr
-    assert "of 65,536 bytes free" in done.stdout
+    assert "could not send a batch, and /dev/shm has" in done.out, done.err
+    assert "of 65,536 bytes free" in done.out
 
 
 @pytest.mark.long
@@ -229,6 +215,6 @@ def test_a_script_in_a_small_container(tmp_path, size, arguments):
         *(size, "model_pretrain.py", "--dataset", "digits", "--accelerator", "cpu"),
         *("--max-steps", 2, "--output-dir", tmp_path, *arguments),
     )
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("model_pretrain.py: --num-workers ") == 1
-    assert "Traceback" not in done.stderr
+    assert done.status == 2, done.err
+    assert done.err.count("model_pretrain.py: --num-workers ") == 1
+    assert "Traceback" not in done.err

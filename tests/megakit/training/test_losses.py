@@ -186,11 +186,24 @@ class TestNamedMeans:
         assert (mean.item(), mean.dtype, mean.shape) == (4.0, torch.float32, ())
 
     def test_a_loss_alone_stays_a_tensor(self) -> None:
-        from megakit.training import mean_reports
+        from megakit.training import MeanLossReduction
 
-        mean = mean_reports([{"avg": torch.tensor(1.0)}, {"avg": torch.tensor(2.0)}])
+        mean = MeanLossReduction().reduce([{"avg": torch.tensor(n)} for n in (1.0, 2.0)])
         assert isinstance(mean, torch.Tensor)
         assert mean.item() == 1.5
+
+    def test_what_is_reported_is_a_copy(self) -> None:
+        """Megatron divides the loss in place by the number of micro batches."""
+        from megakit.training import MeanLossReduction
+
+        output, target = torch.full((4,), 3.0, requires_grad=True), torch.zeros(4)
+        loss, reported = MeanLossReduction().report(
+            torch.nn.functional.mse_loss, output, target, {}
+        )
+        assert loss.requires_grad
+        assert not reported["avg"].requires_grad
+        loss /= 8
+        assert reported["avg"].item() == 9.0
 
     def test_one_collective_serves_all_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from megatron.core import parallel_state

@@ -1,0 +1,177 @@
+"""The report's page in a real browser."""
+
+import base64
+import html
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mnist.own_pictures import read_pictures, to_training_form
+from tests.mnist.report.pages import (
+    Trained,
+    assert_same,
+    formed,
+    given_pictures,
+    strange_pictures,
+)
+from tests.scripts import run
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+#: Run by the browser at the page's end; what it finds goes into the document.
+SCRIPT = """
+const violations = [];
+document.addEventListener("securitypolicyviolation", (event) => violations.push(event.blockedURI));
+const given = JSON.parse(document.getElementById("given").textContent);
+
+function stroke(points) {
+  const box = pad.getBoundingClientRect();
+  const send = (type, [x, y]) => pad.dispatchEvent(new PointerEvent(type, { isPrimary: true,
+    clientX: box.left + x * box.width, clientY: box.top + y * box.height }));
+  send("pointerdown", points[0]);
+  points.forEach((point) => send("pointermove", point));
+  send("pointerup", points.at(-1));
+  send("pointermove", [0, 0]); // the pen is up: this draws nothing
+}
+
+function state() {
+  const chart = document.getElementById("latents").data.at(-1);
+  return {
+    seen: Array.from(greyOf(document.getElementById("seen").getContext("2d"), 28, 28)),
+    answer: document.getElementById("answer").textContent,
+    bars: [...document.querySelectorAll("#bars li span")].map((bar) => bar.textContent),
+    place: [chart.x[0], chart.y[0], chart.z[0]],
+  };
+}
+
+function enlarge(image) { // dark ink on the paper
+  const data = pen.createImageData(280, 280);
+  for (let i = 0; i < 280 * 280; i++) {
+    const value = 255 - image[Math.floor(i / 2800) * 28 + Math.floor((i % 280) / 10)];
+    data.data.set([value, value, value, 255], 4 * i);
+  }
+  pen.putImageData(data, 0, 0);
+}
+
+addEventListener("load", async () => {
+  const found = { empty: state() };
+  found.forms = given.pictures.map(({ pixels, height, width }) => {
+    const form = toTrainingForm(Uint8Array.from(pixels), height, width);
+    return form && Array.from(form);
+  });
+  found.models = given.images.map((image) => classify(Uint8Array.from(image)));
+  found.enlarged = given.images.map((image) => { enlarge(image); classifyPad(); return state(); });
+  found.drawn = [];
+  for (const strokes of given.drawings) {
+    clear();
+    strokes.forEach(stroke);
+    await new Promise(requestAnimationFrame); // the page's own was asked for before
+    found.drawn.push({ ...state(), png: pad.toDataURL() });
+  }
+  document.querySelectorAll(".samples button")[3].click();
+  found.sample = state();
+  document.getElementById("clear").click();
+  found.cleared = state();
+  found.violationsBefore = violations.length;
+  found.resources = performance.getEntriesByType("resource").map((entry) => entry.name);
+  document.body.append(Object.assign(new Image(), { src: "http://127.0.0.1:9/image" }));
+  await fetch("http://127.0.0.1:9/data").catch(() => null);
+  await new Promise((resolve) => setTimeout(resolve, 200));
+  found.violationsAfter = violations;
+  const element = document.createElement("pre");
+  element.id = "found";
+  element.textContent = JSON.stringify(found);
+  document.body.append(element);
+});
+"""
+DRAWINGS = [
+    [[(0.5, 0.2), (0.5, 0.8)]],
+    [[(0.3, 0.2), (0.7, 0.2), (0.45, 0.8)]],
+    [[(0.5, 0.2), (0.3, 0.4), (0.35, 0.7), (0.6, 0.75), (0.7, 0.4), (0.5, 0.2)]],
+    [[(0.6, 0.15), (0.3, 0.55), (0.75, 0.55)], [(0.6, 0.3), (0.6, 0.9)]],
+]
+
+
+@pytest.fixture(scope="module")
+def found(page: str, trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the page did in a browser, and how its files and network were used."""
+    if BROWSER is None:
+        pytest.skip("no chromium or google-chrome, which opens report.html")
+    folder = tmp_path_factory.mktemp("browser")
+    given = {
+        "images": trained.images[:60].reshape(60, -1).tolist(),
+        "pictures": given_pictures(),
+        "drawings": DRAWINGS,
+    }
+    (folder / "page.html").write_text(
+        f'{page}<script type="application/json" id="given">{json.dumps(given)}</script>'
+        f"<script>{SCRIPT}</script>"
+    )
+    options = [
+        *("--headless", "--no-sandbox", "--disable-gpu", "--use-angle=swiftshader"),
+        *("--enable-unsafe-swiftshader", f"--user-data-dir={folder / 'profile'}"),
+        *("--virtual-time-budget=60000", "--dump-dom", (folder / "page.html").as_uri()),
+    ]
+    done = run(BROWSER, *options, timeout=300)
+    result = re.search(r'<pre id="found">(.*?)</pre>', done.out, re.DOTALL)
+    assert result, done.err
+    return json.loads(html.unescape(result[1]))
+
+
+@pytest.mark.long
+class TestInABrowser:
+    def test_pictures_get_the_form_that_python_gives_them(self, found: Any) -> None:
+        expected = [formed(picture) for picture in strange_pictures()]
+        assert None in expected
+        assert found["forms"] == expected
+
+    def test_the_model_is_the_trained_one(self, found: Any, trained: Trained) -> None:
+        assert_same(found["models"], trained.predictions, 60)
+
+    def test_stored_digits_on_the_paper(self, found: Any, trained: Trained) -> None:
+        enlarged = [255 - image.repeat(10, 0).repeat(10, 1) for image in trained.images[:60]]
+        for drawing, state in zip(enlarged, found["enlarged"], strict=True):
+            assert_shows(state, to_training_form(drawing), trained)
+
+    def test_strokes_of_the_pen(self, found: Any, trained: Trained, tmp_path: Path) -> None:
+        """What is on the paper, saved as a picture, is classified by `--input` likewise."""
+        inks = set()
+        for state in found["drawn"]:
+            path = tmp_path / "drawing.png"
+            path.write_bytes(base64.b64decode(state["png"].partition(",")[2]))
+            (image,) = read_pictures(path).images
+            assert_shows(state, image, trained)
+            inks.add(image.tobytes())
+        assert len(inks) == len(DRAWINGS)
+
+    def test_an_image_of_the_test_set(self, found: Any, trained: Trained) -> None:
+        first = trained.images[trained.predictions.label == 3][0]
+        assert_shows(found["sample"], first, trained)
+
+    def test_empty_paper(self, found: Any) -> None:
+        assert found["empty"] == found["cleared"]
+        assert found["empty"]["answer"] == "Draw a digit."
+        assert set(found["empty"]["bars"]) == {""}
+        assert found["empty"]["place"] == [None] * 3
+
+    def test_no_request_leaves(self, found: Any) -> None:
+        assert all(name.startswith("data:") for name in found["resources"])
+        assert found["violationsBefore"] == 0
+        # Whatever tries is stopped:
+        stopped = {"http://127.0.0.1:9/image", "http://127.0.0.1:9/data"}
+        assert set(found["violationsAfter"]) == stopped
+
+
+def assert_shows(state: Any, image: NDArray[np.uint8], trained: Trained) -> None:
+    """The page shows this image, its class, its probabilities and its place."""
+    assert state["seen"] == image.ravel().tolist()
+    probabilities, latent = trained.classify(image[None])
+    assert state["answer"] == f"This is a {probabilities[0].argmax()}."
+    shown = [float(text.rstrip("%")) / 100 for text in state["bars"]]
+    assert np.allclose(shown, probabilities[0], atol=6e-4)
+    assert np.allclose(state["place"], latent[0], atol=1e-4)

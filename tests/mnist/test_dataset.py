@@ -1,0 +1,71 @@
+"""MNIST as samples and as whole batches, as torchvision has it."""
+
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+from torchvision.datasets import MNIST
+from torchvision.transforms import functional
+
+from megakit.testing import assert_dataset_compatible_with_megatron, assert_elements_equal
+from mnist.dataset import MnistBatch, MNISTCustom, MnistItem
+
+pytestmark = pytest.mark.usefixtures("megatron")
+
+
+@pytest.fixture
+def test_set(made_up_mnist: Path) -> MNISTCustom:
+    return MNISTCustom(made_up_mnist, train=False)
+
+
+def test_items_are_torchvisions(test_set: MNISTCustom, made_up_mnist: Path) -> None:
+    theirs = MNIST(str(made_up_mnist), train=False, transform=functional.to_tensor)
+    assert len(test_set) == 10_000
+    assert len(MNISTCustom(made_up_mnist)) == 60_000
+    for index in (0, 1234, 9999):
+        item = test_set[index]
+        image, label = theirs[index]
+        assert_elements_equal(item, {"data": image, "label": label, "idx": index})
+        assert item["data"].max() > 0.5
+    assert_elements_equal(test_set[-1], test_set[9999])
+    for index in (10_000, -10_001):
+        with pytest.raises(IndexError):
+            test_set[index]
+
+
+def test_pixels_are_those_of_to_tensor() -> None:
+    """To the last bit, for each of the 256 values."""
+    images = np.arange(28 * 28, dtype=np.int64).astype(np.uint8).reshape(1, 28, 28)
+    data = MNISTCustom.from_arrays(images, np.zeros(1, np.uint8))[0]["data"]
+    assert torch.equal(data, functional.to_tensor(images[0][:, :, None]))
+
+
+def test_batches_are_collated_items(test_set: MNISTCustom) -> None:
+    indices = np.array([3, 9999, 3, -1])
+    batch: Any = test_set.get_batch(indices)
+    assert_elements_equal(batch, default_collate([test_set[int(index)] for index in indices]))
+    assert batch["idx"].tolist() == [3, 9999, 3, 9999]
+    assert batch["label"].dtype == batch["idx"].dtype == torch.int64
+
+
+def test_items_and_batches_have_their_types(test_set: MNISTCustom) -> None:
+    item_types = get_type_hints(MnistItem)
+    assert {name: type(value) for name, value in test_set[3].items()} == item_types
+    batch = test_set.get_batch(np.arange(4))
+    assert batch.keys() == MnistBatch.__required_keys__ == item_types.keys()
+    assert {type(value) for value in batch.values()} == {torch.Tensor}
+
+
+def test_a_transform_of_the_users_own(test_set: MNISTCustom, made_up_mnist: Path) -> None:
+    def upside_down(picture: Any) -> torch.Tensor:
+        return functional.to_tensor(functional.rotate(picture, 180))
+
+    mine = MNISTCustom(made_up_mnist, train=False, transform=upside_down)
+    assert_dataset_compatible_with_megatron(mine)
+    assert torch.equal(mine[5]["data"], test_set[5]["data"].flip(1, 2))
+    indices = np.arange(4)
+    turned = mine.get_batch(indices)["data"]
+    assert torch.equal(turned, test_set.get_batch(indices)["data"].flip(2, 3))

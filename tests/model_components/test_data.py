@@ -1,0 +1,133 @@
+"""The data module: the published split, balanced labels, and pixels that are dropped."""
+
+import itertools
+import warnings
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from megakit.data import EpochIndex
+from megakit.testing import assert_dataset_compatible_with_megatron, assert_elements_equal
+
+
+def digits(components: ModuleType, **options: Any) -> Any:
+    data = components.MNISTDataModule(dataset="digits", **options)
+    data.setup("fit")
+    return data
+
+
+def test_the_split_is_the_tutorials_whatever_the_seed(
+    components: ModuleType, made_up_mnist: Path
+) -> None:
+    """And the files are mapped once, for all parts."""
+    modules: list[Any] = [
+        components.MNISTDataModule(data_dir=str(made_up_mnist), seed=seed) for seed in (42, 7)
+    ]
+    expected = torch.randperm(60_000, generator=torch.Generator().manual_seed(42)).tolist()
+    drawn = []
+    for data in modules:
+        data.setup("fit")
+        assert [*map(len, (data.mnist_train, data.mnist_val, data.mnist_test))] == [55e3, 5e3, 10e3]
+        assert data.mnist_val.indices == expected[55_000:]
+        drawn.append([data.mnist_train[index]["idx"] for index in range(0, 55_000, 500)])
+        assert len({*drawn[-1]}) == len(drawn[-1])
+        assert {*drawn[-1]} <= {*expected[:55_000]}
+    assert drawn[0] != drawn[1]
+    images = modules[0].mnist_val.dataset.images
+    assert images.dtype == np.uint8
+    assert not images.flags.owndata
+    assert not images.flags.writeable
+    assert images is modules[0].mnist_train.dataset.dataset.dataset.images
+
+
+def test_digits_need_no_files(components: ModuleType) -> None:
+    data = digits(components, data_dir="/no/such/folder")
+    assert (len(data.mnist_train), len(data.mnist_val), len(data.mnist_test)) == (1297, 200, 300)
+    item = data.mnist_train[0]
+    assert (item["data"].shape, item["data"].dtype) == ((1, 28, 28), torch.float32)
+    assert 0 <= item["data"].min() < item["data"].max() <= 1
+
+
+def test_an_epoch_sees_every_image_once_in_another_order(components: ModuleType) -> None:
+    data = digits(components)
+    data.trainer = SimpleNamespace(max_steps=100, global_step=0)
+    data.setup("fit")
+    assert len(data.mnist_train) == 100 * 32  # as long as the training
+    epochs = [[data.mnist_train[e * 1297 + i]["idx"] for i in range(1297)] for e in (0, 1)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(1297))
+    assert epochs[0] != epochs[1]
+
+
+def labelled(components: ModuleType, num_labels: int, seed: int) -> tuple[set[int], list[int]]:
+    """Indices and labels of the images that an epoch sees."""
+    data = digits(components, num_labels=num_labels, seed=seed)
+    items = [data.mnist_train[i] for i in range(len(data.mnist_train))]
+    return {item["idx"] for item in items}, [item["label"] for item in items]
+
+
+def test_few_labels_are_balanced_and_drawn_by_the_seed(components: ModuleType) -> None:
+    indices, labels = labelled(components, 100, seed=1)
+    assert len(indices) == 100
+    assert np.bincount(labels).tolist() == [10] * 10
+    assert labelled(components, 100, seed=1)[0] == indices
+    assert labelled(components, 100, seed=2)[0] != indices
+    assert labelled(components, 50, seed=1)[0] < indices
+    _, labels = labelled(components, 25, seed=1)
+    assert set(np.bincount(labels, minlength=10)) == {2, 3}
+
+
+def dropped(components: ModuleType, seed: int, epochs: Any, indices: Any) -> Any:
+    """A batch whose pixels were dropped, of some epochs and images."""
+    dataset = digits(components, corruption=0.3, seed=seed).mnist_train.dataset
+    return dataset.get_batch(EpochIndex(np.asarray(epochs), np.asarray(indices)))
+
+
+def test_pixels_are_dropped_by_seed_epoch_and_index(components: ModuleType) -> None:
+    count = np.arange(200)
+    first, second = (dropped(components, 1, count * 0 + epoch, count) for epoch in (0, 1))
+    for batch in (first, second):
+        changed = batch["corrupted"] != batch["data"]
+        assert torch.all(batch["corrupted"][changed] == 0)
+        share = changed[batch["data"] > 0].float().mean().item()
+        assert share == pytest.approx(0.3, abs=0.01)
+    assert torch.equal(first["data"], second["data"])
+    assert not torch.equal(first["corrupted"], second["corrupted"])
+    few = dropped(components, 1, [1, 0, 0], [7, 7, 5])["corrupted"]
+    expected = [second["corrupted"][7], first["corrupted"][7], first["corrupted"][5]]
+    assert torch.equal(few, torch.stack(expected))
+    assert not torch.equal(dropped(components, 2, [0], [5])["corrupted"], first["corrupted"][5:6])
+
+
+def test_validation_and_test_images_are_never_corrupted(components: ModuleType) -> None:
+    data = digits(components, corruption=0.3)
+    assert "corrupted" in data.mnist_train[0]
+    assert "corrupted" not in data.mnist_val[0]
+    assert "corrupted" not in data.mnist_test[0]
+
+
+@pytest.mark.parametrize("corruption", [0.0, 0.3])
+def test_batches_equal_samples(components: ModuleType, corruption: float) -> None:
+    data = digits(components, corruption=corruption)
+    for dataset in (data.mnist_train, data.mnist_val):
+        assert_dataset_compatible_with_megatron(dataset)
+        indices = np.array([5, 0, 41, 5])
+        samples = [dataset[index] for index in indices.tolist()]
+        assert_elements_equal(dataset.get_batch(indices), default_collate(samples))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_workers_give_the_same_batches_without_a_warning(
+    components: ModuleType, num_workers: int
+) -> None:
+    data = digits(components, corruption=0.3, num_workers=num_workers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader = data.data_sampler.transform_dataloader(data.train_dataloader())
+        batches = list(itertools.islice(loader, 4))
+    expected = [data.mnist_train.get_batch(np.arange(n * 32, n * 32 + 32)) for n in range(4)]
+    assert_elements_equal(batches, expected)

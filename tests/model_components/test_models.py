@@ -1,0 +1,149 @@
+"""Both models by hand, whole and in pipeline stages, and the module that trains them."""
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+
+def test_all_names_of_the_tutorial_are_there(components: ModuleType) -> None:
+    for name in (
+        *("SameSizeLossDict", "MSELossReduction", "ClassifierLossReduction", "MnistItem"),
+        *("MNISTCustom", "MNISTDataModule", "ExampleModelOutput", "ExampleModelTrunk"),
+        *("PretrainModel", "ExampleFineTuneModel", "ExampleGenericConfig", "PretrainConfig"),
+        *("ExampleFineTuneConfig", "BionemoLightningModule", "MetricTracker"),
+    ):
+        assert hasattr(components, name), name
+
+
+def test_pretrain_model(components: ModuleType) -> None:
+    model = components.PretrainConfig().configure_model()
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    assert shapes == {
+        **{"linear1.weight": (64, 784), "linear1.bias": (64,)},
+        **{"linear2.weight": (3, 64), "linear2.bias": (3,)},
+        **{"linear3.weight": (64, 3), "linear3.bias": (64,)},
+        **{"linear4.weight": (784, 64), "linear4.bias": (784,)},
+    }
+    assert (model.linear2.in_features, model.linear2.out_features) == (64, 3)
+    images = torch.rand(5, 1, 28, 28)
+    output = model(images)
+    hidden = model.linear1.weight @ images.flatten(1).T + model.linear1.bias[:, None]
+    z = model.linear2.weight @ hidden.relu() + model.linear2.bias[:, None]
+    torch.testing.assert_close(output["z"], z.T)
+    hidden = model.linear3.weight @ z + model.linear3.bias[:, None]
+    x_hat = model.linear4.weight @ hidden.relu() + model.linear4.bias[:, None]
+    torch.testing.assert_close(output["x_hat"], x_hat.T)
+
+
+def test_fine_tune_model(components: ModuleType) -> None:
+    config = components.ExampleFineTuneConfig(hidden_size=32, latent_size=5)
+    model = config.configure_model()
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    assert shapes == {
+        **{"linear1.weight": (32, 784), "linear1.bias": (32,)},
+        **{"linear2.weight": (5, 32), "linear2.bias": (5,)},
+        **{"digit_classifier.weight": (10, 5), "digit_classifier.bias": (10,)},
+    }
+    assert (model.digit_classifier.in_features, model.digit_classifier.out_features) == (5, 10)
+    assert model(torch.rand(4, 1, 28, 28)).shape == (4, 10)
+
+
+def test_the_classifier_returns_latents_when_asked(components: ModuleType) -> None:
+    model = components.ExampleFineTuneConfig(latent_size=5).configure_model()
+    images = torch.rand(4, 1, 28, 28)
+    logits, z = model(images, return_latent=True)
+    assert torch.equal(logits, model(images))
+    assert torch.equal(z, components.ExampleModelTrunk.forward(model, images))
+    torch.testing.assert_close(logits, model.digit_classifier(z))
+    assert not hasattr(model, "z")
+
+
+def test_stages_before_the_last_return_what_the_next_one_needs(
+    components: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether latents are asked for or not: only the last stage returns them."""
+    from megatron.core import parallel_state
+
+    whole = components.ExampleFineTuneConfig(seed=1).configure_model()
+    images = torch.rand(4, 1, 28, 28)
+    logits, z = whole(images, return_latent=True)
+    stages = []
+    for is_first in (True, False):
+        for name, answer in (("first", is_first), ("last", not is_first)):
+            monkeypatch.setattr(
+                parallel_state, f"is_pipeline_{name}_stage", lambda *_, a=answer, **__: a
+            )
+        stages.append(components.ExampleFineTuneModel(components.ExampleFineTuneConfig(seed=1)))
+    first, last = stages
+    for options in ({}, {"return_latent": True}):
+        assert torch.equal(first(images, **options), z[None])
+    last.set_input_tensor([first(images)])
+    assert torch.equal(last(images), logits)
+    found = last(images, return_latent=True)
+    assert torch.equal(found[0], logits)
+    assert torch.equal(found[1], z)
+
+
+def test_the_trunk_starts_alike_in_both_models(components: ModuleType) -> None:
+    """So that with and without pretraining differ by the pretraining."""
+    pretrain = components.PretrainConfig(seed=3).configure_model()
+    fine_tune = components.ExampleFineTuneConfig(seed=3).configure_model()
+    other = components.ExampleFineTuneConfig(seed=4).configure_model()
+    for name in ("linear1", "linear2"):
+        weight = getattr(pretrain, name).weight
+        assert torch.equal(weight, getattr(fine_tune, name).weight)
+        assert not torch.equal(weight, getattr(other, name).weight)
+
+
+def test_the_model_is_given_the_corrupted_images(components: ModuleType) -> None:
+    module = components.BionemoLightningModule(config=components.PretrainConfig())
+    module.configure_model()
+    clean, corrupted = torch.rand(2, 4, 1, 28, 28)
+    for batch, seen in (
+        ({"data": clean, "corrupted": corrupted}, corrupted),
+        ({"data": clean}, clean),
+    ):
+        for step in (module.training_step, module.forward_step, module.validation_step):
+            assert torch.equal(step(batch)["x_hat"], module.module(seen)["x_hat"])
+
+
+@pytest.mark.parametrize("has_latent", [True, False])
+def test_prediction_asks_for_latents_where_there_are_some(
+    components: ModuleType, has_latent: bool
+) -> None:
+    class WithoutLatents(components.ExampleFineTuneModel):  # type: ignore[name-defined]
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x)
+
+    config = components.ExampleFineTuneConfig()
+    if not has_latent:
+        config.model_cls = WithoutLatents
+    module = components.BionemoLightningModule(config=config)
+    module.configure_model()
+    batch = {
+        **{"data": torch.rand(4, 1, 28, 28), "label": torch.arange(4)},
+        **{"idx": torch.arange(4), "loss_mask": torch.ones(4)},
+    }
+    found = module.predict_step(batch)
+    expected = {"output", "idx", "label", "loss_mask", *(["latent"] if has_latent else [])}
+    assert found.keys() == expected
+    assert torch.equal(found["output"], module.module(batch["data"]))
+    if has_latent:
+        assert found["latent"].shape == (4, 3)
+    assert torch.equal(module.training_step(batch), found["output"])
+
+
+def test_configs_name_their_models_and_losses(components: ModuleType) -> None:
+    for config, model, loss in (
+        ("PretrainConfig", "PretrainModel", "MSELossReduction"),
+        ("ExampleFineTuneConfig", "ExampleFineTuneModel", "ClassifierLossReduction"),
+    ):
+        made = getattr(components, config)()
+        assert made.model_cls is getattr(components, model)
+        assert made.get_loss_reduction_class() is getattr(components, loss)
+        module = components.BionemoLightningModule(config=made)
+        assert module.loss_reduction_class() is getattr(components, loss)
+        for reduction in (module.training_loss_reduction, module.validation_loss_reduction):
+            assert isinstance(reduction(), getattr(components, loss))
