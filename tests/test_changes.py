@@ -257,5 +257,3 @@ def test_a_size_that_the_config_does_not_get(project: Path, tmp_path: Path) -> N
     assert ended.err.count(named) == 1
     assert "Traceback" not in ended.err
     assert not (tmp_path / "runs" / "pretrain" / "run.json").exists()
-
-
