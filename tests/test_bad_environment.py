@@ -88,10 +88,16 @@ class TestPython:
         result = run_script(script, "--help", PYTHONSAFEPATH="1")
         assert result.status == 0, result.err
 
-    def test_whatever_can_do_no_harm(self, tmp_path):
+    # Where Python optimizes, it compiles all modules of the frameworks at each start.
+    @pytest.mark.parametrize("optimize", ["", pytest.param("1", marks=pytest.mark.long)])
+    def test_whatever_can_do_no_harm(self, tmp_path, optimize):
         """Everything that a surrounding program may set, all at once."""
         harmless: Any = {
-            **{"PYTHONWARNINGS": "default, error", "PYTHONSAFEPATH": "1", "PYTHONOPTIMIZE": "1"},
+            **{
+                "PYTHONWARNINGS": "default, error",
+                "PYTHONSAFEPATH": "1",
+                "PYTHONOPTIMIZE": optimize,
+            },
             **{"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONDEVMODE": "1"},
             **{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
             **{"HOME": "/proc/1/none", "TMPDIR": str(tmp_path / "none")},

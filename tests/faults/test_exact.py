@@ -1,4 +1,4 @@
-"""Stopped by a signal and started again, a run comes out as if it had never been stopped."""
+"""Stopped or killed, and started again, a run comes out as if it had never been stopped."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from megakit.checkpoints import best_checkpoint, read_manifest
-from tests.faults.harness import ACCUMULATED, BEFORE_STEP, Fault, Start, Training
+from megakit.checkpoints.folders import list_checkpoints
+from tests.faults.harness import (
+    ACCUMULATED,
+    BEFORE_PRUNING,
+    BEFORE_STEP,
+    BETWEEN_WEIGHTS_AND_CONTEXT,
+    Fault,
+    Start,
+    Training,
+)
+from tests.faults.test_killed import kill
 from tests.scripts import read_csv
 
 STATUS = {"SIGTERM": 143, "SIGUSR1": 143, "SIGINT": 130}
@@ -33,9 +43,10 @@ def finish(training: Training, after: int, *options: object) -> Start:
     return start
 
 
-def test_stopped_in_the_middle_after_a_validation_and_by_a_full_disk(
+def test_stopped_by_signals_and_a_full_disk_and_killed_while_it_saves(
     tmp_path: Path, never_stopped: dict[str, Any]
 ) -> None:
+    """One run with all of it, since each start takes seconds; it ends as the undisturbed run."""
     training = Training(tmp_path)
     stop_after(training, 7, "SIGINT")
     stopped_at_7 = read_manifest(training.checkpoints / "step=000007")
@@ -56,7 +67,16 @@ def test_stopped_in_the_middle_after_a_validation_and_by_a_full_disk(
     assert names == ["step=000015"], "the stop's own gives way to the next one"
     # Validated at step 15, but saved by a stop: it shall not count as the best.
     assert read_manifest(training.checkpoints / "step=000015").val_loss is None
-    finish(training, after=15)
+
+    kill(training, Fault(BETWEEN_WEIGHTS_AND_CONTEXT))
+    partial, complete = sorted(training.checkpoints.iterdir())
+    assert (partial.name, complete.name) == (".step=000020", "step=000015")
+    assert (partial / "weights" / ".metadata").is_file()
+    assert not (partial / "context").exists()
+
+    kill(training, Fault(BEFORE_PRUNING, 4))  # in the last save, so no later save removes it
+    assert len(list_checkpoints(training.checkpoints)) > len(never_stopped["checkpoints"])
+    finish(training, after=40)
     assert training.result() == never_stopped
 
 

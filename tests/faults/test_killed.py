@@ -10,9 +10,7 @@ from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import verify
 from tests.faults.harness import (
     AFTER_THE_LAST_SAVE,
-    BEFORE_PRUNING,
     BEFORE_STEP,
-    BETWEEN_WEIGHTS_AND_CONTEXT,
     PLACES,
     Fault,
     Training,
@@ -40,31 +38,8 @@ def kill(training: Training, fault: Fault) -> None:
         verify(checkpoint)
 
 
-def test_killed_in_the_first_save_and_before_pruning(
-    tmp_path: Path, never_stopped: dict[str, Any]
-) -> None:
-    training = Training(tmp_path)
-    kill(training, Fault(BETWEEN_WEIGHTS_AND_CONTEXT))
-    assert list_checkpoints(training.checkpoints) == []
-    (partial,) = training.checkpoints.iterdir()
-    assert partial.name == ".step=000010"
-    assert (partial / "weights" / ".metadata").is_file()
-    assert not (partial / "context").exists()
-
-    kill(training, Fault(BEFORE_PRUNING, 2))
-    names = [path.name for path in list_checkpoints(training.checkpoints)]
-    assert names == ["step=000010", "step=000020"]
-    kill(training, Fault(BEFORE_PRUNING, 3))  # in the last save, so no later save removes it
-    assert len(list_checkpoints(training.checkpoints)) > len(never_stopped["checkpoints"])
-    finish(training)
-    assert training.result() == never_stopped
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "place",
-    sorted(PLACES.keys() - {BETWEEN_WEIGHTS_AND_CONTEXT, BEFORE_PRUNING, AFTER_THE_LAST_SAVE}),
-)
+@pytest.mark.parametrize("place", sorted(PLACES.keys() - {AFTER_THE_LAST_SAVE}))
 def test_killed_half_way(tmp_path: Path, never_stopped: dict[str, Any], place: str) -> None:
     training = Training(tmp_path)
     kill(training, Fault(place, PLACES[place] // 2))

@@ -30,9 +30,17 @@ def go_on(process: Any) -> Start:
 
 
 def test_a_removed_folder_ends_the_run_with_the_truth(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    process = start_and_hold(training, 12)
-    assert (training.checkpoints / "step=000010").is_dir()
+    """The folder is removed while the run trains, and while the next run loads a checkpoint."""
+    trains, loads = Training(tmp_path / "trains"), Training(tmp_path / "loads")
+    process = start_and_hold(trains, 12)
+    assert (trains.checkpoints / "step=000010").is_dir()
+    shutil.copytree(trains.folder, loads.folder)
+    check_removal(trains, process)
+    place = "megakit.checkpoints.writer:CheckpointWriter.setup"
+    check_removal(loads, start_and_hold(loads, 1, place))
+
+
+def check_removal(training: Training, process: Any) -> None:
     shutil.rmtree(training.path)
     ended = go_on(process)
     assert (ended.status, ended.out) == (1, "")
@@ -41,17 +49,6 @@ def test_a_removed_folder_ends_the_run_with_the_truth(tmp_path: Path) -> None:
     assert "Traceback" not in ended.err
     assert not training.path.exists()
     assert training.left_behind() == []
-
-
-def test_a_folder_that_is_removed_while_a_checkpoint_is_loaded(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    assert training.start(Fault(BEFORE_STEP, 12)).status == -9
-    process = start_and_hold(training, 1, "megakit.checkpoints.writer:CheckpointWriter.setup")
-    shutil.rmtree(training.path)
-    ended = go_on(process)
-    assert (ended.status, ended.out) == (1, "")
-    assert f"{training.path} was removed while this run was writing to it" in ended.err
-    assert not training.path.exists()
 
 
 @pytest.mark.long

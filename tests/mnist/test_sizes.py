@@ -56,10 +56,10 @@ def check_chain(runs: Path, latent_size: int) -> None:
     short = ("--max-steps", 30, "--val-interval", 30)
     first = run_script("model_pretrain.py", *common, *short, *sizes)
     assert first.status == 0, first.err
-    second = run_script(
-        *("model_finetune.py", *common, *short, "--devices", 3, "--tensor-parallel", 3),
-        *("--global-batch-size", 32),
-    )
+    cut = ("--devices", 5, "--tensor-parallel", 5)
+    refused = run_script("model_finetune.py", *common, *short, *cut, "--global-batch-size", 5)
+    assert (refused.status, "the width of the split layers, 12. Try 4." in refused.err) == (2, True)
+    second = run_script("model_finetune.py", *common, *short)
     assert second.status == 0, second.err
     for path in (first.out, second.out):
         settings = read_model_settings(Path(path.strip()))
@@ -67,8 +67,8 @@ def check_chain(runs: Path, latent_size: int) -> None:
     other = run_script("model_finetune.py", *common, *short, "--hidden-size", 64)
     assert other.status == 2
     assert f"--hidden-size 64: the model of {first.out.strip()} has 12," in other.err
-    cut = run_script("model_predict.py", *common, "--devices", 5, "--tensor-parallel", 5)
-    assert (cut.status, "the width of the split layers, 12. Try 4." in cut.err) == (2, True)
+    refused = run_script("model_predict.py", *common, *cut)
+    assert (refused.status, "the width of the split layers, 12. Try 4." in refused.err) == (2, True)
     (runs / "predict").mkdir(exist_ok=True)
     (runs / "predict" / "latent_space.png").write_text("of an earlier prediction")
     third = run_script("model_predict.py", *common)

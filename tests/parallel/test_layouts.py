@@ -23,7 +23,7 @@ LAYOUTS = {
     "pp2-dp2": {"world_size": 4, "pipeline": 2},
 }
 TOLERANCE = 1e-5  # relative, of a loss in float32: sums in another order differ in the last bits
-STEPS = {"first": 50, "vit": 20}
+STEPS = {"first": 20, "vit": 20}
 #: What tensor parallelism cuts, and along which dimension.
 CUT = {
     "first": {
@@ -40,18 +40,21 @@ FIRST_STAGE = {
     "first": r"linear[12]\..*",
     "vit": r"embedding\..*|position|transformer\.layers\.[01]\..*",
 }
-#: Of each model all layouts; only the long suite has those of the second that take longest.
-CASES = [
-    *(pytest.param("first", name, id=name) for name in LAYOUTS),
-    *(
-        pytest.param("vit", name, id=f"vit-{name}", marks=[pytest.mark.long] * (len(name) > 3))
+
+
+def cases(model, short=()):
+    """All layouts of a model; those that are not named are for the long suite."""
+    return [
+        pytest.param(model, name, marks=[] if name in short else pytest.mark.long)
         for name in LAYOUTS
-    ),
-]
-LONG_FOR_VIT = [
-    *(pytest.param("first", name, id=name) for name in LAYOUTS),
-    *(pytest.param("vit", name, id=f"vit-{name}", marks=pytest.mark.long) for name in LAYOUTS),
-]
+    ]
+
+
+#: Of the second model, the short suite has the layouts that split it once.
+CASES = [*cases("first", LAYOUTS), *cases("vit", ("tp2", "pp2"))]
+LONG_FOR_VIT = [*cases("first", LAYOUTS), *cases("vit")]
+#: Without data parallelism, the distributed optimizer has nothing to shard.
+DISTRIBUTED = [*cases("first", ("dp2", "tp2-dp2", "pp2-dp2")), *cases("vit")]
 
 
 class Training:
@@ -152,7 +155,7 @@ class TestEveryLayout:
         for losses in run.losses():
             np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
 
-    @pytest.mark.parametrize(("model", "name"), LONG_FOR_VIT)
+    @pytest.mark.parametrize(("model", "name"), DISTRIBUTED)
     def test_the_distributed_optimizer_without_accumulation(self, alone, training, model, name):
         (expected,) = alone.losses()
         run = training(model, **LAYOUTS[name], micro_batches=1, distributed_optimizer=True)

@@ -215,7 +215,11 @@ def in_plain_torch(checkpoint: str) -> tuple[float, float, float]:
         return float((top[:, 0] - top[:, 1]).mean()), float(right), float(loss)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name",
+    # "pp2-dp2" has both.
+    [pytest.param(n, marks=[pytest.mark.long] * (n in ("dp2", "pp2"))) for n in LAYOUTS],
+)
 def test_every_layout(alone: Run, training: Any, name: str) -> None:
     run = training(**LAYOUTS[name])
     # Every rank stops after the same step, which is that of one process.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megakit.testing import RankError, Ranks, distributed_model_parallel_state
+from megakit.testing import RankError, Ranks, distributed_model_parallel_state, parallel
 
 
 def place(tensor, pipeline):
@@ -138,7 +138,8 @@ class TestState:
 
 class TestFailures:
     @pytest.mark.parametrize("function", [fail_on_rank_one, fail_at_once])
-    def test_the_failing_rank_s_traceback_and_no_other(self, ranks, function):
+    def test_the_failing_rank_s_traceback_and_no_other(self, ranks, function, monkeypatch):
+        monkeypatch.setattr(parallel, "GRACE", 1.0)  # for the rank that waits for the failing one
         with pytest.raises(RankError) as caught:
             ranks.run(function, world_size=2)
         message = str(caught.value)
@@ -163,7 +164,7 @@ class TestFailures:
             before = pool.run(os.getpid)
             with pytest.raises(RankError, match=r"rank 1 of 2 failed: it died(.|\n)*SIGKILL"):
                 pool.run(die_on_rank_one)
-            pool.timeout = 3
+            pool.timeout = 1
             with pytest.raises(RankError, match=r"ranks \[0\](.|\n)*in wait_on_rank_zero"):
                 pool.run(wait_on_rank_zero)
             after = pool.run(os.getpid)

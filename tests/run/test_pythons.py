@@ -1,6 +1,5 @@
 """Which Python `run` sets up with: found on the machine, named, or one that holds NeMo."""
 
-import os
 import subprocess
 import sys
 import zipfile
@@ -54,13 +53,6 @@ def test_other_machines_are_told_what_to_do(project):
     assert done.returncode == 2
     assert "this is Darwin arm64" in done.stderr
     assert "Dockerfile" in done.stderr
-
-
-def test_python_is_found_on_the_path_past_one_that_does_not_run(project):
-    write_program(project.parent / "bin/python3.12", "exit 127")
-    (project.parent / "bin/python3").symlink_to(BASE_PYTHON)
-    set_up(project, python=None)
-    assert os.path.realpath(project / ".venv/bin/python") == BASE_PYTHON
 
 
 # ---- A Python that holds NeMo, as in NVIDIA's containers ---------------------------------------

@@ -1,5 +1,6 @@
 """The set-up of .venv from the lock."""
 
+import os
 import re
 import subprocess
 import time
@@ -59,12 +60,15 @@ def test_every_line_of_the_lock_is_counted():
     assert names == sorted({re.split(r"\[|==", pin)[0] for pin in pins})
 
 
-def test_set_up_once_then_runs_at_once_from_any_folder(project, tmp_path):
+def test_set_up_once_with_a_python_on_the_path_then_runs_at_once_from_any_folder(project, tmp_path):
+    write_program(project.parent / "bin/python3.12", "exit 127")  # it does not run
+    (project.parent / "bin/python3").symlink_to(BASE_PYTHON)
     # What clusters' modules and NVIDIA's images set must not reach pip.
     constraint = tmp_path / "constraint.txt"
     constraint.write_text("alpha==3.0\n")
-    messages = set_up(project, PIP_CONSTRAINT=str(constraint), PIP_USER="1")
+    messages = set_up(project, python=None, PIP_CONSTRAINT=str(constraint), PIP_USER="1")
     assert BASE_PYTHON in messages
+    assert os.path.realpath(project / ".venv/bin/python") == BASE_PYTHON
     assert not (project / ".venv/setup-tmp").exists()
 
     elsewhere = tmp_path / "elsewhere"

@@ -195,8 +195,10 @@ import multiprocessing
 import os
 import time
 import numpy as np
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, _utils
 from megakit.data.loader import make_loader
+
+_utils.MP_STATUS_CHECK_INTERVAL = 0.5  # seconds that torch waits for each worker; they are 5
 
 class Numbers(Dataset):
     def __len__(self):

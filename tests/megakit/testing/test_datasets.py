@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from megakit.data import EpochIndex, MultiEpochDatasetResampler, PRNGResampleDat
 from megakit.testing import (
     assert_dataset_compatible_with_megatron,
     assert_dataset_elements_not_equal,
+    processes,
 )
 from megakit.testing.__main__ import main
 
@@ -174,10 +176,26 @@ def test_workers(name):
         assert_dataset_compatible_with_megatron(getattr(broken, name)(), other_processes=True)
 
 
-def test_other_interpreters():
+@pytest.mark.parametrize(
+    ("agree", "cause"),
+    [
+        (False, "It differs from process to process"),
+        (True, "Fresh processes agree with each other"),
+    ],
+)
+def test_other_interpreters(monkeypatch, agree, cause):
+    """Datasets made again stand for those of other processes; `test_command` has real ones."""
     factory = broken.UnseededStart
     assert_dataset_compatible_with_megatron(factory())  # not seen in one process
-    message = r"dataset\[0\] differs in another process: sample\['x'\] .*from process to process"
+    elsewhere = factory()
+
+    def read(request, hash_seed):
+        build, indices = pickle.loads(request)
+        dataset = elsewhere if agree else build()
+        return [dataset[index] for index in indices]
+
+    monkeypatch.setattr(processes, "_samples_elsewhere", read)
+    message = rf"dataset\[0\] differs in another process: sample\['x'\] .*{cause}"
     with pytest.raises(AssertionError, match=message):
         assert_dataset_compatible_with_megatron(factory(), factory=factory)
 

@@ -1,0 +1,133 @@
+"""Jobs of the launcher whose ranks succeed, fail and are ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.scripts import REPOSITORY, environment
+
+# Launcher and rank in one file, as the project's scripts are. Each rank writes what it got, then
+# does what the command line says for it. `--grace` shortens the time that stubborn ranks are given.
+JOB = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+count, grace = int(sys.argv[2]), float(sys.argv[3])
+tasks = sys.argv[4:]
+
+if "RANK" not in os.environ:
+    from megakit.reporting.console import Console
+    from megakit.job import launch
+
+    launch.GRACE = grace
+    sys.exit(launch.launch(count, Console(), {"FROM_THE_LAUNCHER": "yes"}))
+
+rank = int(os.environ["RANK"])
+task = tasks[rank % len(tasks)]
+
+def wait_for_all():
+    while len(list(folder.glob("rank-*"))) < count:
+        time.sleep(0.01)
+
+def stop(number, frame):
+    (folder / f"signal-{rank}").write_text(signal.Signals(number).name)
+    if task == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task != "goes on":
+        sys.exit({"SIGINT": 130, "SIGHUP": 129}.get(signal.Signals(number).name, 143))
+
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+    if task == "stubborn":
+        signal.signal(number, signal.SIG_IGN)
+    elif task != "bare" and signal.getsignal(number) is not signal.SIG_IGN:
+        signal.signal(number, stop)
+
+record = folder / f".rank-{rank}"
+record.write_text(json.dumps({"pid": os.getpid(), "argv": sys.argv, "environ": dict(os.environ)}))
+record.rename(folder / f"rank-{rank}")
+if task == "killed":
+    wait_for_all()
+    os.kill(os.getpid(), signal.SIGKILL)
+if task.isdigit():
+    wait_for_all()
+    sys.exit(int(task))
+if task == "late":
+    time.sleep(0.5)
+    (folder / "late").touch()
+    sys.exit(143)
+for _ in range(1200):  # one long sleep may begin just after a signal, and delays its handler
+    time.sleep(0.05)
+"""
+
+
+class Job:
+    def __init__(self, folder, count, *tasks, grace=20.0, before=None, code="", **variables):
+        script = folder / "job.py"
+        script.write_text(code + JOB)
+        self.folder, self.count = folder, count
+        self.arguments = [str(script), str(folder), str(count), str(grace), *tasks]
+        self.process = subprocess.Popen(
+            [sys.executable, *self.arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(PYTHONPATH=str(REPOSITORY), **variables),
+            start_new_session=True,
+            preexec_fn=before,
+        )
+
+    def ranks(self):
+        """What each rank got, once all of them run."""
+        wait_until(lambda: len(list(self.folder.glob("rank-*"))) == self.count)
+        return [json.loads((self.folder / f"rank-{k}").read_text()) for k in range(self.count)]
+
+    def end(self):
+        """Waits for the launcher; returns its exit status and what it printed on stderr."""
+        out, err = self.process.communicate(timeout=60)
+        assert out == ""
+        return self.process.returncode, err
+
+    def signals(self):
+        return {path.name: path.read_text() for path in self.folder.glob("signal-*")}
+
+
+@contextmanager
+def job(*args, **options):
+    """A job that leaves no process behind, whatever the test finds."""
+    started = Job(*args, **options)
+    try:
+        yield started
+    finally:
+        for path in started.folder.glob("rank-*"):
+            pid = json.loads(path.read_text())["pid"]
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        if started.process.poll() is None:
+            started.process.kill()
+        started.process.communicate()
+
+
+def is_alive(pid):
+    """Whether a process runs; one that has ended and waits to be collected does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def alive(ranks):
+    return [rank["pid"] for rank in ranks if is_alive(rank["pid"])]

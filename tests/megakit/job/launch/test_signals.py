@@ -1,0 +1,99 @@
+"""Signals to the launcher and its ranks."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from megakit.runtime.signals import STOP_SIGNALS, exit_status
+from tests.megakit.job.launch.jobs import alive, job, wait_until
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_signals_are_handed_on(tmp_path, number):
+    """A signal to the launcher alone, as `kill` sends it, or a program that supervises it."""
+    with job(tmp_path, 2, "sleep") as started:
+        ranks = started.ranks()
+        started.process.send_signal(number)
+        assert started.end() == (exit_status(number), "")
+        assert alive(ranks) == []
+        assert started.signals() == {"signal-0": number.name, "signal-1": number.name}
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_to_all_processes(tmp_path, number):
+    """As a terminal sends SIGINT and SIGHUP to launcher and ranks alike."""
+    with job(tmp_path, 2, "sleep") as started:
+        ranks = started.ranks()
+        os.killpg(started.process.pid, number)
+        assert started.end() == (exit_status(number), "")
+        assert alive(ranks) == []
+
+
+def test_a_second_signal_ends_ranks_that_do_not_listen(tmp_path):
+    code = "from megakit.runtime.signals import StopRequest\nStopRequest.SAME_REQUEST_SECONDS = 0\n"
+    with job(tmp_path, 2, "goes on", code=code) as started:
+        ranks = started.ranks()
+        started.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: len(started.signals()) == 2)
+        assert len(alive(ranks)) == 2
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == (143, "")
+        assert alive(ranks) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_what_is_ignored_at_the_start_stays_ignored(tmp_path, number):
+    def ignore():
+        signal.signal(number, signal.SIG_IGN)
+
+    with job(tmp_path, 2, "sleep", before=ignore) as started:
+        ranks = started.ranks()
+        os.killpg(started.process.pid, number)
+        started.process.send_signal(number)
+        time.sleep(0.3)
+        assert len(alive(ranks)) == 2
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == (143, "")
+        assert started.signals() == {"signal-0": "SIGTERM", "signal-1": "SIGTERM"}
+
+
+SIGNALLED = """
+import os, signal, subprocess, sys
+
+fork = os.fork
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        open(f"{sys.argv[1]}/started-{options['env']['RANK']}", "x").close()
+        if options["env"]["RANK"] == LAST:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def fork_watcher():
+    child = fork()
+    if child and LAST is None:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return child
+
+subprocess.Popen, os.fork = Popen, fork_watcher
+"""
+
+
+@pytest.mark.parametrize("last", [None, "0", "1"])
+def test_a_signal_while_ranks_are_started(tmp_path, last):
+    """Every rank that has been started receives it, and no other rank is started."""
+    with job(tmp_path, 3, "bare", grace=1000.0, code=f"LAST = {last!r}" + SIGNALLED) as started:
+        assert started.end() == (143, "")
+        assert len(list(tmp_path.glob("started-*"))) == (0 if last is None else int(last) + 1)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_before_ranks_are_ready_for_it(tmp_path, number):
+    """While they still import, the signal itself ends them: stopped as asked, not failed."""
+    with job(tmp_path, 2, "bare") as started:
+        ranks = started.ranks()
+        started.process.send_signal(number)
+        status, _ = started.end()
+        assert status == exit_status(number)
+        assert alive(ranks) == []
