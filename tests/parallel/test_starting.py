@@ -237,13 +237,13 @@ class TestFailures:
     def test_a_hung_rank(self, job, rank):
         """It answers nobody, not even SIGTERM; the other's wait ends, and so does the job."""
         fault = Fault(BEFORE_STEP, 3, name="SIGSTOP", rank=rank)
-        options = (*TP2, "--devices", 2, "--timeout", 4)
+        options = (*TP2, "--devices", 2, "--timeout", 10)
         job.begin(*SHORT, *options, starter=IMPATIENT, fault=fault)
         end = job.end()
         assert end.status == 1
         assert end.err.count("Traceback (most recent call last)") == 1, end.err
         assert f"model_pretrain.py (rank {1 - rank}) failed" in end.err
-        assert "Timed out waiting 4000ms" in end.err
+        assert "Timed out waiting 10000ms" in end.err
 
     @pytest.mark.long
     @pytest.mark.parametrize("rank", [1, 0])
