@@ -63,6 +63,7 @@ def change(checkpoint, **changes):
         {"dataset": ["\x1b[2J"]},
         {"dataset": "x" * 1000},
         {"files": {"\x1b[2J": {"size": 1, "sha256": ""}}},
+        {"files": {"../\x1b[2J": {"size": 1, "sha256": ""}}},
         {"files": {f"weights/{n}": {"size": 1, "sha256": ""} for n in range(10_000)}},
         {"files": {f"../{n}": {"size": 1, "sha256": ""} for n in range(10_000)}},
         {"format_version": "\x1b[2J" * 1000},
