@@ -100,7 +100,8 @@ def test_each_file_has_tests(mutants):
         "tests/megakit/data/test_loader.py"
     ]
     assert "tests/test_chain.py" in mutants.tests_of("model_predict.py", REPOSITORY)
-    assert "tests/faults/test_signals.py" in mutants.tests_of("mnist/tutorial.py", REPOSITORY)
+    named = mutants.tests_of("megakit/data/foreign_images.py", REPOSITORY)
+    assert "tests/mnist/test_hostile_pictures.py" in named
 
 
 FILES = {
