@@ -208,10 +208,7 @@ class TestLayouts:
                     **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
                 },
             ),
-            (
-                "srun",
-                {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"},
-            ),
+            ("srun", {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}),
         ],
     )
     def test_options_that_contradict_the_starter(self, refused, starter, environment):

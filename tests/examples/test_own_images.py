@@ -13,12 +13,7 @@ from examples.own_images.image_dataset import FolderImages
 from examples.own_images.image_files import FolderOptions
 from megakit.errors import UserError
 from megakit.testing import assert_dataset_compatible_with_megatron
-from tests.scripts import (
-    accuracy,
-    read_csv,
-    run_python,
-    run_script,
-)
+from tests.scripts import accuracy, read_csv, run_python, run_script
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,8 @@ import json
 
 import pytest
 
-from megakit.checkpoints.folders import (
-    MANIFEST,
-)
-from megakit.checkpoints.manifest import (
-    OWN_DIGEST,
-)
+from megakit.checkpoints.folders import MANIFEST
+from megakit.checkpoints.manifest import OWN_DIGEST
 from megakit.errors import UserError
 
 WEIGHTS = "weights/__0_0.distcp"

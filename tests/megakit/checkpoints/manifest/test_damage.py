@@ -5,14 +5,8 @@ import os
 
 import pytest
 
-from megakit.checkpoints.folders import (
-    MANIFEST,
-)
-from megakit.checkpoints.manifest import (
-    FORMAT_VERSION,
-    read_manifest,
-    verify,
-)
+from megakit.checkpoints.folders import MANIFEST
+from megakit.checkpoints.manifest import FORMAT_VERSION, read_manifest, verify
 from tests.megakit.checkpoints.manifest.changing import WEIGHTS, change, problem_of
 
 

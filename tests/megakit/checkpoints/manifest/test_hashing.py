@@ -9,11 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from megakit.checkpoints import manifest as manifest_module
-from megakit.checkpoints.manifest import (
-    list_files,
-    verify,
-    verify_if_possible,
-)
+from megakit.checkpoints.manifest import list_files, verify, verify_if_possible
 from tests.megakit.checkpoints.manifest.changing import WEIGHTS, problem_of
 
 
