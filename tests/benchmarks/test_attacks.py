@@ -167,8 +167,7 @@ def checkpoint(tmp_path_factory) -> Path:
     """A real one, of two steps."""
     folder = tmp_path_factory.mktemp("attacked")
     options = ("--dataset", "digits", "--accelerator", "cpu", "--max-steps", 2)
-    done = run_script("model_pretrain.py", *options, "--output-dir", folder, timeout=300)
-    assert done.status == 0, done.err
+    run_script("model_pretrain.py", *options, "--output-dir", folder, timeout=300).output()
     return list_checkpoints(folder / "pretrain" / "checkpoints")[-1]
 
 

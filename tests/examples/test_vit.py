@@ -138,13 +138,11 @@ def test_the_chain(tmp_path: Path) -> None:
     common = (*DIGITS, "--output-dir", tmp_path)
     short = ("--val-interval", 100, "--save-interval", 100, "--global-batch-size", 64)
     for script, steps in (("model_pretrain.py", 200), ("model_finetune.py", 400)):
-        result = run_script(f"examples/vit/{script}", *common, *short, "--max-steps", steps)
-        assert result.status == 0, result.err
+        run_script(f"examples/vit/{script}", *common, *short, "--max-steps", steps).output()
     loss = read_json(tmp_path / "pretrain" / "summary.json")["train_loss"]
     assert loss["last"] < 0.5 * loss["first"]
-    result = run_script("examples/vit/model_predict.py", *common)
-    assert result.status == 0, result.err
-    predictions = Path(result.out.strip())
+    result = run_script("examples/vit/model_predict.py", *common).output()
+    predictions = Path(result.strip())
     assert [int(row["idx"]) for row in read_csv(predictions)] == list(range(300))
     assert accuracy(predictions) > 0.9
 
