@@ -53,7 +53,7 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
 
     def __getitem__(self, index: int) -> T_co:
         number = check_index(index, self.num_samples)
-        return self.dataset[int(self._draw([number])[0])]
+        return self.dataset[self._draw([number]).item()]
 
     def __getitems__(self, indices: list[int]) -> list[T_co]:
         """Return the samples at these indices; PyTorch's loader calls this."""

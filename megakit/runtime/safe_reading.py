@@ -90,8 +90,8 @@ def replace_tensor_reader() -> None:
     class SafeReader(FileSystemReader):
         """Reads `.metadata` in the constructor, since torch wraps later errors in its own."""
 
-        def __init__(self, path: Any, *args: Any, **kwargs: Any) -> None:
-            super().__init__(path, *args, **kwargs)
+        def __init__(self, path: Any) -> None:
+            super().__init__(path)
             self._metadata = read_metadata(Path(path) / ".metadata")
 
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:

@@ -2,18 +2,12 @@
 
 import pytest
 
-from megakit.checkpoints.folders import (
-    checkpoint_name,
-    list_checkpoints,
-    step_of,
-    weights_folder,
-)
+from megakit.checkpoints.folders import checkpoint_name, list_checkpoints, step_of, weights_folder
 
 
 class TestNames:
     @pytest.mark.parametrize(
-        ("step", "name"),
-        [(0, "step=000000"), (500, "step=000500"), (12345678, "step=12345678")],
+        ("step", "name"), [(0, "step=000000"), (500, "step=000500"), (12345678, "step=12345678")]
     )
     def test_steps(self, tmp_path, step, name):
         assert checkpoint_name(step) == name

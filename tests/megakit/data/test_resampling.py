@@ -95,6 +95,7 @@ def test_arguments():
     dataset = PRNGResampleDataset(range(7))
     assert (dataset.seed, dataset.num_samples, len(dataset)) == (42, 7, 7)
     assert len(PRNGResampleDataset(range(7), num_samples=np.int64(20))) == 20
+    assert PRNGResampleDataset(["only"])[0] == "only"
     with pytest.raises(ValueError, match="dataset is empty"):
         PRNGResampleDataset([])
     with pytest.raises(ValueError, match="num_samples must be at least 1"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from megakit.models.export import main
+from megakit.models.export import _named, main
 from mnist import files as mnist_files
 from tests.scripts import REPOSITORY, read_csv, run, run_script
 
@@ -40,13 +40,14 @@ def export(checkpoint: Path) -> Any:
     return lambda *options: main([*command, *map(str, options)])
 
 
-def test_weights_and_program(export: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    weights, program = tmp_path / "net.safetensors", tmp_path / "net.pt2"
-    formats = ("--safetensors", weights, "--torch-export", program, "--input-shape", "6")
-    assert export(*formats) == 0
-    assert capsys.readouterr().out == f"{program}\n{weights}\n"
-    assert set(tmp_path.iterdir()) == {weights, program}
+def test_every_format(export: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    weights, program, onnx = (tmp_path / f"net.{name}" for name in ("safetensors", "pt2", "onnx"))
+    formats = ("--safetensors", weights, "--torch-export", program, "--onnx", onnx)
+    assert export(*formats, "--input-shape", "6") == 0
+    assert capsys.readouterr().out == f"{onnx}\n{program}\n{weights}\n"
+    assert set(tmp_path.iterdir()) == {weights, program, onnx}
 
+    from onnxruntime import InferenceSession
     from safetensors import safe_open
 
     trained = net()
@@ -62,6 +63,23 @@ def test_weights_and_program(export: Any, tmp_path: Path, capsys: pytest.Capture
     x = torch.randn(9, 6)
     loaded = torch.export.load(program).module()
     torch.testing.assert_close(loaded(x), trained(x), rtol=0, atol=1e-6)
+
+    session = InferenceSession(onnx, providers=["CPUExecutionProvider"])
+    (outputs,) = session.run(["output"], {"input": x.numpy()})
+    torch.testing.assert_close(torch.as_tensor(outputs), trained(x), rtol=0, atol=1e-6)
+
+
+def test_names_of_outputs() -> None:
+    one, other = torch.ones(2, 3), torch.zeros(2)
+    for output, names in (
+        (one, ["output"]),
+        ((one, other), ["output_0", "output_1"]),
+        ([one, other], ["output_0", "output_1"]),
+        ({"logits": one, 7: other}, ["logits", "7"]),
+    ):
+        named = _named(output)
+        assert list(named) == names
+        assert all(found is own for found, own in zip(named.values(), (one, other), strict=False))
 
 
 def test_what_exists_stays_unless_forced(
@@ -142,8 +160,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("model_finetune.py", *OPTIONS, *two),
         ("model_predict.py", *OPTIONS[:4]),
     ):
-        done = run_script(script, "--output-dir", folder, *options)
-        assert done.status == 0, done.err
+        run_script(script, "--output-dir", folder, *options).output()
     return folder
 
 

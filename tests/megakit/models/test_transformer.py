@@ -35,6 +35,18 @@ def test_first_weights_belong_to_seed_and_layer() -> None:
     assert not torch.equal(first[name.format(0)], other_seed[name.format(0)])
 
 
+def test_a_layer_on_its_own_is_the_first() -> None:
+    from megatron.core.transformer.spec_utils import build_module
+
+    from megakit.models import transformer_layer_spec
+
+    whole = block()
+    alone = dict(build_module(transformer_layer_spec(), config=whole.config).named_parameters())
+    first = dict(whole.layers[0].named_parameters())
+    assert alone.keys() == first.keys()
+    assert all(torch.equal(alone[name], weight) for name, weight in first.items())
+
+
 def test_a_later_stage_s_layer_has_the_same_weights_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """What makes the second layer's weights its own is its number in the whole model."""
     from megakit.models import transformer

@@ -79,6 +79,8 @@ def pickle_of(content: bytes) -> bytes:
 
 
 TENSOR = saved(torch.zeros(200, 3))
+#: The first four values of the persistent id of its storage; the fifth is a number.
+STORAGE = b"X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,24 @@ def test_storages_that_are_missing_cut_or_compressed() -> None:
         read(changed(TENSOR, "none", b"", compress_type=zipfile.ZIP_DEFLATED))
     with pytest.raises(pickle.UnpicklingError, match="byte order"):
         read(changed(TENSOR, "byteorder", b"big"))
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        b"K\x01",
+        b"(" + STORAGE + b"t",  # too short
+        b"(" + STORAGE + b"K\x03K\x03t",  # too long
+        b"](" + STORAGE + b"K\x03e",  # a list
+        b"(" + STORAGE.replace(b"storage", b"another") + b"K\x03t",
+        b"(" + STORAGE.replace(b"ctorch\nFloatStorage\n", b"N") + b"K\x03t",
+        b"(" + STORAGE.replace(b"X\x01\x00\x00\x000", b"K\x00") + b"K\x03t",
+    ],
+    ids=repr,
+)
+def test_references_to_something_else_than_a_storage(identity: bytes) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="persistent id that is not a storage"):
+        read(changed(TENSOR, "data.pkl", identity + b"Q."))
 
 
 def test_files_that_share_their_bytes() -> None:

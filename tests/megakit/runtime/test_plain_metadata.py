@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from megakit.errors import UserError
 from megakit.runtime import plain_archive, plain_metadata
@@ -195,22 +198,43 @@ def test_bytes_of_a_file_serve_one_tensor(checkpoint: Path) -> None:
     assert "twice" in refusal(checkpoint)
 
 
+def box(*axes: tuple[int, int]) -> ChunkStorageMetadata:
+    """A part of a tensor, by its begin and length along each axis."""
+    begins, lengths = zip(*axes, strict=True)
+    return ChunkStorageMetadata(torch.Size(begins), torch.Size(lengths))
+
+
+def numbers_of(part: ChunkStorageMetadata) -> set[tuple[int, ...]]:
+    axes = zip(part.offsets, part.sizes, strict=True)
+    return set(itertools.product(*(range(begin, begin + length) for begin, length in axes)))
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_tensor_in_thousands_of_parts_is_checked_at_once(axis: int) -> None:
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
-
-    from megakit.runtime.plain_metadata import _overlap
-
-    def part(number: int) -> ChunkStorageMetadata:
-        offsets = [0, 0]
-        offsets[axis] = number
-        return ChunkStorageMetadata(torch.Size(offsets), torch.Size([1, 1]))
-
-    parts = [part(number) for number in range(20_000)]
+    spans = [[(0, 1), (0, 1)] for _ in range(20_000)]
+    for number, span in enumerate(spans):
+        span[axis] = (number, 1)
+    parts = [box(*span) for span in spans]
     began = time.process_time()
-    assert not _overlap(parts)
+    assert not plain_metadata._overlap(parts)
     assert time.process_time() - began < 10
-    assert _overlap([*parts, part(2500)])
+    assert plain_metadata._overlap([*parts, parts[2500]])
+
+
+SPAN = st.tuples(st.integers(0, 8), st.integers(0, 3))
+PARTS = st.integers(1, 3).flatmap(
+    lambda axes: st.lists(st.tuples(*[SPAN] * axes).map(lambda spans: box(*spans)), max_size=8)
+)
+
+
+@given(PARTS)
+@settings(max_examples=300, deadline=None)
+# The first and the third overlap; the second lies between them along one axis, but not the other.
+@example([box((0, 2), (0, 1)), box((0, 3), (2, 1)), box((1, 1), (0, 1)), box((1, 1), (4, 1))])
+def test_parts_overlap_if_they_share_a_number(parts: list[ChunkStorageMetadata]) -> None:
+    numbers = list(map(numbers_of, parts))
+    shared = any(one & other for one, other in itertools.combinations(numbers, 2))
+    assert plain_metadata._overlap(parts) == shared
 
 
 def test_a_part_that_claims_more_than_its_file_has(checkpoint: Path) -> None:

@@ -108,6 +108,20 @@ def test_poisoned_common_state(
     assert "posix.system" in message
 
 
+def test_common_state_is_a_dictionary_of_names(tmp_path: Path) -> None:
+    import torch
+
+    from megakit.runtime.safe_reading import read_common
+
+    path = tmp_path / "common.pt"
+    torch.save({"step": 1, "rates": torch.ones(2)}, path)
+    assert read_common(path).keys() == {"step", "rates"}
+    for content in ({1: "step"}, [("step", 1)]):
+        torch.save(content, path)
+        with pytest.raises(UserError, match=f"{path}: cannot be read .*dictionary of names"):
+            read_common(path)
+
+
 def test_poisoned_object_among_the_tensors(checkpoint: Path, tmp_path: Path) -> None:
     import torch
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata

@@ -9,7 +9,13 @@ import time
 
 import pytest
 
-from megakit.runtime.signals import EXIT_STATUS, STOP_SIGNALS, die_with_parent, exit_status
+from megakit.runtime.signals import (
+    EXIT_STATUS,
+    STOP_SIGNALS,
+    StopRequest,
+    die_with_parent,
+    exit_status,
+)
 from tests.scripts import REPOSITORY, environment
 
 SHOW = """
@@ -50,6 +56,19 @@ def test_statuses():
     assert {number: 128 + number for number in STOP_SIGNALS if number != signal.SIGUSR1} == {
         number: status for number, status in EXIT_STATUS.items() if number != signal.SIGUSR1
     }
+
+
+def test_which_signal_ends_a_process_at_once(monkeypatch):
+    """One that is not of the same request; never SIGHUP, which comes several times."""
+    INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    request = StopRequest()
+    assert request.received == 0
+    told = []
+    for number, now in ((INT, 100.0), (TERM, 100.4), (HUP, 101.0), (INT, 101.0), (TERM, 102.0)):
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+        told.append(request.is_repeated(number))
+        assert request.received == INT
+    assert told == [False, False, False, True, True]
 
 
 def ignore_all():

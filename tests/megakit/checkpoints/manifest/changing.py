@@ -3,24 +3,10 @@
 import hashlib
 import json
 
-import pytest
-
-from megakit.checkpoints.folders import (
-    MANIFEST,
-)
-from megakit.checkpoints.manifest import (
-    OWN_DIGEST,
-)
-from megakit.errors import UserError
+from megakit.checkpoints.folders import MANIFEST
+from megakit.checkpoints.manifest import OWN_DIGEST
 
 WEIGHTS = "weights/__0_0.distcp"
-
-
-def problem_of(function, *args):
-    with pytest.raises(UserError) as error:
-        function(*args)
-    (problem,) = error.value.problems
-    return problem
 
 
 def change(checkpoint, **changes):

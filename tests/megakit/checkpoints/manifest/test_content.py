@@ -5,9 +5,7 @@ import json
 import math
 from dataclasses import asdict, replace
 
-from megakit.checkpoints.folders import (
-    MANIFEST,
-)
+from megakit.checkpoints.folders import MANIFEST
 from megakit.checkpoints.manifest import (
     FORMAT_VERSION,
     Manifest,

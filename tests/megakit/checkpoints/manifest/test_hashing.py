@@ -9,12 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from megakit.checkpoints import manifest as manifest_module
-from megakit.checkpoints.manifest import (
-    list_files,
-    verify,
-    verify_if_possible,
-)
-from tests.megakit.checkpoints.manifest.changing import WEIGHTS, problem_of
+from megakit.checkpoints.manifest import list_files, verify, verify_if_possible
+from tests.hostile import problem as problem_of
+from tests.megakit.checkpoints.manifest.changing import WEIGHTS
 
 
 @pytest.mark.parametrize(
