@@ -10,6 +10,7 @@ import pytest
 from tests.run.harness import (
     BASE_PYTHON,
     RUN,
+    as_if_set_up,
     container,
     holds,
     set_up,
@@ -117,6 +118,34 @@ def test_an_environment_named_by_its_folder_is_used_with_the_projects_own_megaki
     again = start(project, "setup", "--venv", project)
     assert again.returncode == 2
     assert "has no bin/python" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [
+        (".setup-done", "<venv> is set up already; remove it first"),
+        ("pyvenv.cfg", "<venv> is there already, and not made by ./run; move it away"),
+    ],
+)
+def test_a_folder_that_is_in_use_borrows_nothing(project, held, reason):
+    as_if_set_up(project, "echo ran")
+    venv = project / ".venv"
+    (venv / ".setup-done").rename(venv / held)
+    lender = container(project, "2.7.0rc1", "0.15.2").parents[1]
+    before = sorted(venv.rglob("*"))
+    done = start(project, "setup", "--venv", lender, python=None)
+    assert done.returncode == 2
+    assert reason.replace("<venv>", str(venv)) in done.stderr
+    assert sorted(venv.rglob("*")) == before
+
+
+def test_a_python_that_does_not_fit_lends_nothing(project):
+    (project / "lender/bin").mkdir(parents=True)
+    write_program(project / "lender/bin/python", "echo is Python 3.13 >&2; exit 1")
+    done = start(project, "setup", "--venv", "lender")
+    assert done.returncode == 2
+    assert "lender: its Python is Python 3.13; 3.11 or 3.12 is needed" in done.stderr
+    assert not (project / ".venv").exists()
 
 
 @pytest.mark.long

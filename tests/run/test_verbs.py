@@ -29,6 +29,9 @@ def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
         (["setup", "--wheel", "x"], "--download DIR, --wheels DIR or --venv DIR, not --wheel"),
         (["setup", "--wheels"], "--wheels takes one folder"),
         (["setup", "--wheels", "nowhere"], "no wheels in nowhere"),
+        (["setup", "--download", "run/below"], "--download: run/below can't be written"),
+        (["setup", "--venv"], "--venv takes one folder"),
+        (["setup", "--venv", ".venv"], "--venv .venv: is the one to set up"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
@@ -69,6 +72,13 @@ def test_verbs_call_what_they_stand_for_at_once(project, arguments, called):
     assert time.perf_counter() - began < 5
     assert done.stdout.replace(str(project), "<root>") == called + "\n"
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_a_renewed_notebook_takes_no_options(project):
+    as_if_set_up(project, "echo ran")
+    done = start(project, "notebook", "--renew", "--no-browser", python=None)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "MNIST_DATA_DIR says where MNIST is" in done.stderr
 
 
 @pytest.mark.parametrize(
