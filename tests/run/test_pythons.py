@@ -148,8 +148,15 @@ def test_a_python_that_does_not_fit_lends_nothing(project):
     assert not (project / ".venv").exists()
 
 
+def test_a_python_with_another_nemo_is_named(project):
+    write_program(project.parent / "bin/df", "echo Avail; echo 3GB")  # no room for one that fits
+    done = start(project, "setup", python=container(project, "2.5.0", "0.13.1"))
+    assert done.returncode == 2
+    told = "holds NeMo 2.5.0 and Megatron-Core 0.13.1. This project needs 2.7 and 0.15"
+    assert told in done.stderr
+
+
 @pytest.mark.long
-def test_a_python_with_another_nemo_is_named_and_left_alone(project):
-    messages = set_up(project, python=container(project, "2.5.0", "0.13.1"))
-    assert "holds NeMo 2.5.0 and Megatron-Core 0.13.1. This project needs 2.7 and 0.15" in messages
+def test_a_python_with_another_nemo_is_left_alone(project):
+    set_up(project, python=container(project, "2.5.0", "0.13.1"))
     assert holds(project, "import importlib.util as u; print(u.find_spec('torch'))") == "None\n"

@@ -81,7 +81,8 @@ def eat(folder: Path, *arguments: object) -> Result:
     """A script of the reader's own."""
     script = folder / "eat.py"
     script.write_text(SCRIPT)
-    return run_python(script, "--output-dir", folder, "--accelerator", "cpu", *arguments)
+    options = ("--output-dir", folder, "--accelerator", "cpu")
+    return run_python(script, *options, *arguments, PYTHONUNBUFFERED="")
 
 
 def test_what_a_script_printed_is_not_lost_at_its_end(tmp_path: Path) -> None:
