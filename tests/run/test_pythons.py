@@ -1,6 +1,7 @@
 """Which Python `run` sets up with: found on the machine, named, or one that holds NeMo."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -11,10 +12,13 @@ from tests.run.harness import (
     BASE_PYTHON,
     RUN,
     as_if_set_up,
+    bare_environment,
     container,
     holds,
+    lent,
     set_up,
     start,
+    write_index,
     write_program,
     write_wheel,
 )
@@ -67,6 +71,14 @@ def test_python_is_found_on_the_path_past_one_that_does_not_run(project):
 # ---- A Python that holds NeMo, as in NVIDIA's containers ---------------------------------------
 
 
+def test_the_first_python_that_holds_a_fitting_nemo_is_preferred(project):
+    holds_nemo = container(project, "2.7.0", "0.15.2")
+    for name, python in (("python3.12", BASE_PYTHON), ("python3", holds_nemo)):
+        write_program(project.parent / "bin" / name, f'exec "{python}" "$@"')
+    answer = lent("find_python", "3.12", "3.11", env=bare_environment(project, python=None))
+    assert answer == f"{holds_nemo}\tfits\t2.7.0\t0.15.2\n"
+
+
 def test_a_python_with_fitting_nemo_is_used_and_only_the_missing_added(project):
     wheels, lock = project / "wheels", project / "requirements.lock"
     lock.write_text(
@@ -99,12 +111,19 @@ def test_an_environment_named_by_its_folder_is_used_with_the_projects_own_megaki
     (project / "pyproject.toml").write_text(
         '[project]\ndependencies = ["megakit==1.0"]\n[dependency-groups]\nbuild = ["setuptools"]\n'
     )
-    lender = container(project, "2.7.0rc1", "0.15.2").parents[1]
+    lender = container(project, "2.7.0rc1", "0.15.2", has_pip=True).parents[1]
     (packages,) = lender.glob("lib/python3*/site-packages")
     write_wheel(lender, "megakit", "1.0")
-    with zipfile.ZipFile(lender / "megakit-1.0-py3-none-any.whl") as theirs:
-        theirs.extractall(packages)
-    done = start(project, "setup", "--venv", lender, PIP_FIND_LINKS="others")
+    write_wheel(lender, "setuptools", "1.0")
+    for old in packages.glob("setuptools*"):
+        shutil.rmtree(old)
+    for name in ("megakit", "setuptools"):
+        zipfile.ZipFile(lender / f"{name}-1.0-py3-none-any.whl").extractall(packages)
+    # As on a network; what the project carries itself is not asked for there.
+    write_index(others)
+    (others / "setuptools-1.0-py3-none-any.whl").unlink()  # the lender has it, and pip
+    index = {"PIP_INDEX_URL": others.as_uri(), "PIP_NO_INDEX": "0"}
+    done = start(project, "setup", "--venv", lender, **index)
     assert done.returncode == 0, done.stderr
     # Without the folder that the tests run in, which has a megakit, too.
     imported = holds(
@@ -114,6 +133,7 @@ def test_an_environment_named_by_its_folder_is_used_with_the_projects_own_megaki
     assert holds(project, "import beta; print(beta.version)") == "1.0\n"
     versions = "import torch, nemo_toolkit as n; print(torch.version, n.version)"
     assert holds(project, versions) == "2.9 2.7.0rc1\n"
+    assert holds(project, "import pip; print(pip.__file__)").startswith(f"{lender}/")
 
     again = start(project, "setup", "--venv", project)
     assert again.returncode == 2
@@ -148,12 +168,23 @@ def test_a_python_that_does_not_fit_lends_nothing(project):
     assert not (project / ".venv").exists()
 
 
-def test_a_python_with_another_nemo_is_named(project):
-    write_program(project.parent / "bin/df", "echo Avail; echo 3GB")  # no room for one that fits
-    done = start(project, "setup", python=container(project, "2.5.0", "0.13.1"))
+@pytest.mark.parametrize(
+    ("nemo", "megatron", "told"),
+    [
+        ("2.5.0", "0.13.1", "This project needs 2.7 and 0.15: .venv gets them."),
+        ("2.7.0", "0.15.2", "That did not work; making a .venv with a NeMo of its own instead."),
+    ],
+    ids=["does not fit", "lacks packages that are nowhere"],
+)
+def test_a_nemo_of_no_use_is_named_before_room_is_asked_for(project, nemo, megatron, told):
+    write_program(project.parent / "bin/df", "echo Avail; echo 3GB")
+    done = start(project, "setup", python=container(project, nemo, megatron))
     assert done.returncode == 2
-    told = "holds NeMo 2.5.0 and Megatron-Core 0.13.1. This project needs 2.7 and 0.15"
-    assert told in done.stderr
+    assert f"holds NeMo {nemo} and Megatron-Core {megatron}" in done.stderr
+    *_, before, last = done.stderr.splitlines()
+    assert before.endswith(told)
+    assert "this needs 12 GB" in last
+    assert not (project / ".venv").exists()
 
 
 @pytest.mark.long
