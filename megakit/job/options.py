@@ -1,7 +1,6 @@
 """Options of all scripts and of training scripts, without torch, so that `--help` is quick."""
 
 import difflib
-import inspect
 import io
 import sys
 from collections.abc import Callable, Sequence
@@ -222,7 +221,6 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
                 options_class,
                 prog=program,
                 args=arguments,
-                description=inspect.getdoc(options_class),
                 # --verbose has no --no-verbose
                 config=(tyro.conf.FlagCreatePairsOff,),
             )

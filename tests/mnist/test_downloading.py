@@ -11,6 +11,8 @@ import pytest
 
 from mnist import files as mnist_files
 from mnist.files import MNIST_SHA256, check_mnist, find_dataset
+from model_predict import PredictOptions
+from model_pretrain import PretrainOptions
 from tests.hostile import MEGABYTE, bomb, problem, problems
 from tests.mnist.conftest import serving
 from tests.mnist.made_up import (
@@ -41,6 +43,14 @@ class TestDownloading:
         options = {"report": lines.append, "may_download": False}
         assert find_dataset(tmp_path / "data", "mnist", **options) == "mnist"
         assert mirror.requests == lines == [*tmp_path.iterdir()] == []
+
+    @pytest.mark.parametrize("options", [PretrainOptions, PredictOptions])
+    def test_by_a_script_s_options(self, mirror, tmp_path, lines, options):
+        chosen = options(data_dir=tmp_path, dataset="mnist")
+        chosen.resolve_dataset(None, lines.append, False)
+        assert mirror.requests == lines == []
+        chosen.resolve_dataset(None, lines.append, True)
+        assert len(mirror.requests) == len(lines) == 4
 
     def test_others_may_read_what_was_downloaded(self, mirror, tmp_path, lines):
         find_dataset(tmp_path, "mnist", report=lines.append)

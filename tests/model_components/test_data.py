@@ -45,6 +45,13 @@ def test_the_split_is_the_tutorials_whatever_the_seed(
     assert images is modules[0].mnist_train.dataset.dataset.dataset.images
 
 
+def test_nemo_logs_metrics_of_its_own_only_if_asked(components: ModuleType) -> None:
+    """It would log five values at every step."""
+    for options in ({}, {"output_log": True}):
+        sampler = components.MNISTDataModule(dataset="digits", **options).data_sampler
+        assert sampler.output_log == bool(options)
+
+
 def test_digits_need_no_files(components: ModuleType) -> None:
     data = digits(components, data_dir="/no/such/folder")
     assert (len(data.mnist_train), len(data.mnist_val), len(data.mnist_test)) == (1297, 200, 300)

@@ -40,6 +40,14 @@ def write_wheel(folder, name, version, requires=()):
     return f"{pin} \\\n    --hash=sha256:{digest}\n"
 
 
+def write_index(folder):
+    """Makes a folder of wheels an index of packages."""
+    for wheel in folder.glob("*.whl"):
+        package = folder / wheel.name.split("-")[0].replace("_", "-")
+        package.mkdir()
+        (package / "index.html").write_text(f'<a href="../{wheel.name}">{wheel.name}</a>')
+
+
 def write_project(folder):
     """`run` with a lock of two packages, their wheels, and a script that shows how it started."""
     wheels = folder / "wheels"
@@ -74,7 +82,7 @@ def write_program(path, script):
 
 def bare_environment(project, python=BASE_PYTHON):
     """No network, no home, and on the PATH no Python."""
-    environment = {"PATH": project.parent / "bin", "HOME": project.parent / "home"}
+    environment = {"PATH": str(project.parent / "bin"), "HOME": project.parent / "home"}
     environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
     return environment | ({"PYTHON": python} if python else {})
 
@@ -104,10 +112,11 @@ def holds(project, code):
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def lent(function, *arguments, text=""):
+def lent(function, *arguments, text="", env=None):
     """What a function of `run` prints when another script sources it."""
     command = ["bash", "-c", f'source "{RUN}"; {function} "$@"', "bash", *arguments]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+    options = {"input": text, "capture_output": True, "text": True, "env": env}
+    return subprocess.run(command, check=True, **options).stdout
 
 
 def as_if_set_up(project, python):
@@ -119,10 +128,11 @@ def as_if_set_up(project, python):
     write_program(venv / "bin/python", python)
 
 
-def container(project, nemo, megatron):
+def container(project, nemo, megatron, has_pip=False):
     """A virtual environment with packages of those names, as NVIDIA's image has one."""
     folder = project.parent / "container"
-    subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", folder], check=True)
+    options = [] if has_pip else ["--without-pip"]
+    subprocess.run([BASE_PYTHON, "-m", "venv", *options, folder], check=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
     held = {"nemo_toolkit": nemo, "megatron_core": megatron, "torch": "2.9", "torchvision": "0.24"}
     for name, version in held.items():

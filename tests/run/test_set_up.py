@@ -42,6 +42,21 @@ def test_a_folder_that_is_no_virtual_environment_is_never_emptied(project):
     assert [file.name for file in photos.iterdir()] == ["cat.png"]
 
 
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [("run/venv", "run/venv can't be written"), (".venv", "requirements.lock is missing")],
+)
+def test_what_cannot_be_set_up_is_refused_and_leaves_nothing(project, place, reason):
+    if "lock" in reason:
+        (project / "requirements.lock").unlink()
+    before = sorted(project.rglob("*"))
+    done = start(project, "predict", VENV=place)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"run: {project}/{reason}")
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted(project.rglob("*")) == before
+
+
 # ---- Setting up --------------------------------------------------------------------------------
 
 

@@ -29,6 +29,9 @@ def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
         (["setup", "--wheel", "x"], "--download DIR, --wheels DIR or --venv DIR, not --wheel"),
         (["setup", "--wheels"], "--wheels takes one folder"),
         (["setup", "--wheels", "nowhere"], "no wheels in nowhere"),
+        (["setup", "--download", "run/below"], "--download: run/below can't be written"),
+        (["setup", "--venv"], "--venv takes one folder"),
+        (["setup", "--venv", ".venv"], "--venv .venv: is the one to set up"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
@@ -71,6 +74,13 @@ def test_verbs_call_what_they_stand_for_at_once(project, arguments, called):
     assert (done.stderr, done.returncode) == ("", 0)
 
 
+def test_a_renewed_notebook_takes_no_options(project):
+    as_if_set_up(project, "echo ran")
+    done = start(project, "notebook", "--renew", "--no-browser", python=None)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "MNIST_DATA_DIR says where MNIST is" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("answer", "is_as_asked"), [("echo 3.12", 1), ("echo 3.11", 0), ("exit 1", 0)]
 )
@@ -82,21 +92,32 @@ def test_what_is_set_up_serves_only_the_python_that_is_asked_for(project, answer
     assert (done.returncode == 0) == is_as_asked
 
 
-@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
+# Writes which file each standard stream is, without another file in place of standard output.
+STREAMS = """
+for number in 0 1 2; do files+=$(readlink /proc/$$/fd/$number)'|'; done
+echo "$files" >"$0.streams"
+"""
+
+
+@pytest.mark.parametrize("closed", [(0,), (2,), (0, 1, 2)])
 def test_closed_streams_are_no_failure(project, closed):
-    as_if_set_up(project, "exit 3")  # not to be called
+    """A file that is opened next would else take the place of a stream."""
+    as_if_set_up(project, STREAMS)
 
     def close():
         for descriptor in closed:
             os.close(descriptor)
 
-    done = subprocess.run(
-        [project / "run", "setup"],
-        env=bare_environment(project, python=None),
-        preexec_fn=close,
-        timeout=60,
-    )
-    assert done.returncode == 0
+    for verb in ("setup", "predict"):
+        done = subprocess.run(
+            [project / "run", verb],
+            env=bare_environment(project, python=None),
+            preexec_fn=close,
+            timeout=60,
+        )
+        assert done.returncode == 0
+    files = (project / ".venv/bin/python.streams").read_text().split("|")
+    assert {files[descriptor] for descriptor in closed} == {"/dev/null"}
 
 
 def test_no_verb_imports_from_the_current_folder(project, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from megakit.checkpoints.select import remove
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
+from megakit.job.options import CommonOptions
 from megakit.job.preparation import prepare
 from megakit.job.run_lock import check_still_ours, lock, lock_inode
 from megakit.job.runs import RunDirectory
@@ -17,6 +18,19 @@ from megakit.runtime.accelerator import Accelerator
 from tests.fabricate import make_checkpoint, make_run, prepare_run
 from tests.hostile import problem as problem_of
 from tests.megakit.job.stages import FIRST, LAST, SECOND, SecondOptions
+
+
+def test_a_prediction_is_planned_each_time(options):
+    class Prediction(CommonOptions):
+        def resolve_dataset(self, previous, report, may_download=True):
+            return previous
+
+    start = make_run(FIRST, options, (10,)).checkpoints / LAST
+    prediction = Prediction(output_dir=options.output_dir, accelerator="cpu")
+    for _ in range(2):
+        plan = prepare_run(SECOND, prediction)
+        assert (plan.start, plan.dataset) == (str(start), "digits")
+        assert (plan.resume, plan.is_done, plan.identity) == (None, False, {})
 
 
 @pytest.mark.parametrize("verbose", [False, True])

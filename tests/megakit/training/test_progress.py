@@ -298,3 +298,16 @@ def test_values_of_an_earlier_validation_are_dropped() -> None:
     module: Any = None
     reporter.on_validation_start(trainer, module)
     assert logged == {"train_loss": 2.0}
+
+
+def test_a_profiler_action_that_was_renamed_is_named() -> None:
+    from megakit.training.progress import DataClock
+
+    clock = DataClock()
+    with clock.profile("[_TrainingEpochLoop].fetch_next"):
+        pass
+    with pytest.raises(RuntimeError, match=r"train_dataloader_next is gone from this version"):
+        clock.check()
+    with clock.profile(DataClock.FETCH):
+        pass
+    clock.check()

@@ -67,6 +67,18 @@ def test_a_whole_validation_is_the_default(build: Any) -> None:
     assert limit == 1
 
 
+def test_a_trainer_of_the_reader_s_own_keeps_its_progress_bar() -> None:
+    """NeMo would otherwise print a line for each step."""
+    from lightning.pytorch.callbacks import TQDMProgressBar
+    from nemo.lightning.pytorch.strategies.utils import fix_progress_bar
+
+    from megakit.training import build_strategy
+
+    trainer: Any = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    fix_progress_bar(trainer, build_strategy(jobs.layout()).replace_progress_bar)
+    assert isinstance(trainer.progress_bar_callback, TQDMProgressBar)
+
+
 def test_callbacks_run_in_the_order_that_they_need(build: Any) -> None:
     """Values that a user's callback logs are reported; what is reported is saved."""
     mine = pl.Callback()

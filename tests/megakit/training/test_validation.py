@@ -318,16 +318,3 @@ class TestStopping:
         with pytest.raises(UserError, match=named):
             self.stopper(by, stop_after).on_train_start(trainer, None)
         self.stopper("val_loss", None).on_train_start(trainer, None)
-
-
-def test_a_profiler_action_that_was_renamed_is_named() -> None:
-    from megakit.training.progress import DataClock
-
-    clock = DataClock()
-    with clock.profile("[_TrainingEpochLoop].fetch_next"):
-        pass
-    with pytest.raises(RuntimeError, match=r"train_dataloader_next is gone from this version"):
-        clock.check()
-    with clock.profile(DataClock.FETCH):
-        pass
-    clock.check()

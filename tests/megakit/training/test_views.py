@@ -118,6 +118,17 @@ def test_a_classifier_s_mistakes_are_shown_if_there_are_any() -> None:
     assert board.images == []
 
 
+@pytest.mark.parametrize(("writes_files", "sizes"), [(False, (8, 8)), (True, ())])
+def test_a_rank_that_has_nothing_to_draw(writes_files: bool, sizes: tuple[int, ...]) -> None:
+    """It writes no files, or there was no batch. It looks at its samples all the same."""
+    callback, board, looked_at = pictures(reconstructions=True, latent=True, logits=True)
+    if not writes_files:
+        callback.tensorboard = None
+    validate(callback, 40, sizes)
+    assert looked_at == [*sizes]
+    assert (board.images, board.latent) == ([], None)
+
+
 def test_views_of_both_models(tmp_path: Path) -> None:
     import torch
 
