@@ -27,11 +27,14 @@ class Result:
         return self.out
 
 
-def environment(**changes: str) -> dict[str, str]:
-    """This process's environment without what a surrounding job may have set."""
+def environment(**changes: str | None) -> dict[str, str]:
+    """This process's environment without what a surrounding job may have set.
+
+    A change to None leaves a variable out.
+    """
     job = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {k: v for k, v in os.environ.items() if k not in job and not k.startswith("SLURM_")}
-    return {**kept, **changes}
+    return {name: value for name, value in {**kept, **changes}.items() if value is not None}
 
 
 def run(
@@ -40,7 +43,7 @@ def run(
     stdin: str | None = None,
     timeout: float = 600,
     descriptors: Sequence[int] = (),
-    **changes: str,
+    **changes: str | None,
 ) -> Result:
     """Runs a command to its end; `changes` are variables of its environment."""
     began = time.monotonic()

@@ -14,7 +14,7 @@ from tests.scripts import REPOSITORY, output_of, run, run_python
 SCRIPTS = ("model_pretrain", "model_finetune", "model_predict")
 ABOVE = {*SCRIPTS, "model_components", "mnist"}
 SUBPACKAGES = {
-    *("checkpoints", "data", "job", "models", "reporting", "runtime", "testing", "training"),
+    *("checkpoints", "data", "job", "models", "reporting", "runtime", "testing", "training")
 }
 #: What each part of the library may use besides itself, `megakit` itself and `megakit.errors`.
 MAY_USE = {

@@ -18,12 +18,6 @@ from tests.refusals import FINETUNE_PY, OPTIONS, PREDICT_PY, PRETRAIN_PY, SCRIPT
 from tests.scripts import run_script
 
 
-def make_read_only(folder):
-    folder.mkdir(mode=0o500)
-    if os.access(folder, os.W_OK):
-        pytest.skip("this user may write everywhere")
-
-
 class TestOutput:
     @pytest.mark.parametrize("script", SCRIPTS)
     def test_a_file_in_the_folder_s_place(self, refused, script):
@@ -34,33 +28,6 @@ class TestOutput:
         problem = refused.problem(script, *start)
         for part in (f"--output-dir {refused.runs}", "is a file"):
             assert part in problem
-
-    def test_below_a_file(self, refused):
-        (refused.folder / "file").write_text("")
-        below = refused.folder / "file" / "runs"
-        problem = refused.problem(PRETRAIN_PY, "--output-dir", below)
-        assert f"--output-dir {below}" in problem
-
-    def test_a_file_in_the_stage_s_place(self, refused):
-        refused.runs.mkdir()
-        (refused.runs / "pretrain").write_text("")
-        problem = refused.problem(PRETRAIN_PY)
-        assert str(refused.runs / "pretrain") in problem
-
-    def test_a_name_that_no_folder_can_have(self, refused):
-        problem = refused.problem(PRETRAIN_PY, "--output-dir", refused.folder / ("x" * 300))
-        assert "--output-dir" in problem
-
-    def test_a_folder_without_permission(self, refused):
-        make_read_only(refused.runs)
-        problem = refused.problem(PRETRAIN_PY)
-        for part in (f"--output-dir {refused.runs}", "cannot be written"):
-            assert part in problem
-
-    def test_a_stage_without_permission(self, refused):
-        refused.runs.mkdir()
-        make_read_only(refused.runs / "pretrain")
-        assert str(refused.runs / "pretrain") in refused.problem(PRETRAIN_PY)
 
 
 class TestAnotherRun:
@@ -83,10 +50,6 @@ class TestAnotherRun:
         ):
             assert part in problem
 
-    def test_a_finished_one_too(self, refused, pretrain_options):
-        make_run(PRETRAIN, pretrain_options, (10,))
-        assert "--seed was 42, now 1" in refused.problem(PRETRAIN_PY, "--seed", 1)
-
     def test_only_options_that_exist_are_named(self, refused, pretrain_options, finetune_options):
         """What follows from --num-labels, the choice of the best checkpoint, is no option."""
         make_run(PRETRAIN, pretrain_options, (10,))
@@ -95,15 +58,6 @@ class TestAnotherRun:
         assert "--num-labels was None, now 100" in problem
         assert set(re.findall(r"--[\w-]+", problem)) <= OPTIONS[FINETUNE_PY]
 
-    def test_a_newer_result_of_the_stage_before(self, refused, pretrain_options, finetune_options):
-        before = make_run(PRETRAIN, pretrain_options, (10,))
-        make_run(FINETUNE, finetune_options, (5,))
-        run = before.identity()
-        newer = make_checkpoint(before.checkpoints, 20, val_loss=0.0001, run=run)
-        problem = refused.problem(FINETUNE_PY)
-        for part in (str(refused.runs / "finetune"), str(newer), "previous stage", "--fresh"):
-            assert part in problem
-
     def test_a_fresh_trunk_is_another_run(self, refused, pretrain_options, finetune_options):
         make_run(PRETRAIN, pretrain_options, (10,))
         make_run(FINETUNE, finetune_options, (5,))
@@ -111,11 +65,10 @@ class TestAnotherRun:
         for part in (str(refused.runs / "finetune"), "--checkpoint", "--fresh"):
             assert part in problem
 
-    @pytest.mark.parametrize("content", ["", "{", "[]"])
-    def test_nobody_knows_whose_it_is(self, refused, pretrain_options, content):
+    def test_nobody_knows_whose_it_is(self, refused, pretrain_options):
         """Without a checkpoint nothing else tells."""
         directory = make_run(PRETRAIN, pretrain_options, (), done=False)
-        (directory.path / RUN_FILE).write_text(content)
+        (directory.path / RUN_FILE).write_text("{")
         problem = refused.problem(PRETRAIN_PY)
         for part in (str(directory.path / RUN_FILE), "--fresh"):
             assert part in problem
@@ -142,7 +95,6 @@ def test_a_run_is_what_the_script_would_make(pretrain_options):
     result = run_script(
         *(PRETRAIN_PY, "--output-dir", pretrain_options.output_dir),
         *("--dataset", "digits", "--accelerator", "cpu"),
-    )
-    assert result.status == 0, result.err
-    assert result.out == f"{directory.checkpoints / LAST}\n"
+    ).output()
+    assert result == f"{directory.checkpoints / LAST}\n"
     assert json.loads((directory.path / RUN_FILE).read_text())["seed"] == 42

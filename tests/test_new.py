@@ -6,30 +6,21 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import megakit
-from tests.scripts import REPOSITORY, environment
+from tests.scripts import REPOSITORY, Result, run
 
 VENV = Path(sys.prefix)
 
 
-def start(*command: object, cwd: Path | None = None, timeout: float = 1200, **changes: str):
+def start(*command: object, **options: Any) -> Result:
     """A command to its end; what pip may find is only what is here."""
-    changes = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", **changes}
     # What CI exports for this project is not for the new one.
-    inherited = {"VENV", "PYTHON"} - changes.keys()
-    env = {k: v for k, v in environment(**changes).items() if k not in inherited}
-    return subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    own = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "VENV": None, "PYTHON": None}
+    return run(*command, timeout=1200, **{**own, **options})
 
 
 # ---- What is refused, before anything is written -----------------------------------------------
@@ -68,10 +59,10 @@ def test_refused(tmp_path: Path, bare_venv: Path, arguments: list[object], messa
         return re.sub("|".join(places), lambda found: places[found[0]], str(text))
 
     done = start(REPOSITORY / "run", "new", *map(placed, arguments))
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("run: ")
-    assert placed(message) in done.stderr
-    assert done.stdout == ""
+    assert done.status == 2, done.err
+    assert done.err.startswith("run: ")
+    assert placed(message) in done.err
+    assert done.out == ""
     assert sorted(tmp_path.rglob("*")) == [tmp_path / "full", tmp_path / "full/file"]
     assert not (REPOSITORY / "mine").exists()
 
@@ -84,7 +75,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new project, not yet set up."""
     path = tmp_path_factory.mktemp("new") / "My model"
     done = start(sys.executable, REPOSITORY / "template/new.py", path, PATH="/nowhere")  # no git
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     return path
 
 
@@ -93,7 +84,7 @@ def test_the_lock_pins_the_wheel_that_goes_along(made: Path) -> None:
     (wheel,) = (made / "wheels").iterdir()
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read("megakit/__init__.py") == Path(megakit.__file__).read_bytes()
-    digest = start("sha256sum", wheel).stdout.split()[0]
+    digest = start("sha256sum", wheel).out.split()[0]
     theirs, ours = ((folder / "requirements.lock").read_text() for folder in (made, REPOSITORY))
     pin = f"megakit=={megakit.__version__} \\\n    --hash=sha256:{digest}\n"
     assert theirs == ours + pin
@@ -108,15 +99,15 @@ def test_a_project_of_its_own(made: Path) -> None:
     project = tomllib.loads((made / "pyproject.toml").read_text())["project"]
     assert project["name"] == "my-model"
     assert project["dependencies"] == [f"megakit=={megakit.__version__}"]
-    listed = re.findall(r"^  (\w+) ", start(made / "run").stdout, flags=re.MULTILINE)
+    listed = re.findall(r"^  (\w+) ", start(made / "run").out, flags=re.MULTILINE)
     assert " ".join(listed) == "tutorial tests pretrain finetune predict tensorboard setup"
     for verb in ("new", "notebook", "benchmarks"):
         refused = start(made / "run", verb)
-        assert refused.returncode == 2
-        assert f"no verb '{verb}' in this project" in refused.stderr
+        assert refused.status == 2
+        assert f"no verb '{verb}' in this project" in refused.err
     # What git would leave out: nothing that the project needs.
     subprocess.run(["git", "init", "--quiet", made], check=True)
-    ignored = start("git", "status", "--short", "--ignored", cwd=made).stdout
+    ignored = start("git", "status", "--short", "--ignored", cwd=made).out
     assert "!!" not in ignored
 
 
@@ -140,19 +131,19 @@ def test_it_runs_and_passes_its_tests_at_once(tmp_path: Path) -> None:
     before = sorted(packages.iterdir())
     command = (REPOSITORY / "run", "new", ".", "--venv", VENV)
     made = start(*command, cwd=project, VENV=str(VENV))  # as in CI
-    assert made.returncode == 0, made.stderr
+    assert made.status == 0, made.err
     assert sorted(packages.iterdir()) == before
 
     tests = start("./run", "tests", cwd=project)
-    assert tests.returncode == 0, tests.stdout
-    assert re.search(r"\d\d passed, 1 skipped", tests.stdout)
+    assert tests.status == 0, tests.out
+    assert re.search(r"\d\d passed, 1 skipped", tests.out)
     tutorial = start("./run", "tutorial", "--dataset", "digits", cwd=project)
-    assert tutorial.returncode == 0, tutorial.stderr
-    assert tutorial.stdout == "runs/predict/predictions.csv\n"
+    assert tutorial.status == 0, tutorial.err
+    assert tutorial.out == "runs/predict/predictions.csv\n"
     where = start(".venv/bin/python", "-c", "import megakit; print(megakit.__file__)", cwd=project)
-    assert where.stdout.startswith(f"{project}/.venv/")
+    assert where.out.startswith(f"{project}/.venv/")
 
     (project / "requirements.lock").open("a").write("# changed\n")
     again = start("./run", "setup", cwd=project)
-    assert again.returncode == 0, again.stderr
-    assert f"uses the packages of {VENV.resolve()}" in again.stderr
+    assert again.status == 0, again.err
+    assert f"uses the packages of {VENV.resolve()}" in again.err

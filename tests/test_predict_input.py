@@ -17,8 +17,7 @@ FIGURES = {"confusion_matrix.png", "mistakes.png", "latent_space.png"}
 def train(runs: Path, pretrain_steps: int, finetune_steps: int, *arguments: object) -> None:
     for script, steps in (("pretrain", pretrain_steps), ("finetune", finetune_steps)):
         given = ("--output-dir", runs, "--max-steps", steps, *arguments)
-        result = run_script(f"model_{script}.py", *given)
-        assert result.status == 0, result.err
+        run_script(f"model_{script}.py", *given).output()
 
 
 def predict(runs: Path, *arguments: object) -> str:

@@ -1,9 +1,7 @@
 """The README keeps its word: its commands run, and give what it shows and promises."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.scripts import REPOSITORY
+from tests.scripts import REPOSITORY, run
 
 README = (REPOSITORY / "README.md").read_text()
 RESULTS = (REPOSITORY / "benchmarks" / "RESULTS.md").read_text()
@@ -41,19 +39,13 @@ def told(tmp_path_factory: pytest.TempPathFactory, mnist_dir: Path) -> tuple[Pat
     folder = tmp_path_factory.mktemp("readme")
     (folder / "run").symlink_to(REPOSITORY / "run")
     (folder / "data").symlink_to(mnist_dir.resolve())
-    environment = {**os.environ, "VENV": sys.prefix}
     output = ""
     for script in commands():
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert done.returncode == 0, f"{script}\n{done.stdout}"
-        output += done.stdout
+        program = f"exec 2>&1\n{script}"
+        bash = ("bash", "-euo", "pipefail", "-c", program)
+        done = run(*bash, cwd=folder, timeout=1200, VENV=sys.prefix)
+        assert done.status == 0, f"{script}\n{done.out}"
+        output += done.out
     return folder, output
 
 

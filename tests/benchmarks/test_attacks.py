@@ -22,30 +22,13 @@ from tests.scripts import run_script
 
 #: What a plain pickle.loads gets to run without torch, and what of it the judge has to tell.
 PAYLOADS = {
-    "os.system": "os.system",
-    "posix.system, GLOBAL": "os.system",
-    "os.popen": "subprocess.Popen",
-    "os.remove": "os.remove",
-    "INST": "os.system",
-    "OBJ": "os.system",
-    "subprocess.Popen": "subprocess.Popen",
-    "exec": "writes",
-    "eval": "writes",
-    "import_module": "imports this",
-    "open": "runs a payload",
-    "io.FileIO": "runs a payload",
-    "getattr": "os.system",
-    "partial": "os.system",
-    "partial, BUILD": "os.system",
-    "methodcaller": "os.system",
-    "dotted name": "runs a payload",
-    "pickle.loads": "os.system",
-    "runpy": "runs a payload",
-    "code object": "runs a payload",
-    "code, runsource": "runs a payload",
-    "timeit": "runs a payload",
-    "ctypes.CDLL": "loads",
-    "socket": "connects to",
+    **dict.fromkeys(("os.system", "posix.system, GLOBAL", "INST", "OBJ", "getattr"), "os.system"),
+    **dict.fromkeys(("partial", "partial, BUILD", "methodcaller", "pickle.loads"), "os.system"),
+    **dict.fromkeys(("os.popen", "subprocess.Popen"), "subprocess.Popen"),
+    **{"os.remove": "os.remove", "exec": "writes", "eval": "writes", "socket": "connects to"},
+    **{"import_module": "imports this", "ctypes.CDLL": "loads"},
+    **dict.fromkeys(("open", "io.FileIO", "dotted name", "runpy"), "runs a payload"),
+    **dict.fromkeys(("code object", "code, runsource", "timeit"), "runs a payload"),
 }
 
 
@@ -184,8 +167,7 @@ def checkpoint(tmp_path_factory) -> Path:
     """A real one, of two steps."""
     folder = tmp_path_factory.mktemp("attacked")
     options = ("--dataset", "digits", "--accelerator", "cpu", "--max-steps", 2)
-    done = run_script("model_pretrain.py", *options, "--output-dir", folder, timeout=300)
-    assert done.status == 0, done.err
+    run_script("model_pretrain.py", *options, "--output-dir", folder, timeout=300).output()
     return list_checkpoints(folder / "pretrain" / "checkpoints")[-1]
 
 

@@ -163,10 +163,7 @@ def test_an_interrupted_study_goes_on(mutants, tree, tmp_path, monkeypatch):
         ("(2)", [other], []),
         ("not (n < 3)", [own], [own]),
     ]
-    assert mutants.table(changed, results)[-3:-1] == [
-        "| all | 3 | 2 | 1 | 0 |",
-        "",
-    ]
+    assert mutants.table(changed, results)[-3:-1] == ["| all | 3 | 2 | 1 | 0 |", ""]
     assert {path.name for path in tree.rglob("*.py")} == {Path(name).name for name in FILES}
     assert all((tree / name).read_text() == text for name, text in FILES.items())
 

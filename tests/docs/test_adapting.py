@@ -3,14 +3,13 @@
 import ast
 import json
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.scripts import REPOSITORY, environment
+from tests.scripts import REPOSITORY, run
 
 PAGE = REPOSITORY / "docs" / "adapting.md"
 TEXT = PAGE.read_text()
@@ -35,19 +34,10 @@ def follow(text: str, folder: Path) -> Path:
 def shell(code: str, folder: Path) -> Path:
     """Runs commands, looks for what they should print, and returns the folder they ended in."""
     # What CI exports for this project is not for the new one.
-    outside_of_ci = {k: v for k, v in environment().items() if k not in ("VENV", "PYTHON")}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", f"{code}\necho folder: $PWD"],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-        env=outside_of_ci,
-        check=False,
-    )
-    said = done.stdout
-    assert done.returncode == 0, f"{code}\n{said}"
+    program = f"exec 2>&1\n{code}\necho folder: $PWD"
+    done = run("bash", "-euo", "pipefail", "-c", program, cwd=folder, VENV=None, PYTHON=None)
+    said = done.out
+    assert done.status == 0, f"{code}\n{said}"
     spaced = " ".join(said.split())
     for line in re.findall(r"^#> *(.*)$", code, re.MULTILINE):
         assert line in spaced, f"no {line!r} in\n{said}"

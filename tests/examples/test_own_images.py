@@ -13,12 +13,7 @@ from examples.own_images.image_dataset import FolderImages
 from examples.own_images.image_files import FolderOptions
 from megakit.errors import UserError
 from megakit.testing import assert_dataset_compatible_with_megatron
-from tests.scripts import (
-    accuracy,
-    read_csv,
-    run_python,
-    run_script,
-)
+from tests.scripts import accuracy, read_csv, run_python, run_script
 
 
 @pytest.fixture(scope="module")
@@ -144,11 +139,10 @@ def val_loss_of(folder: Path, *options: object) -> float:
     """The validation loss after a step of training on some images."""
     common = ("--data-dir", folder, "--output-dir", folder.parent / "runs", "--fresh")
     short = ("--max-steps", 1, "--global-batch-size", 4, "--micro-batch-size", 2)
-    result = run_script(
+    run_script(
         "examples/own_images/model_train.py",
         *(*common, *short, *options, "--accelerator", "cpu", "--precision", "32"),
-    )
-    assert result.status == 0, result.err
+    ).output()
     return float(read_csv(folder.parent / "runs" / "train" / "metrics.csv")[-1]["val_loss"])
 
 
@@ -176,9 +170,8 @@ def test_the_sample_is_learned(tmp_path: Path) -> None:
         ("model_train.py", *common),
         ("model_predict.py", *common, "--devices", 2, "--tensor-parallel", 2),
     ):
-        result = run_script(f"examples/own_images/{script}", *options)
-        assert result.status == 0, result.err
-    predictions = Path(result.out.strip())
+        result = run_script(f"examples/own_images/{script}", *options).output()
+    predictions = Path(result.strip())
     assert [int(row["idx"]) for row in read_csv(predictions)] == list(range(300))
     assert accuracy(predictions) > 0.8
 

@@ -121,18 +121,6 @@ def test_every_patch_sees_every_other(vit: ModuleType) -> None:
     assert vit.to_patches(gradient, 7).abs().sum(dim=(1, 2)).gt(0).all()
 
 
-def test_first_weights_come_from_the_seed(vit: ModuleType) -> None:
-    torch.manual_seed(0)
-    first = vit.VitPretrainConfig(seed=1).configure_model().state_dict()
-    again = vit.VitPretrainConfig(seed=1).configure_model().state_dict()
-    other = vit.VitPretrainConfig(seed=2).configure_model().state_dict()
-    name = "transformer.layers.{}.mlp.linear_fc1.weight"
-    assert torch.equal(first[name.format(0)], again[name.format(0)])
-    assert not torch.equal(first[name.format(0)], first[name.format(1)])
-    assert not torch.equal(first[name.format(0)], other[name.format(0)])
-    assert torch.equal(first["embedding.weight"], again["embedding.weight"])
-
-
 def test_the_trunk_is_the_same_in_both_models(vit: ModuleType) -> None:
     restores = dict(vit.VitPretrainConfig(seed=1).configure_model().named_parameters())
     classifies = dict(vit.VitClassifierConfig(seed=1).configure_model().named_parameters())
@@ -150,13 +138,11 @@ def test_the_chain(tmp_path: Path) -> None:
     common = (*DIGITS, "--output-dir", tmp_path)
     short = ("--val-interval", 100, "--save-interval", 100, "--global-batch-size", 64)
     for script, steps in (("model_pretrain.py", 200), ("model_finetune.py", 400)):
-        result = run_script(f"examples/vit/{script}", *common, *short, "--max-steps", steps)
-        assert result.status == 0, result.err
+        run_script(f"examples/vit/{script}", *common, *short, "--max-steps", steps).output()
     loss = read_json(tmp_path / "pretrain" / "summary.json")["train_loss"]
     assert loss["last"] < 0.5 * loss["first"]
-    result = run_script("examples/vit/model_predict.py", *common)
-    assert result.status == 0, result.err
-    predictions = Path(result.out.strip())
+    result = run_script("examples/vit/model_predict.py", *common).output()
+    predictions = Path(result.strip())
     assert [int(row["idx"]) for row in read_csv(predictions)] == list(range(300))
     assert accuracy(predictions) > 0.9
 

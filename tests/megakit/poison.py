@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints.manifest import (
-    Manifest,
-    list_files,
-    write_manifest,
-)
+from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
 from megakit.errors import UserError
 
 

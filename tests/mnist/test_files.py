@@ -1,6 +1,5 @@
 """MNIST's files, whole and spoilt, found, read and checked; most are made up by the tests."""
 
-import gzip
 import hashlib
 import os
 from pathlib import Path
@@ -117,39 +116,6 @@ class TestChecking:
         assert "Copy it again, or delete it" in images
         assert missing.startswith(f"{folder / TEST_LABELS}: missing")
         assert problems(find_dataset, root, "auto") == found, "never digits in silence"
-
-    @pytest.mark.parametrize(
-        ("spoil", "message"),
-        [
-            (lambda content: content[:-9], "ends before the end"),
-            (lambda content: content[:200] + b"\0" * 9 + content[209:], "rror"),
-            (lambda content: b"<html>", "incorrect header"),
-            (lambda content: gzip.compress(b"other"), "5 bytes, expected 10,008"),
-        ],
-    )
-    def test_spoilt_gz(self, root, packed, spoil, message):
-        (root / "MNIST" / "raw" / TEST_LABELS).unlink()
-        path = root / "MNIST" / "raw" / f"{TEST_LABELS}.gz"
-        path.write_bytes(packed[path.name])
-        check_mnist(root)
-        path.write_bytes(spoil(packed[path.name]))
-        (problem,) = problems(check_mnist, root)
-        assert problem.startswith(f"{path}: ")
-        assert message in problem
-
-    def test_a_folder_in_the_place_of_a_file(self, root):
-        path = root / "MNIST" / "raw" / TRAIN_LABELS
-        path.unlink()
-        path.mkdir()
-        assert problems(check_mnist, root)[0].startswith(f"{path}: cannot be read (Is a directory)")
-
-    def test_a_file_in_the_place_of_a_folder(self, tmp_path):
-        (tmp_path / "data").write_text("")
-        for dataset in ("auto", "mnist"):
-            (problem,) = problems(find_dataset, tmp_path / "data", dataset)
-            assert "data/MNIST/raw: cannot be read (Not a directory)" in problem
-            assert "--data-dir" in problem
-        assert find_dataset(tmp_path / "data", "digits") == "digits"
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
     def test_a_folder_that_may_not_be_read(self, root):

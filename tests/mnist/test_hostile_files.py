@@ -73,6 +73,7 @@ print(int(images.sum()), len(labels))
             said = problem(find_dataset, root, dataset)
             assert said.startswith(f"{root / 'MNIST' / 'raw'}: cannot be read (")
             assert "--data-dir" in said
+        assert find_dataset(root, "digits") == "digits"
 
 
 class TestGzip:
@@ -97,6 +98,9 @@ class TestGzip:
         ("spoil", "fault"),
         [
             (lambda packed: packed[:-9], "ends before the end"),
+            (lambda packed: packed[:200] + b"\0" * 9 + packed[209:], "rror"),
+            (lambda packed: b"<html>", "incorrect header"),
+            (lambda packed: pack(b"other"), "5 bytes, expected 10,008"),
             (lambda packed: packed + b"more", "has further bytes after"),
             (lambda packed: packed + packed, "has further bytes after"),
             (lambda packed: packed[:-8] + bytes(8), "incorrect data check"),

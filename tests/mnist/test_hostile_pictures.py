@@ -195,10 +195,7 @@ def test_changed_between_the_check_and_the_ranks(tmp_path: Path) -> None:
     arguments = ("--output-dir", tmp_path / "runs", "--input", picture, "--accelerator", "cpu")
     value, descriptor = plan.for_ranks()
     result = run_script(
-        *("model_predict.py", *arguments),
-        descriptors=(descriptor,),
-        MEGAKIT_PLAN=value,
-        timeout=60,
+        *("model_predict.py", *arguments), descriptors=(descriptor,), MEGAKIT_PLAN=value, timeout=60
     )
     os.close(descriptor)
     assert result.status == 2

@@ -327,10 +327,7 @@ class TestRefusals:
                 "drawing.svg: cannot be read (neither PNG nor JPEG)",
                 "empty.jpg: cannot be read (neither",
             ),
-            *(
-                "film.png: cannot be read (neither",
-                "more: cannot be read (Is a directory)",
-            ),
+            *("film.png: cannot be read (neither", "more: cannot be read (Is a directory)"),
         ]
         for problem, beginning in zip(refused.value.problems, beginnings, strict=True):
             assert problem.startswith(f"--input {tmp_path}/{beginning}")

@@ -7,12 +7,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate, random_split
 
-from megakit.data import (
-    EpochIndex,
-    IdentityMultiEpochDatasetWrapper,
-    fetch_batch,
-    fetch_samples,
-)
+from megakit.data import EpochIndex, IdentityMultiEpochDatasetWrapper, fetch_batch, fetch_samples
 from megakit.testing import assert_elements_equal
 
 

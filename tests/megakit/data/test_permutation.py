@@ -130,19 +130,9 @@ def test_numpy_integers_are_integers():
 @pytest.mark.parametrize(
     "arguments",
     [
-        (1.0, 10, 0),
-        (True, 10, 0),
-        (np.bool_(True), 10, 0),
-        (torch.tensor(True), 10, 0),
-        (slice(3), 10, 0),
-        ([1, 2], 10, 0),
-        (None, 10, 0),
-        (1, 10.0, 0),
-        (1, True, 0),
-        (1, 10, 0.5),
-        (1, 10, False),
-        (np.array([1.0]), 10, 0),
-        (np.array([True]), 10, 0),
+        *((index, 10, 0) for index in (1.0, True, np.bool_(True), torch.tensor(True), slice(3))),
+        *((index, 10, 0) for index in ([1, 2], None, np.array([1.0]), np.array([True]))),
+        *((1, 10.0, 0), (1, True, 0), (1, 10, 0.5), (1, 10, False)),
         (np.array([1]), 10, np.array([0.5])),
     ],
 )

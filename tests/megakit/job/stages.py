@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass
 
-import pytest
-
 from megakit.checkpoints.folders import checkpoint_name
-from megakit.errors import UserError
 from megakit.job.options import TrainingOptions
 from megakit.job.stage import Stage
 
@@ -34,13 +31,6 @@ class FewLabelsOptions(FirstOptions):
 
     def choice(self):
         return self.best_by if self.num_labels is None else "last"
-
-
-def problem_of(function, *args):
-    with pytest.raises(UserError) as error:
-        function(*args)
-    (problem,) = error.value.problems
-    return problem
 
 
 def spoil(checkpoint):

@@ -7,7 +7,8 @@ import pytest
 from megakit.job.identity import changed_names, differences, listed
 from megakit.job.runs import RunDirectory
 from tests.fabricate import make_run, prepare_run
-from tests.megakit.job.stages import FIRST, FewLabelsOptions, problem_of
+from tests.hostile import problem as problem_of
+from tests.megakit.job.stages import FIRST, FewLabelsOptions
 
 
 class TestDifferences:

@@ -1,8 +1,6 @@
 """The plan, as the launcher hands it to its ranks."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 
@@ -11,7 +9,7 @@ import pytest
 from megakit.job.layout import Layout
 from megakit.job.plan import PLAN_VARIABLE, Plan
 from megakit.runtime.accelerator import Accelerator
-from tests.scripts import REPOSITORY
+from tests.scripts import output_of
 
 PLAN = Plan("digits", None, None, Accelerator("cpu", "x", 1), Layout(2, 1, 1, 1, 8, 4), {}, False)
 
@@ -23,17 +21,7 @@ def load(text, *descriptors):
         "try: print(Plan.of_launcher(os.environ['MEGAKIT_PLAN']).to_json())\n"
         "except UserError as error: print(error)"
     )
-    environment = {**os.environb, b"MEGAKIT_PLAN": text.encode(errors="surrogateescape")}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        pass_fds=descriptors,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
+    return output_of(program, descriptors=descriptors, MEGAKIT_PLAN=text).strip()
 
 
 def test_a_rank_gets_its_launcher_s_plan():

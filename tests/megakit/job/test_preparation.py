@@ -16,7 +16,8 @@ from megakit.job.runs import RunDirectory
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import Accelerator
 from tests.fabricate import make_checkpoint, make_run, prepare_run
-from tests.megakit.job.stages import FIRST, LAST, SECOND, SecondOptions, problem_of
+from tests.hostile import problem as problem_of
+from tests.megakit.job.stages import FIRST, LAST, SECOND, SecondOptions
 
 
 def test_a_prediction_is_planned_each_time(options):

@@ -10,7 +10,8 @@ from megakit.checkpoints.manifest import list_files, read_manifest, write_manife
 from megakit.errors import UserError
 from megakit.job.runs import RUN_FILE, SUMMARY, RunDirectory, find_start
 from tests.fabricate import make_checkpoint, make_run, prepare_run
-from tests.megakit.job.stages import FIRST, LAST, SECOND, SecondOptions, problem_of, spoil
+from tests.hostile import problem as problem_of
+from tests.megakit.job.stages import FIRST, LAST, SECOND, SecondOptions, spoil
 from tests.scripts import read_json
 
 

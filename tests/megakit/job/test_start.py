@@ -8,7 +8,8 @@ from megakit.checkpoints.select import remove
 from megakit.job import runs
 from megakit.job.runs import RunDirectory, find_start
 from tests.fabricate import make_checkpoint, make_run
-from tests.megakit.job.stages import FIRST, LAST, SECOND, problem_of, spoil
+from tests.hostile import problem as problem_of
+from tests.megakit.job.stages import FIRST, LAST, SECOND, spoil
 
 
 class TestStart:

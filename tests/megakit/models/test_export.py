@@ -142,8 +142,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("model_finetune.py", *OPTIONS, *two),
         ("model_predict.py", *OPTIONS[:4]),
     ):
-        done = run_script(script, "--output-dir", folder, *options)
-        assert done.status == 0, done.err
+        run_script(script, "--output-dir", folder, *options).output()
     return folder
 
 

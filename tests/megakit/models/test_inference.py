@@ -194,11 +194,7 @@ def test_a_damaged_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     ],
 )
 def test_nothing_is_imported_because_a_checkpoint_says_so(
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    module: str,
-    reason: str,
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, reason: str
 ) -> None:
     trace = tmp_path / "trace"
     (tmp_path / "strangers_code.py").write_text(f"open({str(trace)!r}, 'w')")

@@ -24,7 +24,7 @@ def test_rows_of_images():
 def test_images_are_shrunk_as_little_as_needed():
     images = np.arange(2 * 30 * 61).reshape(2, 30, 61)
     assert [drawing.shrunk(images, n).shape for n in (100, 61, 60, 31, 20)] == [
-        *((2, 30, 61), (2, 30, 61), (2, 15, 31), (2, 15, 31), (2, 8, 16)),
+        *((2, 30, 61), (2, 30, 61), (2, 15, 31), (2, 15, 31), (2, 8, 16))
     ]
     assert drawing.shrunk(images, 60)[1, 1, 1] == images[1, 2, 2]
 

@@ -36,10 +36,7 @@ def test_a_new_file_replaces_the_old_one_in_one_step(tmp_path):
 def test_the_new_file_appears_when_it_is_on_the_disk(tmp_path, monkeypatch):
     disk = Disk(monkeypatch)
     write_atomically(tmp_path / "file.csv", "new")
-    assert disk.events == [
-        "flush .file.csv.partial",
-        "rename .file.csv.partial to file.csv",
-    ]
+    assert disk.events == ["flush .file.csv.partial", "rename .file.csv.partial to file.csv"]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

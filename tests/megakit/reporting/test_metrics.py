@@ -5,6 +5,8 @@ import os
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from megakit.errors import UserError
 from megakit.reporting.metrics import (
@@ -90,26 +92,20 @@ def test_no_numbers_come_back_as_such(path):
 
 
 class TestResumption:
-    def test_rows_that_will_be_repeated_are_dropped(self, path):
-        write(path, 10, 20, 30, 40)
-        write(path, 30, 40, 50, after=20)
-        assert [row.step for row in read_metrics(path)] == [10, 20, 30, 40, 50]
-
-    def test_rows_of_before_are_the_same_to_the_byte(self, path):
-        write(path, 3, 7, 11)
-        before = path.read_text()
-        write(path, after=11)
-        assert path.read_text() == before
-
-    def test_a_step_between_two_rows(self, path):
-        write(path, 10, 20)
-        write(path, after=15)
-        assert read_metrics(path) == rows(10)
-
-    def test_a_start_from_nothing_forgets_all(self, path):
-        write(path, 10, 20)
-        write(path, 5)
-        assert read_metrics(path) == rows(5)
+    @settings(
+        max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    @given(st.sets(st.integers(1, 60)), st.integers(0, 60), st.sets(st.integers(1, 60)))
+    def test_rows_up_to_its_step_stay_to_the_byte(self, path, before, after, added):
+        """Later ones are dropped; a start from nothing forgets all."""
+        kept = sorted(step for step in before if step <= after)
+        new = sorted(after + step for step in added)
+        write(path, *kept)
+        text = path.read_text()
+        write(path, *sorted(before))
+        write(path, *new, after=after)
+        assert read_metrics(path) == rows(*kept, *new)
+        assert path.read_text().startswith(text)
 
     def test_a_start_from_nothing_reads_nothing(self, path):
         path.write_text("step\nx\n")

@@ -12,14 +12,7 @@ from PIL import Image
 
 from megakit.reporting import report_parts as parts
 from megakit.reporting.metrics import Metrics
-from megakit.reporting.report import (
-    Section,
-    chart,
-    embed_graph,
-    embed_json,
-    picture,
-    write_report,
-)
+from megakit.reporting.report import Section, chart, embed_graph, embed_json, picture, write_report
 
 
 class Reader(HTMLParser):

@@ -116,14 +116,14 @@ def test_the_parts_around_a_stand_in_stay(told: dict[str, Any]) -> None:
     assert "nemo.utils.loggers" not in told["stand-ins"]
 
 
-def test_modelopt_has_nothing_to_do(told: dict[str, Any]) -> None:
-    skip_unless_absent(told, "modelopt")
-    assert told["modelopt"] == [None, None]
-
-
-def test_nothing_is_written_as_yaml(told: dict[str, Any]) -> None:
-    skip_unless_absent(told, "nemo_run")
-    assert told["yaml"] == {}
+@pytest.mark.parametrize(
+    ("package", "part", "answer"), [("modelopt", "modelopt", [None] * 2), ("nemo_run", "yaml", {})]
+)
+def test_a_stand_in_does_nothing(
+    told: dict[str, Any], package: str, part: str, answer: Any
+) -> None:
+    skip_unless_absent(told, package)
+    assert told[part] == answer
 
 
 def test_auto_resume_gets_its_imports_and_clearml_says_what_it_needs(told: dict[str, Any]) -> None:
@@ -132,15 +132,9 @@ def test_auto_resume_gets_its_imports_and_clearml_says_what_it_needs(told: dict[
     assert "pandas" in told["clearml"]
 
 
-def test_no_callback_is_a_local_checkpoint(told: dict[str, Any]) -> None:
+def test_nothing_else_is_changed_for_a_gpu(told: dict[str, Any]) -> None:
+    """Except that telemetry is off, and no callback is a local checkpoint."""
+    assert told["telemetry by default"] > 0 == told["telemetry"]
     assert told["is local"] is False
-
-
-def test_telemetry_is_off(told: dict[str, Any]) -> None:
-    assert told["telemetry by default"] > 0
-    assert told["telemetry"] == 0
-
-
-def test_nothing_of_torch_is_patched_for_a_gpu(told: dict[str, Any]) -> None:
     assert told["torch is untouched"]
     assert told["Megatron is untouched"]

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import torch
+from numpy.random import default_rng
 from torch.utils.data import Dataset, get_worker_info
 
 from megakit.data import EpochIndex, MultiEpochDatasetWrapper, sample_generator
@@ -28,14 +29,27 @@ class Good(Dataset):
         return torch.arange(6.0).reshape(2, 3) + index
 
 
-class Seeded(Good):
-    def values(self, index):
-        return torch.from_numpy(sample_generator(1, 0, index).random((2, 3)))
+def having(name, values):
+    """A dataset that differs from the good one by its values, each a function of its index."""
+    return type(name, (Good,), {"values": lambda self, index: values(index)})
 
 
-class OwnTorchGenerator(Good):
-    def values(self, index):
-        return torch.rand(2, 3, generator=torch.Generator().manual_seed(index))
+Seeded = having("Seeded", lambda index: sample_generator(1, 0, index).random((2, 3)))
+OwnTorchGenerator = having(
+    "OwnTorchGenerator",
+    lambda index: torch.rand(2, 3, generator=torch.Generator().manual_seed(index)),
+)
+TorchGlobal = having("TorchGlobal", lambda index: torch.rand(2, 3))
+NumpyGlobal = having("NumpyGlobal", lambda index: torch.from_numpy(np.random.rand(2, 3)))
+PythonGlobal = having("PythonGlobal", lambda index: random.random())
+# Draws, though nothing depends on it.
+UselessDraw = having("UselessDraw", lambda index: (torch.randperm(4), index)[1])
+ManualSeed = having("ManualSeed", lambda index: (torch.manual_seed(index), torch.rand(2, 3))[1])
+CudaManualSeed = having("CudaManualSeed", lambda index: torch.cuda.manual_seed(index))
+NumpySeed = having("NumpySeed", lambda index: (np.random.seed(index), np.random.rand(2, 3))[1])
+Unseeded = having("Unseeded", lambda index: {"deep": [index, (0, default_rng().random(4))]})
+Clock = having("Clock", lambda index: time.perf_counter_ns())
+WorkerNumber = having("WorkerNumber", lambda index: getattr(get_worker_info(), "id", -1))
 
 
 class PlainBatches(Dataset):
@@ -57,47 +71,6 @@ class PlainBatches(Dataset):
         return {"x": torch.arange(6.0).reshape(2, 3) + indices[:, None, None], "idx": indices}
 
 
-class TorchGlobal(Good):
-    def values(self, index):
-        return torch.rand(2, 3)
-
-
-class NumpyGlobal(Good):
-    def values(self, index):
-        return torch.from_numpy(np.random.rand(2, 3))
-
-
-class PythonGlobal(Good):
-    def values(self, index):
-        return random.random()
-
-
-class UselessDraw(Good):
-    """Draws, though nothing depends on it."""
-
-    def values(self, index):
-        torch.randperm(4)
-        return index
-
-
-class ManualSeed(Good):
-    def values(self, index):
-        torch.manual_seed(index)
-        return torch.rand(2, 3)
-
-
-class CudaManualSeed(Good):
-    def values(self, index):
-        torch.cuda.manual_seed(index)
-        return index
-
-
-class NumpySeed(Good):
-    def values(self, index):
-        np.random.seed(index)
-        return np.random.rand(2, 3)
-
-
 class ForkedManualSeed(Good):
     """Puts the state back, and still goes through the function that Megatron relies on."""
 
@@ -113,20 +86,10 @@ class ForkedDraw(Good):
             return torch.rand(2, 3)
 
 
-class Unseeded(Good):
-    def values(self, index):
-        return {"deep": [index, (0, np.random.default_rng().random(4))]}
-
-
-class Clock(Good):
-    def values(self, index):
-        return time.perf_counter_ns()
-
-
 class OneGenerator(Good):
     def __init__(self):
         super().__init__()
-        self.generator = np.random.default_rng(0)
+        self.generator = default_rng(0)
 
     def values(self, index):
         return self.generator.random(3)
@@ -242,16 +205,10 @@ class HashSeed(Good):
 class UnseededStart(Good):
     def __init__(self):
         super().__init__()
-        self.noise = np.random.default_rng().random(10)
+        self.noise = default_rng().random(10)
 
     def values(self, index):
         return self.noise[index]
-
-
-class WorkerNumber(Good):
-    def values(self, index):
-        worker = get_worker_info()
-        return -1 if worker is None else worker.id
 
 
 class WorkerFails(Good):
@@ -271,7 +228,7 @@ class Epochs(MultiEpochDatasetWrapper):
 
 class UnseededEpochs(Epochs):
     def apply_transform(self, sample, index):
-        return {**sample, "noise": np.random.default_rng(index.idx % 2 or None).random(3)}
+        return {**sample, "noise": default_rng(index.idx % 2 or None).random(3)}
 
 
 class SameEpochs(Epochs):

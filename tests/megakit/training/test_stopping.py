@@ -81,28 +81,20 @@ def test_a_second_signal_ends_at_once(
         signal.signal(signal.SIGTERM, before)
 
 
-def test_the_same_signal_by_two_ways_is_one(
-    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
+@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGTERM, 0.1), (signal.SIGHUP, 5)])
+def test_a_signal_that_comes_twice_may_be_one(
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, number: int, seconds: float
 ) -> None:
-    """`timeout` and `scancel` signal every process of a job, and the launching one hands it on."""
+    """`timeout` and `scancel` signal every process of a job, and the launching one hands it on.
+
+    A lost terminal's signal, which shell and kernel send, is never an order to end at once.
+    """
     stop, raised = stopper(monkeypatch)
     for _ in range(3):
-        stop._receive(signal.SIGTERM, None)
-        clock.now += 0.1
+        stop._receive(number, None)
+        clock.now += seconds
     assert raised == []
-    assert stop.request.received == signal.SIGTERM
-
-
-def test_a_lost_terminal_is_never_an_order_to_end_at_once(
-    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
-) -> None:
-    """The shell sends SIGHUP, and so does the kernel when the shell has ended."""
-    stop, raised = stopper(monkeypatch)
-    for _ in range(3):
-        stop._receive(signal.SIGHUP, None)
-        clock.now += 5
-    assert raised == []
-    assert stop.request.received == signal.SIGHUP
+    assert stop.request.received == number
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])

@@ -13,13 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mnist.own_pictures import read_pictures, to_training_form
-from tests.mnist.report.pages import (
-    Trained,
-    assert_same,
-    formed,
-    given_pictures,
-    strange_pictures,
-)
+from tests.mnist.report.pages import Trained, assert_same, formed, given_pictures, strange_pictures
 from tests.scripts import run
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
