@@ -91,18 +91,6 @@ def test_help_comes_from_the_docstrings(capsys):
         assert flag(option.name) in text
 
 
-@pytest.mark.parametrize(
-    ("meant", "written"),
-    [
-        ("--max-steps", "--max-step"),
-        ("--micro-batch-size", "--microbatch-size"),
-        ("--tensor-parallel", "--tensor_parallell"),
-    ],
-)
-def test_misspelt(meant, written, capsys):
-    assert f"Is it {meant}?" in refused([written, "2"], capsys)
-
-
 def test_help_without_a_docstring_is_of_the_options_alone(capsys):
     """Not what `dataclass` writes in its place: a line of 2,000 characters."""
 
@@ -115,6 +103,18 @@ def test_help_without_a_docstring_is_of_the_options_alone(capsys):
     text = capsys.readouterr().out
     assert "--depth" in text
     assert "Undocumented" not in text
+
+
+@pytest.mark.parametrize(
+    ("meant", "written"),
+    [
+        ("--max-steps", "--max-step"),
+        ("--micro-batch-size", "--microbatch-size"),
+        ("--tensor-parallel", "--tensor_parallell"),
+    ],
+)
+def test_misspelt(meant, written, capsys):
+    assert f"Is it {meant}?" in refused([written, "2"], capsys)
 
 
 def test_a_switch_has_no_opposite(capsys):

@@ -11,7 +11,8 @@ from megakit.job.plan import PLAN_VARIABLE, Plan
 from megakit.runtime.accelerator import Accelerator
 from tests.scripts import output_of
 
-PLAN = Plan("digits", None, None, Accelerator("cpu", "x", 1), Layout(2, 1, 1, 1, 8, 4), {}, False)
+LAYOUT = Layout(2, 1, 1, 1, 8, 4)
+PLAN = Plan("digits", None, None, Accelerator("cpu", "x", 1), LAYOUT, {}, False, lock=(8, 123))
 
 
 def load(text, *descriptors):
@@ -28,6 +29,7 @@ def test_a_rank_gets_its_launcher_s_plan():
     text, descriptor = PLAN.for_ranks()
     for _ in range(2):  # each rank reads the whole file
         assert Plan.from_json(load(text, descriptor)) == PLAN
+    assert "another job set it" in load(f"1 {descriptor}", descriptor)
     os.close(descriptor)
 
 

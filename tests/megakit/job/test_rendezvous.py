@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from megakit.job import rendezvous
 from megakit.job.cluster import Cluster
 from megakit.job.plan import Plan
 from tests.megakit.job.test_plan import PLAN
+from tests.scripts import REPOSITORY, run
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +105,26 @@ def test_a_rank_of_srun_has_the_variables_of_our_own_launcher(
     assert rendezvous.share_plan(cluster, made, 0)[0] == PLAN
     assert os.environ["OMP_NUM_THREADS"] == threads
     assert cluster.torchrun_variables().items() <= os.environ.items()
+
+
+ALONE = """
+from types import SimpleNamespace
+from megakit.job.cluster import Cluster
+from megakit.job.rendezvous import share_plan
+from megakit.runtime.loopback import ensure_loopback, free_port
+
+ensure_loopback()
+plan = SimpleNamespace(to_json=lambda: "{}")
+cluster = Cluster("srun", address="127.0.0.1", ports=(free_port(),))
+share_plan(cluster, lambda: (plan, None), 20)
+"""
+
+
+def test_no_word_of_a_missing_name_service() -> None:
+    if run("unshare", "--net", "true").status:
+        pytest.skip("no network namespace can be made here")
+    alone = run("unshare", "--net", sys.executable, "-c", ALONE, cwd=REPOSITORY)
+    assert (alone.status, alone.err) == (0, "")
 
 
 class TestFirstToFail:
