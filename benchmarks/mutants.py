@@ -7,10 +7,11 @@ A mutant is one change by one operator (mutant_operators.py). The seed draws the
 for each line that can change in each folder; a larger N keeps the mutants of a smaller one.
 
 First, each mutant is run against the test file that mirrors its file, or else against the test
-files that name its module. The survivors are run against the whole short suite, several in
-different files at once: if that fails, each of them is run against the failed test files alone. A
-failed test kills a mutant, and so does the time limit, which is three times the time of the same
-tests without a mutant plus 30 s. Those tests have to pass, else the study ends.
+files that name its module; then each survivor against the tests that start all scripts. Those that
+still survive are run against the whole short suite, several in different files at once: if that
+fails, each of them is run against the failed test files alone. A failed test kills a mutant, and so
+does the time limit, which is three times the time of the same tests without a mutant plus 30 s.
+Those tests have to pass, else the study ends.
 
 Each result is added to mutants.jsonl, so the same command resumes an interrupted study. A result
 counts until the line of its mutant changes. `--again` runs the survivors again, `--no-suite` leaves
@@ -50,6 +51,7 @@ FOLDERS = {
     **{f"megakit/{name}": f"megakit/{name}/*.py" for name in LIBRARY},
     **{"mnist": "mnist/*.py", "scripts": "model_*.py", "run": "run"},
 }
+CHAINS = ["test_chain.py", "test_changes.py", "test_new.py", "parallel/test_named_values.py"]
 SUITE = ["tests"]
 TOGETHER = 12  # mutants that are run against the whole suite at once
 
@@ -174,8 +176,16 @@ class Study:
         before, root = known(self.results), self.copies[0].root
         due = [m for m in mutants if m not in before or (again and not before[m]["failed"])]
         self._each([(tests_of(one.file, root), [one]) for one in due])
-        now = known(self.results)
-        left = [m for m in mutants if suite and not now[m]["failed"] and now[m]["tests"] != SUITE]
+
+        def left_after(*stages: list[str]) -> list[Mutant]:
+            now = known(self.results)
+            return [m for m in mutants if not now[m]["failed"] and now[m]["tests"] not in stages]
+
+        if not suite:
+            return
+        chains = [f"tests/{name}" for name in CHAINS if (root / "tests" / name).exists()]
+        self._each([(chains, [one]) for one in left_after(chains, SUITE)] if chains else [])
+        left = left_after(SUITE)
         parts: list[tuple[list[str], list[Mutant]]] = []
         while left:
             parts.append((SUITE, [*{one.file: one for one in left}.values()][:TOGETHER]))
