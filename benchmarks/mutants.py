@@ -7,11 +7,11 @@ A mutant is one change by one operator (mutant_operators.py). The seed draws the
 for each line that can change in each folder; a larger N keeps the mutants of a smaller one.
 
 First, each mutant is run against the test file that mirrors its file, or else against the test
-files that name its module; then each survivor against the tests that start all scripts. Those that
-still survive are run against the whole short suite, several in different files at once: if that
-fails, each of them is run against the failed test files alone. A failed test kills a mutant, and so
-does the time limit, which is three times the time of the same tests without a mutant plus 30 s.
-Those tests have to pass, else the study ends.
+files that name its module; then each survivor, unless mutants_equivalent.json lists it, against the
+tests that start all scripts. Those that still survive are run against the whole short suite,
+several in different files at once: if that fails, each of them is run against the failed test files
+alone. A failed test kills a mutant, and so does the time limit, which is three times the time of
+the same tests without a mutant plus 30 s. Those tests have to pass, else the study ends.
 
 Each result is added to mutants.jsonl, so the same command resumes an interrupted study. A result
 counts until the line of its mutant changes. `--again` runs the survivors again, `--no-suite` leaves
@@ -177,9 +177,12 @@ class Study:
         due = [m for m in mutants if m not in before or (again and not before[m]["failed"])]
         self._each([(tests_of(one.file, root), [one]) for one in due])
 
+        reasons = equivalent(self.results)
+
         def left_after(*stages: list[str]) -> list[Mutant]:
             now = known(self.results)
-            return [m for m in mutants if not now[m]["failed"] and now[m]["tests"] not in stages]
+            left = [m for m in mutants if not now[m]["failed"] and now[m]["tests"] not in stages]
+            return [m for m in left if key(m) not in reasons]
 
         if not suite:
             return
@@ -249,17 +252,27 @@ def known(results: Path) -> dict[Mutant, dict[str, list[str]]]:
     return {Mutant(**line["mutant"]): line for line in map(json.loads, lines)}
 
 
+def key(one: Mutant) -> tuple[str, str, str, str]:
+    return one.file, one.source, one.operator, one.new
+
+
+def equivalent(results: Path) -> dict[tuple[str, str, str, str], str]:
+    """Returns why no test can notice a mutant, by its key."""
+    path = results.with_name("mutants_equivalent.json")
+    listed = json.loads(path.read_text()) if path.exists() else []
+    return {
+        (each["file"], each["source"], each["operator"], each["new"]): each["reason"]
+        for each in listed
+    }
+
+
 def table(mutants: list[Mutant], results: Path) -> list[str]:
     """Counts the results by folder, and lists the mutants that survived."""
-    path, judged = results.with_name("mutants_equivalent.json"), known(results)
-    equivalent = {
-        (each["file"], each["source"], each["operator"], each["new"]): each["reason"]
-        for each in (json.loads(path.read_text()) if path.exists() else [])
-    }
+    judged, reasons = known(results), equivalent(results)
     counts: dict[str, Counter[str]] = {name: Counter() for name in [*FOLDERS, "all"]}
     survivors = []
     for one in filter(judged.__contains__, mutants):
-        reason = equivalent.get((one.file, one.source, one.operator, one.new))
+        reason = reasons.get(key(one))
         verdict = "equivalent" if reason else "survived"
         if judged[one]["failed"]:
             verdict = "killed"
