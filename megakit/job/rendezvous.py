@@ -37,7 +37,7 @@ def share_plan(
         os.environ.update(cluster.torchrun_variables())
     # Without this, every rank would use all cores. torchrun sets the same default.
     os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
-    # The console shows what torch warns of here, e.g. that no name service answers.
+    # Until the log exists, torch's warnings reach the console, e.g. that no name service answers.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torch.distributed import DistError
 
