@@ -67,11 +67,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says how many tests did not run for lack of something, such as MNIST or node."""
-    reasons = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
-    lacks = Counter(reason for reason in reasons if reason.startswith("Skipped: no "))
-    for reason, count in sorted(lacks.items()):
-        terminalreporter.write_line(f"{count} tests did not run: {reason[len('Skipped: ') :]}")
+    """Says how many tests did not run, and why."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count} did not run: {reason}")
     if terminalreporter.stats.get("failed"):
         terminalreporter.write_line(pytest_report_header(terminalreporter.config))
 
