@@ -53,6 +53,7 @@ FOLDERS = {
 }
 CHAINS = ["test_chain.py", "test_changes.py", "test_new.py", "parallel/test_named_values.py"]
 SUITE = ["tests"]
+PARALLEL = ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]  # as ./run tests
 TOGETHER = 12  # mutants that are run against the whole suite at once
 
 
@@ -121,6 +122,7 @@ class Copy:
         environment |= {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
         originals = {one.file: (self.root / one.file).read_bytes() for one in mutants}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+        command += PARALLEL if tests == SUITE else []
         try:
             for one in mutants:
                 (self.root / one.file).write_bytes(one.apply(originals[one.file]))
@@ -193,12 +195,15 @@ class Study:
         while left:
             parts.append((SUITE, [*{one.file: one for one in left}.values()][:TOGETHER]))
             left = [one for one in left if one not in parts[-1][1]]
-        self._each(parts)
+        self._each(parts, self.copies[:1])  # the suite itself uses all cores
 
-    def _each(self, work: list[tuple[list[str], list[Mutant]]]) -> None:
+    def _each(
+        self, work: list[tuple[list[str], list[Mutant]]], copies: list[Copy] | None = None
+    ) -> None:
         """Runs mutants against tests, one piece of work in each copy at a time."""
+        copies = copies or self.copies
         free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-        for copy in self.copies:
+        for copy in copies:
             free.put(copy)
 
         def do(tests: list[str], mutants: list[Mutant]) -> None:
@@ -208,13 +213,13 @@ class Study:
             finally:
                 free.put(copy)
 
-        with ThreadPoolExecutor(len(self.copies)) as pool:
+        with ThreadPoolExecutor(len(copies)) as pool:
             try:
                 for future in as_completed([pool.submit(do, *piece) for piece in work]):
                     future.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                for copy in self.copies:
+                for copy in copies:
                     copy.stopped = True
                     copy.end_processes()
                 raise

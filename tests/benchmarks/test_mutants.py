@@ -120,9 +120,10 @@ def test_three(): assert not small.is_small(3)
 
 
 @pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of two files and two tests, which need no plugin of pytest's."""
+def tree(tmp_path: Path, mutants, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of two files and two tests, which need no plugin of pytest's but xdist."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(mutants, "PARALLEL", ["-p", "xdist", *mutants.PARALLEL])
     for name, text in FILES.items():
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree" / name).write_text(text)
