@@ -78,12 +78,14 @@ def test_a_script_adds_options_of_its_own():
     assert options.identity() == TrainingOptions().identity() | {"warp_factor": 2.0}
 
 
-def test_help_comes_from_the_docstrings(capsys):
+def test_help_comes_from_the_docstrings(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/far/away/model_warp.py"])  # the path is of no interest
     with pytest.raises(SystemExit) as stopped:
         parse_options(WarpOptions, ["--help"])
     assert stopped.value.code == 0
     out, err = capsys.readouterr()
     assert err == ""
+    assert out.startswith("usage: model_warp.py ")
     text = " ".join(out.replace("│", " ").split())
     for expected in ("Train a warp drive.", "--warp-factor", "How fast it flies.", "9.5"):
         assert expected in text
