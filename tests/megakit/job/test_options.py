@@ -1,5 +1,6 @@
 """Options: defaults, the command line, help from docstrings, and what single options refuse."""
 
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
