@@ -126,9 +126,9 @@ def _sha256(path: Path) -> str:
     """Returns the sha256 of a file; hashes an unchanged file once per process.
 
     A write sets a file's change time (ctime), and no program can choose it. Only writes through a
-    memory map may set it later. A file that was
-    changed within `SETTLED_SECONDS` is hashed each time: another write within the same tick of the
-    file system's clock would leave the same ctime.
+    memory map may set it later. A file that was changed within `SETTLED_SECONDS` is hashed each
+    time: another write within the same tick of the file system's clock would leave the same ctime.
+    This holds if that clock is not slower than this machine's clock by more than these seconds.
     """
     with path.open("rb") as file:  # opening makes NFS ask the server for the current times
         status = os.fstat(file.fileno())
