@@ -128,7 +128,7 @@ def _sha256(path: Path) -> str:
     A write sets a file's change time (ctime), and no program can choose it. Only writes through a
     memory map may set it later. A file that was changed within `SETTLED_SECONDS` is hashed each
     time: another write within the same tick of the file system's clock would leave the same ctime.
-    This holds if that clock is not slower than this machine's clock by more than these seconds.
+    This holds if that clock is at most so many seconds behind the clock of this machine.
     """
     with path.open("rb") as file:  # opening makes NFS ask the server for the current times
         status = os.fstat(file.fileno())
