@@ -6,9 +6,12 @@ wrong place cannot come out right by chance.
 """
 
 import contextlib
+import faulthandler
+import gc
 import hashlib
 import json
 import os
+import signal
 import sys
 import traceback
 from dataclasses import dataclass
@@ -34,6 +37,7 @@ from tests.fabricate import CONTEXT, SavingTrainer
 
 STAGE = Stage(name="train", script="train.py", model="Hash")
 KILLED, STOPPED, REFUSED = 137, 143, 2
+HANGS_AFTER = 100  # seconds; a start takes 20 ms
 #: What the interpreter reports before something changes on the disk.
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "fcntl.flock"}
 WEIGHTS = Path("weights", "weights.txt")
@@ -79,6 +83,12 @@ def start(options: Options, *, kill_at: int | None = None, stop_after: int | Non
 def _run_child(
     writing: int, options: Options, kill_at: int | None, stop_after: int | None
 ) -> NoReturn:
+    gc.disable()  # what this process inherits may wait, when destroyed, for threads that it has not
+    # A start that hangs says where, and ends. `dump_traceback_later` would hang itself: it waits for
+    # the thread that did this in the parent.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGALRM, file=writing, chain=True)
+    signal.alarm(HANGS_AFTER)
     status, message = 1, ""
     try:
         if kill_at is not None:
