@@ -84,8 +84,8 @@ def _run_child(
     writing: int, options: Options, kill_at: int | None, stop_after: int | None
 ) -> NoReturn:
     gc.disable()  # what this process inherits may wait, when destroyed, for threads that it has not
-    # A start that hangs says where, and ends. `dump_traceback_later` would hang itself: it waits for
-    # the thread that did this in the parent.
+    # A start that hangs says where, and ends. `dump_traceback_later` would hang itself: it waits
+    # for the thread that did this in the parent.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     faulthandler.register(signal.SIGALRM, file=writing, chain=True)
     signal.alarm(HANGS_AFTER)
