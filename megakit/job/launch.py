@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from megakit.job.cluster import Cluster
 from megakit.reporting.console import Console
-from megakit.runtime.loopback import free_port
+from megakit.runtime.loopback import port_of, reserve_port
 from megakit.runtime.signals import (
     EXIT_STATUS,
     StopRequest,
@@ -51,7 +51,8 @@ def launch(
     Returns:
         The exit status of the job: the status of the first failing rank, or 0.
     """
-    common = {"OMP_NUM_THREADS": "1", **os.environ, **environment, "MASTER_PORT": str(free_port())}
+    reserved = reserve_port()
+    common = {"OMP_NUM_THREADS": "1", **os.environ, **environment, "MASTER_PORT": port_of(reserved)}
     ranks: list[subprocess.Popen[bytes]] = []
     forwarder = _SignalForwarder(ranks)
     handle_signals(forwarder.receive)
@@ -76,6 +77,7 @@ def launch(
         return _wait(ranks, forwarder, console)
     finally:
         end_watcher()
+        reserved.close()
 
 
 def end_fork(work: Callable[[], object]) -> NoReturn:

@@ -29,9 +29,22 @@ def ensure_loopback() -> None:
             ) from error
 
 
-def free_port() -> int:
-    """Returns a port of this machine that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def reserve_port() -> socket.socket:
+    """Reserves a port of this machine until the returned socket is closed.
+
+    Seconds pass between the choice of a port and rank 0's listening at it. Meanwhile, the kernel
+    gives the port to no process that asks for any free port. A server that sets SO_REUSEADDR can
+    listen at it, and torch's `TCPStore` does.
+
+    Returns:
+        A socket that is bound to the port and does not listen; `port_of` returns the port.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    return reserved
+
+
+def port_of(bound: socket.socket) -> str:
+    """Returns the port that a socket is bound to, as in MASTER_PORT."""
+    return str(bound.getsockname()[1])

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from megakit.runtime.accelerator import AcceleratorName, find_accelerator, use_accelerator
-from megakit.runtime.loopback import free_port
+from megakit.runtime.loopback import port_of, reserve_port
 from megakit.runtime.memory import resume_collector, suspend_collector
 from megakit.runtime.teardown import destroy_parallel_state
 
@@ -161,16 +161,16 @@ class Ranks:
             raise ValueError(f"world_size={size}: this pool has {self.number} processes.")
         payload = _by_value(function, arguments)
         self._start()
-        port = str(free_port())
         connections = self._connections[:size]
-        for rank, connection in enumerate(connections):
-            environment = {
-                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
-                **{"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-            }
-            connection.send((sys.path, environment, payload))
-        return self._collect(connections)
+        with reserve_port() as reserved:
+            for rank, connection in enumerate(connections):
+                environment = {
+                    **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
+                    **{"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)},
+                    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port_of(reserved)},
+                }
+                connection.send((sys.path, environment, payload))
+            return self._collect(connections)
 
     def close(self) -> None:
         """Ends all processes of the pool; a further job starts new processes."""
