@@ -1,7 +1,6 @@
 """A checkpoint that would run code, put where the scripts look for one."""
 
 import json
-import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -13,16 +12,9 @@ import pytest
 
 from megakit.checkpoints.manifest import list_files, read_manifest, write_manifest
 from tests.faults.harness import BEFORE_STEP, Fault, Training
+from tests.megakit.poison import Bomb
 
 pytestmark = pytest.mark.long
-
-
-class Bomb:
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.trace}",)
 
 
 def renew_manifest(checkpoint: Path) -> None:
