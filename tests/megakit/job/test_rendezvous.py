@@ -111,11 +111,11 @@ ALONE = """
 from types import SimpleNamespace
 from megakit.job.cluster import Cluster
 from megakit.job.rendezvous import share_plan
-from megakit.runtime.loopback import ensure_loopback, free_port
+from megakit.runtime.loopback import ensure_loopback
 
 ensure_loopback()
 plan = SimpleNamespace(to_json=lambda: "{}")
-cluster = Cluster("srun", address="127.0.0.1", ports=(free_port(),))
+cluster = Cluster("srun", address="127.0.0.1", ports=(29500,))  # a network of its own
 share_plan(cluster, lambda: (plan, None), 20)
 """
 
