@@ -32,7 +32,7 @@ def ensure_loopback() -> None:
 def reserve_port() -> socket.socket:
     """Reserves a port of this machine until the returned socket is closed.
 
-    Seconds pass between the choice of a port and rank 0's listening at it. Meanwhile, the kernel
+    Rank 0 listens at the port some seconds after the port was chosen. Meanwhile, the kernel
     gives the port to no process that asks for any free port. A server that sets SO_REUSEADDR can
     listen at it, and torch's `TCPStore` does.
 
