@@ -9,18 +9,28 @@
 # only what is missing; from NVIDIA's PyTorch image it makes a complete .venv:
 #
 #   docker build -t megakit --build-arg BASE=NAME-OF-THE-IMAGE .
+#
+# The user of a container cannot write into .venv: what `notebook`, `new` or exports need in
+# addition is installed with the image, by the names of the groups in locks/:
+#
+#   docker build -t megakit --build-arg ADD="notebook export" .
 ARG BASE=python:3.12-slim
 FROM ${BASE}
+ARG ADD=""
 
-# Images made on Debian's or Ubuntu's own Python may lack venv.
-RUN python3 -c "import ensurepip" 2>/dev/null \
+# Set-up installs uv, by pip, by venv or by another uv. Debian's and Ubuntu's own images lack all.
+RUN python3 -m pip --version || python3 -c "import ensurepip" || command -v uv \
     || (apt-get update && apt-get install -y --no-install-recommends python3-venv \
         && rm -rf /var/lib/apt/lists/*)
 
 # First what set-up reads, so that a changed line of code does not install gigabytes again.
 WORKDIR /opt/megakit
 COPY run requirements.lock pyproject.toml ./
-RUN PIP_NO_CACHE_DIR=1 ./run setup
+COPY locks locks
+# Compiled here, because nobody can write there later; without a cache, which would double the
+# layer. If uv has to fetch a Python, everybody can execute it.
+RUN UV_COMPILE_BYTECODE=1 UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 UV_PYTHON_INSTALL_DIR=/opt/python \
+    ./run setup ${ADD}
 COPY . .
 
 # `data` and `runs` appear where the container is started. Whoever owns a mounted folder may start

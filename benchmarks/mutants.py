@@ -1,7 +1,7 @@
 """How many of N small changes to the code the short test suite notices.
 
-    python benchmarks/mutants.py [--mutants N] [--seed N] [--jobs N] [--no-suite] [--again]
-                                 [--table] [--write]
+    python benchmarks/mutants.py [--mutants N] [--seed N] [--jobs N] [--folders NAME...]
+                                 [--no-suite] [--again] [--table] [--write]
 
 A mutant is one change by one operator (mutant_operators.py). The seed draws them, the same number
 for each line that can change in each folder; a larger N keeps the mutants of a smaller one.
@@ -50,6 +50,7 @@ LIBRARY = ("data", "checkpoints", "runtime", "training", "job", "models")
 FOLDERS = {
     **{f"megakit/{name}": f"megakit/{name}/*.py" for name in LIBRARY},
     **{"mnist": "mnist/*.py", "scripts": "model_*.py", "run": "run"},
+    **{"set-up": "locks/*.sh", "lender": "locks/*.py"},
 }
 CHAINS = ["test_chain.py", "test_changes.py", "test_new.py", "parallel/test_named_values.py"]
 SUITE = ["tests"]
@@ -84,6 +85,8 @@ def draw(root: Path, number: int, seed: int) -> list[Mutant]:
 def tests_of(file: str, root: Path) -> list[str]:
     """Returns the tests that mirror a file, or those that name its module, or its folder's."""
     path = Path(file)
+    if path.parent.name == "locks":  # `run` uses them
+        return ["tests/run"]
     package, name, folder = ".".join(path.parent.parts), path.stem, f"tests/{path.parent}"
     tests = sorted(root.glob("tests/**/test_*.py" if package else "tests/test_*.py"))
     named = rf"\b{package}[./]{name}\b|from {package} import .*\b{name}\b" if package else name
@@ -257,6 +260,11 @@ def known(results: Path) -> dict[Mutant, dict[str, list[str]]]:
     return {Mutant(**line["mutant"]): line for line in map(json.loads, lines)}
 
 
+def folder_of(one: Mutant) -> str:
+    """Returns the table's name of a mutant's folder."""
+    return next(name for name in FOLDERS if Path(one.file).match(FOLDERS[name]))
+
+
 def key(one: Mutant) -> tuple[str, str, str, str]:
     return one.file, one.source, one.operator, one.new
 
@@ -283,8 +291,7 @@ def table(mutants: list[Mutant], results: Path) -> list[str]:
             verdict = "killed"
         else:
             survivors.append(f"- `{one}`: {reason or 'survived ' + ' '.join(judged[one]['tests'])}")
-        folder = next(name for name in FOLDERS if Path(one.file).match(FOLDERS[name]))
-        for name in (folder, "all"):
+        for name in (folder_of(one), "all"):
             counts[name].update(["tried", verdict])
     columns = ("tried", "killed", "survived", "equivalent")
     lines = [f"| folder | {' | '.join(columns)} |", "|---|---|---|---|---|"]
@@ -300,6 +307,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs of tests at a time")
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("mutants.jsonl"))
     parser.add_argument("--no-suite", action="store_true", help="only the tests of each file")
+    parser.add_argument(
+        "--folders", nargs="*", choices=FOLDERS, default=[*FOLDERS], help="by default all"
+    )
     parser.add_argument("--again", action="store_true", help="run the survivors again")
     parser.add_argument("--table", action="store_true", help="run nothing, print the results")
     parser.add_argument("--write", action="store_true", help="put the table into the documents")
@@ -309,7 +319,8 @@ def main() -> None:
     if not options.table:
         with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
             study = Study(REPOSITORY, options.results, Path(folder), options.jobs)
-            study.run(mutants, options.again, not options.no_suite)
+            chosen = [one for one in mutants if folder_of(one) in options.folders]
+            study.run(chosen, options.again, not options.no_suite)
     lines = table(mutants, options.results)
     print("\n".join(lines))
     if options.write:

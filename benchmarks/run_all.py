@@ -37,6 +37,7 @@ ALL = {
     "times": Benchmark(
         15, "from Enter to result, by script, and memory; beside published", ("times.py",)
     ),
+    "clone": Benchmark(12, "from git clone to predictions, caches cold, beside pip", ("clone.py",)),
     "cuts": Benchmark(15, "what each change to the stack is worth", ("cuts.py",)),
     "growth": Benchmark(5, "steps/s and memory against batch size, samples, width", ("growth.py",)),
     "checkpoint": Benchmark(1, "how long a save stops training", ("checkpoint.py",), False),
@@ -46,6 +47,9 @@ ALL = {
     "vit": Benchmark(15, "accuracy, time and memory of examples/vit, by seed", ("vit.py",)),
     "parallel": Benchmark(
         5, "layouts against one process: differences and speed", ("parallel.py",), False
+    ),
+    "platforms": Benchmark(
+        45, "README's two commands on foreign systems, made for it", ("platforms.py",)
     ),
     "faults": Benchmark(17, "runs killed at random moments", ("faults.py", "--runs", "50"), False),
     "attacks": Benchmark(15, "checkpoints that a stranger has mutated", ("attacks.py",), False),

@@ -1,16 +1,20 @@
-"""Makes a new project from the tutorial; `./run new PATH` calls this script.
+"""`./run new PATH [--venv DIR]`: makes a new project from the tutorial.
 
 The project gets a copy of the tutorial's scripts, `megakit` as a wheel, and the files of
 `project/`, which replace the tutorial's own.
 """
 
 import hashlib
+import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 from copier import run_copy
 
@@ -18,11 +22,48 @@ TEMPLATE = Path(__file__).resolve().parent
 ROOT = TEMPLATE.parent
 #: The tutorial's files that are copied to a project without changes.
 SHARED = (
-    *("run", "requirements.lock", "LICENSE", "mnist"),
+    *("run", "requirements.lock", "locks/set_up.sh", "locks/lender.py", "LICENSE", "mnist"),
+    *(f"locks/{group}.lock" for group in ("uv", "build", "dev", "export")),
     *("model_components.py", "model_pretrain.py", "model_finetune.py", "model_predict.py"),
     *("tests/scripts.py", "tests/single_process.py"),
 )
 IGNORED = shutil.ignore_patterns("__pycache__")
+BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+HELP = """\
+usage: ./run new PATH [--venv DIR]
+
+Creates a project of your own in the folder PATH: the scripts, a test suite, and megakit as a wheel.
+With --venv DIR, the project uses the packages of that environment and downloads none.
+"""
+
+
+def refuse(message: str) -> NoReturn:
+    """Ends the program with a message about an error that the user can correct."""
+    print(f"run: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse(arguments: list[str]) -> tuple[Path, str | None]:
+    """Returns the project's folder, and the environment whose packages it is to use."""
+    path, venv = "", None
+    while arguments:
+        argument = arguments.pop(0)
+        if argument in ("-h", "--help"):
+            print(HELP, end="")
+            sys.exit()
+        elif argument == "--venv":
+            venv = arguments.pop(0) if arguments else ""
+            if not venv:
+                refuse("new --venv takes a folder")
+        elif argument.startswith("-"):
+            refuse(f"new takes PATH and --venv DIR, not {argument}")
+        elif path:
+            refuse(f"new takes one PATH, not also {argument}")
+        else:
+            path = argument
+    if not path:
+        refuse("new needs the folder to create: ./run new ../my-model")
+    return Path(os.path.realpath(path)), venv
 
 
 def build_wheel(folder: Path, scratch: Path) -> Path:
@@ -32,9 +73,8 @@ def build_wheel(folder: Path, scratch: Path) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, scratch)
     # Uses the setuptools of this environment, which the lock pins, so no network is needed.
-    command = [sys.executable, "-I", "-m", "pip", "wheel", "--wheel-dir", str(folder)]
-    command += ["--no-deps", "--no-build-isolation", "--no-index", str(scratch)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-I", "-c", BUILD, str(folder)]
+    done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"run: megakit's wheel could not be built:\n{done.stdout}{done.stderr}")
     (wheel,) = folder.glob("megakit-*.whl")
@@ -44,7 +84,7 @@ def build_wheel(folder: Path, scratch: Path) -> Path:
 def project_name(path: Path) -> str:
     """Converts the folder's name to a valid project name for pyproject.toml."""
     name = re.sub(r"[^a-z0-9]+", "-", path.name.lower()).strip("-")
-    # pip and uv would confuse a project named megakit with the library.
+    # uv would confuse a project named megakit with the library.
     return name if name and name != "megakit" else "my-model"
 
 
@@ -58,15 +98,33 @@ def make(project: Path, path: Path, scratch: Path) -> None:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, project / name, ignore=IGNORED)
         else:
+            (project / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, project / name)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     with (project / "requirements.lock").open("a") as lock:
         lock.write(f"megakit=={version} \\\n    --hash=sha256:{digest}\n")
 
 
+def remove(path: Path, created: list[Path]) -> None:
+    """Empties the project's folder, and removes the folders that this program created."""
+    for entry in path.glob("*"):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    for folder in created:
+        if folder.is_dir():
+            folder.rmdir()
+
+
 def main() -> None:
-    """Makes the project in a temporary folder, and copies it to the command line's path."""
-    path = Path(sys.argv[1])
+    """Makes the project in a temporary folder, copies it to its path, and sets it up if asked."""
+    path, venv = parse(sys.argv[1:])
+    if path.is_relative_to(ROOT):
+        refuse(f"new: {path} is inside this project; name a folder outside")
+    created = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    if path not in created and (not path.is_dir() or any(path.glob("*"))):
+        refuse(f"new: {path} exists and is not an empty folder; name another folder")
     with TemporaryDirectory() as folder:
         project, scratch = Path(folder, "project"), Path(folder, "megakit")
         project.mkdir()
@@ -74,7 +132,19 @@ def main() -> None:
         try:
             shutil.copytree(project, path, dirs_exist_ok=True)
         except OSError as error:
-            sys.exit(f"run: {path} could not be written: {error}")
+            remove(path, created)
+            refuse(f"new: {path} cannot be written; name another folder: {error}")
+    if venv:
+        # Ctrl-C reaches the set-up, too, which ends with a message of its own.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        kept = {name: os.environ[name] for name in os.environ.keys() - {"VENV", "PYTHON"}}
+        command = [str(path / "run"), "setup", "--venv", venv]
+        status = subprocess.run(command, env=kept, check=False).returncode
+        if status:  # The same command is to work once the cause is corrected.
+            remove(path, created)
+            sys.exit(status if status > 0 else 128 - status)
+    begin = f"cd {shlex.quote(str(path))} && ./run tests"
+    print(f"Created {path}. To begin: {begin}", file=sys.stderr)
 
 
 if __name__ == "__main__":

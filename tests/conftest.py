@@ -20,8 +20,8 @@ from tests.single_process import single_process
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BEGAN = time.monotonic()
-#: Seconds that a test may take, without and with the mark `long`: twice the longest or more.
-LIMITS = (300, 1200)
+#: Seconds that a test may take, by its mark: twice the longest or more.
+LIMITS = {"platform": 3600, "long": 1200, "": 300}
 terminal = 2  # standard error's descriptor while pytest captures it: see `pytest_configure`
 SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
 
@@ -79,7 +79,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Ends a test that hangs, and the processes that it waits for; the next test then runs."""
-    limit = LIMITS[item.get_closest_marker("long") is not None]
+    limit = next(LIMITS[mark] for mark in LIMITS if not mark or item.get_closest_marker(mark))
 
     def fail(*_: object) -> None:
         pytest.fail(f"{item.nodeid} takes longer than {limit} s")
@@ -104,10 +104,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--all"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="long: takes minutes, give --all"))
+    reasons = {
+        "long": "long: takes minutes, give --all",
+        "platform": "platform: takes many minutes and gigabytes, give -m platform",
+    }
+    for item in items:
+        marks = [mark for mark in reasons if item.get_closest_marker(mark)]
+        if "platform" in marks and "platform" in config.option.markexpr:
+            continue
+        if marks and not (marks[0] == "long" and config.getoption("--all")):
+            item.add_marker(pytest.mark.skip(reason=reasons[marks[0]]))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

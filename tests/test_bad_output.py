@@ -32,6 +32,7 @@ class TestOutput:
 
 class TestAnotherRun:
     def test_every_option_that_differs_is_named_with_both_values(self, refused, pretrain_options):
+        pretrain_options.precision = "bf16-mixed"  # on every CPU
         directory = make_run(PRETRAIN, pretrain_options, (10,), done=False)
         problem = refused.problem(
             *(PRETRAIN_PY, "--seed", 1, "--lr", 0.5, "--max-steps", 7, "--precision", 32),

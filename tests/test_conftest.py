@@ -17,7 +17,7 @@ SLOW = """
 import subprocess
 from tests import conftest
 
-conftest.LIMITS = (1, 1)
+conftest.LIMITS = {"": 1}
 
 def test_waits():
     subprocess.run(["sleep", "47"])
@@ -36,15 +36,30 @@ def test_draws(number):
 def test_fails():
     assert False
 """
+MARKED = """
+import pytest
+
+def test_plain(): assert False
+
+@pytest.mark.long
+def test_long(): pass
+
+@pytest.mark.platform
+def test_dear(): pass
+
+@pytest.mark.platform
+@pytest.mark.long
+def test_cheap(): pass
+"""
 
 
-def pytest_in(folder: Path, code: str, **changes: str) -> str:
+def pytest_in(folder: Path, code: str, *more: str, status: int = 1, **changes: str) -> str:
     """The output of pytest with the suite's conftest.py on one file."""
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(code)
     options = ("-p", "no:cacheprovider", "-rA", "-q", "-c", REPOSITORY / "pyproject.toml")
-    done = run_python("-m", "pytest", *options, folder, cwd=folder, timeout=60, **changes)
-    assert done.status == 1, done.out + done.err
+    done = run_python("-m", "pytest", *options, *more, folder, cwd=folder, timeout=60, **changes)
+    assert done.status == status, done.out + done.err
     return done.out
 
 
@@ -60,3 +75,14 @@ def test_the_seed_that_is_shown_repeats_what_was_drawn(tmp_path: Path) -> None:
     again = pytest_in(tmp_path, DRAWS, HYPOTHESIS_SEED=seed)
     drawn = [re.findall(r"<\d+>", told) for told in (first, again)]
     assert drawn[0] == drawn[1] != []
+
+
+def test_tests_of_platforms_run_when_asked_for_and_the_cheap_ones_with_all(tmp_path: Path) -> None:
+    for options, expected in (
+        ([], set()),
+        (["--all"], {"long", "cheap"}),
+        (["-m", "platform"], {"dear", "cheap"}),
+    ):
+        status = 0 if "-m" in options else 1  # test_plain fails, where it runs
+        told = pytest_in(tmp_path, MARKED, *options, status=status)
+        assert set(re.findall(r"PASSED \S+::test_(\w+)", told)) == expected

@@ -1,8 +1,11 @@
 """`./run new`: a project of one's own that runs, passes its tests, and has megakit as a library."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -11,16 +14,17 @@ from typing import Any
 import pytest
 
 import megakit
-from tests.scripts import REPOSITORY, Result, run
+from tests.scripts import REPOSITORY, Result, environment, run
 
 VENV = Path(sys.prefix)
+NEW = (sys.executable, REPOSITORY / "template/new.py")
+# No network; and what CI exports for this project is not for the new one.
+OWN: dict[str, str | None] = {"UV_OFFLINE": "1", "PIP_NO_INDEX": "1", "VENV": None, "PYTHON": None}
 
 
 def start(*command: object, **options: Any) -> Result:
-    """A command to its end; what pip may find is only what is here."""
-    # What CI exports for this project is not for the new one.
-    own = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "VENV": None, "PYTHON": None}
-    return run(*command, timeout=1200, **{**own, **options})
+    """A command to its end."""
+    return run(*command, timeout=1200, **{**OWN, **options})
 
 
 # ---- What is refused, before anything is written -----------------------------------------------
@@ -47,24 +51,56 @@ def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["<tmp>/made", "<tmp>/another"], "takes one PATH, not also <tmp>/another"),
         (["<tmp>/made", "--venv"], "--venv takes a folder"),
         (["<tmp>/made", "--venv", "<tmp>/full"], "--venv <tmp>/full: has no bin/python"),
-        (["--venv", "<bare>", "<tmp>/made"], "--venv <bare>: holds NeMo - and Megatron-Core -"),
+        (["--venv", "<bare>", "<tmp>/made/below"], "with NeMo 2.7, Megatron-Core 0.15 and"),
+        (["<tmp>/empty", "--venv", "<bare>"], "--venv <bare>: is Python 3."),
+        (["<tmp>/made", "--venv", "<tmp>/made/.venv"], "is the one to set up; name another"),
     ],
 )
 def test_refused(tmp_path: Path, bare_venv: Path, arguments: list[object], message: str) -> None:
-    (tmp_path / "full").mkdir()
+    for name in ("empty", "full"):
+        (tmp_path / name).mkdir()
     (tmp_path / "full/file").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
     places = {"<tmp>": str(tmp_path), "<bare>": str(bare_venv)}
 
     def placed(text: object) -> str:
         return re.sub("|".join(places), lambda found: places[found[0]], str(text))
 
-    done = start(REPOSITORY / "run", "new", *map(placed, arguments))
+    done = start(*NEW, *map(placed, arguments))
     assert done.status == 2, done.err
     assert done.err.startswith("run: ")
+    assert done.err.count("\n") == 1
     assert placed(message) in done.err
     assert done.out == ""
-    assert sorted(tmp_path.rglob("*")) == [tmp_path / "full", tmp_path / "full/file"]
+    assert sorted(tmp_path.rglob("*")) == before
     assert not (REPOSITORY / "mine").exists()
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C during the set-up leaves nothing, so that the same command can be given again."""
+    python = tmp_path / "slow/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/bash\nsleep 60\n")
+    python.chmod(0o755)
+    path = tmp_path / "made"
+    command = [*map(str, (*NEW, path, "--venv", tmp_path / "slow"))]
+    options: dict[str, Any] = {"start_new_session": True, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment(**OWN), **options) as made:
+        while not (path / "wheels").exists():
+            time.sleep(0.1)
+        time.sleep(0.5)
+        os.killpg(made.pid, signal.SIGINT)
+        told = made.communicate(timeout=30)[1]
+    assert made.returncode == 130
+    assert "Traceback" not in told
+    assert not path.exists()
+
+
+def test_help(tmp_path: Path) -> None:
+    done = start(*NEW, tmp_path / "made", "--help")
+    assert done.out.startswith("usage: ./run new PATH [--venv DIR]\n")
+    assert (done.status, done.err) == (0, "")
+    assert not (tmp_path / "made").exists()
 
 
 # ---- What is made ------------------------------------------------------------------------------
@@ -74,8 +110,9 @@ def test_refused(tmp_path: Path, bare_venv: Path, arguments: list[object], messa
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new project, not yet set up."""
     path = tmp_path_factory.mktemp("new") / "My model"
-    done = start(sys.executable, REPOSITORY / "template/new.py", path, PATH="/nowhere")  # no git
+    done = start(*NEW, path, PATH="/nowhere")  # no git
     assert done.status == 0, done.err
+    assert done.err == f"Created {path}. To begin: cd '{path}' && ./run tests\n"
     return path
 
 
@@ -99,6 +136,15 @@ def test_a_project_of_its_own(made: Path) -> None:
     project = tomllib.loads((made / "pyproject.toml").read_text())["project"]
     assert project["name"] == "my-model"
     assert project["dependencies"] == [f"megakit=={megakit.__version__}"]
+    # The commands of its README would renew its locks with these.
+    theirs, ours = (
+        tomllib.loads((folder / "pyproject.toml").read_text()) for folder in (made, REPOSITORY)
+    )
+    assert project["requires-python"] == ours["project"]["requires-python"]
+    groups = {lock.stem for lock in (made / "locks").glob("*.lock")}
+    assert theirs["dependency-groups"].keys() == groups
+    assert theirs["dependency-groups"].items() <= ours["dependency-groups"].items()
+    assert theirs["tool"]["uv"].items() <= ours["tool"]["uv"].items()
     listed = re.findall(r"^  (\w+) ", start(made / "run").out, flags=re.MULTILINE)
     assert " ".join(listed) == "tutorial tests pretrain finetune predict tensorboard setup"
     for verb in ("new", "notebook", "benchmarks"):
@@ -123,8 +169,10 @@ def test_what_its_readme_names_is_there(made: Path) -> None:
 @pytest.mark.long
 def test_it_runs_and_passes_its_tests_at_once(tmp_path: Path) -> None:
     """With another environment's packages, without a network, and with its own megakit."""
-    if (VENV / ".setup-done").read_text() != (REPOSITORY / "requirements.lock").read_text():
-        pytest.skip("this environment is not as ./run sets it up, and is to stay as it is")
+    for lock in (REPOSITORY / "requirements.lock", *(REPOSITORY / "locks").glob("*.lock")):
+        held = VENV / ".locks" / lock.name
+        if not held.exists() or held.read_bytes() != lock.read_bytes():
+            pytest.skip("this environment is not as ./run sets it up, and is to stay as it is")
     project = tmp_path / "my model"
     project.mkdir()
     (packages,) = VENV.glob("lib/python3*/site-packages")

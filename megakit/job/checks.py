@@ -17,7 +17,7 @@ from megakit.job.runs import RunDirectory, StartCheckpoint, check_writable, find
 from megakit.job.sizes import Sizes, check_sizes
 from megakit.job.stage import Stage
 from megakit.reporting.console import Console
-from megakit.runtime.accelerator import Accelerator, find_accelerator
+from megakit.runtime.accelerator import Accelerator, find_accelerator, has_fast_bfloat16
 from megakit.runtime.foreign_files import reason_of
 from megakit.runtime.interpreter import find_limits
 from megakit.runtime.loopback import ensure_loopback
@@ -33,6 +33,7 @@ class Checked:
     directory: RunDirectory
     start: StartCheckpoint | None
     accelerator: Accelerator
+    precision: str
     layout: Layout
     dataset: Any
     identity: dict[str, Any]
@@ -88,10 +89,11 @@ def check(
     if not is_usable:
         raise UserError(checks.problems)
     directory = RunDirectory(options.output_dir / stage.name)
-    old_dataset = _check_directory(directory, options, checks)
+    old = _check_directory(directory, options, checks)
     accelerator = _check_device(options, layout, checks)
     checks.problems += start_checks.problems
-    previous = old_dataset or (start.manifest.dataset if start else None)
+    precision = _choose_precision(options, accelerator, old)
+    previous = old.get("dataset") or (start.manifest.dataset if start else None)
     dataset = _check_data(options, previous, console, checks)
     identity: dict[str, Any] = {}
     if training:
@@ -100,10 +102,10 @@ def check(
             "the code", lambda: identify(stage, training, dataset, digest, script)
         )
         # Effective sizes, whether an option sets them or not.
-        identity = (code or {}) | sizes.by_option
+        identity = (code or {}) | {"precision": precision} | sizes.by_option
     if accelerator is None or checks.problems:
         raise UserError(checks.problems)
-    checked = Checked(training, directory, start, accelerator, layout, dataset, identity)
+    checked = Checked(training, directory, start, accelerator, precision, layout, dataset, identity)
     if training and not training.fresh:
         newest = directory.newest_of(stage.name, identity)
         if problems := other_run(checked) or changed_code(checked, newest):
@@ -111,8 +113,10 @@ def check(
     return checked
 
 
-def _check_directory(directory: RunDirectory, options: CommonOptions, checks: _Checks) -> Any:
-    """Checks that the run can be written; returns the dataset of the run in the directory."""
+def _check_directory(
+    directory: RunDirectory, options: CommonOptions, checks: _Checks
+) -> dict[str, Any]:
+    """Checks that the run can be written; returns the identity of the run in the directory."""
     unwritable = checks.attempt(
         "--output-dir",
         lambda: check_writable(options.output_dir) or check_writable(directory.path),
@@ -120,9 +124,8 @@ def _check_directory(directory: RunDirectory, options: CommonOptions, checks: _C
     checks.problems += unwritable or []
     is_fresh = isinstance(options, TrainingOptions) and options.fresh
     if unwritable != [] or is_fresh:
-        return None
-    old = checks.attempt(f"{directory.path}", directory.identity)
-    return (old or {}).get("dataset")
+        return {}
+    return checks.attempt(f"{directory.path}", directory.identity) or {}
 
 
 def _check_device(options: CommonOptions, layout: Layout, checks: _Checks) -> Accelerator | None:
@@ -134,6 +137,18 @@ def _check_device(options: CommonOptions, layout: Layout, checks: _Checks) -> Ac
     if accelerator is not None:
         checks.problems += too_few_gpus(layout, accelerator)
     return accelerator
+
+
+def _choose_precision(
+    options: CommonOptions, accelerator: Accelerator | None, old: dict[str, Any]
+) -> str:
+    """Returns the precision; `auto` continues a run in its precision, also on another CPU."""
+    if options.precision != "auto":
+        return options.precision
+    if old.get("precision") in ("bf16-mixed", "32"):
+        return str(old["precision"])
+    is_emulated = accelerator and accelerator.name == "cpu" and not has_fast_bfloat16()
+    return "32" if is_emulated else "bf16-mixed"
 
 
 def _check_data(options: CommonOptions, previous: Any, console: Console, checks: _Checks) -> Any:

@@ -30,8 +30,9 @@ class CommonOptions:
     output_dir: Path = Path("runs")
     """Folder that contains the runs."""
 
-    precision: Literal["bf16-mixed", "32"] = "bf16-mixed"
-    """bf16-mixed computes in bfloat16 and keeps float32 weights; 32 uses only float32."""
+    precision: Literal["auto", "bf16-mixed", "32"] = "auto"
+    """bf16-mixed computes in bfloat16 and keeps float32 weights; 32 uses only float32. auto uses
+    the precision of the resumed run, else bf16-mixed, or 32 on a CPU that emulates bfloat16."""
 
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """Device to run on; auto uses a GPU if it works."""

@@ -21,6 +21,7 @@ class Plan:
         start: Checkpoint of the previous stage to start from, or None.
         resume: Checkpoint of this run to resume from, or None.
         accelerator: The device that the job runs on.
+        precision: `bf16-mixed` or `32`.
         layout: How the job's processes share the work.
         identity: Everything that the run's result depends on; empty for a script that does not
             train.
@@ -34,6 +35,7 @@ class Plan:
     start: str | None
     resume: str | None
     accelerator: Accelerator
+    precision: str
     layout: Layout
     identity: dict[str, Any]
     is_done: bool

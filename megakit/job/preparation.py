@@ -108,6 +108,7 @@ def _lock_and_plan(
             start=checked.start_path,
             resume=str(resume) if resume else None,
             accelerator=checked.accelerator,
+            precision=checked.precision,
             layout=checked.layout,
             identity=checked.identity,
             is_done=is_done,

@@ -81,6 +81,11 @@ class Run(Generic[OptionsT_co]):
         """The device that the job runs on."""
         return self.plan.accelerator
 
+    @property
+    def precision(self) -> str:
+        """The precision that the job computes in, `bf16-mixed` or `32`."""
+        return self.plan.precision
+
     @cached_property
     def directory(self) -> RunDirectory:
         """The run directory."""

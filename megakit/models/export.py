@@ -127,7 +127,10 @@ def _check(options: argparse.Namespace) -> list[tuple[Callable[..., None], Path]
             problems.append(f"--{name} {path}: there is no folder {path.parent}. Make it first.")
         absent = [package for package in PACKAGES.get(name, ()) if not _is_importable(package)]
         if absent:
-            problems.append(f"--{name} needs {', '.join(absent)}: install them with pip.")
+            problems.append(
+                f"--{name} needs {', '.join(absent)}: ./run setup export installs what it needs; "
+                "elsewhere, install it with pip."
+            )
     if problems:
         raise UserError(problems)
     return list(wanted.values())

@@ -35,7 +35,7 @@ def find_accelerator(requested: AcceleratorName = "auto", precision: str = "32")
 
     Args:
         requested: `auto` chooses a GPU that works at this precision, else the CPU.
-        precision: `bf16-mixed` or `32`; a GPU has to support it.
+        precision: `bf16-mixed` or `32`, which a GPU has to support; `auto` is `bf16-mixed` there.
 
     Raises:
         UserError: `gpu` was requested and no GPU can be used; the message states the reason.
@@ -58,6 +58,21 @@ def find_accelerator(requested: AcceleratorName = "auto", precision: str = "32")
 def is_certainly_cpu(requested: AcceleratorName) -> bool:
     """Returns whether `find_accelerator` would choose the CPU without checking a GPU."""
     return requested == "cpu" or (requested == "auto" and not _has_gpu_driver())
+
+
+def has_fast_bfloat16() -> bool:
+    """Returns whether the CPU has instructions with which oneDNN computes in bfloat16.
+
+    Otherwise torch emulates bfloat16, several times slower than float32. torch gives the same
+    answer (`torch.ops.mkldnn._is_mkldnn_bf16_supported`); here its import would take too long.
+    """
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()  # oneDNN reads it, too
+    if platform.machine() != "x86_64":
+        return "bf16" in _cpuinfo("Features").split()
+    flags = set(_cpuinfo("flags").split())
+    is_avx512 = flags >= {"avx512bw", "avx512dq", "avx512vl"}
+    is_fast = is_avx512 or flags >= {"avx_ne_convert", "avx_vnni_int8"}
+    return is_fast and limit not in ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
 
 
 def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
@@ -86,11 +101,16 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
 
 
 def _cpu(remark: str | None = None) -> Accelerator:
+    name = _cpuinfo("model name") or platform.processor() or platform.machine()
+    return Accelerator("cpu", name, len(os.sched_getaffinity(0)), remark)
+
+
+def _cpuinfo(entry: str) -> str:
+    """Returns an entry of the first CPU in /proc/cpuinfo; empty if it does not exist."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
-    return Accelerator("cpu", name, len(os.sched_getaffinity(0)), remark)
+    values = (line.partition(":")[2].strip() for line in lines if line.startswith(entry))
+    return next(values, "")
 
 
 def _has_gpu_driver() -> bool:
@@ -108,6 +128,7 @@ def _why_unusable(precision: str) -> str | None:
     if not available:
         reasons = [str(warning.message).splitlines()[0] for warning in caught]
         return (reasons[0] if reasons else "torch finds no usable CUDA device").rstrip(".") + "."
+    precision = "bf16-mixed" if precision == "auto" else precision
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
     try:
         square = torch.ones(16, 16, dtype=dtype, device="cuda")

@@ -1,4 +1,4 @@
-"""Installs stand-ins for optional parts of NeMo and Megatron that are absent.
+"""Installs stand-ins for parts that NeMo and Megatron use and that are absent.
 
 NeMo's strategy imports helpers at run time. The packages of these helpers (`nemo.collections.llm`
 with ModelOpt, `nemo_run`) require over 150 other packages. For a model that is not quantised or
@@ -6,9 +6,11 @@ distilled, the helpers would do nothing, and stand-ins for absent helpers also d
 packages, as in NVIDIA's containers, are used.
 """
 
+import contextlib
 import functools
 import importlib.util
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -99,6 +101,30 @@ def replace_unified_memory() -> None:
     )
 
 
+def define_numpy_product() -> None:
+    """Defines `numpy.product`, which numpy 2 removed; Megatron calls it when several ranks save."""
+    import numpy
+
+    if not hasattr(numpy, "product"):
+        vars(numpy)["product"] = numpy.prod
+
+
+@contextlib.contextmanager
+def hidden_onnxruntime() -> Iterator[None]:
+    """Hides onnxruntime, which NeMo imports for its own exports wherever it is installed.
+
+    These exports are not used here, and the import ends the process on an emulated aarch64 machine.
+    """
+    if "onnxruntime" in sys.modules:
+        yield
+        return
+    sys.modules["onnxruntime"] = None  # type: ignore[assignment]  # an import then fails
+    try:
+        yield
+    finally:
+        del sys.modules["onnxruntime"]
+
+
 def remove_telemetry_callbacks() -> None:
     """Removes the callbacks of NeMo's OneLogger telemetry.
 
@@ -115,6 +141,8 @@ def install_stand_ins() -> None:
     replace_modelopt_helpers()
     replace_clearml_logger()
     replace_unified_memory()
-    skip_yaml_copy()
-    define_local_checkpoint_callback()
-    remove_telemetry_callbacks()
+    define_numpy_product()
+    with hidden_onnxruntime():
+        skip_yaml_copy()
+        define_local_checkpoint_callback()
+        remove_telemetry_callbacks()

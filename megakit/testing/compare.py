@@ -117,6 +117,8 @@ def _is_same_value(a: Any, b: Any) -> bool:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, np.number | np.bool_):
+        return str(value)  # numpy 2 shows the type, too: np.int64(2)
     text = repr(value.item() if isinstance(value, torch.Tensor) else value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

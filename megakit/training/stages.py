@@ -22,6 +22,7 @@ from megakit.reporting.figure_style import to_png
 from megakit.reporting.files import write_atomically, write_json
 from megakit.reporting.metrics import in_words
 from megakit.reporting.predictions import Predictions, write_predictions
+from megakit.runtime.accelerator import has_fast_bfloat16
 from megakit.runtime.memory import resume_collector
 from megakit.runtime.patching import existing
 from megakit.runtime.versions import installed_versions
@@ -204,10 +205,13 @@ def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list
 
 
 def _say_header(run: Run) -> None:
-    layout, device = run.layout, run.accelerator
+    layout, device, precision = run.layout, run.accelerator, run.precision
+    is_chosen = run.options.precision == "auto" and precision == "32" and device.name == "cpu"
+    if is_chosen and not has_fast_bfloat16():
+        precision += " (this CPU only emulates bfloat16)"
     run.console.say(
         f"{run.stage.name}: {run.plan.dataset} on {device.device} ({device.name}), {layout}, "
-        f"{run.options.precision}"
+        f"{precision}"
     )
     if run.plan.start:
         run.console.say(f"Starting from {run.plan.start}.")
@@ -221,7 +225,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "dataset": run.plan.dataset,
         "accelerator": device.name,
         "device": device.device,
-        "precision": run.options.precision,
+        "precision": run.precision,
         "parallel": {"tensor": layout.tensor, "pipeline": layout.pipeline, "data": layout.data},
         "seed": getattr(run.options, "seed", None),
         **dict.fromkeys(("steps", "seconds", "steps_per_second", "samples_per_second", "times")),

@@ -78,7 +78,7 @@ def build_trainer(
         "devices": layout.devices,
         "num_nodes": layout.num_nodes,
         "strategy": build_strategy(layout, use_distributed_optimizer),
-        "plugins": nl.MegatronMixedPrecision(precision=options.precision),
+        "plugins": nl.MegatronMixedPrecision(precision=run.precision),
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "use_distributed_sampler": False,

@@ -3,6 +3,7 @@
 import re
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from tests.benchmarks.conftest import BENCHMARKS
@@ -10,7 +11,7 @@ from tests.benchmarks.conftest import BENCHMARKS
 
 def test_a_caption_names_the_version_of_any_package(benchmark):
     caption = benchmark("report").machine("numpy", "lightning")
-    assert "numpy 1." in caption
+    assert f"numpy {np.__version__}" in caption
     assert "lightning 2." in caption
 
 

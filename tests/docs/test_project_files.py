@@ -31,7 +31,9 @@ def test_dev_container():
     text = re.sub(r"^\s*//.*$", "", (folder / "devcontainer.json").read_text(), flags=re.MULTILINE)
     content = json.loads(text)
     assert (folder / content["build"]["dockerfile"]).is_file()
-    assert content["postCreateCommand"] == "./run setup"
+    set_up, verb, *groups = content["postCreateCommand"].split()
+    assert (set_up, verb) == ("./run", "setup")
+    assert all((REPOSITORY / f"locks/{group}.lock").is_file() for group in groups)
     assert (
         f"useradd --create-home --shell /bin/bash {content['remoteUser']}"
         in (folder / content["build"]["dockerfile"]).read_text()

@@ -19,9 +19,16 @@ SCRIPTS = (PretrainOptions, FinetuneOptions, PredictOptions)
 PAGE = REPOSITORY / "docs" / "troubleshooting.md"
 #: Pieces of entries that are messages of this project; all others are the frameworks' and tools'.
 OURS = (
-    *("and the wheels are for Linux on x86_64", "no usable Python", "GB free, this needs"),
-    *("set-up stopped;", "setup.log says why", "this machine has no NVIDIA GPU"),
+    *("The wheels are for Linux on x86_64 or aarch64", "GB free, this needs"),
+    "name 3.11, 3.12 or 3.13, or the path of one",
+    *("uv neither found nor fetched Python", "is missing; git has it"),
+    "uv is needed, and no Python with pip or venv is here to install it",
+    *("can't be written; name a place that can", "has no NeMo that fits any more"),
+    "was not made by ./run, and is no virtual environment of Python 3.11 to 3.13",
+    *("set-up stopped, for the reason above", "has no bin/python"),
+    *("is set up already; remove it first", "this machine has no NVIDIA GPU"),
     *("The GPU is not used:", "cannot compute with", "is gone from this version of the stack"),
+    "this CPU only emulates bfloat16",
     *("has to divide --global-batch-size", "the gradient's norm is", "MNIST is not in"),
     *("and cannot be downloaded (", "unpacked or as .gz, and they cannot be downloaded"),
     *("changed since this command began", "cannot be read (", "differs when read again"),
@@ -61,8 +68,13 @@ def messages() -> str:
     """All that this project may say."""
     roots = (REPOSITORY / "megakit", REPOSITORY / "mnist")
     files = [*(path for root in roots for path in root.rglob("*.py")), *REPOSITORY.glob("*.py")]
-    shell = re.sub(r'" \\\n\s*"', " ", (REPOSITORY / "run").read_text())
-    return "\n".join([*(text for path in files for text in strings(path)), shell])
+    python = [text for path in files for text in strings(path)]
+    return "\n".join([*python, re.sub(r'" \\\n\s*"', " ", shell())])
+
+
+def shell() -> str:
+    """The text of the scripts that set up."""
+    return "".join((REPOSITORY / name).read_text() for name in ("run", "locks/set_up.sh"))
 
 
 @pytest.mark.parametrize("piece", OURS)
@@ -81,13 +93,13 @@ def test_messages_are_found():
 FOREIGN = {
     *("--build-arg", "--gpus", "--name", "--shm-size", "--ulimit", "--user"),  # docker
     *("--master-addr", "--master-port", "--node-rank", "--standalone"),  # torchrun
-    *("--global", "--no-strip-extras", "--port"),  # git, uv, TensorBoard
+    *("--global", "--generate-hashes", "--require-hashes", "--port"),  # git, uv, TensorBoard
 }
 
 
 def test_options_of_remedies_exist():
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE.read_text())) - FOREIGN
     ours = {flag(field.name) for script in SCRIPTS for field in dataclasses.fields(script)}
-    set_up = set(re.findall(r"--[a-z][a-z-]+", (REPOSITORY / "run").read_text()))
+    set_up = set(re.findall(r"--[a-z][a-z-]+", shell()))
     assert named & ours
     assert not named - ours - set_up

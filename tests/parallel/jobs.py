@@ -69,7 +69,8 @@ def make_run(stage: Stage, options: CommonOptions, layout: Layout, start: str | 
         identity = options.identity()
         identity |= {"model": stage.model, "dataset": "digits", "best_by": options.choice()}
     accelerator = find_accelerator("cpu")
-    plan = Plan("digits", start, None, accelerator, layout, identity, is_done=False)
+    precision = "bf16-mixed" if options.precision == "auto" else options.precision
+    plan = Plan("digits", start, None, accelerator, precision, layout, identity, is_done=False)
     is_main = os.environ.get("RANK", "0") == "0"
     run = Run(stage, options, plan, Console(silent=True), is_main, began=0.0)
     run.path.mkdir(parents=True, exist_ok=True)

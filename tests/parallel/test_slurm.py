@@ -75,6 +75,18 @@ def test_three_steps_in_order(start):
     ]
 
 
+def test_each_script_has_options_of_its_own(start):
+    process, asked = start(
+        OPTIONS="--dataset digits",
+        PRETRAIN_OPTIONS="--max-steps 20 --lr 0.1",
+        FINETUNE_OPTIONS="--max-steps 30",
+        PREDICT_OPTIONS="--precision 32",
+    )
+    assert process.wait(60) == 0
+    own = ["--max-steps 20 --lr 0.1", "--max-steps 30", "--precision 32"]
+    assert [line.split("--dataset digits ")[1] for line in asked()] == own
+
+
 def test_before_the_time_limit_it_waits_for_the_save_and_goes_back_into_the_queue(start, tmp_path):
     process, asked = start(works_on="model_finetune.py")
     wait_for(tmp_path / "log.working")

@@ -1,4 +1,4 @@
-"""`run` beside tiny locks and wheels, with real virtual environments and the real pip."""
+"""`run` beside tiny locks and wheels, with real virtual environments and the real uv and pip."""
 
 import hashlib
 import os
@@ -6,37 +6,41 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 from tests.scripts import REPOSITORY
 
-RUN = REPOSITORY / "run"
 # What `run` calls besides Python; on a PATH of its own it finds these and nothing else.
 TOOLS = """
-    awk bash basename cat comm cmp cp cut dirname df env find flock grep head ls mkdir mktemp mv
-    readlink realpath rm sed sort tail tee tr uname wc xargs
+    bash basename cat comm cmp cp cut dirname df env find flock getconf grep head ls mkdir mktemp mv
+    readlink realpath rm rmdir sed setpriv sh sort tail touch tr uname xargs
 """
 BASE_PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+UV = Path(sys.prefix, "bin/uv")
 
 
-def write_wheel(folder, name, version, requires=()):
+def write_wheel(folder, name, version, requires=(), scripts=None):
     """A wheel that holds one module with its version; returns its entry in a lock."""
     info = f"{name}-{version}.dist-info"
     path = folder / f"{name}-{version}-py3-none-any.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {need}\n" for need in requires)
-    files = {
+    files: dict[str | zipfile.ZipInfo, str] = {
         f"{name}.py": f"version = {version!r}\n",
         f"{info}/METADATA": metadata,
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
+    for script, text in (scripts or {}).items():
+        entry = zipfile.ZipInfo(f"{name}-{version}.data/scripts/{script}")
+        entry.external_attr = 0o100755 << 16  # may be executed
+        files[entry] = text
     with zipfile.ZipFile(path, "w") as wheel:
         for file, text in files.items():
             wheel.writestr(file, text)
-        wheel.writestr(
-            f"{info}/RECORD", "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
-        )
+        names = [*wheel.namelist(), f"{info}/RECORD"]
+        wheel.writestr(names[-1], "".join(f"{name},,\n" for name in names))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    pin = f"{name.replace('_', '-')}=={version} ; python_version < '3.13'"
+    pin = f"{name.replace('_', '-')}=={version} ; python_version < '3.14'"
     return f"{pin} \\\n    --hash=sha256:{digest}\n"
 
 
@@ -49,15 +53,24 @@ def write_index(folder):
 
 
 def write_project(folder):
-    """`run` with a lock of two packages, their wheels, and a script that shows how it started."""
-    wheels = folder / "wheels"
+    """`run` with the lock of one package, a group of another, and a script that shows its start."""
+    wheels, locks = folder / "wheels", folder / "locks"
     wheels.mkdir(parents=True)
-    shutil.copy(RUN, folder / "run")
-    lock = [write_wheel(wheels, name, "1.0") for name in ("setuptools", "alpha")]
-    (folder / "requirements.lock").write_text("".join(lock))
+    locks.mkdir()
+    for name in ("run", "locks/set_up.sh", "locks/lender.py"):
+        shutil.copy(REPOSITORY / name, folder / name)
+    (folder / "requirements.lock").write_text(write_wheel(wheels, "alpha", "1.0"))
+    (locks / "dev.lock").write_text(write_wheel(wheels, "beta", "1.0"))
+    # As little as pip needs to install it, and the uv of these tests.
+    wrapped = {"uv": f'#!/bin/sh\nexec "{UV}" "$@"\n'}
+    (locks / "uv.lock").write_text(write_wheel(wheels, "uv", "1.0", scripts=wrapped))
+    only_uv = folder.parent / "only uv"
+    only_uv.mkdir()
+    shutil.copy(wheels / "uv-1.0-py3-none-any.whl", only_uv)
+    (locks / "build.lock").write_text("")
     (folder / "pyproject.toml").write_text(
-        '[project]\ndependencies = ["nemo_toolkit==2.7.3", "alpha"]\n'
-        '[dependency-groups]\ndev = ["beta"]\n'
+        '[project]\nname = "tiny"\nversion = "0"\ndependencies = ["nemo_toolkit==2.7.3", "alpha"]\n'
+        '[dependency-groups]\ndev = ["beta"]\nuv = ["uv"]\nbuild = []\n'
     )
     (folder / "model_predict.py").write_text(
         "import os, sys, alpha\nprint(os.getcwd(), alpha.version, *sys.argv[1:], sep='|')\n"
@@ -68,8 +81,10 @@ def write_project(folder):
     tools.mkdir()
     for tool in TOOLS.split():
         (tools / tool).symlink_to(shutil.which(tool))
+    (tools / "uv").symlink_to(UV)
     # As if there were room: these few kilobytes need none.
     write_program(tools / "df", "echo ' Avail'; echo '  100GB'")
+    (folder.parent / "home").mkdir()
     return folder
 
 
@@ -81,10 +96,12 @@ def write_program(path, script):
 
 
 def bare_environment(project, python=BASE_PYTHON):
-    """No network, no home, and on the PATH no Python."""
-    environment = {"PATH": str(project.parent / "bin"), "HOME": project.parent / "home"}
-    environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
-    return environment | ({"PYTHON": python} if python else {})
+    """No network, on the PATH no Python, and of the packages only uv itself."""
+    environment = {"PATH": str(project.parent / "bin"), "HOME": str(project.parent / "home")}
+    environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "UV_OFFLINE": "1"}
+    only_uv = project.parent / "only uv"
+    environment |= {"PIP_FIND_LINKS": only_uv.as_uri(), "UV_FIND_LINKS": str(only_uv)}
+    return environment | ({"PYTHON": str(python)} if python else {})
 
 
 def start(project, *arguments, cwd=None, python=BASE_PYTHON, **environment):
@@ -100,8 +117,10 @@ def start(project, *arguments, cwd=None, python=BASE_PYTHON, **environment):
     )
 
 
-def set_up(project, **options):
-    done = start(project, "setup", "--wheels", "wheels", **options)
+def set_up(project, *groups, **options):
+    """Sets up from the project's wheels, as from an index; returns the messages."""
+    options = {"UV_FIND_LINKS": str(project / "wheels"), **options}
+    done = start(project, "setup", *groups, **options)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     return done.stderr
@@ -112,27 +131,28 @@ def holds(project, code):
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def lent(function, *arguments, text="", env=None):
-    """What a function of `run` prints when another script sources it."""
-    command = ["bash", "-c", f'source "{RUN}"; {function} "$@"', "bash", *arguments]
-    options = {"input": text, "capture_output": True, "text": True, "env": env}
-    return subprocess.run(command, check=True, **options).stdout
+def lacks(project, module):
+    code = f"import importlib.util as u; print(u.find_spec({module!r}))"
+    return holds(project, code) == "None\n"
 
 
 def as_if_set_up(project, python):
-    """A .venv that counts as ready; its Python is a bash script."""
+    """A .venv that counts as ready, with all groups; its Python is a bash script."""
     venv = project / ".venv"
-    (venv / "bin").mkdir(parents=True)
-    (venv / "lib/python3.12").mkdir(parents=True)
-    shutil.copy(project / "requirements.lock", venv / ".setup-done")
+    for folder in ("bin", "lib/python3.12/site-packages", ".locks"):
+        (venv / folder).mkdir(parents=True)
+    (venv / ".setup-lock").touch()
+    for group in ("notebook", "template"):
+        (project / f"locks/{group}.lock").touch()
+    for lock in (project / "requirements.lock", *project.glob("locks/*.lock")):
+        shutil.copy(lock, venv / ".locks")
     write_program(venv / "bin/python", python)
 
 
-def container(project, nemo, megatron, has_pip=False):
+def container(project, nemo, megatron):
     """A virtual environment with packages of those names, as NVIDIA's image has one."""
     folder = project.parent / "container"
-    options = [] if has_pip else ["--without-pip"]
-    subprocess.run([BASE_PYTHON, "-m", "venv", *options, folder], check=True)
+    subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
     held = {"nemo_toolkit": nemo, "megatron_core": megatron, "torch": "2.9", "torchvision": "0.24"}
     for name, version in held.items():

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import random
 import signal
 import subprocess
 import tarfile
@@ -11,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.run.harness import (
-    as_if_set_up,
     bare_environment,
     holds,
     set_up,
     start,
+    write_program,
     write_wheel,
 )
 
 
-def half_set_up(project):
-    """A set-up that has begun to fill .venv, in a process group of its own."""
-    started = subprocess.Popen(
+def begin(project):
+    """A set-up in a process group of its own."""
+    return subprocess.Popen(
         [project / "run", "setup", "--wheels", "wheels"],
         cwd=project,
         env=bare_environment(project),
@@ -30,6 +31,11 @@ def half_set_up(project):
         text=True,
         start_new_session=True,
     )
+
+
+def half_set_up(project):
+    """A set-up that has begun to fill .venv."""
+    started = begin(project)
     deadline = time.monotonic() + 60
     while not (project / ".venv/pyvenv.cfg").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -41,6 +47,8 @@ def test_an_interrupted_set_up_is_made_anew(project):
     killed = half_set_up(project)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
+    (venv / ".locks").mkdir(exist_ok=True)
+    (venv / ".locks/unfinished").touch()  # should it have come too early
     (venv / "half-unpacked").touch()
 
     set_up(project)
@@ -48,26 +56,60 @@ def test_an_interrupted_set_up_is_made_anew(project):
     assert holds(project, "import alpha; print(alpha.version)") == "1.0\n"
 
     (venv / "bin/python").unlink()  # or its Python was taken away
-    done = start(project, "predict")
+    done = start(project, "predict", UV_CACHE_DIR=str(project / "empty"))
     assert done.returncode == 1  # it tries, but not without the wheels
-    assert "setup.log" in done.stderr
-    assert not (venv / ".setup-done").exists()
+    assert "set-up stopped" in done.stderr
+    set_up(project)
 
 
-def test_an_update_that_fails_does_not_count_as_set_up(project):
+@pytest.mark.long
+def test_a_set_up_killed_at_random_moments_works_the_next_time(project):
+    """Ten times, at moments spread over the time that a whole set-up takes."""
+    began = time.monotonic()
+    set_up(project)
+    takes = time.monotonic() - began
+    for part in range(10):
+        subprocess.run(["rm", "-r", project / ".venv"], check=True)
+        started = begin(project)
+        time.sleep(takes * (part + random.random()) / 10)
+        os.killpg(started.pid, signal.SIGKILL)
+        started.communicate()
+        set_up(project)
+        assert holds(project, "import alpha; print(alpha.version)") == "1.0\n"
+
+
+def test_an_update_that_is_killed_does_not_count_as_set_up(project):
     """Neither for the new lock, nor for the old one: some packages may be new already."""
-    as_if_set_up(project, 'case "$*" in *" pip install "*) exit 1 ;; *model*) echo ran ;; esac')
-    for name in ("pyvenv.cfg", ".setup-lock"):
-        (project / ".venv" / name).touch()
-    lock = project / "requirements.lock"
+    set_up(project)
+    lock, uv = project / "requirements.lock", project / ".venv/.uv/bin/uv"
+    old, real = lock.read_text(), uv.read_text()
+    lock.write_text(old + write_wheel(project / "wheels", "gamma", "1.0"))
+    (packages,) = project.glob(".venv/lib/python3*/site-packages")
+    write_program(uv, f'touch "{packages}/half"; kill -KILL $PPID')
+    killed = start(project, "predict")
+    assert killed.returncode == -signal.SIGKILL
+    lock.write_text(old)
+    uv.write_text(real)
+    again = start(project, "setup", "--wheels", "wheels")
+    assert again.returncode == 0, again.stderr
+    assert "Installing requirements.lock" in again.stderr
+    assert not (packages / "half").exists()
+
+
+def test_an_update_that_fails_in_the_middle_does_not_count_as_set_up(project):
+    """As on a disk that is full: uv has changed some packages already."""
+    set_up(project)
+    lock, uv = project / "requirements.lock", project / ".venv/.uv/bin/uv"
+    real = uv.read_text()
+    (packages,) = project.glob(".venv/lib/python3*/site-packages")
+    write_program(uv, f'touch "{packages}/half"; exit 2')
     old = lock.read_text()
-    new = old + write_wheel(project / "wheels", "beta", "1.0")
-    for text, is_complete in ((new, True), (new, False), (old, False)):
-        lock.write_text(text)
-        done = start(project, "predict", python=None)
-        assert done.returncode != 0
-        assert done.stdout == ""
-        assert ("up to date" in done.stderr) == is_complete  # otherwise it is made anew
+    lock.write_text(old + write_wheel(project / "wheels", "gamma", "1.0"))
+    assert start(project, "predict").returncode == 1
+    lock.write_text(old)
+    uv.write_text(real)
+    assert "Installing requirements.lock" in set_up(project)
+    assert not (packages / "half").exists()
 
 
 def test_ctrl_c_during_set_up_is_no_failure(project):
@@ -76,7 +118,7 @@ def test_ctrl_c_during_set_up_is_no_failure(project):
     _, told = started.communicate(timeout=60)
     assert started.returncode == 130
     assert told.splitlines()[-1] == "Interrupted. The same command resumes the set-up."
-    assert "setup.log" not in told
+    assert "set-up stopped" not in told
 
 
 SLOW_BUILD = """
@@ -85,7 +127,7 @@ from pathlib import Path
 
 def build_wheel(*args, **options):
     Path({mark!r}).write_text(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(5)
 
 prepare_metadata_for_build_wheel = build_wheel
 """
@@ -109,7 +151,10 @@ def runs(process):
     ],
 )
 def test_a_set_up_that_is_ended_takes_its_installer_with_it(project, tmp_path, number, status):
-    """The signal comes to `run` alone, while pip waits for the build of a package."""
+    """The signal comes to `run` alone, while uv waits for the build of a package.
+
+    That build may go on for its second; the next start waits until it has ended.
+    """
     mark = tmp_path / "build"
     source = tmp_path / "gamma-1.0"
     source.mkdir()
@@ -133,12 +178,12 @@ def test_a_set_up_that_is_ended_takes_its_installer_with_it(project, tmp_path, n
         time.sleep(0.02)
     build = Path(f"/proc/{mark.read_text()}")
     installer = Path(f"/proc/{build.joinpath('stat').read_text().split()[3]}")
-    assert b"pip" in (installer / "cmdline").read_bytes()
+    assert b"uv" in (installer / "cmdline").read_bytes()
     deadline = time.monotonic() + 60
     started.send_signal(number)
     _, told = started.communicate(timeout=60)
     assert started.returncode == status
-    while any(map(runs, (installer, build))):
+    while runs(installer):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     if number != signal.SIGKILL:

@@ -27,9 +27,9 @@ def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
     [
         (["tutoral"], "no verb 'tutoral'"),
         (["setup", "--wheel", "x"], "--download DIR, --wheels DIR or --venv DIR, not --wheel"),
+        (["setup", "dev", "docs"], "no group 'docs' in locks/: build dev uv"),
         (["setup", "--wheels"], "--wheels takes one folder"),
         (["setup", "--wheels", "nowhere"], "no wheels in nowhere"),
-        (["setup", "--download", "run/below"], "--download: run/below can't be written"),
         (["setup", "--venv"], "--venv takes one folder"),
         (["setup", "--venv", ".venv"], "--venv .venv: is the one to set up"),
     ],
@@ -59,6 +59,7 @@ def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
         ),
         (["notebook", "--renew"], "<root>/notebooks/renew.py"),
         (["benchmarks", "data"], "<root>/benchmarks/run_all.py|data"),
+        (["new", "../mine"], "<root>/template/new.py|../mine"),
         (
             ["tests", "-k", "a b"],
             "-m|pytest|-n|auto|--dist|loadfile|--no-loadscope-reorder|-k|a b",
@@ -123,8 +124,10 @@ def test_closed_streams_are_no_failure(project, closed):
 def test_no_verb_imports_from_the_current_folder(project, tmp_path):
     """Whoever stands in a folder of downloads runs nothing of it."""
     venv, honest = project / ".venv", "import json, torch\nprint('honest')\n"
+    as_if_set_up(project, "echo replaced by a real one")
+    shutil.rmtree(venv / "lib")
+    (venv / "bin/python").unlink()
     subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", venv], check=True)
-    shutil.copy(project / "requirements.lock", venv / ".setup-done")
     (packages,) = venv.glob("lib/python3*/site-packages")
     (packages / "torch.py").touch()
     scripts = ["mnist/tutorial.py", "notebooks/renew.py", "benchmarks/run_all.py"]

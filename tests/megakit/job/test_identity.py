@@ -106,11 +106,20 @@ class TestOptions:
         ],
     )
     def test_what_makes_another_run(self, options, name, value):
+        options = replace(options, precision="bf16-mixed")
         make_run(FIRST, options, (10,), done=False)
         problem = problem_of(prepare_run, FIRST, replace(options, **{name: value}))
         option = "--" + name.replace("_", "-")
         assert f"{option} was {getattr(options, name)}, now {value}" in problem
         assert problem.count(" was ") == 1
+
+    @pytest.mark.parametrize("precision", ["bf16-mixed", "32"])
+    def test_a_run_keeps_its_precision(self, options, precision):
+        """Also on a machine where another one is the default."""
+        make_run(FIRST, replace(options, precision=precision), (10,), done=False)
+        plan = prepare_run(FIRST, options)
+        assert plan.resume
+        assert plan.precision == plan.identity["precision"] == precision
 
     @pytest.mark.parametrize(("before", "now"), [("val_loss", "last"), ("last", "val_loss")])
     def test_best_by_is_named_among_other_options(self, options, before, now):

@@ -43,7 +43,7 @@ def test_no_options_give_the_defaults():
 
 def test_defaults_as_documented():
     options = TrainingOptions()
-    assert (options.output_dir, options.precision) == (Path("runs"), "bf16-mixed")
+    assert (options.output_dir, options.precision) == (Path("runs"), "auto")
     assert (options.accelerator, options.devices, options.num_nodes) == ("auto", None, None)
     assert (options.tensor_parallel, options.pipeline_parallel) == (1, 1)
     assert (options.num_workers, options.verbose, options.timeout) == (0, False, 600)
@@ -129,7 +129,7 @@ def test_a_switch_has_no_opposite(capsys):
     [
         (["--warp", "9"], ["--warp"]),
         (["engage"], ["engage"]),
-        (["--precision", "16"], ["--precision", "16", "bf16-mixed", "32"]),
+        (["--precision", "16"], ["--precision", "16", "auto", "bf16-mixed", "32"]),
         (["--accelerator", "tpu"], ["--accelerator", "tpu", "auto", "cpu", "gpu"]),
         (["--max-steps", "many"], ["--max-steps", "many"]),
         (["--devices", "1.5"], ["--devices", "1.5"]),

@@ -12,7 +12,9 @@ from megakit.runtime.accelerator import Accelerator
 from tests.scripts import output_of
 
 LAYOUT = Layout(2, 1, 1, 1, 8, 4)
-PLAN = Plan("digits", None, None, Accelerator("cpu", "x", 1), LAYOUT, {}, False, lock=(8, 123))
+PLAN = Plan(
+    "digits", None, None, Accelerator("cpu", "x", 1), "32", LAYOUT, {}, False, lock=(8, 123)
+)
 
 
 def load(text, *descriptors):

@@ -136,6 +136,17 @@ def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
 
 
+def test_packages_that_are_not_installed(
+    export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    for name in ("onnxscript", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert export("--onnx", tmp_path / "net.onnx", "--input-shape", "6") == 2
+    told = capsys.readouterr().err
+    assert "--onnx needs onnxscript, onnxruntime: ./run setup export installs" in told
+    assert "export" in {file.stem for file in (REPOSITORY / "locks").glob("*.lock")}
+
+
 @pytest.mark.parametrize("shape", ["28x28", "", "0,3"])
 def test_a_shape_that_is_none(shape: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as exit_:
@@ -192,6 +203,7 @@ def test_the_document(runs: Path, tmp_path: Path) -> None:
     images, _ = mnist_files.read_digits("test")
     np.save(tmp_path / "images.npy", (images[:, None] / 255).astype(np.float32))
     for language, block in blocks:
+        block = block.replace("./run setup export", "true")  # what runs this test was set up
         block = block.replace(".venv/bin/python", sys.executable)
         finetune = " ".join(map(str, (sys.executable, REPOSITORY / "model_finetune.py", *OPTIONS)))
         block = block.replace("./run finetune", finetune)

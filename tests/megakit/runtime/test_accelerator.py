@@ -42,6 +42,43 @@ def test_a_processor_without_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert find_accelerator("cpu").device
 
 
+@pytest.mark.parametrize("limit", ["ALL", "AVX2", "AVX512_CORE"])
+def test_bfloat16_is_fast_where_torch_says_so(limit: str) -> None:
+    """oneDNN reads this variable: it then computes as on a processor with nothing newer."""
+    told = python(
+        "import torch\n"
+        "from megakit.runtime.accelerator import has_fast_bfloat16\n"
+        "print(has_fast_bfloat16(), torch.ops.mkldnn._is_mkldnn_bf16_supported())",
+        ONEDNN_MAX_CPU_ISA=limit,
+    )
+    ours, torchs = told.split()
+    assert ours == torchs
+    assert limit != "AVX2" or ours == "False"
+
+
+@pytest.mark.parametrize(
+    ("machine", "lines", "expected"),
+    [
+        ("x86_64", "flags\t: sse2 avx2", False),
+        ("x86_64", "flags\t: avx2 avx512f avx512dq avx512bw avx512vl", True),
+        ("x86_64", "flags\t: avx2 avx_vnni_int8 avx_ne_convert", True),
+        ("aarch64", "Features\t: fp asimd", False),
+        ("aarch64", "Features\t: fp asimd bf16", True),
+        # An emulator may show the host's file.
+        ("aarch64", "flags\t: avx2 avx512f avx512dq avx512bw avx512vl", False),
+        ("x86_64", "", False),
+    ],
+)
+def test_processors_with_fast_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: str, lines: str, expected: bool
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{lines}\n")
+    monkeypatch.setattr(accelerator_module, "Path", lambda name: tmp_path / "cpuinfo")
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert accelerator_module.has_fast_bfloat16() == expected
+
+
 def test_without_a_driver_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator_module, "_has_gpu_driver", lambda: False)
     with pytest.raises(UserError, match=r"--accelerator gpu: .* no NVIDIA GPU .*--accelerator cpu"):

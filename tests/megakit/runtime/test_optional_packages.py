@@ -33,6 +33,8 @@ optional_packages.replace_clearml_logger()
 told["where present"] = [name for name in sys.modules if name.startswith("nemo.")]
 present(False)
 
+import numpy
+vars(numpy).pop("product", None)  # as in numpy 2
 import torch
 names = ("current_device", "manual_seed", "Stream", "memory_allocated")
 functions = [*(getattr(torch.cuda, name) for name in names), torch.Tensor.to, torch.zeros]
@@ -45,6 +47,12 @@ from megatron.core.jit import jit_fuser
 told["torch is untouched"] = functions == after and cpu.patch_torch.cache_info().misses == 0
 told["Megatron is untouched"] = jit_fuser is torch.compile
 told["unified memory"] = has_unified_memory
+told["onnxruntime is imported"] = "onnxruntime" in sys.modules
+import onnxruntime
+told["onnxruntime is usable"] = callable(onnxruntime.InferenceSession)
+from megatron.core.dist_checkpointing.exchange_utils import _shard_size
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+told["bytes"] = int(_shard_size(ShardedTensor.from_rank_offsets("w", torch.zeros(3, 5))))
 
 from nemo.lightning import nemo_logger
 from nemo.lightning.callback_group import CallbackGroup
@@ -149,3 +157,14 @@ def test_nothing_else_is_changed_for_a_gpu(told: dict[str, Any]) -> None:
 def test_what_only_torchmetrics_imports_comes_when_it_is_used(told: dict[str, Any]) -> None:
     """Their import takes a fifth of a script's start."""
     assert told["not imported"] == ["matplotlib", "scipy.signal", "torchvision"]
+
+
+def test_nemo_does_not_import_onnxruntime(told: dict[str, Any]) -> None:
+    """Its import crashes on an emulated aarch64 machine; exports can still use it afterwards."""
+    assert not told["onnxruntime is imported"]
+    assert told["onnxruntime is usable"]
+
+
+def test_megatron_measures_shards_without_numpy_s_product(told: dict[str, Any]) -> None:
+    """It does so when several ranks save."""
+    assert told["bytes"] == 3 * 5 * 4
