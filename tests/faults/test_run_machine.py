@@ -134,8 +134,8 @@ class Runs(RuleBasedStateMachine):
         for digest in before.keys() - after.keys():
             step = int((before[digest].name.rpartition("=")[2]).partition(".")[0])
             own = own_checkpoints(self.checkpoints, STAGE.name, self.directory.identity() or {})
-            if ".removing" in str(before[digest]):
-                continue  # an earlier start removed it, while a later checkpoint was whole
+            if before[digest].name.startswith("."):
+                continue  # an earlier start was killed before it had this one's name, or after
             assert before[digest].parent == self.checkpoints
             assert max(read_manifest(path).step for path in own) >= step, "the last was lost"
             assert best_of(own, "val_loss") is not None
@@ -204,6 +204,14 @@ class Runs(RuleBasedStateMachine):
     @rule()
     def remove_folder(self) -> None:
         shutil.rmtree(self.directory.path, ignore_errors=True)
+
+
+def test_a_start_killed_while_it_removes_what_another_had_not_named() -> None:
+    runs = Runs()
+    for change in (9, 50, 7):
+        runs.start_and_kill(change=change, fresh=False)
+    runs.start(fresh=False)
+    runs.teardown()
 
 
 def test_a_run_that_is_done_gets_its_run_json_back() -> None:
