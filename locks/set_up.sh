@@ -168,7 +168,6 @@ set_up_now() { # LOCK...
   flock -n 9 || { say "Another ./run is setting up $venv: waiting for it." && tied flock 9; }
   is_ready "$@" || fill "$@"
   exec 9>&- # or the script would hold the lock as long as it runs
-  trap - EXIT INT TERM HUP
 }
 
 fill() { # LOCK...

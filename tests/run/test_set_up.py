@@ -8,6 +8,7 @@ import pytest
 
 from tests.run.harness import (
     BASE_PYTHON,
+    UV,
     bare_environment,
     holds,
     lacks,
@@ -158,6 +159,25 @@ def test_a_group_that_cannot_be_had_leaves_the_tutorial_as_it_was(project):
     done = start(project, "predict", python=None)
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
+
+
+@pytest.mark.skipif(
+    not any(map(os.path.exists, BUNDLES)), reason="this machine has no certificates"
+)
+def test_uv_gets_the_systems_certificates_and_pips_settings(project, tmp_path):
+    set_up(project)
+    told = tmp_path / "environment"
+    write_program(project / ".venv/.uv/bin/uv", f'env > "{told}"; exec "{UV}" "$@"')
+    set_up(project, "dev", PIP_CERT="/a/proxy.pem", PIP_INDEX_URL="https://an.index/simple")
+    settings = told.read_text().splitlines()
+    assert "UV_SYSTEM_CERTS=1" in settings
+    assert "SSL_CERT_FILE=/a/proxy.pem" in settings
+    assert "UV_DEFAULT_INDEX=https://an.index/simple" in settings
+    set_up(project, "uv", UV_SYSTEM_CERTS="false")
+    assert "UV_SYSTEM_CERTS=false" in told.read_text().splitlines()
 
 
 def test_a_virtual_environment_that_somebody_made_is_filled_and_not_emptied(project):
