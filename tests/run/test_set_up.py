@@ -161,6 +161,12 @@ def test_a_group_that_cannot_be_had_leaves_the_tutorial_as_it_was(project):
     assert done.stderr == ""
 
 
+def test_a_setpriv_that_knows_no_pdeathsig_as_busyboxs_is_done_without(project):
+    write_program(project.parent / "bin/setpriv", "exit 1")
+    set_up(project)
+    assert holds(project, "import alpha; print(alpha.version)") == "1.0\n"
+
+
 BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 
 
