@@ -177,11 +177,12 @@ def test_uv_gets_the_systems_certificates_and_pips_settings(project, tmp_path):
     set_up(project)
     told = tmp_path / "environment"
     write_program(project / ".venv/.uv/bin/uv", f'env > "{told}"; exec "{UV}" "$@"')
-    set_up(project, "dev", PIP_CERT="/a/proxy.pem", PIP_INDEX_URL="https://an.index/simple")
+    index = (tmp_path / "index").as_uri()
+    set_up(project, "dev", PIP_CERT="/a/proxy.pem", PIP_INDEX_URL=index)
     settings = told.read_text().splitlines()
     assert "UV_SYSTEM_CERTS=1" in settings
     assert "SSL_CERT_FILE=/a/proxy.pem" in settings
-    assert "UV_DEFAULT_INDEX=https://an.index/simple" in settings
+    assert f"UV_DEFAULT_INDEX={index}" in settings
     set_up(project, "uv", UV_SYSTEM_CERTS="false")
     assert "UV_SYSTEM_CERTS=false" in told.read_text().splitlines()
 
