@@ -54,3 +54,12 @@ def find_limits(num_peers: int) -> list[str]:
             f"Raise the limit to at least {ADDRESS_SPACE >> 10}, or unlimited."
         )
     return problems
+
+
+def search_path() -> str:
+    """Returns the PYTHONPATH for a child process that imports what this process can import.
+
+    PYTHONPATH comes first: another `sitecustomize` of this Python must not hide that of PYTHONPATH.
+    """
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    return os.pathsep.join([*inherited, *(entry or "." for entry in sys.path)])

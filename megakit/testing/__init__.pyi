@@ -6,3 +6,5 @@ from .datasets import assert_dataset_elements_not_equal as assert_dataset_elemen
 from .parallel import RankError as RankError
 from .parallel import Ranks as Ranks
 from .parallel import distributed_model_parallel_state as distributed_model_parallel_state
+from .rehearsal import rehearse_gpu as rehearse_gpu
+from .rehearsal import rehearsed_environment as rehearsed_environment

@@ -19,7 +19,14 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from megakit.runtime.accelerator import AcceleratorName, find_accelerator, use_accelerator
+from megakit.runtime.accelerator import (
+    AcceleratorName,
+    find_accelerator,
+    own_gpu,
+    use_accelerator,
+    use_full_float32,
+)
+from megakit.runtime.interpreter import search_path
 from megakit.runtime.loopback import port_of, reserve_port
 from megakit.runtime.memory import resume_collector, suspend_collector
 from megakit.runtime.teardown import destroy_parallel_state
@@ -47,7 +54,8 @@ def distributed_model_parallel_state(
     joins the other ranks of its job. torch's random state is restored at the end.
 
     On a CPU, the patches of `megakit.runtime` are applied for the rest of the process. So no code
-    of the process may import Megatron before the first use of this function.
+    of the process may import Megatron before the first use of this function. On a GPU, TF32 is
+    switched off for the rest of the process, because tests compare layouts in float32.
 
     Args:
         seed: Seed of Megatron's random-number tracker, from which dropout draws.
@@ -72,7 +80,8 @@ def distributed_model_parallel_state(
         raise RuntimeError("torch.distributed is set up already. A process runs one job at a time.")
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if name == "gpu":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(own_gpu())
+        use_full_float32()
     random_state = torch.get_rng_state()
     try:
         dist.init_process_group(
@@ -198,7 +207,7 @@ class Ranks:
             env={
                 "OMP_NUM_THREADS": str(threads),
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join(entry or "." for entry in sys.path),
+                "PYTHONPATH": search_path(),
             },
             stdin=subprocess.DEVNULL,
             stdout=self._log,

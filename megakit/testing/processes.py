@@ -14,6 +14,8 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader
 
+from megakit.runtime.interpreter import search_path
+
 Difference = Callable[[Any, Any], str | None]
 
 _READ = "from megakit.testing.processes import read_samples; read_samples()"
@@ -108,8 +110,7 @@ def read_samples() -> None:
 
 
 def _samples_elsewhere(request: bytes, hash_seed: str) -> list[Any]:
-    search_path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": search_path}
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": search_path()}
     with tempfile.TemporaryDirectory() as folder:
         question, answer = Path(folder, "request"), Path(folder, "answer")
         question.write_bytes(request)

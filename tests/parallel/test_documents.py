@@ -4,21 +4,49 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from tests.scripts import REPOSITORY
+from tests.scripts import REPOSITORY, run, run_python
 
 DOCUMENT = REPOSITORY / "docs" / "parallelism.md"
 IMAGES = REPOSITORY / "docs" / "images"
 
 
+def python_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+
+
 def test_the_example_runs(ranks):
-    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    code, _ = python_blocks()
     names: dict[str, Any] = {"__name__": "example"}
     exec(code, names)
     names["test_every_rank_has_half"](ranks)
+
+
+TEN_STEPS = """
+import torch
+
+def train_ten_steps(device):
+    for _ in range(10):
+        torch.ones(3, device=device).sum().item()
+
+"""
+
+
+@pytest.mark.parametrize("is_twice", [False, True])
+def test_the_example_without_a_gpu_runs(is_twice: bool) -> None:
+    """And fails when the host waits more often."""
+    _, code = python_blocks()
+    if is_twice:
+        code = re.sub(r"( *train_ten_steps.*\n)", r"\1\1", code)
+    done = run_python("-c", TEN_STEPS + code)
+    assert done.status == is_twice, done.err
+    assert (
+        "AssertionError: 10 _local_scalar_dense at <string>:6 train_ten" in done.err
+    ) == is_twice
 
 
 def test_the_pictures_are_what_the_script_draws(tmp_path):
@@ -50,13 +78,12 @@ def count():
         return sum(weight.numel() for weight in model.parameters())
 
 
-def test_the_gpu_check_is_sound_bash_and_says_where_there_is_no_gpu(tmp_path):
+def test_the_gpu_check_is_sound_bash_and_says_where_there_is_no_gpu():
     script = REPOSITORY / "benchmarks" / "gpu_check.sh"
     subprocess.run(["bash", "-n", script], check=True)
-    if shutil.which("nvidia-smi") is None:
-        result = subprocess.run([script], capture_output=True, text=True, check=False)
-        assert result.returncode == 2
-        assert "no nvidia-smi" in result.stderr
+    result = run(script, PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="")
+    assert result.status == 2
+    assert result.err.endswith("gpu_check: no GPU that works, see above.\n")
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not there")
     subprocess.run(["shellcheck", script], check=True)

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import os
 import pickle
 import random
 import subprocess
@@ -23,6 +22,7 @@ from megakit.testing import (
     processes,
 )
 from megakit.testing.__main__ import main
+from tests.scripts import REPOSITORY, environment
 
 # By a name that other processes can import, too.
 FOLDER = str(Path(__file__).parent)
@@ -236,7 +236,7 @@ def test_command_as_a_process():
     result = subprocess.run(
         [sys.executable, "-m", "megakit.testing", "broken_datasets:Clock", "--quick"],
         cwd=FOLDER,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
+        env=environment(PYTHONPATH=str(REPOSITORY)),
         capture_output=True,
         text=True,
         check=False,
@@ -252,11 +252,10 @@ def test_command_on_a_dataset_beside_a_model(tmp_path):
     (tmp_path / "beside.py").write_text(
         "import nemo.lightning\nfrom broken_datasets import Good\nclass Beside(Good): ...\n"
     )
-    root = Path(__file__).resolve().parents[3]
     result = subprocess.run(
         [sys.executable, "-m", "megakit.testing", "beside:Beside"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (root, FOLDER)))},
+        env=environment(PYTHONPATH=f"{REPOSITORY}:{FOLDER}"),
         capture_output=True,
         text=True,
         check=False,

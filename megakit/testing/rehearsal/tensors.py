@@ -1,0 +1,202 @@
+"""Makes tensors and generators go by their labels: `device`, `to`, `cuda`, `numpy`, `save` etc."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megakit.testing.rehearsal.machine import HOST, Machine, is_pinned, label_of, tensors_in
+from megakit.testing.rehearsal.replacements import Replacements
+
+CPU = torch.device("cpu")
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """Returns the device that a tensor's label names."""
+    real: torch.device = torch._C.TensorBase.device.__get__(tensor)
+    label = label_of(tensor)
+    return real if label == HOST else torch.device("cuda", label)
+
+
+def replace_properties(replaced: Replacements, machine: Machine) -> None:
+    """Replaces what a tensor tells about its device."""
+    tensor_type = Tensor.type
+
+    def type_(self: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is None:
+            name = tensor_type(self)
+            return name if label_of(self) == HOST else name.replace("torch.", "torch.cuda.", 1)
+        return tensor_type(self, dtype, *args, **kwargs)
+
+    replaced.set(
+        Tensor,
+        device=property(device_of),
+        is_cuda=property(lambda self: label_of(self) != HOST),
+        is_cpu=property(lambda self: device_of(self).type == "cpu"),
+        get_device=label_of,
+        type=type_,
+        is_pinned=lambda self, device=None: is_pinned(self),
+    )
+
+
+def replace_moves(replaced: Replacements, machine: Machine) -> None:
+    """Replaces the methods that copy a tensor between host and GPU."""
+    original_to = Tensor.to
+    original_deepcopy: Any = Tensor.__deepcopy__
+
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], Tensor):
+            args = (args[0].device, args[0].dtype, *args[1:])
+        elif args and isinstance(args[0], int):
+            args = (torch.device("cuda", args[0]), *args[1:])
+        copy = kwargs.pop("copy", False)
+        device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
+        target = machine.index_of(device)
+        if target in (None, label_of(self)):  # also meta
+            device = torch._C.TensorBase.device.__get__(self) if target is not None else device
+            return original_to(self, device, dtype, non_blocking, copy, memory_format=layout)
+        if target != HOST:
+            machine.initialize()
+        machine.thread.target = target
+        return torch.ops.aten._to_copy.default(
+            self, dtype=dtype, non_blocking=non_blocking, memory_format=layout
+        )
+
+    def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        return to(self, "cuda" if device is None else device, non_blocking=non_blocking, **kwargs)
+
+    def pin_memory(self: Tensor, device: Any = None) -> Tensor:
+        if label_of(self) != HOST:
+            raise RuntimeError("cannot pin a GPU's tensor: only dense CPU tensors can be pinned")
+        machine.initialize()
+        if is_pinned(self):
+            return self
+        copy = self.clone()
+        vars(copy.untyped_storage())["_pinned"] = True
+        return copy
+
+    def deepcopy(self: Tensor, memo: dict[int, Any]) -> Any:
+        is_known = id(self) in memo
+        copy = original_deepcopy(self, memo)
+        if not is_known and label_of(self) != HOST:
+            machine.label(copy, label_of(self))
+        return copy
+
+    replaced.set(
+        Tensor,
+        to=to,
+        cuda=cuda,
+        cpu=lambda self, **kwargs: to(self, "cpu", **kwargs),
+        pin_memory=pin_memory,
+        __deepcopy__=deepcopy,
+    )
+
+
+def replace_reads(replaced: Replacements, machine: Machine) -> None:
+    """Replaces the methods that give a tensor's values to Python past the dispatcher."""
+    numpy, array, tolist = Tensor.numpy, Tensor.__array__, Tensor.tolist
+
+    def refuse(tensor: Tensor) -> None:
+        if label_of(tensor) != HOST:
+            raise TypeError(
+                f"can't convert {device_of(tensor)} device type tensor to numpy. Use Tensor.cpu() "
+                "to copy the tensor to host memory first."
+            )
+
+    def checked(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def convert(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+            refuse(self)
+            return original(self, *args, **kwargs)
+
+        return convert
+
+    def counted_tolist(self: Tensor) -> Any:
+        if label_of(self) != HOST:
+            machine.counts.add("synchronizations", "tolist")
+        return tolist(self)
+
+    replaced.set(Tensor, numpy=checked(numpy), __array__=checked(array), tolist=counted_tolist)
+
+
+def replace_factories(replaced: Replacements, machine: Machine) -> None:
+    """Replaces the factories that read Python values past the dispatcher."""
+
+    def moved(factory: Callable[..., Any], keeps_device: bool) -> Callable[..., Any]:
+        @functools.wraps(factory)
+        def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+            target = machine.index_of(kwargs.pop("device", None))
+            if isinstance(data, Tensor) and target is None:
+                target = label_of(data)
+            is_pinned_result = kwargs.pop("pin_memory", False)
+            requires_grad = kwargs.pop("requires_grad", False)
+            if isinstance(data, Tensor) and keeps_device:
+                tensor = data.to(kwargs.get("dtype") or data.dtype)
+            else:
+                for part in tensors_in(data):  # C++ calls item() for each
+                    if label_of(part) != HOST:
+                        machine.counts.add("synchronizations", f"torch.{factory.__name__}")
+                tensor = factory(data, *args, **kwargs)
+            if target is not None and target != label_of(tensor):
+                tensor = tensor.to("cpu" if target == HOST else f"cuda:{target}")
+            if is_pinned_result:
+                tensor = tensor.pin_memory()
+            return tensor.requires_grad_() if requires_grad else tensor
+
+        return make
+
+    replaced.set(torch, tensor=moved(torch.tensor, False), as_tensor=moved(torch.as_tensor, True))
+
+
+def replace_generators(replaced: Replacements, machine: Machine) -> None:
+    """Replaces generators: those of a GPU are the CPU's with a label."""
+    original: Any = torch.Generator
+
+    class Generator(original):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            generator = original.__new__(cls)
+            label = machine.index_of(device)
+            machine.gpu_of_generator[generator._cdata] = HOST if label is None else label
+            return generator
+
+        def __init__(self, device: Any = "cpu") -> None: ...
+
+        @property
+        def device(self) -> torch.device:
+            label = machine.gpu_of_generator[self._cdata]
+            return CPU if label == HOST else torch.device("cuda", label)
+
+    replaced.set(torch, Generator=Generator)
+    machine.generators = tuple(Generator(f"cuda:{k}") for k in range(len(machine.gpus)))
+
+
+def register_files(replaced: Replacements, machine: Machine) -> None:
+    """Makes `torch.save` and `torch.load` know the labels."""
+    from torch import serialization
+
+    def location_of(storage: Any) -> str | None:
+        label = getattr(storage, "__dict__", {}).get("_gpu", HOST)
+        return None if label == HOST else f"cuda:{label}"
+
+    def put(storage: Any, location: str) -> Any:
+        if not location.startswith("cuda"):
+            return None
+        storage._gpu = machine.index_of(location)
+        return storage
+
+    serialization.register_package(0, location_of, put)
+    registry = serialization._package_registry
+    entry = next(entry for entry in registry if entry[1] is location_of)
+    replaced.at_end(lambda: registry.remove(entry))
+
+
+TENSORS: tuple[Callable[[Replacements, Machine], None], ...] = (
+    replace_properties,
+    replace_moves,
+    replace_reads,
+    replace_factories,
+    replace_generators,
+    register_files,
+)
