@@ -5,6 +5,8 @@ import hashlib
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from megakit.runtime.accelerator import is_certainly_cpu
 from mnist.files import MNIST_SHA256
 from tests.refusals import Refusals, set_traps
 from tests.single_process import single_process
@@ -127,16 +130,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @cache
 def why_no_gpu() -> str | None:
-    """Asked when the first test marked `gpu` is about to run, as torch takes seconds to import."""
-    import torch
+    """Asked in a process of its own, when the first test marked `gpu` is about to run.
 
-    if not torch.cuda.is_available():
-        return "torch finds no CUDA GPU that it can use"
-    try:
-        torch.zeros(1, device="cuda")
-    except RuntimeError as error:
-        return f"CUDA does not work here ({str(error).splitlines()[0]})"
-    return None
+    Tests apply the patches for a CPU to this process, and a GPU that this process has opened stays
+    open, so that ranks may not get it.
+    """
+    if is_certainly_cpu("auto"):
+        return "no driver of an NVIDIA GPU is loaded"
+    code = "import torch; torch.zeros(1, device='cuda')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = done.stderr.strip().rpartition("\n")[2]
+    return f"CUDA does not work here ({last})" if done.returncode else None
 
 
 @pytest.fixture(scope="session")

@@ -90,7 +90,7 @@ def check(
         raise UserError(checks.problems)
     directory = RunDirectory(options.output_dir / stage.name)
     old = _check_directory(directory, options, checks)
-    accelerator = _check_device(options, layout, checks)
+    accelerator = _check_device(options, layout, cluster, checks)
     checks.problems += start_checks.problems
     precision = _choose_precision(options, accelerator, old)
     previous = old.get("dataset") or (start.manifest.dataset if start else None)
@@ -128,14 +128,17 @@ def _check_directory(
     return checks.attempt(f"{directory.path}", directory.identity) or {}
 
 
-def _check_device(options: CommonOptions, layout: Layout, checks: _Checks) -> Accelerator | None:
+def _check_device(
+    options: CommonOptions, layout: Layout, cluster: Cluster, checks: _Checks
+) -> Accelerator | None:
     checks.attempt("the loopback interface", ensure_loopback)
+    only_launches = layout.world_size > 1 and cluster.launcher is None
     accelerator = checks.attempt(
         f"--accelerator {options.accelerator}",
-        lambda: find_accelerator(options.accelerator, options.precision),
+        lambda: find_accelerator(options.accelerator, options.precision, in_child=only_launches),
     )
     if accelerator is not None:
-        checks.problems += too_few_gpus(layout, accelerator)
+        checks.problems += too_few_gpus(layout, accelerator, cluster)
     return accelerator
 
 

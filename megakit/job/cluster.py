@@ -32,6 +32,8 @@ class Cluster:
         num_surplus: Processes that remain after every machine has `devices` processes; has to be 0.
         local_rank: Rank of this process on its machine.
         node: Index of this machine in an srun job; otherwise 0.
+        num_gpus: Number of GPUs of an srun job on this machine; 0 if unknown. With
+            `--gpus-per-task`, a process sees only its own GPU.
         address: Host name or address of the machine of rank 0.
         ports: Ports at which rank 0 may listen, in the order in which the ranks try them.
         name: Distinguishes this job from another job on the same machines.
@@ -44,6 +46,7 @@ class Cluster:
     num_surplus: int = 0
     local_rank: int = 0
     node: int = 0
+    num_gpus: int = 0
     address: str = ""
     ports: tuple[int, ...] = ()
     name: str = "-"
@@ -105,6 +108,9 @@ class Cluster:
         # this program handles. Lightning ignores Slurm in a job named "interactive".
         if "SLURM_NTASKS" in os.environ:
             os.environ["SLURM_JOB_NAME"] = "interactive"
+        # NeMo fails if this variable of torch is not a number, also on a CPU.
+        if not os.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "0").isdigit():
+            del os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]
         if self.launcher != "torchrun":
             # Lightning reads NODE_RANK as the index of this machine.
             os.environ.pop("NODE_RANK", None)
@@ -157,6 +163,7 @@ def _from_srun(variables: "_Variables") -> Cluster:
         num_surplus=num_surplus,
         local_rank=variables.number("SLURM_LOCALID", 0, default=rank % max(1, devices)) or 0,
         node=variables.number("SLURM_NODEID", 0, default=rank // max(1, devices)) or 0,
+        num_gpus=variables.number("SLURM_GPUS_ON_NODE", 0, default=0) or 0,
         address=variables.address(
             "SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST", default="127.0.0.1"
         ),

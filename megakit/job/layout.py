@@ -126,10 +126,13 @@ def plan_layout(
     return layout, problems
 
 
-def too_few_gpus(layout: Layout, accelerator: Accelerator) -> list[str]:
+def too_few_gpus(layout: Layout, accelerator: Accelerator, cluster: Cluster) -> list[str]:
     """Returns a message if there are fewer GPUs than processes; processes may share CPUs."""
-    if accelerator.name == "gpu" and layout.devices > accelerator.count:
-        has = f"{accelerator.count} GPU" + "s" * (accelerator.count != 1)
+    count = accelerator.count
+    if count == 1:  # Slurm's --gpus-per-task shows each process only its own
+        count = max(count, cluster.num_gpus)
+    if accelerator.name == "gpu" and layout.devices > count:
+        has = f"{count} GPU" + "s" * (count != 1)
         return [
             f"--devices {layout.devices}: this machine has {has}, and each process needs its own. "
             "Use fewer, or --accelerator cpu."

@@ -18,7 +18,7 @@ LayerT = TypeVar("LayerT", ColumnParallelLinear, RowParallelLinear)
 
 @contextlib.contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
-    """Seeds torch's generator from (seed, name) inside the block, and restores it at the end.
+    """Seeds torch's CPU generator from (seed, name) inside the block; restores it at the end.
 
     NeMo seeds each pipeline stage differently, so a layer's initial weights would depend on the
     layout. With this seed the weights are equal under every layout, on CPUs and GPUs. This requires
@@ -26,7 +26,8 @@ def seeded(seed: int, name: str) -> Iterator[None]:
     """
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        # `torch.manual_seed` would also seed the GPUs' generators, which nothing restores.
+        torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         yield
 
 

@@ -45,6 +45,10 @@ class Console:
             if file := lasting_file(stream):
                 file.fall_back_to(log)
 
+    def fileno(self) -> int:
+        """Returns the file descriptor of the messages, for a child process that prints one."""
+        return self._err.fileno()
+
     def say(self, line: str) -> None:
         """Prints one line, unless this rank is silent."""
         if not self.silent:

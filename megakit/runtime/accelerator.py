@@ -1,13 +1,17 @@
 """Chooses GPU or CPU, and makes the frameworks run on the chosen accelerator."""
 
+import json
 import os
 import platform
+import subprocess
+import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from megakit.errors import UserError
+from megakit.runtime.interpreter import search_path
 
 AcceleratorName = Literal["auto", "cpu", "gpu"]
 
@@ -30,29 +34,48 @@ class Accelerator:
     remark: str | None = None
 
 
-def find_accelerator(requested: AcceleratorName = "auto", precision: str = "32") -> Accelerator:
+_PROBE = "import sys; from megakit.runtime.accelerator import print_probe; print_probe(sys.argv[1])"
+
+
+def find_accelerator(
+    requested: AcceleratorName = "auto", precision: str = "32", *, in_child: bool = False
+) -> Accelerator:
     """Decides between GPU and CPU without changing anything.
+
+    The check of a GPU leaves a CUDA context on the GPU of this process (`own_gpu`), in which the
+    process then computes.
 
     Args:
         requested: `auto` chooses a GPU that works at this precision, else the CPU.
         precision: `bf16-mixed` or `32`, which a GPU has to support; `auto` is `bf16-mixed` there.
+        in_child: Whether a child process checks the GPU, for a process that does not compute: a
+            context takes half a GB of the GPU's memory, and a GPU in the compute mode
+            EXCLUSIVE_PROCESS accepts the context of one process only.
 
     Raises:
         UserError: `gpu` was requested and no GPU can be used; the message states the reason.
     """
     if is_certainly_cpu(requested):
         return _cpu()
-    if not _has_gpu_driver():
-        problem: str | None = "this machine has no NVIDIA GPU (or its driver is not loaded)."
-    else:
-        problem = _why_unusable(precision)
-    if problem is None:
-        import torch
-
-        return Accelerator("gpu", torch.cuda.get_device_name(0), torch.cuda.device_count())
+    found: Accelerator | str = "this machine has no NVIDIA GPU (or its driver is not loaded)."
+    if _has_gpu_driver():
+        found = _probe_in_child(precision) if in_child else _probe(precision)
+    if isinstance(found, Accelerator):
+        return found
     if requested == "gpu":
-        raise UserError(f"--accelerator gpu: {problem} Use --accelerator cpu, or auto.")
-    return _cpu(remark=f"The GPU is not used: {problem}")
+        raise UserError(f"--accelerator gpu: {found} Use --accelerator cpu, or auto.")
+    return _cpu(remark=f"The GPU is not used: {found}")
+
+
+def own_gpu() -> int:
+    """Returns the index of the GPU that this process uses: 0, or by its rank on this machine.
+
+    Under srun, each process of a machine may see only its own GPU, whose index is then 0.
+    """
+    import torch
+
+    rank = os.environ.get("LOCAL_RANK", "")
+    return int(rank) % max(1, torch.cuda.device_count()) if rank.isdecimal() else 0
 
 
 def is_certainly_cpu(requested: AcceleratorName) -> bool:
@@ -79,15 +102,15 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
     """Makes Megatron and NeMo run on an accelerator; call it before any other use of them.
 
     Imports NeMo, and patches it: for a CPU (`megakit.runtime.cpu`), for absent optional parts
-    (`optional_packages`), for collectives of a single rank (`single_rank`), and for reading
-    checkpoints without running code in them (`safe_reading`).
+    (`optional_packages`), for collectives of a single rank (`single_rank`), for loops over weights
+    (`multi_tensor`), and for reading checkpoints without running code in them (`safe_reading`).
 
     Raises:
         ValueError: The name is not `cpu` or `gpu`.
     """
     if name not in ("cpu", "gpu"):
         raise ValueError(f"accelerator {name!r}: expected 'cpu' or 'gpu'; see find_accelerator()")
-    from megakit.runtime import cpu, optional_packages, safe_reading, single_rank
+    from megakit.runtime import cpu, multi_tensor, optional_packages, safe_reading, single_rank
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -97,7 +120,20 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
         if name == "cpu":
             cpu.patch_frameworks()
         single_rank.skip_collectives()
+        multi_tensor.replace_loops()
         safe_reading.install_safe_readers()
+
+
+def use_full_float32() -> None:
+    """Makes GPUs compute float32 with all 23 bits of the mantissa, and not in TF32 with 10 bits.
+
+    NVIDIA's images set `TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1`, which makes torch multiply matrices in
+    TF32. In convolutions, TF32 is torch's default everywhere.
+    """
+    import torch
+
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def _cpu(remark: str | None = None) -> Accelerator:
@@ -118,22 +154,62 @@ def _has_gpu_driver() -> bool:
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
 
 
-def _why_unusable(precision: str) -> str | None:
-    """Multiplies small matrices on the first GPU; returns one sentence on a failure, or None."""
+def _probe(precision: str) -> Accelerator | str:
+    """Multiplies small matrices on this process's GPU.
+
+    Returns:
+        The GPU; or, if it cannot be used, one sentence that states the reason.
+    """
     import torch
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if not available:
-        reasons = [str(warning.message).splitlines()[0] for warning in caught]
-        return (reasons[0] if reasons else "torch finds no usable CUDA device").rstrip(".") + "."
+        reasons = [str(warning.message) for warning in caught]
+        return _first_line(reasons[0] if reasons else "torch finds no usable CUDA device") + "."
+    try:
+        # Initializes CUDA, which `is_available` may not do: Lightning makes it ask NVML instead.
+        name = torch.cuda.get_device_name(own_gpu())
+    except Exception as error:  # of several types, by what is wrong with the driver
+        return _first_line(str(error) or repr(error)) + "."
     precision = "bf16-mixed" if precision == "auto" else precision
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
     try:
-        square = torch.ones(16, 16, dtype=dtype, device="cuda")
+        square = torch.ones(16, 16, dtype=dtype, device=f"cuda:{own_gpu()}")
         (square @ square).sum().item()
     except RuntimeError as error:
-        name = torch.cuda.get_device_name(0)
-        return f"{name} cannot compute with {precision} ({str(error).splitlines()[0].rstrip('.')})."
-    return None
+        return f"{name} cannot compute with {precision} ({_first_line(str(error))})."
+    return Accelerator("gpu", name, torch.cuda.device_count())
+
+
+def _first_line(message: str) -> str:
+    """Returns the first line of a message without its full stop."""
+    return message.partition("\n")[0].rstrip(".")
+
+
+def _probe_in_child(precision: str) -> Accelerator | str:
+    """Returns the result of `_probe` in a child process.
+
+    A forked child would not do: this process may have initialized CUDA, for example in a notebook.
+    """
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _PROBE, precision],
+        env={**os.environ, "PYTHONPATH": search_path()},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:  # the driver may end a process
+        last = done.stderr.strip().rpartition("\n")[2]
+        return f"the check of the GPU ended with status {done.returncode} ({last})."
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Accelerator(**found) if isinstance(found, dict) else str(found)
+
+
+def print_probe(precision: str) -> None:
+    """Runs in the child process: prints the result of `_probe`."""
+    found = _probe(precision)
+    print(json.dumps(asdict(found) if isinstance(found, Accelerator) else found), flush=True)
+    os._exit(0)  # a normal exit would tear torch down first

@@ -26,9 +26,10 @@ OURS = (
     *("can't be written; name a place that can", "has no NeMo that fits any more"),
     "was not made by ./run, and is no virtual environment of Python 3.11 to 3.13",
     *("set-up stopped, for the reason above", "has no bin/python"),
+    ", and each process needs its own",
     *("is set up already; remove it first", "this machine has no NVIDIA GPU"),
     *("The GPU is not used:", "cannot compute with", "is gone from this version of the stack"),
-    "this CPU only emulates bfloat16",
+    *("the check of the GPU ended with status", "this CPU only emulates bfloat16"),
     *("has to divide --global-batch-size", "the gradient's norm is", "MNIST is not in"),
     *("and cannot be downloaded (", "unpacked or as .gz, and they cannot be downloaded"),
     *("changed since this command began", "cannot be read (", "differs when read again"),
@@ -46,6 +47,7 @@ OURS = (
     "so the option has no effect",
     *("its weights fit no other size", "not a positive whole number"),
     *("No rank 0 at", "the loopback interface lo is down", "was killed by"),
+    "was aborted, probably because it waited for another rank",
     *("and predictions.csv disagree", "cannot be traced:"),
     "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
 )
@@ -92,6 +94,7 @@ def test_messages_are_found():
 #: Options of other programs, which the page names with the program.
 FOREIGN = {
     *("--build-arg", "--gpus", "--name", "--shm-size", "--ulimit", "--user"),  # docker
+    *("--gpus-per-node", "--ntasks-per-node"),  # Slurm
     *("--master-addr", "--master-port", "--node-rank", "--standalone"),  # torchrun
     *("--global", "--generate-hashes", "--require-hashes", "--port"),  # git, uv, TensorBoard
 }

@@ -99,6 +99,7 @@ def pretrain(
         dataset="digits",
         precision=precision,
         max_steps=max_steps,
+        lr=1e-3,
         global_batch_size=GLOBAL_BATCH,
         val_interval=max(1, max_steps // 2),
         save_interval=max_steps,

@@ -10,7 +10,7 @@ from tests.scripts import accuracy, read_csv, read_json, run_script
 pytestmark = pytest.mark.gpu
 
 SHORT = ("--dataset", "digits", "--max-steps", 50, "--global-batch-size", 64)
-# Relative. TF32 is off by default in torch, so both compute in float32, in other orders.
+# Relative. `--precision 32` uses no TF32, so both compute in float32, in other orders.
 LOSS_TOLERANCE = 1e-4
 
 

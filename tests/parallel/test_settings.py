@@ -5,6 +5,7 @@ Real trainings. The functions below run in the pool's processes.
 
 import importlib
 import math
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -122,23 +123,24 @@ def logged(values: list[float]) -> dict[int, Any]:
     return {step: pytest.approx(values[step - 1], rel=1e-5) for step in (1, 10, 20)}
 
 
-stages = pytest.mark.parametrize(("stage", "peak"), [("pretrain", 1e-3), ("finetune", 4e-2)])
-
-
-@stages
-def test_learning_rates(training: Any, stage: str, peak: float) -> None:
-    """They rise over a tenth of the steps, and fall by half a cosine; the log has each step's."""
+@pytest.mark.parametrize(
+    ("stage", "peak", "warm_up"), [("pretrain", 2e-3, 2), ("finetune", 6e-2, 6)]
+)
+def test_learning_rates(training: Any, stage: str, peak: float, warm_up: int) -> None:
+    """They rise over so many of 20 steps, and fall by half a cosine; the log has each step's."""
     run = training(stage)
     rates = [rate for group in run.used.groups for rate in group["lr"]]
-    falling = [peak * (1 + math.cos(math.pi * n / 18)) / 2 for n in range(18)]
-    assert rates == pytest.approx([peak / 3, peak * 2 / 3, *falling])
+    rising = [peak * n / (warm_up + 1) for n in range(1, warm_up + 1)]
+    fall = 20 - warm_up
+    falling = [peak * (1 + math.cos(math.pi * n / fall)) / 2 for n in range(fall)]
+    assert rates == pytest.approx([*rising, *falling])
     assert run.column("lr") == logged(rates)
 
 
-@stages
-def test_adam(training: Any, stage: str, peak: float) -> None:
+@pytest.mark.parametrize(("stage", "beta1"), [("pretrain", 0.9), ("finetune", 0.7)])
+def test_adam(training: Any, stage: str, beta1: float) -> None:
     for group in training(stage).used.groups:
-        assert group["betas"] == {(0.9, 0.98)}
+        assert group["betas"] == {(beta1, 0.98)}
         assert group["eps"] == {1e-8}
         assert group["weight_decay"] == {0.01, 0.0}  # 0 of biases
 
@@ -157,3 +159,35 @@ def test_gradients_are_clipped_and_the_log_has_their_norm_before(
 def test_a_row_has_the_loss_of_its_own_step(training: Any) -> None:
     run = training("pretrain")
     assert run.column("train_loss") == logged(run.used.losses)
+
+
+def timeouts_of_the_groups(folder: Path) -> tuple[set[float], bool]:
+    """Seconds that the process groups wait, and whether torch's own heartbeat was changed."""
+
+    from torch.distributed import distributed_c10d
+
+    from megakit.training import build_trainer, train
+
+    script = importlib.import_module("model_pretrain")
+    options = script.PretrainOptions(
+        output_dir=folder, dataset="digits", max_steps=1, global_batch_size=64, timeout=77
+    )
+    run = jobs.make_run(script.PRETRAIN, options, jobs.layout(world_size=2, tensor=2))
+    module, data = jobs.built_by(script.pretrain, run)
+    make = "_new_process_group_helper"
+    with mock.patch.object(distributed_c10d, make, wraps=getattr(distributed_c10d, make)) as made:
+        train(model=module, data=data, trainer=build_trainer(run))
+    waits = {
+        call.kwargs["timeout"].total_seconds()
+        for call in made.call_args_list
+        if not str(call.kwargs.get("group_desc")).startswith("EXPERT")  # Megatron sets none there
+    }
+    return waits, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC" in os.environ
+
+
+def test_every_group_waits_for_the_timeout_and_torchs_heartbeat_is_its_own(
+    ranks: Any, tmp_path: Path
+) -> None:
+    """torch ends a process whose NCCL watchdog is slower than the heartbeat's time."""
+    cloudpickle.register_pickle_by_value(jobs)
+    assert ranks.run(timeouts_of_the_groups, tmp_path, world_size=2) == [({77.0}, False)] * 2

@@ -27,7 +27,7 @@ def problems_of(stage, options):
 def test_whatever_a_check_raises_is_a_problem_among_others(
     tmp_path, monkeypatch, capsys, error, verbose
 ):
-    def fail(*arguments):
+    def fail(*_, **__):
         raise error
 
     options = PretrainOptions(
@@ -56,7 +56,7 @@ def test_all_problems_are_reported_once(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(checks, "find_limits", lambda number: [f"{number} processes are too many."])
     monkeypatch.setattr(checks, "ensure_loopback", refuse)
-    monkeypatch.setattr(checks, "find_accelerator", lambda *_: Accelerator("gpu", "x", 1))
+    monkeypatch.setattr(checks, "find_accelerator", lambda *_, **__: Accelerator("gpu", "x", 1))
     (tmp_path / "second").write_text("a file")
     options = RefusingOptions(
         output_dir=tmp_path, lr=-1, devices=4, tensor_parallel=3, num_workers=2
@@ -75,7 +75,7 @@ def test_all_problems_are_reported_once(tmp_path, monkeypatch, capsys):
 
 
 def test_a_file_that_no_check_can_read_is_named(tmp_path, monkeypatch, options):
-    def fail(*_):
+    def fail(*_, **__):
         raise PermissionError(13, "Permission denied", "/dev/gpu")
 
     monkeypatch.setattr(checks, "find_accelerator", fail)

@@ -121,6 +121,10 @@ class TestSrun:
         cluster = read({"SLURM_PROCID": "0"})
         assert (cluster.devices, cluster.num_nodes, cluster.num_processes) == (1, 1, 1)
 
+    def test_the_gpus_of_the_job_on_this_machine(self):
+        assert read(SRUN).num_gpus == 0
+        assert read(SRUN, SLURM_GPUS_ON_NODE="2").num_gpus == 2
+
     def test_the_step_s_own_sizes(self):
         cluster = read(SRUN, SLURM_STEP_NUM_TASKS="6", SLURM_STEP_NUM_NODES="1")
         assert (cluster.devices, cluster.num_nodes) == (6, 1)

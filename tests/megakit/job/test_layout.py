@@ -132,11 +132,21 @@ class TestWhatDoesNot:
     def test_more_gpus_than_there_are(self):
         layout, problems = plan(devices=4)
         assert problems == []
-        (problem,) = too_few_gpus(layout, Accelerator("gpu", "a GPU", count=1))
+        (problem,) = too_few_gpus(layout, Accelerator("gpu", "a GPU", count=1), Cluster())
         for part in ("--devices 4", "has 1 GPU,", "--accelerator cpu"):
             assert part in problem
-        assert too_few_gpus(layout, Accelerator("gpu", "a GPU", count=4)) == []
-        assert too_few_gpus(layout, Accelerator("cpu", "a CPU", count=1)) == []
+        assert too_few_gpus(layout, Accelerator("gpu", "a GPU", count=4), Cluster()) == []
+        assert too_few_gpus(layout, Accelerator("cpu", "a CPU", count=1), Cluster()) == []
+
+    def test_gpus_that_only_other_processes_see(self):
+        """As with Slurm's `--gpus-per-task`."""
+        layout, _ = plan(devices=4)
+        gpu = Accelerator("gpu", "a GPU", count=1)
+        assert too_few_gpus(layout, gpu, Cluster("srun", num_gpus=4)) == []
+        (problem,) = too_few_gpus(layout, gpu, Cluster("srun", num_gpus=2))
+        assert "this machine has 2 GPUs" in problem
+        chosen = Accelerator("gpu", "a GPU", count=2)  # by CUDA_VISIBLE_DEVICES
+        assert too_few_gpus(layout, chosen, Cluster("srun", num_gpus=4))
 
     def test_machines_with_unequal_numbers_of_processes(self):
         cluster = Cluster("srun", rank=0, devices=2, num_nodes=2, num_surplus=1)

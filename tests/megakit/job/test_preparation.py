@@ -149,7 +149,7 @@ class TestRemarks:
     @pytest.mark.parametrize("devices", [2, 3])
     def test_of_the_device(self, options, monkeypatch, capsys, devices):
         accelerator = Accelerator("cpu", "x", 2, "The GPU is not used: it is old.")
-        monkeypatch.setattr("megakit.job.checks.find_accelerator", lambda *_: accelerator)
+        monkeypatch.setattr("megakit.job.checks.find_accelerator", lambda *_, **__: accelerator)
         said = self.said(capsys, FIRST, replace(options, devices=devices, global_batch_size=6))
         assert "The GPU is not used: it is old." in said
         assert ("processes share the 2 CPU cores" in said) == (devices == 3)

@@ -1,6 +1,7 @@
 """Which accelerator is found, and why not another."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_a_gpu_is_not_even_looked_for_where_the_cpu_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(accelerator_module, "_has_gpu_driver", lambda: True)
-    monkeypatch.setattr(accelerator_module, "_why_unusable", lambda precision: "looked for")
+    monkeypatch.setattr(accelerator_module, "_probe", lambda precision: "looked for")
     assert find_accelerator("cpu").remark is None
     assert find_accelerator("auto").remark == "The GPU is not used: looked for"
 
@@ -119,6 +120,39 @@ def test_a_gpu_that_cannot_be_used_is_passed_over_with_a_reason() -> None:
     assert auto.endswith(".")
     reason = auto.removeprefix("cpu The GPU is not used: ")
     assert gpu == f"--accelerator gpu: {reason} Use --accelerator cpu, or auto."
+
+
+def test_a_gpu_that_nvml_counts_and_cuda_cannot_initialize() -> None:
+    """Lightning makes `is_available` ask NVML, in child processes, too."""
+    told = python(
+        "import torch\n"
+        "torch.cuda._raw_device_count_nvml = lambda: 100\n"
+        "from megakit.runtime import accelerator, find_accelerator\n"
+        "accelerator._has_gpu_driver = lambda: True\n"
+        "assert torch.cuda.is_available()\n"
+        "found = find_accelerator('auto', 'bf16-mixed')\n"
+        "print(found.name, found.remark)",
+        PYTORCH_NVML_BASED_CUDA_CHECK="1",
+        CUDA_VISIBLE_DEVICES="99",
+    )
+    assert re.fullmatch(r"cpu The GPU is not used: .*(NVIDIA|CUDA).*\.\n", told)
+
+
+def test_a_child_process_that_dies_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a damaged driver may end any process that asks it."""
+    monkeypatch.setattr(accelerator_module, "_has_gpu_driver", lambda: True)
+    monkeypatch.setattr(accelerator_module, "_PROBE", "import sys; sys.exit('driver: damaged')")
+    with pytest.raises(UserError, match=r"ended with status 1 \(driver: damaged\)\."):
+        find_accelerator("gpu", in_child=True)
+
+
+def test_a_child_process_finds_what_this_one_finds() -> None:
+    told = python(
+        "from megakit.runtime import accelerator, find_accelerator\n"
+        "accelerator._has_gpu_driver = lambda: True\n"
+        "print(find_accelerator() == find_accelerator(in_child=True))"
+    )
+    assert told == "True\n"
 
 
 @pytest.mark.gpu

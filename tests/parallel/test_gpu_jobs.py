@@ -1,0 +1,129 @@
+"""Jobs of several ranks on rehearsed GPUs."""
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jupytext
+import pytest
+
+from notebooks.renew import TEXT, execute
+from tests.scripts import REPOSITORY, environment, read_csv, read_json, rehearsed
+
+SHORT = ("--dataset", "digits", "--max-steps", "10", "--global-batch-size", "64")
+
+
+@contextlib.contextmanager
+def two_tasks_of_srun(
+    runs: Path, visible: int, on_machine: int, *arguments: object
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Starts a pretraining with srun's variables: each task sees `visible` of the job's GPUs."""
+    common = {
+        **{"SLURM_JOB_ID": str(random.randrange(10**6)), "SLURM_JOB_NAME": "test"},
+        **{"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"},
+        **{"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_GPUS_ON_NODE": str(on_machine)},
+    }
+    command = [sys.executable, REPOSITORY / "model_pretrain.py", *SHORT, *arguments]
+    command += ["--accelerator", "gpu", "--output-dir", runs]
+    tasks = [
+        subprocess.Popen(
+            [*map(str, command)],
+            env=environment(
+                **rehearsed(visible, **common, SLURM_PROCID=str(task), SLURM_LOCALID=str(task))
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for task in range(2)
+    ]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.kill()
+            task.communicate()
+
+
+def ends(tasks: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
+    """Waits for the tasks: their statuses, and what they wrote to standard error."""
+    messages = [task.communicate(timeout=240)[1] for task in tasks]
+    return [task.returncode for task in tasks], messages
+
+
+@pytest.mark.parametrize("visible", [1, 2], ids=["--gpus-per-task=1", "--gpus-per-node=2"])
+def test_each_task_uses_its_own_gpu(visible: int, tmp_path: Path) -> None:
+    """Slurm shows a task its own GPU only, as cuda:0, or all GPUs of the job."""
+    with two_tasks_of_srun(tmp_path, visible, 2, "--tensor-parallel", 2) as tasks:
+        statuses, messages = ends(tasks)
+    assert statuses == [0, 0], messages
+    assert len(read_csv(tmp_path / "pretrain" / "metrics.csv")) > 1
+
+
+def test_two_tasks_do_not_share_a_gpu(tmp_path: Path) -> None:
+    with two_tasks_of_srun(tmp_path, 1, 1) as tasks:
+        statuses, (first, _) = ends(tasks)
+    assert statuses == [2, 2]
+    assert "--devices 2: this machine has 1 GPU, and each process needs its own" in first
+
+
+def test_a_rank_that_nccl_aborts_says_why(tmp_path: Path) -> None:
+    """After its time-out NCCL aborts the process, which then runs no Python code any more."""
+    options = ("--max-steps", 100_000, "--save-interval", 100_000, "--timeout", 77)
+    with two_tasks_of_srun(tmp_path, 2, 2, *options) as tasks:
+        metrics = tmp_path / "pretrain" / "metrics.csv"
+        deadline = time.monotonic() + 120
+        while not metrics.exists() or not read_csv(metrics):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        tasks[1].send_signal(signal.SIGABRT)
+        statuses, (_, message) = ends(tasks)
+    assert statuses == [1, -signal.SIGABRT]
+    log = tmp_path / "pretrain" / "log.txt"
+    assert message == (
+        "Rank 1 was aborted, probably because it waited for another rank for more than 77 s "
+        f"(--timeout). A rank without this message hangs or is slow. The log is {log}.\n"
+    )
+    assert "Fatal Python error: Aborted" in log.read_text()
+
+
+KEEPS_THE_GPU_S_GENERATOR = """
+import torch
+from megakit.runtime import use_accelerator
+use_accelerator("gpu")
+from megakit.models.layers import seeded
+
+torch.cuda.manual_seed_all(5)
+expected = torch.rand(3, device="cuda").cpu()
+torch.cuda.manual_seed_all(5)
+with seeded(42, "layer"):
+    torch.rand(3)
+assert torch.equal(torch.rand(3, device="cuda").cpu(), expected)
+"""
+
+
+def test_initial_weights_leave_the_gpu_s_generator_alone() -> None:
+    """A seed of all generators would stay: only the CPU's generator is restored."""
+    command = [sys.executable, "-c", KEEPS_THE_GPU_S_GENERATOR]
+    subprocess.run(command, env=environment(**rehearsed()), cwd=REPOSITORY, check=True)
+
+
+@pytest.mark.long
+def test_the_notebook_compares_runs_on_the_same_kind_of_device(
+    mnist_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with one GPU, one process would use the GPU and two processes the CPU."""
+    for name, value in rehearsed(MNIST_DATA_DIR=str(mnist_dir)).items():
+        monkeypatch.setenv(name, value)
+    execute(jupytext.read(TEXT), tmp_path)
+    here = read_json(tmp_path / "predict" / "summary.json")  # the notebook's own process
+    of_one, of_two = [
+        read_json(tmp_path / name / "pretrain" / "summary.json") for name in ("one", "two")
+    ]
+    assert here["accelerator"] == "gpu"
+    assert of_one["accelerator"] == of_two["accelerator"]

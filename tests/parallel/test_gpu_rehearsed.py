@@ -1,0 +1,74 @@
+"""Tests for GPUs on two rehearsed ones; tests of single jobs there are in test_gpu_jobs.py."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import (
+    REPOSITORY,
+    accuracy,
+    read_csv,
+    read_json,
+    rehearsed,
+    run_python,
+    run_script,
+)
+
+pytestmark = pytest.mark.long
+
+SHORT = ("--dataset", "digits", "--max-steps", 50, "--global-batch-size", 64)
+
+
+def test_the_tests_of_gpus(tmp_path: Path) -> None:
+    """None of them is skipped."""
+    files = ("parallel/test_gpu.py", "megakit/models/test_inference.py", "megakit/runtime")
+    tests = (
+        *(f"tests/{name}" for name in files),
+        "-m",
+        "gpu",
+        "--all",
+        "--basetemp",
+        tmp_path / "tests",
+    )
+    options = ("-p", "no:cacheprovider", "-q", "-rs")
+    done = run_python(
+        "-P", "-m", "pytest", *options, *tests, cwd=REPOSITORY, timeout=1100, **rehearsed(2)
+    )
+    assert "\n11 passed" in done.out, done.out[-5000:]
+    assert "skipped" not in done.out
+
+
+def train(folder: Path, *layout: object) -> list[float]:
+    """The losses of a pretraining on GPUs."""
+    options = (*SHORT, "--accelerator", "gpu", "--precision", 32, "--output-dir", folder)
+    changes = rehearsed(2, folder / "report")
+    run_script("model_pretrain.py", *options, *layout, **changes).output()
+    return [float(row["train_loss"]) for row in read_csv(folder / "pretrain" / "metrics.csv")]
+
+
+@pytest.fixture(scope="module")
+def losses_of_one(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return train(tmp_path_factory.mktemp("one"))
+
+
+@pytest.mark.parametrize("layout", [(), ("--tensor-parallel", 2), ("--pipeline-parallel", 2)])
+def test_two_gpus_train_as_one(
+    tmp_path: Path, losses_of_one: list[float], layout: tuple[object, ...]
+) -> None:
+    """Each process opens its own GPU alone; the launcher's check has a process of its own."""
+    losses = train(tmp_path, "--devices", 2, *layout)
+    assert losses == pytest.approx(losses_of_one, rel=1e-5)
+    reports = [*map(read_json, (tmp_path / "report").iterdir())]
+    of_ranks = [report for report in reports if report["steps"]]
+    assert sorted(report["rank"] for report in of_ranks) == [0, 1]
+    for report in of_ranks:
+        assert [where.split(" at ")[0] for where in report["opened"]] == [f"GPU {report['rank']}"]
+        assert all(step["collectives"] for step in report["steps"])
+
+
+def test_the_vision_transformer(tmp_path: Path) -> None:
+    common = ("--dataset", "digits", "--accelerator", "gpu", "--output-dir", tmp_path)
+    for stage, steps in {"pretrain": 60, "finetune": 150, "predict": None}.items():
+        more = () if steps is None else ("--max-steps", steps, "--global-batch-size", 64)
+        run_script(f"examples/vit/model_{stage}.py", *common, *more, **rehearsed()).output()
+    assert accuracy(tmp_path / "predict" / "predictions.csv") > 0.5
