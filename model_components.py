@@ -29,6 +29,7 @@ from megakit.data import (
     MegatronDataModule,
     balanced_subset,
     bernoulli,
+    on_device,
 )
 from megakit.models import (
     IOMixinWithGettersSetters,
@@ -110,9 +111,11 @@ class DropPixels(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
 
     def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
         shape = tuple(batch["data"].shape[1:])
-        kept = bernoulli(1 - self.share, self.seed, index.epoch, index.idx, shape)
+        kept = on_device(
+            bernoulli(1 - self.share, self.seed, index.epoch, index.idx, shape), like=batch["data"]
+        )
         # Multiplication by uint8 is faster than multiplication by bool.
-        return {**batch, "corrupted": batch["data"] * torch.from_numpy(kept).byte()}
+        return {**batch, "corrupted": batch["data"] * kept.view(torch.uint8)}
 
 
 class MNISTDataModule(MegatronDataModule):
@@ -130,6 +133,9 @@ class MNISTDataModule(MegatronDataModule):
         num_labels: Number of labelled images to train on, balanced over the classes; default: all.
         options: Options of `MegatronDataModule`: `global_batch_size`, `seed`, `num_workers`.
     """
+
+    # A GPU gets bytes and bits, and computes the batch. So each array goes through `on_device`.
+    computes_on_device = True
 
     def __init__(
         self,

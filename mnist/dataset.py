@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from megakit.data import on_device
 from mnist.files import find_dataset, read_mnist
 
 
@@ -71,10 +72,10 @@ class MNISTCustom(Dataset[MnistItem]):
         """Returns a collated batch; this is many times faster than collating single samples."""
         images = self.images.take(indices, axis=0)
         if self.transform is None:
-            data = torch.from_numpy(images).unsqueeze(1).float().div_(255)
+            data = on_device(images).unsqueeze(1).float().div_(255)
         else:
             from PIL import Image
 
             data = torch.stack([self.transform(Image.fromarray(image)) for image in images])
-        labels = torch.from_numpy(self.labels[indices]).long()
-        return {"data": data, "label": labels, "idx": torch.from_numpy(indices % len(self))}
+        labels = on_device(self.labels[indices]).long()
+        return {"data": data, "label": labels, "idx": on_device(indices % len(self))}

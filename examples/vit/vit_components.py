@@ -21,6 +21,7 @@ from megakit.data import (
     BatchedMultiEpochDatasetWrapper,
     EpochIndex,
     MultiEpochDatasetResampler,
+    on_device,
     uniform,
 )
 from megakit.models import (
@@ -79,7 +80,8 @@ class MaskPatches(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
         # Mask the patches with the smallest random numbers: equally many in each image.
         patches = numbers.argsort(axis=1).argsort(axis=1) >= round(self.share * rows * columns)
         pixels = np.ones((1, self.patch_size, self.patch_size), np.bool_)
-        shown = torch.from_numpy(np.kron(patches.reshape(-1, 1, rows, columns), pixels))
+        masks = np.kron(patches.reshape(-1, 1, rows, columns), pixels)
+        shown = on_device(masks, like=batch["data"])
         # Masked pixels are -1, which no image contains; 0 is the background.
         return {**batch, "shown": shown, "corrupted": batch["data"].masked_fill(~shown, -1.0)}
 
@@ -93,11 +95,12 @@ class ShiftImages(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
 
     def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
         """Shifts the images of a batch; background fills the edges."""
-        numbers = torch.from_numpy(uniform(self.seed, index.epoch, index.idx, (2, 1)))
+        numbers = on_device(uniform(self.seed, index.epoch, index.idx, (2, 1)), like=batch["data"])
         start = (numbers * (2 * self.pixels + 1)).long()  # (B, 2, 1), from 0
         padded = nn.functional.pad(batch["data"], (self.pixels,) * 4)
-        image, (height, width) = torch.arange(len(start)), batch["data"].shape[-2:]
-        row, column = start[:, 0] + torch.arange(height), start[:, 1] + torch.arange(width)
+        height, width = batch["data"].shape[-2:]
+        image, *places = (torch.arange(n, device=start.device) for n in (len(start), height, width))
+        row, column = start[:, 0] + places[0], start[:, 1] + places[1]
         data = padded[image[:, None, None], :, row[:, :, None], column[:, None, :]]
         return {**batch, "data": data.movedim(-1, 1).contiguous()}
 

@@ -2,6 +2,7 @@ from .batches import fetch_batch as fetch_batch
 from .batches import fetch_samples as fetch_samples
 from .datamodule import MegatronDataModule as MegatronDataModule
 from .datamodule import WrappedDataLoader as WrappedDataLoader
+from .device import on_device as on_device
 from .epochs import BatchedMultiEpochDatasetWrapper as BatchedMultiEpochDatasetWrapper
 from .epochs import IdentityMultiEpochDatasetWrapper as IdentityMultiEpochDatasetWrapper
 from .epochs import MultiEpochDataset as MultiEpochDataset

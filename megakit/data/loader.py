@@ -1,6 +1,7 @@
 """Builds data loaders that fetch whole batches and mark padding."""
 
 import atexit
+import faulthandler
 import functools
 import itertools
 import multiprocessing
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
 from megakit.data.batches import fetch_batch, fetch_samples
-from megakit.data.prefetch import can_be_prefetched, prefetch
+from megakit.data.device import batches_on, copied, on_device
+from megakit.data.prefetch import CHUNK_BYTES, GPU_CHUNK_BYTES, can_be_prefetched, prefetch
 from megakit.runtime.patching import existing
 from megakit.runtime.shared_memory import check_shared_memory, exit_on_failed_send
 from megakit.runtime.signals import die_with_parent, ignore_signals
@@ -48,11 +50,27 @@ class _WholeBatches(Dataset[Any]):
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self.dataset, self.padding_weight, self.collate = dataset, padding_weight, collate
+        self.device: torch.device | None = None
 
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
 
     def __getitems__(self, indices: NDArray[np.int64]) -> Any:
+        if self.device is None:
+            return self._compute(indices)
+        with batches_on(self.device):
+            try:
+                return self._compute(indices)
+            except (RuntimeError, TypeError) as error:
+                if any(part in str(error) for part in ("same device", "device type")):
+                    error.add_note(
+                        "The data module has computes_on_device=True, so batches are computed on "
+                        f"{self.device}. Pass each array through megakit.data.on_device instead of "
+                        "torch.from_numpy, or set computes_on_device=False."
+                    )
+                raise
+
+    def _compute(self, indices: NDArray[np.int64]) -> Any:
         is_sample = indices >= 0
         # Padding repeats sample 0. Any sample is possible here, as the weight of padding is 0.
         samples = np.where(is_sample, indices, 0)
@@ -67,7 +85,7 @@ class _WholeBatches(Dataset[Any]):
                 f"an evaluation batch is a {type(batch).__name__}; it has to be a dict, so "
                 "that batch['loss_mask'] can mark padding. Return dicts from __getitem__."
             )
-        weights = torch.from_numpy(is_sample * np.float32(self.padding_weight))
+        weights = on_device(is_sample * np.float32(self.padding_weight))
         if "loss_mask" in batch:  # from the dataset, for example with one weight per token
             mask = batch["loss_mask"]
             weights = mask * weights.view(-1, *[1] * (mask.dim() - 1))
@@ -80,21 +98,53 @@ _WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _Loader(DataLoader):
-    """Skips torch's iterator if there are no workers, as it takes as long as a batch."""
+    """Skips torch's iterator if there are no workers, as it takes as long as a batch.
+
+    Attributes:
+        device: Where the batches are needed.
+    """
+
+    device = torch.device("cpu")
 
     def __iter__(self) -> Any:
-        if self.num_workers or self.pin_memory:
+        is_on_gpu = self.device.type != "cpu"
+        if self.num_workers:
+            self.pin_memory = self.pin_memory or is_on_gpu
             iterator = super().__iter__()
-            if self.num_workers:
-                _end_workers_at_exit()
-                _ITERATORS.add(iterator)
-                _WORKERS.update(existing(iterator, "_workers"))
-            return iterator
+            _end_workers_at_exit()
+            _ITERATORS.add(iterator)
+            _WORKERS.update(existing(iterator, "_workers"))
+            return (copied(batch, self.device) for batch in iterator) if is_on_gpu else iterator
         whole_batches: Any = self.dataset
         batches = iter(cast(BatchSampler, self.batch_sampler))
+        fetch = whole_batches.__getitems__
+        if is_on_gpu:
+            fetch = _then_copied(fetch, self.device)
+        elif self.pin_memory:
+            return super().__iter__()
         if whole_batches.collate is None and can_be_prefetched(whole_batches.dataset):
-            return prefetch(whole_batches.__getitems__, batches)
-        return map(whole_batches.__getitems__, batches)
+            return prefetch(fetch, batches, GPU_CHUNK_BYTES if is_on_gpu else CHUNK_BYTES)
+        return map(fetch, batches)
+
+
+def _then_copied(fetch: Callable[[Any], Any], device: torch.device) -> Callable[[Any], Any]:
+    return lambda indices: copied(fetch(indices), device)
+
+
+def load_on(loader: DataLoader, device: torch.device, computes_there: bool) -> DataLoader:
+    """Makes a loader of `make_loader` yield batches on the trainer's device; returns the loader.
+
+    Args:
+        loader: Another loader is returned unchanged.
+        device: The device; the copies to a GPU do not wait for it.
+        computes_there: Whether the dataset computes its batches on the device, by `on_device`.
+            Workers compute on the CPU, because a forked process cannot use its parent's GPU.
+    """
+    if isinstance(loader, _Loader):
+        loader.device = device
+        if computes_there and not loader.num_workers:
+            cast(_WholeBatches, loader.dataset).device = device
+    return loader
 
 
 def _identity(batch: T) -> T:
@@ -126,6 +176,7 @@ def _begin_worker(begin: Callable[[int], Any] | None, worker: int) -> None:
     # A terminal, `scancel` or systemd signals all processes of a job. The training process handles
     # the signal, and needs batches until it has completed its step and its validation.
     ignore_signals()
+    faulthandler.disable()  # its report of an abort is the training process's
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid == os.getppid():  # not with the method `forkserver`
         die_with_parent(os.getppid())

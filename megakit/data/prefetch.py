@@ -15,13 +15,16 @@ from megakit.data.batches import is_current
 
 #: Limits of a chunk, the batches that one call fetches: together they share the cost of the call.
 CHUNK_BYTES = 4 << 20
+GPU_CHUNK_BYTES = 64 << 20  # each copy to a GPU and each kernel has a price
 CHUNK_BATCHES = 16
 #: Seconds of use of a chunk from which on a thread saves more than its wake-up costs.
 BUSY_SECONDS = 0.0005
 
 
 def prefetch(
-    fetch: Callable[[NDArray[np.int64]], Any], batches: Iterator[NDArray[np.int64]]
+    fetch: Callable[[NDArray[np.int64]], Any],
+    batches: Iterator[NDArray[np.int64]],
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[Any]:
     """Fetches a chunk of batches in a thread while the previous chunk is used.
 
@@ -34,6 +37,7 @@ def prefetch(
         fetch: Returns the batch of an array of indices. A row of the batch must depend on its own
             index only, as `get_batch` promises, since one call fetches several batches.
         batches: Arrays of indices, int64 (batch,), all of the same size.
+        chunk_bytes: Size of a chunk.
 
     Yields:
         The batch of each array: views of the chunk's tensors.
@@ -47,7 +51,7 @@ def prefetch(
         yield from map(fetch, batches)
         return
     size = sum(tensor.nbytes for tensor in first.values())
-    count = max(1, min(CHUNK_BATCHES, CHUNK_BYTES // max(size, 1)))
+    count = max(1, min(CHUNK_BATCHES, chunk_bytes // max(size, 1)))
 
     def fetch_chunk() -> list[Any]:
         chunk = list(itertools.islice(batches, count))

@@ -15,7 +15,7 @@ For batches, one generator per sample would be the slowest part of training. `un
 
     def apply_transform_batch(self, batch, index):
         kept = bernoulli(0.8, seed, index.epoch, index.idx, tuple(batch.shape[1:]))
-        return batch * torch.from_numpy(kept)
+        return batch * on_device(kept, like=batch)
 """
 
 import math

@@ -27,7 +27,7 @@ OVERRIDE_BIONEMO_CONFIG_DEFAULTS: list[str] = [
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     *("expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
     *("virtual_pipeline_model_parallel_size", "pipeline_model_parallel_comm_backend"),
-    *("variable_seq_lengths", "moe_token_dispatcher_type"),
+    *("variable_seq_lengths", "moe_token_dispatcher_type", "batch_p2p_sync"),
     # precision
     *("fp16", "bf16", "params_dtype", "pipeline_dtype", "autocast_dtype", "enable_autocast"),
     # set by the strategy while it runs
@@ -56,6 +56,8 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
             model and checkpoint is an error.
         override_parent_fields: Fields that are not read from the checkpoint's settings.
         seed: Seed of the initial weights.
+        variable_seq_lengths: Whether a pipeline stage sends tensors of other shapes at other steps.
+            If not, the stages tell each other the shapes only once.
     """
 
     model_cls: type[ModelT] | None = None
@@ -68,6 +70,7 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
         default_factory=lambda: list(OVERRIDE_BIONEMO_CONFIG_DEFAULTS)
     )
     seed: int = 42
+    variable_seq_lengths: bool = False
     # Weights are initialized on the CPU, so that they do not depend on the device or the layout.
     use_cpu_initialization: bool = True
 
@@ -78,12 +81,18 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
             # Also for a model without attention, Megatron requires a multiple of the number of
             # tensor-parallel ranks.
             self.num_attention_heads = self.num_query_groups = self.tensor_model_parallel_size
+        # Read by `megakit.training.stage_shapes`.
+        self._has_constant_stage_shapes = getattr(
+            self, "_has_constant_stage_shapes", not self.variable_seq_lengths
+        )
         if self.pipeline_model_parallel_size > 1:
             # Stages then send each other the shapes of their tensors; otherwise Megatron computes
             # shapes for tokens. Megatron allows this only with the dispatcher below, which has no
             # other effect here.
             self.variable_seq_lengths = True
             self.moe_token_dispatcher_type = "alltoall"
+            # Only old versions of torch need to wait for the whole GPU after each exchange.
+            self.batch_p2p_sync = False
         super().__post_init__()
 
     def configure_model(self) -> ModelT:

@@ -93,6 +93,7 @@ def megatron_adam(
     lr: float,
     lr_scheduler: LRSchedulerModule | None = None,
     *,
+    beta1: float = 0.9,
     beta2: float = 0.98,
     weight_decay: float = 0.01,
     clip_grad: float = 1.0,
@@ -106,6 +107,7 @@ def megatron_adam(
         lr: Peak learning rate.
         lr_scheduler: Changes the learning rate from step to step. By default, the learning rate is
             constant.
+        beta1: Decay rate of Adam's average of gradients, the momentum.
         beta2: Decay rate of Adam's average of squared gradients. The default gives better results
             than the usual 0.999 in runs of some thousand steps at a high learning rate.
         weight_decay: The weight decay.
@@ -116,6 +118,7 @@ def megatron_adam(
     config = OptimizerConfig(
         optimizer="adam",
         lr=lr,
+        adam_beta1=beta1,
         adam_beta2=beta2,
         weight_decay=weight_decay,
         clip_grad=clip_grad,

@@ -1,10 +1,13 @@
 """Changes NeMo's MegatronStrategy: less work at every step, and an exact validation loss."""
 
+import contextlib
 import functools
 import math
 import os
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -19,14 +22,17 @@ from nemo.lightning import megatron_parallel
 from nemo.lightning.megatron_parallel import (
     CallbackMethods,
     MegatronLossReduction,
-    default_data_step,
 )
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from megakit.data.device import copied
+from megakit.data.loader import load_on
 from megakit.errors import UserError
 from megakit.runtime.patching import existing
 from megakit.training.resumption import check_restored
+from megakit.training.stage_shapes import exchange_shapes_once, forget_shapes
 from megakit.training.validation import FromLastStage
 
 #: A training step's loss, or a loss and further values by name.
@@ -47,9 +53,11 @@ class ExactStrategy(nl.MegatronStrategy):
 
     Attributes:
         grad_norm: Norm of the last step's gradient before clipping; None before the first step.
+        timeout: Seconds that a rank waits for another rank.
     """
 
     grad_norm: float | None = None
+    timeout: int = 600
     ckpt_load_strictness: Any  # NeMo sets this attribute without a type
 
     def _configure_launcher(self) -> None:
@@ -62,17 +70,18 @@ class ExactStrategy(nl.MegatronStrategy):
         """Sets up the process groups; a single CPU process needs no network port."""
         if self.cluster_environment.world_size() == 1 and self.root_device.type == "cpu":
             self.store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # from C++
-        # NeMo sets its timeout on the first process group only. Megatron sets half an hour on all
-        # other groups. A later change has no effect: gloo keeps the timeout of a group's creation.
-        seconds = int(os.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "600"))
-        initialize = parallel_state.initialize_model_parallel
-        parallel_state.initialize_model_parallel = functools.partial(
-            initialize, distributed_timeout_minutes=seconds / 60
-        )
-        try:
+        # NeMo reads the timeout of the first process group from the variable of torch's NCCL
+        # heartbeat, which ends a process whose watchdog is slower than that. Megatron sets half an
+        # hour on all other groups. A later change has no effect in gloo.
+        timeout = timedelta(seconds=self.timeout)
+        minutes = self.timeout / 60
+        with (
+            _with_options(torch.distributed, "init_process_group", timeout=timeout),
+            _with_options(
+                parallel_state, "initialize_model_parallel", distributed_timeout_minutes=minutes
+            ),
+        ):
             super().setup_distributed()
-        finally:
-            parallel_state.initialize_model_parallel = initialize
 
     def load_checkpoint(
         self, checkpoint_path: str | os.PathLike[str], selective_restore: bool = False
@@ -94,9 +103,17 @@ class ExactStrategy(nl.MegatronStrategy):
             check_restored(checkpoint, Path(checkpoint_path), self.trainer)
         return checkpoint
 
+    def process_dataloader(self, dataloader: DataLoader) -> DataLoader:
+        """Gives a loader this rank's samples, and the device on which its batches are needed."""
+        loader = super().process_dataloader(dataloader)
+        data = getattr(self.trainer, "datamodule", None)
+        return load_on(loader, self.root_device, getattr(data, "computes_on_device", False))
+
     def setup_megatron_parallel(self, trainer: pl.Trainer) -> None:
         """Sets up Megatron's parallel model, and clears the caches of an earlier model."""
+        exchange_shapes_once()
         super().setup_megatron_parallel(trainer)
+        forget_shapes(existing(self.model[0], "config"))
         for name, attribute in vars(ExactStrategy).items():
             if isinstance(attribute, functools.cached_property):
                 self.__dict__.pop(name, None)
@@ -136,8 +153,9 @@ class ExactStrategy(nl.MegatronStrategy):
 
         By default, NeMo's MegatronParallel calls the schedule, and notifies callbacks of eight
         events at every step, which takes a twelfth of the time of a small model. A direct call
-        requires that only the data sampler handles these events and returns constants, and a
-        single pipeline stage, because several stages agree on tensor shapes.
+        requires that only the data sampler handles these events and returns constants; a single
+        pipeline stage, because several stages agree on tensor shapes; and no CUDA graph of the
+        whole step, which NeMo records around the schedule.
         """
         sampler = self.data_sampler
         if not isinstance(sampler, MegatronDataSampler):
@@ -150,8 +168,13 @@ class ExactStrategy(nl.MegatronStrategy):
 
         return (
             parallel_state.get_pipeline_model_parallel_world_size() == 1
+            and parallel_state.get_context_parallel_world_size() == 1  # NeMo divides the samples
             and sampler.rampup_batch_size is None
             and not sampler.output_log
+            and not any(
+                getattr(chunk.config, "cuda_graph_scope", None) == "full_iteration"
+                for chunk in self.model
+            )
             and all(
                 has_no_effect(listener, event)
                 for event, listeners in self.model.callbacks.callbacks.items()
@@ -163,11 +186,18 @@ class ExactStrategy(nl.MegatronStrategy):
     def _cached_model(self) -> "_AttributeCache":
         return _AttributeCache(self.model[0])
 
+    def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any:
+        """Returns the next batch on the device, like NeMo's default, but without waiting for it."""
+        batch = next(dataloader_iter)
+        if isinstance(batch, tuple) and len(batch) == 3:  # with Lightning's two indices
+            batch = batch[0]
+        return copied(batch, self.root_device)
+
     def _run_schedule(self, dataloader_iter: Iterator[Any]) -> StepOutput:
         """Runs a training step like NeMo's MegatronParallel, but without its events."""
         module, plugin, sampler = self.model[0], self.precision_plugin, self.data_sampler
         functions = self._training_functions
-        data_step = functions["data_step"](module) if functions["data_step"] else default_data_step
+        data_step = functions["data_step"](module) if functions["data_step"] else self._next_batch
         model_step = functions["forward_step"](module)
         loss_reduction = functions["loss_reduction"](module)
 
@@ -246,6 +276,21 @@ class ExactStrategy(nl.MegatronStrategy):
         return FromLastStage()
 
 
+@contextlib.contextmanager
+def _with_options(module: Any, name: str, **options: Any) -> Iterator[None]:
+    """Sets options of every call of a module's function inside the block."""
+    function = getattr(module, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **(kwargs | options))
+
+    setattr(module, name, call)
+    try:
+        yield
+    finally:
+        setattr(module, name, function)
+
+
 class _AttributeCache:
     """Caches the attributes of a model that Megatron's schedule reads at every step.
 
@@ -254,6 +299,10 @@ class _AttributeCache:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
+        # Megatron searches all wrappers for these parts of a GPT model, for each micro batch.
+        for part in ("decoder", "mtp"):
+            if not any(hasattr(module, part) for module in model.modules()):
+                vars(self)[part] = SimpleNamespace(layers=())
 
     def __getattr__(self, name: str) -> Any:
         value = vars(self)[name] = getattr(self._model, name)

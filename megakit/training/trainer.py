@@ -17,13 +17,16 @@ from megakit.checkpoints.folders import METRICS
 from megakit.checkpoints.manifest import CHANGES, CODE, read_manifest
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
+from megakit.job.aborts import report_abort
 from megakit.job.launch import end_with_torchrun
 from megakit.job.layout import Layout
 from megakit.job.script import Run
 from megakit.reporting.metrics import MetricsFile
 from megakit.reporting.tensorboard import TensorBoard
+from megakit.runtime.accelerator import use_full_float32
 from megakit.runtime.saving import write_in_threads
 from megakit.training.callbacks import ExactSteps, StopOnSignal, StopWithoutProgress
+from megakit.training.hooks import skip_empty_hooks
 from megakit.training.progress import DataClock, Reporter
 from megakit.training.strategy import ExactStrategy
 from megakit.training.validation import gather_from_ranks, has_outputs
@@ -71,13 +74,25 @@ def build_trainer(
     """
     options, layout = run.options, run.layout
     end_with_torchrun(run.console)
-    # NeMo reads the timeout of its process groups from this variable.
-    os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(options.timeout)
+    skip_empty_hooks()
+    if run.precision == "32":
+        use_full_float32()
+    if run.accelerator.name == "gpu" and layout.world_size > 1:
+        # torch aborts a process in which NCCL waits for too long; gloo raises an error instead.
+        report_abort(
+            run.console,
+            f"Rank {os.environ['RANK']} was aborted, probably because it waited for another rank "
+            f"for more than {options.timeout} s (--timeout). A rank without this message hangs or "
+            f"is slow. The log is {run.directory.log}.",
+        )
+    strategy = build_strategy(layout, use_distributed_optimizer)
+    strategy.parallel_devices = _devices(run)
+    strategy.timeout = options.timeout
     common: dict[str, Any] = {
         "accelerator": run.accelerator.name,
-        "devices": layout.devices,
+        "devices": "auto",  # the strategy names them: Lightning refuses GPUs it cannot see
         "num_nodes": layout.num_nodes,
-        "strategy": build_strategy(layout, use_distributed_optimizer),
+        "strategy": strategy,
         "plugins": nl.MegatronMixedPrecision(precision=run.precision),
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -140,6 +155,18 @@ def build_trainer(
             writer,
         ],
     )
+
+
+def _devices(run: Run) -> list[torch.device]:
+    """Returns the device of each rank of this machine, as this rank numbers the devices.
+
+    A rank sees either all GPUs of the job or, for example with Slurm's `--gpus-per-task=1`, only
+    its own GPU, which is then `cuda:0`.
+    """
+    ranks = range(run.layout.devices)
+    if run.accelerator.name == "cpu":
+        return [torch.device("cpu") for _ in ranks]
+    return [torch.device("cuda", rank % torch.cuda.device_count()) for rank in ranks]
 
 
 def _hyperparameters(run: Run) -> dict[str, Any]:

@@ -49,7 +49,9 @@ class Steps:
 @contextlib.contextmanager
 def uncut(cuts: tuple[str, ...]) -> Iterator[None]:
     """Puts back what Megatron, NeMo and torch do by themselves."""
+    from megatron.core import utils
     from megatron.core.distributed import param_and_grad_buffer
+    from megatron.core.optimizer import clip_grads, optimizer
     from megatron.core.tensor_parallel import layers, mappings
     from nemo.lightning.pytorch.optim import MegatronOptimizerModule
     from torch import distributed
@@ -76,6 +78,11 @@ def uncut(cuts: tuple[str, ...]) -> Iterator[None]:
             (_ColumnParallel, "_forward_impl", layers.ColumnParallelLinear._forward_impl),
             (_RowParallel, "_forward_impl", layers.RowParallelLinear._forward_impl),
         ],
+        "loops": [
+            (clip_grads, "l2_norm_impl", utils.local_multi_tensor_l2_norm),
+            (clip_grads, "multi_tensor_scale_impl", utils.local_multi_tensor_scale),
+            (optimizer, "_multi_tensor_copy_this_to_that", _copied_one_by_one),
+        ],
         "fused": [(LeanOptimizerModule, "optimizers", MegatronOptimizerModule.optimizers)],
         "schedule": [(ExactStrategy, "_calls_schedule", False)],
         "check": [(trainer, check, partial(_checking, getattr(trainer, check)))],
@@ -85,6 +92,11 @@ def uncut(cuts: tuple[str, ...]) -> Iterator[None]:
             for replacement in theirs[cut]:
                 stack.enter_context(mock.patch.object(*replacement))
         yield
+
+
+def _copied_one_by_one(this: list[Any], that: list[Any], overflow_buf: Any = None) -> None:
+    for source, target in zip(this, that, strict=True):
+        target.copy_(source)
 
 
 def _checking(config: Any, **settings: Any) -> Any:
@@ -191,6 +203,13 @@ class TestOneProcess:
         assert_identical(deaf, listening)
 
     @precisions
+    @pytest.mark.parametrize("distributed", [False, True])
+    def test_loops_over_weights(self, training, precision, distributed):
+        """The norm, its clipping and the copies of weights take one call each."""
+        lean = training(precision, distributed=distributed)
+        assert_identical(lean, training(precision, "loops", distributed=distributed))
+
+    @precisions
     def test_torchs_product(self, training, precision):
         lean, full = training(precision), training(precision, "product")
         assert full.gradients > 0
@@ -268,7 +287,74 @@ def column(image: bool, frozen: bool) -> dict[str, Any]:
         return {"megatrons": (trained.call_count, fixed.call_count), **arrays}
 
 
+def pipeline(folder: Path, varies: bool) -> tuple[jobs.Trained, str, int]:
+    """A training by two stages, its metrics.csv, and how many shapes this rank sent or received."""
+    import torch
+
+    from megakit.training import stage_shapes
+
+    mark = "of no config" if varies else stage_shapes.CONSTANT
+    with (
+        mock.patch.object(stage_shapes, "CONSTANT", mark),
+        mock.patch.object(torch.distributed, "P2POp", wraps=torch.distributed.P2POp) as exchanges,
+    ):
+        layout = jobs.layout(2, pipeline=2)
+        trained = jobs.pretrain(layout, folder, STEPS, look_at_samples=False)
+    metrics = (folder / "pretrain" / "metrics.csv").read_text()
+    of_shapes = [call for call in exchanges.call_args_list if call.args[1].dtype == torch.int64]
+    return trained, metrics, len(of_shapes)
+
+
+def changing_shapes() -> str:
+    """Two stages, of which the first sends a tensor of another shape than before."""
+    import torch
+    from megatron.core import ModelParallelConfig, parallel_state
+    from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+
+    from megakit.training.stage_shapes import exchange_shapes_once
+
+    with distributed_model_parallel_state(pipeline_model_parallel_size=2):
+        exchange_shapes_once()
+        config = ModelParallelConfig(
+            pipeline_model_parallel_size=2, pipeline_dtype=torch.float32, variable_seq_lengths=True
+        )
+        config._has_constant_stage_shapes = True
+        stages = P2PCommunicator(parallel_state.get_pipeline_model_parallel_group(), config)
+        is_first = parallel_state.is_pipeline_first_stage()
+        for rows in (4, 4):
+            if is_first:
+                stages.send_forward([torch.ones(1, rows, 3)], is_last_stage=False)
+            else:
+                assert stages.recv_forward([(1, 1, 1)], is_first_stage=False)[0].shape == (
+                    1,
+                    rows,
+                    3,
+                )
+        if not is_first:
+            return ""
+        with pytest.raises(ValueError, match="variable_seq_lengths=True") as refused:
+            stages.send_forward([torch.ones(1, 5, 3)], is_last_stage=False)
+        return str(refused.value)
+
+
 class TestTwoProcesses:
+    def test_stages_tell_each_other_shapes_once(self, ranks, tmp_path):
+        cloudpickle.register_pickle_by_value(jobs)
+        runs = {
+            varies: ranks.run(pipeline, tmp_path / str(varies), varies, world_size=2)
+            for varies in (False, True)
+        }
+        for (lean, metrics, shapes), (full, all_metrics, all_shapes) in zip(
+            runs[False], runs[True], strict=True
+        ):
+            assert lean.losses == full.losses
+            assert metrics == all_metrics
+            assert shapes < 10 < 2 * STEPS <= all_shapes
+
+    def test_a_shape_that_changes_is_refused(self, ranks):
+        message, _ = ranks.run(changing_shapes, world_size=2)
+        assert "sends tensors of shapes [(1, 5, 3), None], and sent [(1, 4, 3), None]" in message
+
     def test_collectives_of_several_ranks_are_untouched(self, ranks):
         for rank, told in enumerate(ranks.run(collectives, world_size=2)):
             own = 1.0 + rank

@@ -260,7 +260,7 @@ run_script(PRETRAIN, PretrainOptions, work)
     options = ("--dataset", "digits", "--accelerator", "cpu", "--output-dir", tmp_path)
     output_of(program, *options, "--max-steps", "4", "--val-interval", "2")
     rows = (tmp_path / "pretrain" / "metrics.csv").read_text().splitlines()
-    assert rows[-1].startswith("4,1024,")
+    assert rows[-1].startswith("4,512,")
     assert {row.split(",")[3] for row in rows[1:]} == {""}  # no val_loss
     assert (tmp_path / "pretrain" / "checkpoints" / "step=000004").is_dir()
 

@@ -102,7 +102,8 @@ class Chunks(list[Any]):
     """As much of NeMo's MegatronParallel as a step takes."""
 
     def __init__(self, module: Any) -> None:
-        super().__init__()
+        chunk = SimpleNamespace(config=SimpleNamespace(), zero_grad_buffer=lambda: None)
+        super().__init__([chunk])
         self.module = module
         self.steps: list[dict[str, Any]] = []
         self.callbacks = SimpleNamespace(callbacks={})
@@ -241,4 +242,21 @@ def test_steps_that_nemo_has_to_take(
     if isinstance(strategy.data_sampler, SimpleNamespace):
         listeners.pop()
     chunks.callbacks.callbacks = {event: listeners, "on_megatron_step_start": listeners}
+    assert strategy.training_step(iter(())) == ("direct" if is_direct else 0.5)
+
+
+@pytest.mark.parametrize(("scope", "is_direct"), [("full", True), ("full_iteration", False)])
+def test_a_cuda_graph_of_the_whole_step(
+    strategy: Any, monkeypatch: pytest.MonkeyPatch, scope: str, is_direct: bool
+) -> None:
+    """NeMo records it around Megatron's schedule, which a direct call would leave out."""
+    from megatron.core import parallel_state
+
+    stages = "get_pipeline_model_parallel_world_size"
+    monkeypatch.setattr(parallel_state, stages, lambda: 1)
+    monkeypatch.setattr(strategy, "_run_schedule", lambda iterator: "direct")
+    strategy.data_sampler = sampler()
+    strategy.model = chunks = Chunks(Module())
+    config = SimpleNamespace(enable_cuda_graph=True, cuda_graph_scope=scope)
+    chunks.append(SimpleNamespace(config=config, zero_grad_buffer=lambda: None))
     assert strategy.training_step(iter(())) == ("direct" if is_direct else 0.5)

@@ -1,13 +1,13 @@
 """What a trainer takes from its options, its layout and the checkpoint to resume from."""
 
 import importlib
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 
 from tests import fabricate
 from tests.parallel import jobs
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("megatron")
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Builds a trainer for a pretraining with some options."""
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    monkeypatch.setenv("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "600")  # put back afterwards
 
     def build(resume: Path | None = None, callbacks: Any = (), **options: Any) -> Any:
         from megakit.training import build_trainer
@@ -58,7 +57,7 @@ def test_options_reach_the_trainer(build: Any, tmp_path: Path) -> None:
     assert trainer.checkpoint_callback.every_n_steps == 5
     assert trainer.checkpoint_callback.copied == [tmp_path / "pretrain" / "metrics.csv"]
     assert trainer.precision == "32-true"
-    assert os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "77"
+    assert trainer.strategy.timeout == 77
 
 
 def test_a_whole_validation_is_the_default(build: Any) -> None:
@@ -132,3 +131,18 @@ def test_lightning_counts_the_batches_of_all_completed_steps() -> None:
     for counter in (loop.batch_progress.total, loop.batch_progress.current):
         names = ("ready", "started", "processed", "completed")
         assert [getattr(counter, name) for name in names] == [7] * 4
+
+
+@pytest.mark.parametrize(("precision", "is_full"), [("32", True), ("bf16-mixed", False)])
+def test_float32_is_not_tf32(build: Any, precision: str, is_full: bool) -> None:
+    """Matrix products are in TF32 where NVIDIA's images set a variable, convolutions everywhere."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+        build(precision=precision)
+        assert (torch.get_float32_matmul_precision() == "highest") == is_full
+        assert torch.backends.cudnn.allow_tf32 != is_full
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

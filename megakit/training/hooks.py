@@ -1,0 +1,49 @@
+"""Skips the hooks of a step that nobody overrides.
+
+Lightning calls each hook of each callback and of the module, also if it is the empty one of the
+base class. Around each call it sets an attribute of the module and opens a profiler's context.
+"""
+
+import functools
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.trainer import call
+
+from megakit.runtime.patching import existing, replace
+
+#: Hooks that Lightning calls at each step, and whose methods in its base classes are empty.
+STEP_HOOKS = {
+    *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
+    *("on_before_backward", "on_after_backward", "on_before_optimizer_step"),
+}
+
+
+@functools.cache
+def skip_empty_hooks() -> None:
+    """Replaces the two functions by which Lightning calls hooks, once."""
+    of_callbacks = existing(call, "_call_callback_hooks")
+    of_module = existing(call, "_call_lightning_module_hook")
+
+    @functools.wraps(of_callbacks)
+    def call_callbacks(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> None:
+        if hook_name not in STEP_HOOKS or not all(
+            _is_empty(callback, hook_name, pl.Callback) for callback in trainer.callbacks
+        ):
+            of_callbacks(trainer, hook_name, *args, **kwargs)
+
+    @functools.wraps(of_module)
+    def call_module(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
+        module = kwargs.get("pl_module") or trainer.lightning_module
+        if hook_name in STEP_HOOKS and _is_empty(module, hook_name, pl.LightningModule):
+            return None
+        return of_module(trainer, hook_name, *args, **kwargs)
+
+    replace(call, "_call_callback_hooks", call_callbacks)
+    replace(call, "_call_lightning_module_hook", call_module)
+
+
+def _is_empty(owner: object, hook_name: str, base: type) -> bool:
+    """Returns whether an object's hook is the method of the base class."""
+    method = getattr(getattr(owner, hook_name), "__func__", None)
+    return method is getattr(base, hook_name)
