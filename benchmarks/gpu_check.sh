@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
 # What only a machine with an NVIDIA GPU can show, in some minutes: the tests marked gpu, the three
-# scripts in bf16-mixed with NCCL, resumption, two ranks on two GPUs. Ends with a table; the exit
-# status is 1 if a line of it failed.
+# scripts in bf16-mixed with NCCL, resumption, two ranks on two GPUs, and training steps per second
+# beside plain PyTorch and plain Lightning. Ends with a table; the exit status is 1 if a line of it
+# failed.
+#
+#   [DATA_DIR=data] benchmarks/gpu_check.sh [--write]    --write: into RESULTS.md, too
 set -uo pipefail
+(($# == 0)) || [[ $* == --write ]] || { echo "usage: gpu_check.sh [--write]" >&2; exit 2; }
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." || exit 1
 
 python=${PYTHON:-.venv/bin/python}
-command -v nvidia-smi >/dev/null || { echo "gpu_check: no nvidia-smi, so no NVIDIA driver." >&2; exit 2; }
-gpus=$(nvidia-smi --list-gpus | wc -l)
-((gpus)) || { echo "gpu_check: nvidia-smi lists no GPU." >&2; exit 2; }
+# As the scripts count GPUs: nvidia-smi ignores CUDA_VISIBLE_DEVICES, and lists MIG devices, too.
+found=$("$python" -c 'from megakit.runtime import find_accelerator
+gpu = find_accelerator("gpu")
+print(gpu.count, gpu.device)') || { echo "gpu_check: no GPU that works, see above." >&2; exit 2; }
+gpus=${found%% *}
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -32,7 +38,7 @@ resumed_is_the_same() {
   local place=megakit.training.callbacks:StopOnSignal.on_train_batch_start
   local args=(model_pretrain.py "${common[@]}" --max-steps 200 --save-interval 20)
   "$python" "${args[@]}" --output-dir "$work/whole" || return
-  FAULT="$place:101 SIGTERM 0" PYTHONPATH=tests/faults/hook \
+  FAULT="$place:101 SIGTERM 0" PYTHONPATH="tests/faults/hook${PYTHONPATH:+:$PYTHONPATH}" \
     "$python" "${args[@]}" --output-dir "$work/stopped"
   (($? == 143)) || return 1
   "$python" "${args[@]}" --output-dir "$work/stopped" || return
@@ -55,10 +61,29 @@ else
   skip "two ranks, NCCL" "one GPU, and NCCL wants one for each rank"
 fi
 
-printf '\n%s, %d GPU(s)\n' "$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)" "$gpus"
+# Its table goes to standard output, too.
+exec 3>&1
+# shellcheck disable=SC2317,SC2329  # step calls it by its name
+steps_per_second() {
+  "$python" benchmarks/steps.py --device gpu --data-dir "${DATA_DIR:-data}" --rounds 3 \
+    --batches 128 1024 8192 65536 --profile "$@" >&3
+}
+step "steps per second, and a profile" steps_per_second "$@"
+
 status=0
-for i in "${!names[@]}"; do
-  printf '  %-40s %5d s  %s\n' "${names[i]}" "${seconds[i]}" "${results[i]}"
-  [[ ${results[i]} != FAILED* ]] || status=1
-done
+table() {
+  printf '%s, %d GPU(s)\n\n' "${found#* }" "$gpus"
+  printf '| what | seconds | |\n|---|---|---|\n'
+  for i in "${!names[@]}"; do
+    printf '| %-40s | %5d | %s |\n' "${names[i]}" "${seconds[i]}" "${results[i]}"
+    [[ ${results[i]} != FAILED* ]] || status=1
+  done
+}
+table >"$work/table"
+printf '\n'
+cat "$work/table"
+if [[ $* == --write ]]; then
+  { printf '## The check of a GPU\n\n%s, ' "$(date -I)"; cat "$work/table"; } |
+    "$python" benchmarks/report.py gpu-check || status=1
+fi
 exit "$status"

@@ -1,4 +1,9 @@
-"""What the benchmarks share: a table's rows, the machine's name, a section of RESULTS.md."""
+"""What the benchmarks share: a table's rows, the machine's name, a section of RESULTS.md.
+
+    python benchmarks/report.py NAME < TEXT
+
+writes a section of RESULTS.md.
+"""
 
 import datetime
 import os
@@ -9,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -43,16 +49,16 @@ def short(value: float) -> str:
     return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def machine(*packages: str) -> str:
+def machine(*packages: str, device: Literal["auto", "cpu", "gpu"] = "auto") -> str:
     """What this ran on, for a table's caption."""
     from megakit.runtime.accelerator import find_accelerator
     from megakit.runtime.versions import installed_versions
 
-    device = find_accelerator()
+    found = find_accelerator(device, in_child=True)
     versions = installed_versions()
     versions |= {name: version(name) for name in packages if name not in versions}
     listed = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", *packages))
-    where = f"{device.device}, {os.cpu_count()} cores, Linux {platform.machine()}"
+    where = f"{found.device}, {os.cpu_count()} cores, Linux {platform.machine()}"
     return f"{datetime.date.today()}, {where}, {listed}; median, lowest to highest."
 
 
@@ -67,3 +73,7 @@ def write_section(name: str, text: str, path: Path = RESULTS) -> None:
     else:
         whole = f"{whole.rstrip()}\n\n{section}\n"
     path.write_text(whole)
+
+
+if __name__ == "__main__":
+    write_section(sys.argv[1], sys.stdin.read().strip())

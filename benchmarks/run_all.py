@@ -40,6 +40,9 @@ ALL = {
     "clone": Benchmark(12, "from git clone to predictions, caches cold, beside pip", ("clone.py",)),
     "cuts": Benchmark(15, "what each change to the stack is worth", ("cuts.py",)),
     "growth": Benchmark(5, "steps/s and memory against batch size, samples, width", ("growth.py",)),
+    "rehearsal": Benchmark(
+        5, "kernels, synchronizations, copies per step; needs no GPU", ("rehearsal.py",)
+    ),
     "checkpoint": Benchmark(1, "how long a save stops training", ("checkpoint.py",), False),
     "data": Benchmark(2, "the data system's speed and memory", ("data.py",)),
     "chain": Benchmark(3, "accuracy and time of the whole tutorial, by seed", ("chain.py",)),

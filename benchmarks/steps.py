@@ -1,11 +1,13 @@
 """Training steps per second: ours, plain Lightning, plain PyTorch, the published way; one machine.
 
     python benchmarks/steps.py --data-dir PATH [--rounds N] [--threads 1 2] [--write]
+    python benchmarks/steps.py --device gpu --batches 128 1024 8192 65536 [--profile] [--write]
 
-Micro batch 128, data in, validation and saves out, each in a process of its own and in turn, so
-that a machine that slows down slows all of them. A ratio is taken within a round. Before that, the
-losses of the first steps are compared: the same data, weights and mathematics. `--write` puts the
-table into RESULTS.md.
+Data in, validation and saves out, each in a process of its own and in turn, so that a machine that
+slows down slows all of them. A ratio is taken within a round. Before that, the losses of the first
+steps are compared: the same data, weights and mathematics. `--profile` adds the kernels,
+synchronizations and copies per step, as torch's profiler and as a rehearsed GPU count them.
+`--write` puts the table into RESULTS.md; a table by micro batch has a section of its own.
 """
 
 import argparse
@@ -18,7 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from report import HEADER, REPOSITORY, Row, machine, write_section
+from report import HEADER, REPOSITORY, Row, machine, short, write_section
+
+from megakit.testing.rehearsal.rehearse import GPUS
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("ours", "lightning", "torch")
@@ -29,16 +33,24 @@ TITLES = {
     "published": "the published tutorial's way",
 }
 PROOF_STEPS = 50
+#: The micro batch of the scripts' tests; the published way is measured at no other.
+MICRO_BATCH = 128
+#: Steps with the profiler, and the steps before them.
+PROFILED_STEPS, PROFILED_WARM_UP = 100, 20
 #: The published way is slow, and saves when it ends an epoch of 429 steps.
 PUBLISHED_STEPS, PUBLISHED_WARM_UP = 250, 50
 
 Told = dict[str, Any]
+#: By the peer and the number of its threads, one for each round.
+Measured = dict[tuple[str, int], list[Told]]
 
 
-def told_by(command: list[str], threads: int) -> Told:
-    """What a process tells in the one line of JSON that it prints."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = f"{REPOSITORY}:{HERE}"
+def told_by(command: list[str], threads: int, **changes: str | None) -> Told:
+    """What a process tells in the one line of JSON that it prints; None removes a variable."""
+    changed = {**os.environ, "OMP_NUM_THREADS": str(threads), **changes}
+    environment = {name: value for name, value in changed.items() if value is not None}
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    environment["PYTHONPATH"] = ":".join([str(REPOSITORY), str(HERE), *inherited])
     done = subprocess.run(
         [sys.executable, *command], env=environment, capture_output=True, text=True
     )
@@ -56,7 +68,12 @@ def train(peer: str, threads: int, **job: Any) -> Told:
         options.append(f"--{name.replace('_', '-')}")
         if value is not True:
             options.append(str(value))
-    return told_by([str(HERE / "peer.py"), peer, *options], threads)
+    changes: dict[str, str | None] = {}
+    if job.get("count"):  # on a rehearsed GPU of its own
+        changes = {"CUDA_VISIBLE_DEVICES": None, GPUS: None}
+    elif job.get("device") != "gpu":
+        changes = {"CUDA_VISIBLE_DEVICES": ""}
+    return told_by([str(HERE / "peer.py"), peer, *options], threads, **changes)
 
 
 def train_published(threads: int, data_dir: Path) -> Told:
@@ -64,7 +81,8 @@ def train_published(threads: int, data_dir: Path) -> Told:
     with tempfile.TemporaryDirectory() as folder:
         options = ["--data-dir", str(data_dir), "--folder", folder]
         options += ["--steps", str(PUBLISHED_STEPS), "--interval", str(PUBLISHED_STEPS)]
-        told = told_by([str(HERE / "peers" / "published.py"), "pretrain", *options], threads)
+        command = [str(HERE / "peers" / "published.py"), "pretrain", *options]
+        told = told_by(command, threads, CUDA_VISIBLE_DEVICES="")
     ends = told["ends"][PUBLISHED_WARM_UP - 1 :]
     told["steps_per_second"] = (len(ends) - 1) / (ends[-1] - ends[0])
     processor = told["processor"][PUBLISHED_WARM_UP - 1 :]
@@ -101,7 +119,7 @@ def proof_lines(differences: dict[tuple[str, str], float]) -> list[str]:
     ]
 
 
-def rows_of(measured: dict[tuple[str, int], list[Told]]) -> list[Row]:
+def rows_of(measured: Measured) -> list[Row]:
     """The peers, each with the number of threads that is best for it, against ours."""
     rates = {key: [one["steps_per_second"] for one in values] for key, values in measured.items()}
     best: dict[str, int] = {}
@@ -121,44 +139,129 @@ def rows_of(measured: dict[tuple[str, int], list[Told]]) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Training steps per second, side by side.")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1])
-    parser.add_argument("--peers", nargs="+", default=[*PEERS, "published"], choices=TITLES)
-    parser.add_argument("--corruption", type=float, default=0.0, help="share of pixels dropped")
-    parser.add_argument("--no-proof", action="store_true", help="do not compare losses first")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
-    options = parser.parse_args()
-    job = {"data_dir": options.data_dir, "corruption": options.corruption}
-    lines = []
-    if not options.no_proof:
-        others = [peer for peer in options.peers if peer in PEERS and peer != "ours"]
-        lines = proof_lines(same_mathematics(others, **job))
-        print("\n".join(lines), flush=True)
-    measured: dict[tuple[str, int], list[Told]] = {}
+def batch_table(measured: dict[int, Measured]) -> list[str]:
+    """Each peer at each micro batch, and its share of the plain ones."""
+    lines = ["| micro batch | what | step/s | samples/s | of plain PyTorch | of plain Lightning |"]
+    lines.append("|---|---|---|---|---|---|")
+    for batch, of_batch in measured.items():
+        rates = {
+            peer: [one["steps_per_second"] for one in values]
+            for (peer, _), values in of_batch.items()
+        }
+        for peer, own in rates.items():
+            rate = statistics.median(own)
+            shares = [share(own, rates.get(other, [])) for other in ("torch", "lightning")]
+            cells = [f"{batch:,}", TITLES[peer], short(rate), short(rate * batch), *shares]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def share(own: list[float], other: list[float]) -> str:
+    """The median of a peer's share of another one, taken within a round; lowest to highest."""
+    if not other or own is other:
+        return ""
+    shares = [a / b for a, b in zip(own, other, strict=True)]
+    return f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"
+
+
+def profile_table(peers: list[str], **job: Any) -> list[str]:
+    """Kernels, synchronizations, copies to the GPU per step: profiled, and on a rehearsed GPU."""
+    kinds = ("kernels", "synchronizations", "copies")
+    heads = [f"{kind}, profiled | {kind}, rehearsed" for kind in kinds]
+    lines = [f"| mean per step | {' | '.join(heads)} | cudaMemcpyAsync, profiled |"]
+    lines.append("|---" * (2 + 2 * len(kinds)) + "|")
+    steps = {"steps": PROFILED_WARM_UP + PROFILED_STEPS, "warm_up": PROFILED_WARM_UP}
+    for peer in peers:
+        # Without an entry, torch's profiler sees no GPU.
+        seen = train(peer, 1, **job, **steps, profile=True).get("profile", {})
+        counts = train(peer, 1, **job, **steps, count=True)["counts"]
+        calls = {kind: f"{number:.2f}" for kind, number in seen.items()}
+        cells = [f"{calls.get(kind, 'not seen')} | {mean(counts, kind):.2f}" for kind in kinds]
+        cells.append(calls.get("cudaMemcpyAsync", "not seen"))
+        lines.append(f"| {TITLES[peer]} | {' | '.join(cells)} |")
+    return lines
+
+
+def mean(counts: list[dict[str, int]], kind: str) -> float:
+    """Of a kind of event, over steps; a step that has none may not mention it."""
+    return statistics.mean(step.get(kind, 0) for step in counts)
+
+
+def measure(options: argparse.Namespace, batch: int, job: dict[str, Any]) -> Measured:
+    """The rounds of a micro batch; where a step is long, few steps tell enough."""
+    steps = max(min(60, options.steps), min(options.steps, options.steps * 2048 // batch))
+    settings = {**job, "batch_size": batch, "steps": steps, "warm_up": max(1, steps // 6)}
+    measured: Measured = {}
     for number in range(options.rounds):
         for peer in options.peers:
             for threads in options.threads:
                 if peer == "published":
                     told = train_published(threads, options.data_dir)
                 else:
-                    told = train(peer, threads, steps=options.steps, **job)
+                    told = train(peer, threads, **settings)
                 measured.setdefault((peer, threads), []).append(told)
         now = ", ".join(
             f"{peer} {values[-1]['steps_per_second']:.0f}" for (peer, _), values in measured.items()
         )
-        print(f"round {number + 1}: {now}", file=sys.stderr, flush=True)
+        print(f"batch {batch}, round {number + 1}: {now}", file=sys.stderr, flush=True)
+    return measured
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Training steps per second, side by side.")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--dataset", default="mnist", choices=["mnist", "digits"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "gpu"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[MICRO_BATCH], metavar="SIZE")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--peers", nargs="+", choices=TITLES, help="by default, all that there are")
+    parser.add_argument("--corruption", type=float, default=0.0, help="share of pixels dropped")
+    parser.add_argument("--no-proof", action="store_true", help="do not compare losses first")
+    parser.add_argument(
+        "--profile", action="store_true", help="count kernels, synchronizations and copies"
+    )
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    options = parser.parse_args()
+    options.by_batch = options.device == "gpu" or options.batches != [MICRO_BATCH]
+    if options.peers is None:
+        options.peers = [*PEERS, *([] if options.by_batch else ["published"])]
+    if options.by_batch and ("published" in options.peers or len(options.threads) > 1):
+        parser.error("--device gpu, or --batches, takes one number of --threads, and no published")
+    if options.profile and options.device != "gpu":
+        parser.error("--profile needs --device gpu: a CPU has no such calls")
+    return options
+
+
+def main() -> None:
+    options = parsed()
+    job = {"data_dir": options.data_dir, "dataset": options.dataset, "device": options.device}
+    job["corruption"] = options.corruption
+    peers = [peer for peer in options.peers if peer in PEERS]
+    lines = []
+    if not options.no_proof:
+        others = [peer for peer in peers if peer != "ours"]
+        lines = proof_lines(same_mathematics(others, **job))
+        print("\n".join(lines), flush=True)
+    measured = {batch: measure(options, batch, job) for batch in options.batches}
     title = "## Training steps, micro batch 128, bf16-mixed"
-    caption = machine("lightning", "nemo_toolkit", "megatron-core")
-    caption += f" {options.rounds} rounds of {options.steps} steps, the first 100 not timed."
-    table = [*HEADER, *map(str, rows_of(measured))] if "ours" in options.peers else []
-    text = "\n".join([title, "", caption, "", *table, "", *lines])
+    caption = machine("lightning", "nemo_toolkit", "megatron-core", device=options.device)
+    caption += f" {options.rounds} rounds of {options.steps} steps, the first sixth not timed"
+    table = []
+    if options.by_batch:
+        title = f"## Training steps on a {options.device.upper()}, by micro batch, bf16-mixed"
+        caption += "; fewer steps where the micro batch is above 2,048"
+        table = batch_table(measured)
+    elif "ours" in options.peers:
+        table = [*HEADER, *map(str, rows_of(measured[MICRO_BATCH]))]
+    if options.profile:
+        table += ["", *profile_table(peers, **job, batch_size=options.batches[0])]
+    text = "\n".join([title, "", f"{caption}.", "", *table, "", *lines])
     print(text)
     if options.write:
-        write_section("steps", text)
+        write_section(f"steps-{options.device}" if options.by_batch else "steps", text)
 
 
 if __name__ == "__main__":

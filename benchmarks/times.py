@@ -134,7 +134,8 @@ def measure_published(figures: Figures, data_dir: Path, folder: Path) -> None:
     total = 0.0
     for stage in STAGES:
         command = [sys.executable, HERE / "peers" / "published.py", stage, "--data-dir", data_dir]
-        path = f"{REPOSITORY}:{HERE}"
+        inherited = filter(None, [os.environ.get("PYTHONPATH")])
+        path = ":".join([str(REPOSITORY), str(HERE), *inherited])
         done = run([*command, "--folder", folder, *checkpoint], folder, PYTHONPATH=path)
         told = json.loads(done.out.splitlines()[-1])
         total += done.seconds

@@ -1,11 +1,14 @@
 """What all peers train, and how they tell what came of it. Imports neither NeMo nor Megatron."""
 
+import itertools
 import json
 import os
 import resource
 import sys
 import time
+from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +17,19 @@ from typing import Any, Literal
 ADAM: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-8}
 WEIGHT_DECAY = 0.01
 CLIP = 1.0
+#: A peer reads the loss of every such step, as the scripts do: on a GPU, to read it is to wait.
+LOG_INTERVAL = 10
+#: What torch's profiler calls the calls and copies that the benchmarks count.
+PROFILED = {
+    "kernels": ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemsetAsync"),
+    "synchronizations": (
+        "cudaStreamSynchronize",
+        "cudaDeviceSynchronize",
+        "cudaEventSynchronize",
+    ),
+    "copies": ("Memcpy HtoD",),
+    "cudaMemcpyAsync": ("cudaMemcpyAsync",),
+}
 
 
 @dataclass(kw_only=True)
@@ -22,6 +38,9 @@ class Job:
 
     data_dir: Path = Path("data")
     """Folder that holds `MNIST/raw`."""
+
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Where all of it computes."""
 
     dataset: Literal["mnist", "digits"] = "mnist"
     """The digits ship with scikit-learn."""
@@ -57,7 +76,17 @@ class Job:
     """Which of torch's AdamW; plain torch and plain Lightning only."""
 
     every_loss: bool = False
-    """Whether ours logs, and tells, the loss of every step, which takes time."""
+    """Whether every step's loss is read and told, which takes time."""
+
+    profile: bool = False
+    """Whether torch's profiler, if it sees the GPU, counts calls after the warm-up."""
+
+    count: bool = False
+    """Whether the GPU is a rehearsed one, which counts what each step would do there."""
+
+    def reads_loss(self, step: int) -> bool:
+        """Whether the loss of a step from 0 is read."""
+        return self.every_loss or (step + 1) % LOG_INTERVAL == 0
 
     def lr_factor(self, step: int) -> float:
         """The learning rate at a step from 0, relative to the peak: NeMo's cosine annealing."""
@@ -100,9 +129,16 @@ class Job:
         """The samples in the order of `model_components.MNISTDataModule`, whole batches at once."""
         return Batches(self)
 
+    def pair(self, pixels: Any, kept: Any = None) -> tuple[Any, Any]:
+        """Input and target of shape (B, 784), computed where the batch is."""
+        target = pixels.flatten(1).float().div_(255)
+        return (target if kept is None else target * kept), target
+
 
 class Batches:
-    """Pairs (input, target) of shape (B, 784), one for each step; an iterable for any loop.
+    """The bytes of each step's batch, for `Job.pair`; an iterable for any loop.
+
+    For a GPU they are in page-locked memory, and a thread prepares the next ones.
 
     Args:
         job: Says which data, how much of it, and how the input is corrupted.
@@ -120,11 +156,24 @@ class Batches:
         return self.job.steps
 
     def __iter__(self) -> Iterator[Any]:
+        firsts = range(0, len(self.samples), self.job.batch_size)
+        return map(self._batch, firsts) if self.job.device == "cpu" else self._prefetched(firsts)
+
+    def _batch(self, first: int) -> Any:
         import numpy as np
 
-        size = self.job.batch_size
-        for first in range(0, len(self.samples), size):
-            yield self.samples.get_batch(np.arange(first, first + size))
+        return self.samples.get_batch(np.arange(first, first + self.job.batch_size))
+
+    def _prefetched(self, firsts: range) -> Iterator[Any]:
+        def pinned(first: int) -> Any:
+            return tuple(part.pin_memory() for part in self._batch(first))
+
+        with ThreadPoolExecutor(1) as thread:
+            ahead = deque(thread.submit(pinned, first) for first in firsts[:2])
+            for first in firsts[2:]:
+                yield ahead.popleft().result()
+                ahead.append(thread.submit(pinned, first))
+            yield from (batch.result() for batch in ahead)
 
 
 class Images:
@@ -157,19 +206,18 @@ class Images:
     def __getitem__(self, index: Any) -> Any:
         raise NotImplementedError("whole batches only")
 
-    def get_batch(self, index: Any) -> tuple[Any, Any]:
-        """The pair for these numpy arrays of epochs and indices."""
+    def get_batch(self, index: Any) -> tuple[Any, ...]:
+        """The pixels, and which are kept if some are dropped; for numpy epochs and indices."""
         import torch
 
         from megakit.data import bernoulli
 
-        images = self.images.take(self.chosen[index.idx], axis=0)
-        target = torch.from_numpy(images).flatten(1).float().div_(255)
+        pixels = torch.from_numpy(self.images.take(self.chosen[index.idx], axis=0))
         if not self.job.corruption:
-            return target, target
+            return (pixels,)
         share = 1 - self.job.corruption
         kept = bernoulli(share, self.job.seed, index.epoch, index.idx, (784,))
-        return target * torch.from_numpy(kept).byte(), target
+        return pixels, torch.from_numpy(kept).byte()
 
 
 @dataclass
@@ -178,16 +226,21 @@ class Clock:
 
     Attributes:
         job: What is timed.
+        counts: Of the rehearsed GPU (`megakit.testing.rehearsal`), if there is one.
         ends: `time.perf_counter()` at the end of each step.
-        losses: One for each step, or none.
+        losses: Those that were read.
+        totals: The counts at the end of each step, if there are any.
     """
 
     job: Job
+    counts: Any = None
     ends: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    totals: list[Counter[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._processor: list[float] = []
+        self._profiler: Any = None
         # The scripts divert what goes to standard output.
         self._out = os.dup(sys.stdout.fileno())
 
@@ -196,11 +249,29 @@ class Clock:
 
         As a tensor, torch's mean squared error would keep the errors of the whole batch in memory.
         """
-        self.ends.append(time.perf_counter())
-        if len(self.ends) in (self.job.warm_up, self.job.steps):
+        number = len(self.ends) + 1
+        if number in (self.job.warm_up, self.job.steps):
+            self._wait_for_gpu()
             self._processor.append(time.process_time())
+        self.ends.append(time.perf_counter())
         if loss is not None:
             self.losses.append(loss)
+        if self.counts is not None:
+            self.totals.append(self.counts.total.copy())
+        if self.job.profile and number == self.job.warm_up:
+            self._profiler = profiler()
+            if self._profiler is not None:
+                self._profiler.start()
+        elif self._profiler is not None and number == self.job.steps:
+            self._profiler.stop()
+
+    def _wait_for_gpu(self) -> None:
+        """A step on a GPU is over for the host before it is for the GPU."""
+        is_counted = self.job.profile or self.job.count  # with the synchronizations
+        if self.job.device == "gpu" and not is_counted:
+            import torch
+
+            torch.cuda.synchronize()
 
     def tell(self, **more: Any) -> None:
         """Writes what was measured as a line of JSON to the standard output of the start."""
@@ -221,8 +292,31 @@ class Clock:
             "losses": self.losses,
             **more,
         }
+        if self._profiler is not None:
+            told["profile"] = calls_per_step(self._profiler.key_averages(), count)
+        if self.totals:
+            pairs = itertools.pairwise(self.totals[self.job.warm_up - 1 :])
+            told["counts"] = [dict(after - before) for before, after in pairs]
         with os.fdopen(self._out, "w") as out:
             print(json.dumps(told), file=out)
+
+
+def profiler() -> Any:
+    """torch's profiler, or None if it sees no GPU, as on a rehearsed one."""
+    from torch.profiler import ProfilerActivity, profile, supported_activities
+
+    seen = supported_activities()  # type: ignore[no-untyped-call]
+    return profile(activities=seen, acc_events=True) if ProfilerActivity.CUDA in seen else None
+
+
+def calls_per_step(
+    averages: Any, steps: int, names: dict[str, tuple[str, ...]] = PROFILED
+) -> dict[str, float]:
+    """How often each kind of call was made; by the beginnings of its names in the profile."""
+    return {
+        kind: sum(one.count for one in averages if one.key.startswith(beginnings)) / steps
+        for kind, beginnings in names.items()
+    }
 
 
 def optimizer_of(job: Job, model: Any) -> Any:

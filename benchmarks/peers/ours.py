@@ -18,7 +18,7 @@ def train(job: Job, clock: Clock) -> None:
         "data-dir": job.data_dir,
         "dataset": job.dataset,
         "output-dir": tempfile.mkdtemp(prefix="megakit-peer-"),
-        "accelerator": "cpu",
+        "accelerator": job.device,
         "max-steps": job.steps,
         "global-batch-size": job.batch_size,
         "micro-batch-size": job.batch_size,

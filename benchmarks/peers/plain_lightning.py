@@ -16,8 +16,8 @@ class Autoencoder(pl.LightningModule):
         self.job, self.clock = job, clock
         self.model = job.autoencoder()
 
-    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> Any:
-        x, target = batch
+    def training_step(self, batch: tuple[torch.Tensor, ...], batch_idx: int) -> Any:
+        x, target = self.job.pair(*batch)
         return torch.nn.functional.mse_loss(self.model(x).float(), target)
 
     def configure_optimizers(self) -> Any:
@@ -30,14 +30,14 @@ class Autoencoder(pl.LightningModule):
         # float16's loss scale alone.
         torch.nn.utils.clip_grad_norm_(self.parameters(), CLIP)
 
-    def on_train_batch_end(self, outputs: Any, *args: Any) -> None:
-        self.clock.step(outputs["loss"].item())
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.clock.step(outputs["loss"].item() if self.job.reads_loss(batch_idx) else None)
 
 
 def train(job: Job, clock: Clock) -> None:
     """Trains; no logging, no validation, no saves."""
     trainer = pl.Trainer(
-        accelerator="cpu",
+        accelerator=job.device,
         devices=1,
         precision="bf16-mixed" if job.precision == "bf16-mixed" else "32-true",
         max_steps=job.steps,

@@ -10,12 +10,14 @@ of JSON with the times at which steps ended.
 
 import argparse
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from megakit.runtime import use_accelerator
 
-use_accelerator("cpu")
+ACCELERATOR: Literal["cpu", "gpu"] = "gpu" if "--gpu" in sys.argv else "cpu"
+use_accelerator(ACCELERATOR)
 
 import torch  # noqa: E402
 from lightning.pytorch.loggers import TensorBoardLogger  # noqa: E402
@@ -63,7 +65,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     module = parts.Module(config)
     tracker = parts.Tracker()
     trainer = nl.Trainer(
-        accelerator="cpu",
+        accelerator=ACCELERATOR,
         devices=1,
         strategy=strategy(),
         limit_val_batches=5,
@@ -90,7 +92,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
 def predict(options: argparse.Namespace) -> dict[str, Any]:
     """Predicts the test images, in one batch and in the resampled order."""
     trainer = nl.Trainer(
-        accelerator="cpu",
+        accelerator=ACCELERATOR,
         devices=1,
         strategy=strategy(),
         num_nodes=1,
@@ -116,6 +118,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--interval", type=int, default=25, help="of validation and saves")
+    parser.add_argument("--gpu", action="store_true", help="compute on it, and not on the CPU")
     parser.add_argument("--score", action="store_true", help="have predict tell its accuracy")
     options = parser.parse_args()
     options.folder = options.folder.absolute()
