@@ -78,7 +78,7 @@ from megakit.data import EpochIndex
 from model_components import MNISTDataModule
 from model_pretrain import PRETRAIN, PretrainOptions
 
-MICRO_BATCH = 64  # samples per forward pass; the global batch of a step has 256
+MICRO_BATCH = 32  # samples per forward pass; the global batch of a step has 128
 options = PretrainOptions(
     data_dir=DATA_DIR,
     dataset=DATASET,
@@ -202,7 +202,7 @@ print(*witness.seen[:10], sep="\n")
 
 
 # %% [markdown]
-# Four micro batches of 64 are the global batch of 256, and one step of the optimizer. Here are all
+# Four micro batches of 32 are the global batch of 128, and one step of the optimizer. Here are all
 # 600 steps:
 
 # %%
@@ -613,30 +613,33 @@ print("sent from stage 0 to stage 1:", tuple(sent.shape))
 # %% [markdown]
 # ## The same run under two processes
 #
-# Now for real: the script of section 1, started with `--devices 2 --tensor-parallel 2`. It is the
-# run of section 7 again, the same seed and the same 100 steps, on two processes that hold half of
-# each layer and talk to each other at every step. On a machine without two GPUs, both run on the
-# CPU.
+# Now for real: the script of section 1, started twice, on one process and with
+# `--devices 2 --tensor-parallel 2`. Both make the run of section 7 again, with the same seed and
+# the same 100 steps. The two processes hold half of each layer and talk to each other at every
+# step. Only runs on the same kind of device compare: without two GPUs, both runs use the CPU.
 
 # %%
 import subprocess
 
-two = replace(
-    short,
-    output_dir=RUNS / "two",
-    devices=2,
-    tensor_parallel=2,
-    accelerator="auto" if torch.cuda.device_count() > 1 else "cpu",
-)
-command = [sys.executable, str(ROOT / PRETRAIN.script)]
-for option in fields(two):
-    if (value := getattr(two, option.name)) != option.default:
-        command += ["--" + option.name.replace("_", "-"), str(value)]
-done = subprocess.run(command, capture_output=True, text=True)
-assert done.returncode == 0, done.stderr
+
+def run_script(name: str, processes: int) -> Path:
+    """Pretrains by the script, each layer cut over the processes; returns the last checkpoint."""
+    chosen = replace(short, output_dir=RUNS / name, devices=processes, tensor_parallel=processes)
+    if torch.cuda.device_count() < 2:
+        chosen = replace(chosen, accelerator="cpu")
+    command = [sys.executable, str(ROOT / PRETRAIN.script)]
+    for option in fields(chosen):
+        if (value := getattr(chosen, option.name)) != option.default:
+            command += ["--" + option.name.replace("_", "-"), str(value)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+one, two = run_script("one", 1), run_script("two", 2)
 
 # %% tags=["numbers"]
-of_one, of_two = metrics("whole/pretrain"), metrics("two/pretrain")
+of_one, of_two = metrics("one/pretrain"), metrics("two/pretrain")
 print("step   1 process    2 processes")
 for a, b in zip(of_one, of_two, strict=True):
     if a["step"] in (1, 10, 50, 100):
@@ -655,13 +658,12 @@ print(f"largest difference: {difference:.1e}")
 # %% tags=["numbers"]
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-written = Path(done.stdout.strip())
-saved: Any = FileSystemReader(written / "weights").read_metadata().state_dict_metadata
+saved: Any = FileSystemReader(two / "weights").read_metadata().state_dict_metadata
 for name in ("linear1.weight", "linear1.bias", "linear2.weight", "linear2.bias"):
     pieces = [tuple(chunk.sizes) for chunk in saved[f"module.{name}"].chunks]
     print(f"{name:<15} {tuple(saved[f'module.{name}'].size)!s:<10} in pieces {pieces}")
 
-ours, theirs = weights(whole), weights(written)
+ours, theirs = weights(one), weights(two)
 difference = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 print(f"largest difference of a weight: {difference:.1e}")
 {"weights are the same but for rounding": difference < 1e-4}

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megakit.testing.rehearsal.rehearse import GPUS, HOOK, REPORT
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -30,10 +32,12 @@ class Result:
 def environment(**changes: str | None) -> dict[str, str]:
     """This process's environment without what a surrounding job may have set.
 
-    A change to None leaves a variable out.
+    A change to None leaves a variable out. PYTHONPATH is put in front of the one that is there.
     """
     job = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {k: v for k, v in os.environ.items() if k not in job and not k.startswith("SLURM_")}
+    if (first := changes.get("PYTHONPATH")) is not None and (rest := kept.get("PYTHONPATH")):
+        changes["PYTHONPATH"] = f"{first}{os.pathsep}{rest}"
     return {name: value for name, value in {**kept, **changes}.items() if value is not None}
 
 
@@ -64,6 +68,13 @@ def run(
 def run_script(script: str, *arguments: object, **options: Any) -> Result:
     """Runs a script of the project to its end; options are those of `run`."""
     return run(sys.executable, REPOSITORY / script, *arguments, **options)
+
+
+def rehearsed(gpus: int = 1, report: Any = None, **more: Any) -> dict[str, Any]:
+    """Variables by which a command finds so many GPUs, made of labels; it may write a report."""
+    path = os.pathsep.join([str(HOOK), str(REPOSITORY)])
+    changes = {"PYTHONPATH": path, GPUS: str(gpus), "OMP_NUM_THREADS": "1", **more}
+    return changes if report is None else {**changes, REPORT: str(report)}
 
 
 def run_python(*arguments: object, **options: Any) -> Result:

@@ -28,6 +28,8 @@ from tests.scripts import (
     run_script,
 )
 
+#: Samples per step of each stage.
+BATCH_SIZES = {"pretrain": 128, "finetune": 256}
 SUMMARY_FIELDS = {
     *("stage", "dataset", "accelerator", "device", "precision", "parallel", "seed", "steps"),
     *("seconds", "steps_per_second", "samples_per_second", "times", "train_loss", "val_loss"),
@@ -107,7 +109,9 @@ def test_times_and_speeds_of_training(chain: Chain, stage: str):
     # A step includes its wait for a batch, but no validation and no save.
     stepping = summary["seconds"] - times["validation"] - times["checkpoints"]
     assert summary["steps_per_second"] == pytest.approx(summary["steps"] / stepping)
-    assert summary["samples_per_second"] == pytest.approx(256 * summary["steps_per_second"])
+    assert summary["samples_per_second"] == pytest.approx(
+        BATCH_SIZES[stage] * summary["steps_per_second"]
+    )
     assert times["training"] < stepping < times["training"] + times["data"]
     assert min(times.values()) > 0
 
@@ -172,7 +176,7 @@ def test_summary_agrees_with_predictions(chain: Chain):
     )
 
 
-@pytest.mark.parametrize(("stage", "steps"), [("pretrain", 1000), ("finetune", 2000)])
+@pytest.mark.parametrize(("stage", "steps"), [("pretrain", 500), ("finetune", 1500)])
 def test_metrics(chain: Chain, stage: str, steps: int):
     rows = read_csv(chain.runs / stage / "metrics.csv")
     further = ["val_accuracy"] if stage == "finetune" else []
@@ -194,7 +198,9 @@ def test_metrics(chain: Chain, stage: str, steps: int):
     numbers = [int(row["step"]) for row in rows]
     assert numbers == sorted(set(numbers))
     assert numbers[-1] == steps
-    assert all(int(row["consumed_samples"]) == 256 * int(row["step"]) for row in rows)
+    assert all(
+        int(row["consumed_samples"]) == BATCH_SIZES[stage] * int(row["step"]) for row in rows
+    )
     validated = [int(row["step"]) for row in rows if row["val_loss"]]
     assert validated == list(range(250, steps + 1, 250))
     peak = max(float(row["lr"]) for row in rows)
@@ -219,7 +225,7 @@ def test_best_and_last_checkpoint_are_kept_whole(chain: Chain, stage: str):
     assert {name.split("/")[0] for name in manifest.files} == {"weights", "context", "metrics.csv"}
 
 
-@pytest.mark.parametrize(("stage", "lr"), [("pretrain", 0.001), ("finetune", 0.04)])
+@pytest.mark.parametrize(("stage", "lr"), [("pretrain", 0.002), ("finetune", 0.06)])
 def test_tensorboard_has_the_values_of_metrics_csv_and_the_settings(
     chain: Chain, stage: str, lr: float
 ):
@@ -232,7 +238,7 @@ def test_tensorboard_has_the_values_of_metrics_csv_and_the_settings(
         assert dict(found[f"{part}/{stage}/{name}"]) == pytest.approx(points)
     settings = hyperparameters(folder)
     expected = {"stage": stage, "dataset": "digits", "lr": lr, "seed": 42, "data_parallel": 1}
-    expected |= {"global_batch_size": 256, "micro_batch_size": 256}
+    expected |= dict.fromkeys(("global_batch_size", "micro_batch_size"), BATCH_SIZES[stage])
     assert expected.items() <= settings.items()
 
 
@@ -245,7 +251,7 @@ def test_console_says_what_a_person_wants_and_no_more(chain: Chain):
         "bf16-mixed",
     ):
         assert wanted in text
-    assert re.search(r"1000/1000  loss 0\.\d+  validation 0\.\d+", text)
+    assert re.search(r"500/500  loss 0\.\d+  validation 0\.\d+", text)
     assert re.search(r"accuracy +9\d\.\d\d%", text)
     assert str(chain.runs / "finetune" / "checkpoints") in text
     assert not re.search(r"warn|nemo|deprecat|traceback|rank0|gloo", text, re.IGNORECASE)
@@ -318,7 +324,7 @@ def test_a_prediction_that_fails_keeps_the_figures_of_the_earlier_one(chain: Cha
 def test_another_option_is_refused_by_name(chain: Chain):
     again = run_script("model_pretrain.py", "--output-dir", chain.runs, "--lr", 0.5)
     assert again.status == 2
-    assert "--lr was 0.001, now 0.5" in again.err
+    assert "--lr was 0.002, now 0.5" in again.err
     assert "--fresh" in again.err
 
 
@@ -333,7 +339,7 @@ def test_mnist_reaches_the_goal_with_every_seed(tmp_path: Path, mnist_dir: Path,
     assert [int(row["idx"]) for row in rows] == list(range(10_000))
     _, labels = mnist_files.read_mnist(mnist_dir, train=False)
     assert [int(row["label"]) for row in rows] == labels.tolist()
-    assert accuracy(tmp_path / "predict" / "predictions.csv") >= 0.935
+    assert accuracy(tmp_path / "predict" / "predictions.csv") >= 0.945
 
 
 @pytest.mark.long
@@ -357,4 +363,4 @@ def test_pretraining_pays_where_labels_are_few(tmp_path: Path, mnist_dir: Path):
             assert run_script("model_predict.py", *predict).status == 0
             accuracies[trunk] = accuracy(runs / "predict" / "predictions.csv")
         gains.append(accuracies["pretrained"] - accuracies["fresh"])
-    assert np.mean(gains) >= 0.03, gains
+    assert np.mean(gains) >= 0.01, gains  # some two points, and seeds differ by more
