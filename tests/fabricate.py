@@ -8,15 +8,15 @@ from typing import Any
 from megakit.checkpoints.folders import checkpoint_name
 from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
 from megakit.job.cluster import Cluster
-from megakit.job.options import TrainingOptions
 from megakit.job.plan import Plan
 from megakit.job.preparation import prepare
 from megakit.job.runs import RunDirectory
 from megakit.job.stage import Stage
 from megakit.reporting.console import Console
+from model_pretrain import PretrainOptions
 
-#: The checkpoint of a finished run's last step, its best, with the default number of steps.
-LAST = checkpoint_name(TrainingOptions.max_steps)
+#: The checkpoint of a finished pretraining's last step, its best, with the default number of steps.
+LAST = checkpoint_name(PretrainOptions.max_steps)
 #: The settings of a model whose config has no fields, as NeMo writes them.
 CONTEXT = {
     "root": {"key": "context"},

@@ -36,7 +36,7 @@ class TestAnotherRun:
         directory = make_run(PRETRAIN, pretrain_options, (10,), done=False)
         problem = refused.problem(
             *(PRETRAIN_PY, "--seed", 1, "--lr", 0.5, "--max-steps", 7, "--precision", 32),
-            *("--global-batch-size", 128, "--corruption", 0.25, "--limit-val-batches", 3),
+            *("--global-batch-size", 64, "--corruption", 0.25, "--limit-val-batches", 3),
         )
         old = pretrain_options
         for part in (
@@ -46,7 +46,7 @@ class TestAnotherRun:
                 f"--precision was {old.precision}, now 32",
                 f"--corruption was {old.corruption}, now 0.25",
             ),
-            f"--global-batch-size was {old.global_batch_size}, now 128",
+            f"--global-batch-size was {old.global_batch_size}, now 64",
             "--limit-val-batches was None, now 3",
         ):
             assert part in problem

@@ -26,7 +26,10 @@ MARK = "MEGAKIT_TEST_RUN"
 HOOK = Path(__file__).with_name("hook")
 #: Validates after steps 15, 30 and 40, saves after 10, 20, 30 and 40; an epoch of 1,297 samples
 #: ends after every fifth step; two micro batches per step.
-STEPS = ("--max-steps", 40, "--val-interval", 15, "--save-interval", 10)
+STEPS = (
+    *("--max-steps", 40, "--global-batch-size", 256),
+    *("--val-interval", 15, "--save-interval", 10),
+)
 ACCUMULATED = ("--micro-batch-size", 128)
 
 #: Where a run can be cut short, and how often it passes there if nothing stops it before its end.
