@@ -22,7 +22,8 @@ def _run_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-if "REHEARSE_GPUS" in os.environ:
+# A Python without torch, such as the system's in a shell script, has nothing to rehearse.
+if "REHEARSE_GPUS" in os.environ and importlib.util.find_spec("torch") is not None:
     sys.path.append(str(_HERE.parents[2]))  # the folder of `megakit`
     try:
         from megakit.testing.rehearsal.rehearse import rehearse_when_asked

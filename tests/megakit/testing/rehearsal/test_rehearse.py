@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import venv
 
 import pytest
 
@@ -11,7 +12,7 @@ from megakit.testing import rehearsed_environment
 from megakit.testing.rehearsal.rehearse import HOOK
 from tests.faults.harness import HOOK as FAULTS
 from tests.megakit.testing.rehearsal.snippets import outcomes
-from tests.scripts import REPOSITORY, output_of, read_json, rehearsed
+from tests.scripts import REPOSITORY, output_of, read_json, rehearsed, run
 
 RIGHT = {
     "all is put back": """
@@ -251,6 +252,13 @@ def test_each_hook_on_the_path_runs_once(tmp_path, is_first):
 def test_the_hook_imports_no_torch():
     code = "import sys; print('torch' in sys.modules, 'numpy' in sys.modules)"
     assert output_of(code, **rehearsed()) == "False False\n"
+
+
+def test_a_python_without_torch_is_left_alone(tmp_path):
+    """Such as the system's, which a shell script starts."""
+    venv.create(tmp_path / "bare")
+    done = run(tmp_path / "bare" / "bin" / "python", "-c", "print('fine')", **rehearsed())
+    assert (done.out, done.err) == ("fine\n", "")
 
 
 def test_the_hook_alone_changes_nothing():
