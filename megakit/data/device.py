@@ -1,8 +1,8 @@
 """Computes batches on the trainer's device, so that fewer bytes are copied to a GPU.
 
 A dataset computes a batch from numpy arrays. With `on_device`, the arrays are copied to the GPU
-before the computation: pixels as bytes instead of floats, booleans as bits. On a CPU, and outside
-training, `on_device` is `torch.from_numpy`, so the dataset gives the same batches in a notebook.
+before the computation: pixels as bytes instead of floats, booleans as bits. On a CPU, and
+without a trainer, `on_device` is `torch.from_numpy`, so a notebook reads the same batches.
 """
 
 import contextlib
@@ -71,7 +71,9 @@ def copied(batch: Any, device: torch.device) -> Any:
 
     def copy(value: Movable) -> Any:
         if not isinstance(value, torch.Tensor):
-            return value.to(device)  # a batch of its own class, which Lightning moves so, too
+            # A batch of its own class. Like Lightning, allow a `to` that returns nothing.
+            moved = value.to(device)
+            return value if moved is None else moved
         if value.device == device:
             return value
         if value.device.type == "cpu" and not value.is_pinned():

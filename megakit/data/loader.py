@@ -21,7 +21,7 @@ from megakit.data.device import batches_on, copied, on_device
 from megakit.data.prefetch import CHUNK_BYTES, GPU_CHUNK_BYTES, can_be_prefetched, prefetch
 from megakit.runtime.patching import existing
 from megakit.runtime.shared_memory import check_shared_memory, exit_on_failed_send
-from megakit.runtime.signals import die_with_parent, ignore_signals
+from megakit.runtime.signals import die_with_parent, ignore_signals, stop_signals_blocked
 
 T = TypeVar("T")
 
@@ -110,7 +110,8 @@ class _Loader(DataLoader):
         is_on_gpu = self.device.type != "cpu"
         if self.num_workers:
             self.pin_memory = self.pin_memory or is_on_gpu
-            iterator = super().__iter__()
+            with stop_signals_blocked():
+                iterator = super().__iter__()
             _end_workers_at_exit()
             _ITERATORS.add(iterator)
             _WORKERS.update(existing(iterator, "_workers"))
@@ -128,7 +129,18 @@ class _Loader(DataLoader):
 
 
 def _then_copied(fetch: Callable[[Any], Any], device: torch.device) -> Callable[[Any], Any]:
-    return lambda indices: copied(fetch(indices), device)
+    """Makes `fetch` return its batch on a GPU, from any thread.
+
+    Each thread has its own current GPU and stream. A prefetching thread would begin with GPU 0, and
+    with a stream that the training thread does not wait for.
+    """
+    stream = torch.cuda.current_stream(device)
+
+    def fetch_and_copy(indices: Any) -> Any:
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            return copied(fetch(indices), device)
+
+    return fetch_and_copy
 
 
 def load_on(loader: DataLoader, device: torch.device, computes_there: bool) -> DataLoader:

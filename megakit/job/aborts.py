@@ -5,7 +5,8 @@ import subprocess
 
 from megakit.reporting.console import Console
 
-#: Without an abort, `read` ends with this process and fails. The rest of the input is the stacks.
+#: If this process exits normally, its end of the pipe closes, and `read` fails. After an abort, the
+#: input contains the stacks.
 WATCHER = """
 IFS= read -r line || exit 0
 case $line in *Aborted*) printf '%s\\n' "$1" >&2 ;; esac
@@ -15,7 +16,7 @@ exec cat
 
 
 def report_abort(console: Console, message: str) -> None:
-    """Prints a message when this process aborts, and the stacks of its threads to the log.
+    """When this process aborts, prints a message, and writes the stacks of its threads to the log.
 
     An aborting process runs no Python code. Python's `faulthandler` can only write the stacks to a
     file descriptor. Here, the descriptor is the input of a waiting shell, which prints the message.

@@ -1,5 +1,6 @@
 """Plans how a job's processes share the work, and checks the plan before the processes start."""
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -129,7 +130,10 @@ def plan_layout(
 def too_few_gpus(layout: Layout, accelerator: Accelerator, cluster: Cluster) -> list[str]:
     """Returns a message if there are fewer GPUs than processes; processes may share CPUs."""
     count = accelerator.count
-    if count == 1:  # Slurm's --gpus-per-task shows each process only its own
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    # Slurm's --gpus-per-task shows each process only its own GPU. Of several MIG devices that a
+    # process may see, CUDA uses the first only.
+    if count == 1 and "," not in visible:
         count = max(count, cluster.num_gpus)
     if accelerator.name == "gpu" and layout.devices > count:
         has = f"{count} GPU" + "s" * (count != 1)

@@ -134,6 +134,9 @@ def use_full_float32() -> None:
 
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
+    for name in ("conv", "rnn"):  # newer settings, which override the older one
+        if (settings := getattr(torch.backends.cudnn, name, None)) is not None:
+            settings.fp32_precision = "ieee"
 
 
 def _cpu(remark: str | None = None) -> Accelerator:

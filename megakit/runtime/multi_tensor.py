@@ -1,7 +1,7 @@
-"""Computes on many tensors in one call, where Megatron has neither Apex nor Transformer Engine.
+"""Replaces Megatron's loops over the weights by single calls for all weights.
 
-Without them, Megatron loops over the weights. Its norm of the gradient then copies the norm of each
-weight to the host, and the host waits for the GPU once for each weight.
+Megatron loops where neither Apex nor Transformer Engine is installed. For the gradient's norm, it
+then copies the norm of each weight to the host, and the host waits for the GPU each time.
 """
 
 import functools
@@ -33,6 +33,8 @@ def scale(
 ) -> None:
     """Sets the tensors of the second list to those of the first list times a factor."""
     sources, targets = tensor_lists
+    if not targets:  # torch's functions refuse empty lists
+        return
     if all(source is target for source, target in zip(sources, targets, strict=True)):
         _multiply_in_place(list(targets), factor)  # without a second copy of all gradients
         return
@@ -40,8 +42,12 @@ def scale(
 
 
 def copy_all(this: list[Tensor], that: list[Tensor], overflow_buf: Tensor | None = None) -> None:
-    """Copies tensors to others, which may have another type."""
-    if this:
+    """Copies each tensor of `this` to the tensor of `that` at its position; types may differ."""
+    # Transformer Engine's FP8 weights are tensors of their own class, which convert in `copy_`.
+    if any(type(target) not in (Tensor, torch.nn.Parameter) for target in that):
+        for source, target in zip(this, that, strict=True):
+            target.copy_(source)
+    elif this:
         _copy(that, this)
 
 

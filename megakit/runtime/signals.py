@@ -1,10 +1,11 @@
 """Signals that stop a run, their exit statuses, and the signal state of a new process."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -48,10 +49,24 @@ def handle_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int,
     return {number: signal.signal(number, handler) for number in accepted_signals()}
 
 
+@contextlib.contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """Blocks `STOP_SIGNALS` in this thread, and in the processes that it starts in the block.
+
+    Such a process calls `ignore_signals`. Before this call, a signal would end it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def ignore_signals() -> None:
     """Ignores `STOP_SIGNALS` in a helper process whose parent handles the signals."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def die_with_parent(parent: int) -> None:

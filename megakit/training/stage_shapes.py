@@ -1,8 +1,9 @@
-"""Makes pipeline stages tell each other the shapes of their tensors once, not at every step.
+"""Makes pipeline stages communicate tensor shapes once instead of in every step.
 
 With `variable_seq_lengths`, Megatron's stages send the shape before each tensor, and the host waits
-for the GPU in order to read it. Without it, Megatron computes the shape of tokens. Here, the first
-exchange of each kind sends shapes, and the later ones remember them.
+for the GPU in order to read the shape. Without `variable_seq_lengths`, Megatron derives the shape
+from sequence length, micro batch size and hidden size, which fits models of tokens only. Here, the
+first exchange of each kind sends shapes, and later exchanges reuse them.
 """
 
 import functools
@@ -10,13 +11,26 @@ from typing import Any
 
 from megakit.runtime.patching import existing, replace
 
-#: What a config remembers, and the mark of a config whose stages always send the same shapes.
+#: The config attributes that hold the known shapes, and that mark a model of constant shapes.
 _SHAPES, CONSTANT = "_stage_shapes", "_has_constant_stage_shapes"
 
 
+def exchange_shapes_once(config: Any) -> None:
+    """Makes the stages of a config's next model exchange shapes once, if these are constant."""
+    forget_shapes(config)
+    if getattr(config, CONSTANT, False):
+        _replace_exchange()
+        vars(config)[_SHAPES] = {}
+
+
+def forget_shapes(config: Any) -> None:
+    """Makes the stages of a config's model exchange shapes in every step, as Megatron does."""
+    vars(config).pop(_SHAPES, None)
+
+
 @functools.cache
-def exchange_shapes_once() -> None:
-    """Replaces Megatron's exchange of shapes, for configs with the attribute `CONSTANT`."""
+def _replace_exchange() -> None:
+    """Replaces Megatron's exchange of shapes, for configs with the attribute `_SHAPES`."""
     from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
     original = existing(P2PCommunicator, "_communicate_shapes")
@@ -24,13 +38,13 @@ def exchange_shapes_once() -> None:
     def communicate_shapes(
         self: Any, to_next: Any, to_prev: Any, from_prev: bool, from_next: bool
     ) -> Any:
+        known = getattr(self.config, _SHAPES, None)
         is_interleaved = self.config.virtual_pipeline_model_parallel_size is not None
-        if is_interleaved or not getattr(self.config, CONSTANT, False):
+        if known is None or is_interleaved:
             return original(self, to_next, to_prev, from_prev, from_next)
         # The neighbour's matching exchange is also its first of this kind, so both send shapes.
         kind = to_next is not None, to_prev is not None, from_prev, from_next
         sent = [None if tensor is None else tuple(tensor.shape) for tensor in (to_next, to_prev)]
-        known = vars(self.config).setdefault(_SHAPES, {})
         if kind not in known:
             known[kind] = sent, original(self, to_next, to_prev, from_prev, from_next)
         before, received = known[kind]
@@ -42,8 +56,3 @@ def exchange_shapes_once() -> None:
         return received
 
     replace(P2PCommunicator, "_communicate_shapes", communicate_shapes)
-
-
-def forget_shapes(config: Any) -> None:
-    """Lets a config's next model exchange its shapes anew; its batches may have another size."""
-    vars(config).pop(_SHAPES, None)

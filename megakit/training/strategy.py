@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 
 from megakit.data.device import copied
 from megakit.data.loader import load_on
+from megakit.data.sampler import ExactDataSampler
 from megakit.errors import UserError
 from megakit.runtime.patching import existing
 from megakit.training.resumption import check_restored
@@ -111,12 +112,18 @@ class ExactStrategy(nl.MegatronStrategy):
 
     def setup_megatron_parallel(self, trainer: pl.Trainer) -> None:
         """Sets up Megatron's parallel model, and clears the caches of an earlier model."""
-        exchange_shapes_once()
         super().setup_megatron_parallel(trainer)
-        forget_shapes(existing(self.model[0], "config"))
+        if isinstance(self.data_sampler, ExactDataSampler):  # NeMo's makes smaller last batches
+            exchange_shapes_once(existing(self.model[0], "config"))
         for name, attribute in vars(ExactStrategy).items():
             if isinstance(attribute, functools.cached_property):
                 self.__dict__.pop(name, None)
+
+    def teardown(self) -> None:
+        """Ends the strategy; a later model of the same config may have batches of another size."""
+        for chunk in getattr(self, "megatron_parallel", ()):
+            forget_shapes(existing(chunk, "config"))
+        super().teardown()
 
     def training_step(
         self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any

@@ -1,6 +1,7 @@
 """Builds NeMo's strategy and trainer for a run; trains and predicts with them."""
 
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,11 +163,20 @@ def _devices(run: Run) -> list[torch.device]:
 
     A rank sees either all GPUs of the job or, for example with Slurm's `--gpus-per-task=1`, only
     its own GPU, which is then `cuda:0`.
+
+    Raises:
+        UserError: This machine, which may be another one than rank 0's, has fewer GPUs than ranks.
     """
     ranks = range(run.layout.devices)
     if run.accelerator.name == "cpu":
         return [torch.device("cpu") for _ in ranks]
-    return [torch.device("cuda", rank % torch.cuda.device_count()) for rank in ranks]
+    count = torch.cuda.device_count()
+    if count == 0 or 1 < count < len(ranks):
+        raise UserError(
+            f"{socket.gethostname()} has {count} GPUs for {len(ranks)} processes, and each process "
+            "needs its own. Request as many GPUs as processes on each machine."
+        )
+    return [torch.device("cuda", rank % count) for rank in ranks]
 
 
 def _hyperparameters(run: Run) -> dict[str, Any]:

@@ -314,11 +314,11 @@ def changing_shapes() -> str:
     from megakit.training.stage_shapes import exchange_shapes_once
 
     with distributed_model_parallel_state(pipeline_model_parallel_size=2):
-        exchange_shapes_once()
         config = ModelParallelConfig(
             pipeline_model_parallel_size=2, pipeline_dtype=torch.float32, variable_seq_lengths=True
         )
         config._has_constant_stage_shapes = True
+        exchange_shapes_once(config)
         stages = P2PCommunicator(parallel_state.get_pipeline_model_parallel_group(), config)
         is_first = parallel_state.is_pipeline_first_stage()
         for rows in (4, 4):

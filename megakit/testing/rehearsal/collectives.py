@@ -1,4 +1,4 @@
-"""Makes NCCL out of gloo: a group of this name takes tensors of GPUs only."""
+"""Simulates NCCL with gloo: an NCCL group accepts only tensors of GPUs."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from megakit.testing.rehearsal.replacements import Replacements
 
 
 def replace_nccl(replaced: Replacements, machine: Machine) -> None:
-    """Replaces the functions that make process groups, and those that tell of their backend."""
+    """Replaces the functions that create process groups or return their backend."""
     names = machine.nccl_groups
 
     def is_nccl(group: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Counts what a GPU would do and wait for: by kind, by place and by training step."""
+"""Counts kernels, synchronizations, copies and collectives by source line and by step."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 KINDS = ("kernels", "synchronizations", "copies", "bytes", "collectives")
-#: Steps of which a report has the counts; the first steps of a training allocate and are left out.
+#: A report counts the steps FIRST to LAST. The steps before allocate memory.
 FIRST, LAST = 6, 205
 
 
@@ -18,7 +18,8 @@ class Counts:
     Attributes:
         total: By kind: kernels, synchronizations of the host with the GPU, copies between host and
             GPU, their bytes, and collectives.
-        places: Kernels, synchronizations and copies by (kind, cause, place); the place is the line
+        places: Kernels, synchronizations and copies by (kind, cause, place), from step `FIRST` to
+            `LAST`, or of the whole program if it has no training steps. The place is the line
             outside torch, and its caller.
         opened: The GPUs on which this process has opened a context, and where.
         steps: The counts of each training step from `FIRST` to `LAST`.
@@ -36,7 +37,8 @@ class Counts:
     def add(self, kind: str, cause: str, number: int = 1) -> None:
         """Counts an event at the current place."""
         self.total[kind] += number
-        self.places[kind, cause, place()] += number
+        if self._step <= LAST:
+            self.places[kind, cause, place()] += number
 
     def where(self, kind: str) -> str:
         """Returns a line for each place of a kind, the most frequent first."""
@@ -84,7 +86,7 @@ class Counts:
         path.with_suffix(".part").replace(path)
 
 
-#: Frames of these are not where a cause lies.
+#: `place` skips the frames of these files.
 _FRAMEWORK = ("/torch/", "/lightning/fabric/", "/megakit/testing/rehearsal/", "/contextlib.py")
 
 

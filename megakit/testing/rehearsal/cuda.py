@@ -1,4 +1,4 @@
-"""Replaces `torch.cuda`'s functions by those of the rehearsed machine."""
+"""Replaces the functions of `torch.cuda` by functions of the simulated machine."""
 
 import contextlib
 from collections import defaultdict
@@ -19,7 +19,7 @@ class Properties:
 
 
 def replace_devices(replaced: Replacements, machine: Machine) -> None:
-    """Replaces what tells or sets the GPUs and the current one."""
+    """Replaces the functions that query the GPUs, or query or set the current GPU."""
     cuda = torch.cuda
 
     def set_device(device: Any) -> None:
@@ -109,7 +109,7 @@ def replace_streams(replaced: Replacements, machine: Machine) -> None:
 
 
 def replace_memory(replaced: Replacements, machine: Machine) -> None:
-    """Replaces what tells the memory in use; nothing is measured."""
+    """Replaces memory statistics by constants."""
     names = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     replaced.set(
         torch.cuda,
@@ -157,7 +157,7 @@ def replace_random(replaced: Replacements, machine: Machine) -> None:
 
 
 def replace_compiler(replaced: Replacements, machine: Machine) -> None:
-    """Leaves functions uncompiled: Triton has no kernels for labels."""
+    """Disables `torch.compile`, because Triton's kernels cannot run on CPU memory."""
 
     def compile_(model: Any = None, **kwargs: Any) -> Any:
         return (lambda function: function) if model is None else model

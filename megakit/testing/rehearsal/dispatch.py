@@ -1,4 +1,4 @@
-"""Sees every operation of torch: refuses what a GPU would refuse, labels results, counts."""
+"""Intercepts every operation of torch: checks devices, labels results, counts."""
 
 from typing import Any
 
@@ -79,7 +79,7 @@ class _Operation:
         return result
 
     def _destination(self) -> int:
-        """Returns where the result goes; the CPU kernel gets no device argument of a GPU."""
+        """Returns the label of the result, and replaces a GPU device argument by the CPU."""
         if self.name == "copy_":
             return self.labels[0]
         thread = self.machine.thread
@@ -95,7 +95,7 @@ class _Operation:
         return self.gpu if asked is None else asked
 
     def _count_copy(self, target: int, is_pinned_target: bool) -> None:
-        """Counts a copy between host and GPU; a blocking one, or pageable memory, makes it wait."""
+        """Counts a copy between host and GPU; a blocking or pageable one also synchronizes."""
         source = self.tensors[-1 if self.name == "copy_" else 0]
         begin = label_of(source)
         if (begin == HOST) == (target == HOST):

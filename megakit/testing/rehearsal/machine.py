@@ -1,4 +1,4 @@
-"""The rehearsed machine: which GPUs a process sees, which one a tensor is on, who opened which.
+"""Holds the state of the simulated machine: visible GPUs, each tensor's GPU, opened contexts.
 
 All memory is the CPU's. A tensor is on GPU k if the Python object of its storage has the label k.
 """
@@ -19,11 +19,11 @@ HOST = -1
 
 
 class _Thread(threading.local):
-    """What each thread has of its own.
+    """Holds thread-local state.
 
     Attributes:
-        current: The current GPU; like CUDA's, each thread begins with GPU 0.
-        target: Where the `_to_copy` of a `Tensor.to` goes.
+        current: The current GPU; as in CUDA, each thread begins with GPU 0.
+        target: Destination label of the `_to_copy` that `Tensor.to` calls.
     """
 
     current = 0
@@ -39,15 +39,16 @@ class Machine:
         counts: What has been counted.
         generators: The default generator of each GPU.
         gpu_of_generator: The index of a generator's GPU, or `HOST`, by its address.
-        nccl_groups: The names of the process groups that stand for NCCL's.
-        thread: What each thread has of its own.
+        nccl_groups: The names of the gloo groups that simulate NCCL groups.
+        thread: Thread-local state.
     """
 
     def __init__(self, number: int, counts: Counts) -> None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        chosen = range(number) if visible is None else map(int, filter(None, visible.split(",")))
-        # As in CUDA, the first number without a GPU ends the list.
-        self.gpus = [*itertools.takewhile(lambda gpu: 0 <= gpu < number, chosen)]
+        names = [str(gpu) for gpu in range(number)]
+        chosen = names if visible is None else visible.split(",")
+        # As in CUDA, the first name without a GPU ends the list.
+        self.gpus = [int(name) for name in itertools.takewhile(names.__contains__, chosen)]
         self.opened: set[int] = set()
         self.counts = counts
         self.generators: tuple[torch.Generator, ...] = ()
@@ -97,7 +98,7 @@ class Machine:
         return tensor
 
     def index_of(self, device: Any) -> int | None:
-        """Returns the label that a device argument means; None without a device, and for `meta`.
+        """Returns the label for a device argument; None without a device, and for `meta`.
 
         Raises:
             RuntimeError: The machine has no such GPU, as seen by this process.

@@ -1,17 +1,19 @@
-"""Rehearses GPUs on a machine without any: CPU tensors that carry the labels of GPUs.
+"""Simulates GPUs on a machine without a GPU: CPU tensors with labels that name a GPU.
 
-A program that runs on the rehearsed GPUs computes on the CPU, and every operation of torch is
-checked and counted. It refuses what a GPU refuses: tensors of two devices in one operation, a
-generator of another device, `numpy()` of a GPU's tensor, a CPU tensor over NCCL, CUDA in a forked
-process, a GPU that does not exist. It counts kernels, synchronizations of the host with the GPU,
-copies and their bytes, by place and by training step, and tells which process opens which GPU. A
-command that hides the GPUs, such as `--accelerator cpu`, runs as without a rehearsal, but slower.
+In such a rehearsal, a program computes on the CPU, and every operation of torch is checked and
+counted. An operation that would fail on a GPU raises an error: tensors of two devices in one
+operation, a generator of another device, `numpy()` of a GPU's tensor, a CPU tensor over NCCL, CUDA
+in a forked process, a GPU that does not exist. The rehearsal counts kernels, synchronizations of
+the host with the GPU, copies and their bytes, by source line and by training step, and records
+which process opens which GPU. A command that hides the GPUs, such as `--accelerator cpu`, computes
+as usual, but slower.
 
-It cannot see streams and their races, the thread in which a GPU's backward pass runs,
-`autocast("cuda")`, TF32, the rounding of a GPU's kernels, Triton, memory in use, time, drivers, or
-how NCCL fails. Functions are not compiled. A fused CPU operation counts as one kernel, though a GPU
-may need several. C++ code takes all tensors for the CPU's. So, in a backward pass, `device="cpu"`
-means the GPU, and a tensor that a function makes on the CPU there passes.
+A rehearsal does not detect races between streams, and does not simulate the thread of a GPU's
+backward pass, `autocast("cuda")`, TF32, the rounding of GPU kernels, Triton, memory in use, time,
+drivers, or failures of NCCL. Functions are not compiled. A fused CPU operation counts as one
+kernel, though a GPU may need several. torch's C++ code regards every tensor as a CPU tensor. During
+a backward pass, the rehearsal therefore treats `device="cpu"` as the GPU, and cannot detect a
+tensor that a backward function wrongly creates on the CPU.
 """
 
 import atexit
@@ -35,7 +37,7 @@ HOOK = Path(__file__).resolve().parents[1] / "hook"
 
 @contextlib.contextmanager
 def rehearse_gpu(number: int = 1) -> Iterator[Any]:
-    """Rehearses GPUs in this process until the end of the context.
+    """Simulates GPUs in this process until the end of the context.
 
     Args:
         number: Number of GPUs that the machine has.
@@ -44,8 +46,8 @@ def rehearse_gpu(number: int = 1) -> Iterator[Any]:
         The counts of this process, a `Counts`: `total`, `places` and `opened`.
 
     Raises:
-        RuntimeError: The process rehearses already, or it has applied the patches for a CPU, after
-            which it can use no GPU.
+        RuntimeError: The process already uses or rehearses a GPU, or has called
+            `use_accelerator("cpu")`, after which it cannot use a GPU.
     """
     cpu = sys.modules.get("megakit.runtime.cpu")
     if cpu is not None and cpu.patch_torch.cache_info().currsize:
@@ -85,7 +87,7 @@ def rehearsed_environment(number: int = 1, report: Path | None = None) -> dict[s
 
 
 def rehearse_when_asked() -> None:
-    """Rehearses from the import of torch on, if the environment says so; `sitecustomize` calls it.
+    """Starts the rehearsal when torch is imported, if REHEARSE_GPUS is set; for `sitecustomize`.
 
     torch is not imported here, because commands such as `--help` do not import it, either.
     """
@@ -138,7 +140,7 @@ _LOOP = "lightning.pytorch.loops.training_epoch_loop"
 
 
 def _count_steps(module: Any, counts: Any) -> None:
-    """Makes Lightning's training loop tell the counts when a micro batch begins."""
+    """Calls `Counts.step` at the start of each training step of Lightning's loop."""
     advance = existing(module, "_TrainingEpochLoop").advance
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:

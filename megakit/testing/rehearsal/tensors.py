@@ -1,4 +1,4 @@
-"""Makes tensors and generators go by their labels: `device`, `to`, `cuda`, `numpy`, `save` etc."""
+"""Makes tensors and generators report and obey their labels: `device`, `to`, `numpy`, `save`."""
 
 import functools
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def device_of(tensor: Tensor) -> torch.device:
 
 
 def replace_properties(replaced: Replacements, machine: Machine) -> None:
-    """Replaces what a tensor tells about its device."""
+    """Replaces the properties and methods that return a tensor's device."""
     tensor_type = Tensor.type
 
     def type_(self: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +95,7 @@ def replace_moves(replaced: Replacements, machine: Machine) -> None:
 
 
 def replace_reads(replaced: Replacements, machine: Machine) -> None:
-    """Replaces the methods that give a tensor's values to Python past the dispatcher."""
+    """Replaces the methods that return a tensor's values to Python without the dispatcher."""
     numpy, array, tolist = Tensor.numpy, Tensor.__array__, Tensor.tolist
 
     def refuse(tensor: Tensor) -> None:
@@ -122,7 +122,7 @@ def replace_reads(replaced: Replacements, machine: Machine) -> None:
 
 
 def replace_factories(replaced: Replacements, machine: Machine) -> None:
-    """Replaces the factories that read Python values past the dispatcher."""
+    """Replaces the factories that read Python values without the dispatcher."""
 
     def moved(factory: Callable[..., Any], keeps_device: bool) -> Callable[..., Any]:
         @functools.wraps(factory)
@@ -151,7 +151,7 @@ def replace_factories(replaced: Replacements, machine: Machine) -> None:
 
 
 def replace_generators(replaced: Replacements, machine: Machine) -> None:
-    """Replaces generators: those of a GPU are the CPU's with a label."""
+    """Replaces `torch.Generator` by a CPU generator that can have the label of a GPU."""
     original: Any = torch.Generator
 
     class Generator(original):
@@ -173,7 +173,7 @@ def replace_generators(replaced: Replacements, machine: Machine) -> None:
 
 
 def register_files(replaced: Replacements, machine: Machine) -> None:
-    """Makes `torch.save` and `torch.load` know the labels."""
+    """Makes `torch.save` and `torch.load` preserve the labels."""
     from torch import serialization
 
     def location_of(storage: Any) -> str | None:

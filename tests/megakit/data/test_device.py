@@ -117,6 +117,36 @@ with rehearse_gpu():
     found = copied({"graph": Graph(), "name": "x", "parts": [torch.zeros(2)]}, GPU)
     assert found["graph"].device == GPU and found["parts"][0].device == GPU
     assert found["name"] == "x" and copied(Graph(), GPU).device == GPU
+
+class InPlace(Graph):
+    def to(self, device):
+        self.device = device
+
+with rehearse_gpu():
+    assert copied({"graph": InPlace()}, GPU)["graph"].device == GPU
+""")
+
+
+@pytest.mark.parametrize("computes_there", [True, False])
+def test_a_thread_that_prefetches_uses_the_ranks_own_gpu(computes_there: bool) -> None:
+    """Each thread has its own current GPU, at first GPU 0."""
+    rehearsed(f"""
+import threading, time
+
+class Own(MNISTCustom):
+    def get_batch(self, indices):
+        threads.add(threading.current_thread().name.partition("-")[0])
+        return {{"own": torch.zeros(len(indices), 200_000, device="cuda")}}
+
+threads = set()
+with rehearse_gpu(2) as counts:
+    torch.cuda.set_device(1)
+    loader = make_loader(DataLoader(Own.from_arrays(images, labels)), Batches())
+    for batch in load_on(loader, torch.device("cuda", 1), {computes_there}):
+        assert str(batch["own"].device) == "cuda:1"
+        time.sleep(0.01)  # a user that is busy, so that a thread fetches
+    assert {{text[:5] for text in counts.opened}} == {{"GPU 1"}}, counts.opened
+assert any(name.startswith("prefetch") for name in threads), threads
 """)
 
 

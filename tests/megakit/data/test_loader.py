@@ -1,5 +1,7 @@
 """From a sampler's indices to batches: one way or the other, with workers or without."""
 
+import os
+import signal
 import warnings
 from typing import Any
 
@@ -7,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data._utils import signal_handling
 
 from megakit.data.loader import WORKER_TIMEOUT, make_loader
+from megakit.runtime.patching import existing
+from megakit.runtime.signals import STOP_SIGNALS
 from megakit.testing import assert_elements_equal
 from tests.scripts import Result, run_python
 
@@ -188,6 +193,23 @@ def test_workers_are_set_up_as_the_template_says():
     assert loader(Greetings(), whole_batches(), num_workers=1, timeout=7).timeout == 7
     assert loader(Greetings(), whole_batches(), pin_memory=True).pin_memory
     assert [batch["greeting"] for batch in loader(Greetings(), whole_batches())] == [[None]] * 2
+
+
+def test_a_signal_that_comes_while_a_worker_starts(monkeypatch):
+    """All processes of a job get it; the training process needs the batches of its last step."""
+    name = "_set_worker_signal_handlers"
+    begin = existing(signal_handling, name)
+
+    def begin_late(*args):
+        for number in STOP_SIGNALS:
+            os.kill(os.getpid(), number)
+        begin(*args)
+
+    monkeypatch.setattr(signal_handling, name, begin_late)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    batches = loader(BatchedSquares(), whole_batches(), num_workers=1)
+    assert len(list(batches)) == len(list(whole_batches()))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 
 
 LEFT_OPEN = """

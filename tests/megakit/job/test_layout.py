@@ -138,8 +138,9 @@ class TestWhatDoesNot:
         assert too_few_gpus(layout, Accelerator("gpu", "a GPU", count=4), Cluster()) == []
         assert too_few_gpus(layout, Accelerator("cpu", "a CPU", count=1), Cluster()) == []
 
-    def test_gpus_that_only_other_processes_see(self):
+    def test_gpus_that_only_other_processes_see(self, monkeypatch):
         """As with Slurm's `--gpus-per-task`."""
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         layout, _ = plan(devices=4)
         gpu = Accelerator("gpu", "a GPU", count=1)
         assert too_few_gpus(layout, gpu, Cluster("srun", num_gpus=4)) == []
@@ -147,6 +148,9 @@ class TestWhatDoesNot:
         assert "this machine has 2 GPUs" in problem
         chosen = Accelerator("gpu", "a GPU", count=2)  # by CUDA_VISIBLE_DEVICES
         assert too_few_gpus(layout, chosen, Cluster("srun", num_gpus=4))
+        # CUDA uses only the first of several MIG devices.
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b,MIG-c,MIG-d")
+        assert too_few_gpus(layout, gpu, Cluster("srun", num_gpus=4))
 
     def test_machines_with_unequal_numbers_of_processes(self):
         cluster = Cluster("srun", rank=0, devices=2, num_nodes=2, num_surplus=1)

@@ -1,6 +1,7 @@
 """Exporting: what is asked for is checked first, what is written gives what the model gives."""
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -122,6 +123,29 @@ def test_the_tolerance_is_a_share_of_the_largest_output(largest: float, differen
     _compare(Constant(), lambda x: {"output": outputs + 0.9 * difference}, options)
     with pytest.raises(ExportError, match=f"{1.1 * difference:.1e}. For outputs of up to"):
         _compare(Constant(), lambda x: {"output": outputs + 1.1 * difference}, options)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "others"),
+    [
+        ([1.0, 2.0, -math.inf], [100.0, -7.0, -math.inf]),
+        ([1.0, 2.0, -math.inf], [1.0, 2.0, 0.0]),
+        ([True, False], [True, True]),
+        ([], None),
+    ],
+)
+def test_outputs_of_every_kind_are_compared(outputs: list[Any], others: list[Any] | None) -> None:
+    """Masked logits are infinite, masks boolean; a model may return nothing."""
+    found, options = torch.tensor([outputs]), Namespace(input_shape=(1,))
+
+    class Constant(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return found
+
+    _compare(Constant(), lambda x: {"output": found.clone()}, options)
+    if others is not None:
+        with pytest.raises(ExportError):
+            _compare(Constant(), lambda x: {"output": torch.tensor([others])}, options)
 
 
 def test_a_sample_that_the_model_does_not_take(

@@ -49,6 +49,24 @@ def test_scaling_in_place(tensors: list[torch.Tensor]) -> None:
     assert all(map(torch.equal, tensors, expected))
 
 
+def test_scaling_nothing() -> None:
+    """Megatron's loop does nothing then; torch's functions refuse empty lists."""
+    multi_tensor.scale(1, torch.zeros(1), [[], []], 0.5)
+
+
+class Quantized(torch.Tensor):
+    """A weight that converts what is copied into it, as Transformer Engine's FP8 weights do."""
+
+    def copy_(self, source: torch.Tensor, *args: Any) -> Any:
+        return super().copy_(source.round(), *args)
+
+
+def test_copying_to_a_tensor_of_its_own_class(tensors: list[torch.Tensor]) -> None:
+    targets = [torch.zeros_like(tensor).as_subclass(Quantized) for tensor in tensors]
+    multi_tensor.copy_all(tensors, list(targets))
+    assert all(map(torch.equal, targets, [tensor.round() for tensor in tensors]))
+
+
 @pytest.mark.parametrize("buffer", [None, torch.ones(1)])
 def test_copying_to_another_type(tensors: list[torch.Tensor], buffer: Any) -> None:
     targets = [torch.zeros_like(tensor, dtype=torch.bfloat16) for tensor in tensors]

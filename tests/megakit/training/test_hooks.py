@@ -51,6 +51,19 @@ def test_empty_hooks_are_skipped(call: Any, trainer: Any, hook: str) -> None:
     trainer.profiler.profile.assert_not_called()
 
 
+def test_a_hook_that_another_library_puts_into_a_base_class_is_called(
+    call: Any, trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lightning.pytorch as pl
+
+    told = []
+    for base in (pl.Callback, pl.LightningModule):
+        monkeypatch.setattr(base, HOOKS[0], lambda *args: told.append(args[-1]))
+    call._call_callback_hooks(trainer, HOOKS[0], "a batch")
+    call._call_lightning_module_hook(trainer, HOOKS[0], "a batch")
+    assert told == ["a batch"] * 3
+
+
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("where", ["class", "object"])
 def test_overridden_hooks_are_called(call: Any, trainer: Any, hook: str, where: str) -> None:

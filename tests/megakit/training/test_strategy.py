@@ -260,3 +260,31 @@ def test_a_cuda_graph_of_the_whole_step(
     config = SimpleNamespace(enable_cuda_graph=True, cuda_graph_scope=scope)
     chunks.append(SimpleNamespace(config=config, zero_grad_buffer=lambda: None))
     assert strategy.training_step(iter(())) == ("direct" if is_direct else 0.5)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_shapes_are_exchanged_once_with_our_sampler_only(
+    strategy: Any, monkeypatch: pytest.MonkeyPatch, is_own: bool
+) -> None:
+    """NeMo's makes smaller last batches. After the strategy's end, another may use the config."""
+    from lightning.pytorch.strategies import DDPStrategy
+    from nemo import lightning as nl
+    from nemo.lightning.pytorch.plugins import MegatronDataSampler
+
+    from megakit.data import ExactDataSampler
+    from megakit.training import stage_shapes
+
+    config = SimpleNamespace(**{stage_shapes.CONSTANT: True})
+
+    def set_up(self: Any, trainer: Any) -> None:
+        self.model = self.megatron_parallel = Chunks(Module())
+        self.model[0].config = config
+        self.model.teardown_ddp = lambda: None
+
+    monkeypatch.setattr(nl.MegatronStrategy, "setup_megatron_parallel", set_up)
+    monkeypatch.setattr(DDPStrategy, "teardown", lambda self: None)
+    strategy.data_sampler = sampler(ExactDataSampler if is_own else MegatronDataSampler)
+    strategy.setup_megatron_parallel(None)
+    assert (stage_shapes._SHAPES in vars(config)) == is_own
+    strategy.teardown()
+    assert vars(config) == {stage_shapes.CONSTANT: True}

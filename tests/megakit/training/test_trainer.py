@@ -3,12 +3,14 @@
 import importlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 
+from megakit.errors import UserError
 from tests import fabricate
 from tests.parallel import jobs
 
@@ -131,6 +133,34 @@ def test_lightning_counts_the_batches_of_all_completed_steps() -> None:
     for counter in (loop.batch_progress.total, loop.batch_progress.current):
         names = ("ready", "started", "processed", "completed")
         assert [getattr(counter, name) for name in names] == [7] * 4
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_too_few_gpus_of_another_machine(
+    build: Any, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Rank 0 has checked its own machine only; without this check, ranks would share GPUs."""
+    layout = jobs.layout(world_size=4)
+    run: Any = SimpleNamespace(layout=layout, accelerator=SimpleNamespace(name="gpu"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    from megakit.training.trainer import _devices
+
+    with pytest.raises(UserError, match=f"has {count} GPUs for 4 processes"):
+        _devices(run)
+
+
+def test_float32_is_not_tf32_by_torchs_newer_settings(build: Any) -> None:
+    """They override the older ones."""
+    parts = [torch.backends.cudnn.conv, torch.backends.cudnn.rnn]  # type: ignore[attr-defined]
+    before = [part.fp32_precision for part in parts]
+    try:
+        for part in parts:
+            part.fp32_precision = "tf32"
+        build(precision="32")
+        assert [part.fp32_precision for part in parts] == ["ieee", "ieee"]
+    finally:
+        for part, precision in zip(parts, before, strict=True):
+            part.fp32_precision = precision
 
 
 @pytest.mark.parametrize(("precision", "is_full"), [("32", True), ("bf16-mixed", False)])

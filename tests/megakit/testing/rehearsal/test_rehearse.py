@@ -65,7 +65,9 @@ RIGHT = {
     """,
     "visible devices": """
         import os
-        for visible, found in {"2,0": ["GPU 2", "GPU 0"], "": [], "5": []}.items():
+        for visible, found in {
+            "2,0": ["GPU 2", "GPU 0"], "": [], "5": [], "NoDevFiles": [], "1,MIG-a": ["GPU 1"]
+        }.items():
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
             with rehearse_gpu(3) as counts:
                 assert torch.cuda.device_count() == len(found), visible
