@@ -348,12 +348,14 @@ def test_pretraining_pays_where_labels_are_few(tmp_path: Path, mnist_dir: Path):
     gains = []
     for seed in (1, 2, 3):
         common = ("--data-dir", mnist_dir, "--seed", seed)
+        long = ("--max-steps", 2000, "--global-batch-size", 256, "--lr", 0.001)
         few = ("--num-labels", 100, "--max-steps", 200, "--lr", 0.01)
         accuracies = {}
         for trunk in ("pretrained", "fresh"):
             runs = tmp_path / f"{trunk}-{seed}"
             if trunk == "pretrained":
-                assert run_script("model_pretrain.py", *common, "--output-dir", runs).status == 0
+                pretraining = (*common, *long, "--output-dir", runs)
+                assert run_script("model_pretrain.py", *pretraining).status == 0
                 start: tuple[object, ...] = ()
             else:
                 start = ("--checkpoint", "none")
@@ -363,4 +365,4 @@ def test_pretraining_pays_where_labels_are_few(tmp_path: Path, mnist_dir: Path):
             assert run_script("model_predict.py", *predict).status == 0
             accuracies[trunk] = accuracy(runs / "predict" / "predictions.csv")
         gains.append(accuracies["pretrained"] - accuracies["fresh"])
-    assert np.mean(gains) >= 0.01, gains  # some two points, and seeds differ by more
+    assert np.mean(gains) >= 0.03, gains

@@ -49,6 +49,13 @@ def test_the_example_without_a_gpu_runs(is_twice: bool) -> None:
     ) == is_twice
 
 
+def test_the_rates_are_those_of_the_results() -> None:
+    results = (REPOSITORY / "benchmarks" / "RESULTS.md").read_text()
+    rates = re.findall(r"^\|.*samples/s.*$", DOCUMENT.read_text(), re.MULTILINE)
+    assert len(rates) == 8
+    assert [row for row in rates if row not in results] == []
+
+
 def test_the_pictures_are_what_the_script_draws(tmp_path):
     pictures = runpy.run_path(str(IMAGES / "make_parallelism.py"))
     pictures["draw"].__globals__["FOLDER"] = tmp_path
