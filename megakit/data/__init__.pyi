@@ -1,5 +1,6 @@
 from .batches import fetch_batch as fetch_batch
 from .batches import fetch_samples as fetch_samples
+from .blending import BlendedDataset as BlendedDataset
 from .datamodule import MegatronDataModule as MegatronDataModule
 from .datamodule import WrappedDataLoader as WrappedDataLoader
 from .device import on_device as on_device

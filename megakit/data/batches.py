@@ -1,7 +1,8 @@
 """Fetches whole batches from datasets: one array of indices in, one collated batch out.
 
-A dataset that can return a whole batch at once has a method `get_batch(indices)`. `indices` is
-int64 of shape (B,), or, for a dataset indexed by `EpochIndex`, an `EpochIndex` of two such arrays.
+A dataset that can return a whole batch at once has a method `get_batch(indices)`; a `get_batch` of
+another signature is not called. `indices` is int64 of shape (B,), or, for a dataset indexed by
+`EpochIndex`, an `EpochIndex` of two such arrays.
 The result must equal `torch.utils.data.default_collate([dataset[i] for i in indices])`;
 `megakit.testing` checks this. For a dataset without `get_batch`, `fetch_batch` collates samples.
 Wrappers pass the array of indices to the wrapped dataset, so that one call fetches the batch.
@@ -9,6 +10,8 @@ Wrappers pass the array of indices to the wrapped dataset, so that one call fetc
 `__getitems__(indices)` has PyTorch's meaning: it returns a list of samples.
 """
 
+import functools
+import inspect
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,7 +42,7 @@ def fetch_batch(dataset: MapDataset, indices: IntArray | EpochIndex[IntArray]) -
     """
     if not len(indices.idx if isinstance(indices, EpochIndex) else indices):
         raise ValueError("A batch needs at least one index, got none.")
-    if is_current(type(dataset), "get_batch", "__getitem__"):
+    if has_get_batch(type(dataset)):
         return getattr(dataset, "get_batch")(indices)  # noqa: B009
     if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
         array = _subset_array(dataset)
@@ -54,6 +57,22 @@ def fetch_samples(dataset: MapDataset, indices: IntArray | EpochIndex[IntArray])
         samples: list[Any] = getattr(dataset, "__getitems__")(list(each(indices)))  # noqa: B009
         return samples
     return [dataset[index] for index in each(indices)]
+
+
+@functools.lru_cache  # every batch asks
+def has_get_batch(cls: type) -> bool:
+    """Tell whether a class of datasets has a method `get_batch(indices)` for whole batches.
+
+    A user's class may have a method of this name with another purpose, for example
+    `get_batch(size)`. So the first parameter must be named `indices`.
+    """
+    if not is_current(cls, "get_batch", "__getitem__"):
+        return False
+    try:
+        signature = inspect.signature(getattr(cls, "get_batch"))  # noqa: B009
+    except (TypeError, ValueError):  # not a function, or a compiled one
+        return False
+    return list(signature.parameters)[1:2] == ["indices"]  # after self
 
 
 def is_current(cls: type, batched: str, single: str) -> bool:

@@ -10,6 +10,7 @@ from nemo.lightning.data import WrappedDataLoader as WrappedDataLoader
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 from torch.utils.data import DataLoader
 
+from megakit.data.blending import BlendedDataset
 from megakit.data.epochs import MultiEpochDataset, MultiEpochDatasetResampler
 from megakit.data.sampler import ExactDataSampler
 
@@ -91,9 +92,24 @@ class MegatronDataModule(pl.LightningDataModule):
         Args:
             dataset: Indexed by `EpochIndex`: a dataset in one of `megakit.data`'s wrappers.
         """
-        steps = self.trainer.max_steps if self.trainer is not None else -1
-        num_samples = steps * self.data_sampler.global_batch_size if steps > 0 else len(dataset)
+        num_samples = self._num_training_samples or len(dataset)
         return MultiEpochDatasetResampler(dataset, None, num_samples, seed=self.seed)
+
+    def blend(self, members: Sequence[tuple[Any, float]]) -> BlendedDataset:
+        """Returns the training samples of several datasets, in proportion to weights.
+
+        The result is as long as the training, like the result of `resample`.
+
+        Args:
+            members: Pairs of a dataset and its weight, see `BlendedDataset`.
+        """
+        return BlendedDataset(members, self._num_training_samples, seed=self.seed)
+
+    @property
+    def _num_training_samples(self) -> int | None:
+        """The number of samples in `max_steps` steps; None without a trainer or `max_steps`."""
+        steps = self.trainer.max_steps if self.trainer is not None else -1
+        return steps * self.data_sampler.global_batch_size if steps > 0 else None
 
     def train_dataloader(self) -> Any:
         """Returns a loader of `train_set`."""

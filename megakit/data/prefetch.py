@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset
 
-from megakit.data.batches import is_current
+from megakit.data.batches import has_get_batch
 
 #: Limits of a chunk, the batches that one call fetches: together they share the cost of the call.
 CHUNK_BYTES = 4 << 20
@@ -77,9 +77,10 @@ def can_be_prefetched(dataset: Any) -> bool:
 
     Other datasets may own something that belongs to one thread, such as a database connection.
     """
-    if type(dataset) is not Subset and not is_current(type(dataset), "get_batch", "__getitem__"):
+    if type(dataset) is not Subset and not has_get_batch(type(dataset)):
         return False
-    return not hasattr(dataset, "dataset") or can_be_prefetched(dataset.dataset)
+    inner = [dataset.dataset] if hasattr(dataset, "dataset") else getattr(dataset, "datasets", [])
+    return all(map(can_be_prefetched, inner))
 
 
 def _can_be_cut(batch: Any, rows: int) -> bool:

@@ -6,6 +6,7 @@ Exit status: 0 if the dataset keeps all rules, 1 if it breaks a rule, 2 if there
 import argparse
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -34,7 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     dataset = factory()
     try:
-        assert_dataset_compatible_with_megatron(dataset, factory=None if options.quick else factory)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert_dataset_compatible_with_megatron(
+                dataset, factory=None if options.quick else factory
+            )
+        for warning in caught:
+            print(f"{options.factory}: warning: {warning.message}", file=sys.stderr)
     except AssertionError as error:
         print(f"{options.factory} breaks a rule: {error}", file=sys.stderr)
         return 1

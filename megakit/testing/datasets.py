@@ -6,18 +6,26 @@ for a broken rule names the index, the path inside the sample, the likely cause 
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from torch.utils.data import default_collate
 
+from megakit.data.batches import has_get_batch
+from megakit.data.blending import BlendedDataset, is_indexed_by_epoch
 from megakit.data.epochs import MultiEpochDatasetResampler
 from megakit.data.indices import EpochIndex
 from megakit.data.resampling import PRNGResampleDataset
 from megakit.testing.compare import assert_elements_equal as elements_equal
 from megakit.testing.compare import first_difference, shared_memory
+from megakit.testing.errors import (
+    DatasetDistributedNondeterministic,
+    DatasetLocallyNondeterministic,
+)
 from megakit.testing.generators import (
+    changed_generators,
     generator_states,
     generators_restored,
     seed_calls,
@@ -45,31 +53,40 @@ def assert_dataset_compatible_with_megatron(
 ) -> None:
     """Check that a dataset keeps the rules for training with Megatron.
 
-    This function reads a dozen samples several times, which takes milliseconds for most datasets.
-    The rules are:
+    This function reads a dozen samples several times, which takes milliseconds for most datasets
+    of any length. The rules are:
 
-    - The dataset has as many samples as its length says.
+    - Each index below the dataset's length has a sample.
     - Reading neither uses nor changes the global generators of torch, numpy and random.
     - An index gives the same sample each time, in any order of reading.
-    - Samples share no memory.
-    - `__getitems__` and `get_batch`, if the dataset has them, agree with `__getitem__`.
+    - A sample does not change when other samples are read.
+    - `__getitems__` and `get_batch(indices)`, if the dataset has them, agree with `__getitem__`.
+
+    Two properties do not break a run, but are often mistakes, so they cause a warning: an index
+    beyond the length has a sample, and samples share memory.
 
     With `other_processes`, two more rules are checked, which takes some seconds: fresh interpreters
     with other hash seeds, and workers of torch's loader, read the same samples.
 
     Args:
         dataset: The dataset, indexed by integers or by EpochIndex.
-        index: A further index to check. Its type determines how the dataset is indexed; without an
-            index, both types are tried.
+        index: A further index to check, from 0 to the length. Its type determines how the dataset
+            is indexed; without an index, both types are tried.
         assert_elements_equal: Raises an AssertionError if two samples differ.
         other_processes: Whether to start other processes.
         factory: Builds the dataset in the fresh interpreters, as each rank of a training run does;
             implies `other_processes`. Without a factory, the interpreters get the pickled dataset,
             so errors in its construction are not found.
 
+    Warns:
+        UserWarning: An index beyond the length has a sample, or samples share memory.
+
     Raises:
         AssertionError: If a rule is broken; the error names the index, the path inside the sample,
             the likely cause and the remedy.
+        DatasetLocallyNondeterministic: An AssertionError: samples differ within this process.
+        DatasetDistributedNondeterministic: An AssertionError: samples may differ between ranks.
+        IndexError: If `index` is not below the dataset's length.
     """
 
     def difference(a: Any, b: Any) -> str | None:
@@ -123,9 +140,8 @@ def assert_dataset_elements_not_equal(
 
 def probes(dataset: Any, index: Index, num_epochs: int = 2) -> list[Index]:
     """Return the indices to read: 0, 1, 2, the middle, the last, and the given index."""
-    length = len(dataset)
-    place = index.idx if isinstance(index, EpochIndex) else index
-    places = sorted({0, 1, 2, length // 2, length - 1, place} & set(range(length)))
+    length, place = len(dataset), _place(index)
+    places = [p for p in sorted({0, 1, 2, length // 2, length - 1, place}) if 0 <= p < length]
     if isinstance(index, EpochIndex):
         epochs = range(index.epoch, index.epoch + num_epochs)
         return [EpochIndex(epoch, place) for epoch in epochs for place in places]
@@ -133,10 +149,12 @@ def probes(dataset: Any, index: Index, num_epochs: int = 2) -> list[Index]:
 
 
 def check_length(dataset: Any, index: Index) -> None:
-    """Check that the dataset's length is the number of its samples."""
+    """Check that all indices below the dataset's length have a sample."""
     length = len(dataset)
     if length < 1:
         raise AssertionError("The dataset is empty: len(dataset) is 0.")
+    if not 0 <= _place(index) < length:
+        raise IndexError(f"dataset[{index}] does not exist: len(dataset) is {length}.")
     last, beyond = _at(index, length - 1), _at(index, length)
     try:
         dataset[last]
@@ -150,9 +168,10 @@ def check_length(dataset: Any, index: Index) -> None:
     except Exception:
         pass  # any exception is accepted
     else:
-        raise AssertionError(
-            f"len(dataset) is {length}, but dataset[{beyond}] gives a sample. Either __len__ is "
-            "too small, or __getitem__ accepts every index. Raise an IndexError from the length on."
+        _warn(
+            f"len(dataset) is {length}, and dataset[{beyond}] gives a sample, too. If __len__ is "
+            "too small, training never reads the samples from there on. Raise an IndexError from "
+            "the length on to make such a mistake visible."
         )
     if len(dataset) != length:
         raise AssertionError(
@@ -171,21 +190,19 @@ def check_global_generators(dataset: Any, indices: list[Index], difference: Diff
             with seed_calls() as calls:
                 samples.append(copy.deepcopy(dataset[index]))
             if calls:
-                raise AssertionError(
+                raise _nondeterminism(dataset, index, difference)(
                     f"dataset[{index}] calls {calls[0]}, which seeds a generator that Megatron "
                     f"uses, too. {USE_OWN_GENERATOR}"
                 )
-            after = generator_states()
-            changed = [name for name in before if first_difference(before[name], after[name])]
-            if changed:
-                raise AssertionError(
+            if changed := changed_generators(before, generator_states()):
+                raise _nondeterminism(dataset, index, difference)(
                     f"dataset[{index}] draws from or changes the global generator of "
                     f"{' and '.join(changed)}. The numbers differ between ranks, and Megatron's "
                     f"own random numbers (dropout) change. {USE_OWN_GENERATOR}"
                 )
         found = difference(samples[0], samples[2])
         if found and not difference(samples[0], samples[1]):
-            raise AssertionError(
+            raise DatasetDistributedNondeterministic(
                 f"dataset[{index}] depends on the state of a global generator: {found}. Likely it "
                 f"draws from the generator and restores the state. {USE_OWN_GENERATOR}"
             )
@@ -195,7 +212,7 @@ def check_same_twice(dataset: Any, indices: list[Index], difference: Difference)
     """Check that an index gives the same sample when it is read again."""
     for index in indices:
         if found := difference(copy.deepcopy(dataset[index]), dataset[index]):
-            raise AssertionError(
+            raise DatasetLocallyNondeterministic(
                 f"dataset[{index}] differs when read again: {found}. Likely causes: a generator "
                 "without a seed, one generator for all samples that goes on with each sample, or "
                 f"the time. {USE_OWN_GENERATOR}"
@@ -208,7 +225,7 @@ def check_any_order(dataset: Any, indices: list[Index], difference: Difference) 
     backwards = list(reversed(range(len(indices))))
     for place in backwards + backwards[::2] + backwards[1::2]:
         if found := difference(expected[place], dataset[indices[place]]):
-            raise AssertionError(
+            raise DatasetLocallyNondeterministic(
                 f"dataset[{indices[place]}] depends on what was read before it: {found}. Likely "
                 "the dataset stores its last index, or reads a file or a generator in order. "
                 "Ranks and restarts read in other orders, so compute a sample from its index "
@@ -217,9 +234,13 @@ def check_any_order(dataset: Any, indices: list[Index], difference: Difference) 
 
 
 def check_own_memory(dataset: Any, index: Index) -> None:
-    """Check that no sample changes when another one is read or changed."""
+    """Check that no sample changes when another one is read; warn of shared memory."""
     if isinstance(dataset, PRNGResampleDataset):  # may draw a sample twice: check the inner dataset
         return check_own_memory(dataset.dataset, 0)
+    if isinstance(dataset, BlendedDataset):  # the same holds for each member
+        for member in dataset.datasets:
+            check_own_memory(member, EpochIndex(0, 0) if is_indexed_by_epoch(member) else 0)
+        return None
     if isinstance(dataset, MultiEpochDatasetResampler):  # draws samples twice after one epoch
         indices: list[Index] = list(range(min(len(dataset), len(dataset.dataset), 6)))
     else:
@@ -236,10 +257,10 @@ def check_own_memory(dataset: Any, index: Index) -> None:
             )
     for a, b in itertools.combinations(range(len(indices)), 2):
         if paths := shared_memory(samples[a], samples[b]):
-            raise AssertionError(
+            return _warn(
                 f"dataset[{indices[a]}] and dataset[{indices[b]}] share memory, at {paths[0]} and "
-                f"{paths[1]}. A change of one sample would change the other. Return a copy "
-                "(clone() or copy()), or make the array read-only."
+                f"{paths[1]}. A transform that changes one sample in place would change the other. "
+                "Return a copy (clone() or copy()), or make the array read-only."
             )
     return None
 
@@ -259,7 +280,7 @@ def check_batched_forms(dataset: Any, indices: list[Index], difference: Differen
                     f"dataset[{index}] and its sample from dataset.__getitems__ differ: {found}. "
                     f"{USE_ONE_FUNCTION}"
                 )
-    if callable(getattr(dataset, "get_batch", None)):
+    if has_get_batch(type(dataset)):
         for chosen in (indices, indices[:1], indices[::-1]):
             expected = default_collate([dataset[index] for index in chosen])
             if found := first_difference(expected, dataset.get_batch(_as_arrays(chosen)), "batch"):
@@ -282,6 +303,21 @@ def _kind_of_index(dataset: Any) -> Index:
     except IndexError:
         pass  # check_length reports this error
     return 0
+
+
+def _nondeterminism(dataset: Any, index: Index, difference: Difference) -> type[AssertionError]:
+    """Return the error for a dataset that uses a global generator."""
+    if difference(copy.deepcopy(dataset[index]), dataset[index]):
+        return DatasetLocallyNondeterministic
+    return DatasetDistributedNondeterministic
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)  # the line that calls the public function
+
+
+def _place(index: Index) -> int:
+    return index.idx if isinstance(index, EpochIndex) else index
 
 
 def _at(index: Index, place: int) -> Index:

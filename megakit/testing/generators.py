@@ -1,13 +1,16 @@
 """Saves, sets and restores the global generators of torch, numpy and random; records seeding."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
+
+from megakit.testing.compare import first_difference
 
 #: The functions that seed global generators, by module.
 SEEDING = {
@@ -38,6 +41,16 @@ def generator_states() -> dict[str, Any]:
     return states
 
 
+def changed_generators(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the names of the generators whose states differ."""
+    # Python's state is a tuple of 625 integers, which Python itself compares much faster.
+    return [
+        name
+        for name, state in before.items()
+        if (state != after[name] if name == "random" else first_difference(state, after[name]))
+    ]
+
+
 @contextmanager
 def generators_restored() -> Iterator[None]:
     """Restore the states of the CPU's generators at the end of the block."""
@@ -52,15 +65,19 @@ def generators_restored() -> Iterator[None]:
 
 @contextmanager
 def seed_calls() -> Iterator[list[str]]:
-    """Yield a list; at the end of the block, it has the names of the seeding functions called."""
+    """Yield a list that gets the names of the seeding functions called inside the block."""
     calls: list[str] = []
     with ExitStack() as stack:
-        mocks = {
-            f"{module.__name__}.{name}": stack.enter_context(
-                patch.object(module, name, wraps=getattr(module, name))
-            )
-            for module, names in SEEDING.items()
-            for name in names
-        }
+        for module, names in SEEDING.items():
+            for name in names:
+                function = getattr(module, name)
+                recorded = partial(_record, calls, f"{module.__name__}.{name}", function)
+                stack.enter_context(patch.object(module, name, recorded))
         yield calls
-        calls += [name for name, mock in mocks.items() if mock.called]
+
+
+def _record(
+    calls: list[str], name: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    calls.append(name)
+    return function(*args, **kwargs)

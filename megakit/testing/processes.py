@@ -15,6 +15,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader
 
 from megakit.runtime.interpreter import search_path
+from megakit.testing.errors import DatasetDistributedNondeterministic
 
 Difference = Callable[[Any, Any], str | None]
 
@@ -51,7 +52,7 @@ def check_workers(
             ) from error
         for index, sample, from_worker in zip(indices, samples, read, strict=True):
             if found := difference(sample, from_worker):
-                raise AssertionError(
+                raise DatasetDistributedNondeterministic(
                     f"dataset[{index}] differs when one of {workers} workers reads it: {found}. "
                     "Likely it uses torch.utils.data.get_worker_info(), or another value that "
                     "differs between processes. Compute the sample from the index alone."
@@ -80,7 +81,9 @@ def check_interpreters(
             cause = _BY_HASH_SEED if by_seed else _BY_THIS_PROCESS
             if difference(first[place], _samples_elsewhere(request, "1")[place]):
                 cause = _BY_PROCESS
-            raise AssertionError(f"dataset[{index}] differs in another process: {found}. {cause}")
+            raise DatasetDistributedNondeterministic(
+                f"dataset[{index}] differs in another process: {found}. {cause}"
+            )
 
 
 def importing_nemo(load: Callable[[], Any]) -> Any:

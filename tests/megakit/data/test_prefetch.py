@@ -12,7 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from megakit.data import IdentityMultiEpochDatasetWrapper, MultiEpochDatasetResampler
+from megakit.data import (
+    BlendedDataset,
+    IdentityMultiEpochDatasetWrapper,
+    MultiEpochDatasetResampler,
+)
 from megakit.data.loader import make_loader
 from megakit.data.prefetch import CHUNK_BATCHES, can_be_prefetched, prefetch
 from megakit.testing import assert_elements_equal
@@ -157,6 +161,8 @@ class OutOfDate(Batched):
         (Batched(), True),
         (Subset(Batched(), [3, 1]), True),
         (MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(Batched())), True),
+        (BlendedDataset([(Batched(), 1), (Batched(), 2)]), True),
+        (BlendedDataset([(Batched(), 1), (Single(), 2)]), False),
         (Single(), False),
         (OutOfDate(), False),
         (Subset(Single(), [3, 1]), False),

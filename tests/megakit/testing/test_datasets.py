@@ -7,6 +7,8 @@ import random
 import subprocess
 import sys
 import threading
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,16 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset, random_split
 
-from megakit.data import EpochIndex, MultiEpochDatasetResampler, PRNGResampleDataset
+from megakit.data import (
+    BlendedDataset,
+    EpochIndex,
+    IdentityMultiEpochDatasetWrapper,
+    MultiEpochDatasetResampler,
+    PRNGResampleDataset,
+)
 from megakit.testing import (
+    DatasetDistributedNondeterministic,
+    DatasetLocallyNondeterministic,
     assert_dataset_compatible_with_megatron,
     assert_dataset_elements_not_equal,
     processes,
@@ -69,6 +79,10 @@ GOOD |= {
     "split": lambda: random_split(broken.PlainBatches(), [7, 3])[0],
     "subset": lambda: Subset(TensorDataset(torch.rand(7, 3)), [3, 1, 6]),
     "resampled": lambda: MultiEpochDatasetResampler(broken.Epochs(), num_samples=25),
+    "blended": lambda: BlendedDataset([(broken.Epochs(), 1), (broken.Epochs(), 1)], num_samples=99),
+    "blended twice": lambda: BlendedDataset(
+        [(tensors := TensorDataset(torch.rand(2, 3)), 2), (tensors, 1)], 30
+    ),
     "drawn": lambda: PRNGResampleDataset(TensorDataset(torch.rand(4, 3)), num_samples=30),
 }
 
@@ -89,10 +103,7 @@ BROKEN = {
     "UnseededEpochs": (r"EpochIndex\(epoch=0, idx=0\)\] .*\['noise'\]\[0\]", "sample_generator"),
     "Remembers": (r"dataset\[5\] depends on what was read before it: sample\['x'\]\[1\]", "order"),
     "OneBuffer": (r"dataset\[0\] changes .*: sample\['x'\]\[0\] is 0.0 and 9.0", "clone"),
-    "Windows": (r"dataset\[0\] and dataset\[1\] share memory, at sample\['x'\]", "read-only"),
-    "SharedMask": (r"share memory, at sample\['x'\]\[0\] and sample\['x'\]\[0\]", "clone"),
     "TooLong": (r"len\(dataset\) is 10, but dataset\[9\] fails with IndexError", "exact"),
-    "Endless": (r"len\(dataset\) is 10, but dataset\[10\] gives a sample", "IndexError"),
     "Grows": (r"len\(dataset\) was 10, and 11", "fix it"),
     "OtherItems": (r"dataset\[0\] .*__getitems__ differ: sample\['x'\]\[0, 0\]", "one function"),
     "FewItems": (r"__getitems__ gives 4 samples for 5 indices", "one sample for each"),
@@ -100,10 +111,85 @@ BROKEN = {
     "OtherBatchType": (r"batch\['idx'\] has the dtype torch.int64 and torch.int32", "int64"),
 }
 
+# The dataset, the warning, its remedy.
+UNUSUAL = {
+    "Windows": (r"dataset\[0\] and dataset\[1\] share memory, at sample\['x'\]", "read-only"),
+    "SharedMask": (r"share memory, at sample\['x'\]\[0\] and sample\['x'\]\[0\]", "clone"),
+    "Endless": (r"len\(dataset\) is 10, and dataset\[10\] gives a sample", "IndexError"),
+}
 
+
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", GOOD)
 def test_datasets_that_keep_the_rules(name):
     assert_dataset_compatible_with_megatron(GOOD[name]())
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_datasets_that_are_unusual(name):
+    message, remedy = UNUSUAL[name]
+    with pytest.warns(UserWarning, match=message) as caught:
+        assert_dataset_compatible_with_megatron(getattr(broken, name)())
+    (warning,) = caught
+    assert remedy in str(warning.message)
+    assert warning.filename == __file__
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        range(10**12),
+        MultiEpochDatasetResampler(
+            IdentityMultiEpochDatasetWrapper(range(10**9)),  # type: ignore[arg-type]
+            num_epochs=1000,
+        ),
+    ],
+    ids=["range", "1,000 epochs"],
+)
+def test_a_check_of_any_length_reads_a_dozen_samples(dataset):
+    tracemalloc.start()
+    try:
+        assert_dataset_compatible_with_megatron(dataset)
+        assert tracemalloc.get_traced_memory()[1] < 1e7
+    finally:
+        tracemalloc.stop()
+    began = time.perf_counter()
+    assert_dataset_compatible_with_megatron(dataset)
+    assert time.perf_counter() - began < 1  # some 10 ms; a pass over the indices takes minutes
+
+
+@pytest.mark.parametrize("index", [10, -1, 10**12])
+def test_an_index_that_does_not_exist(index):
+    with pytest.raises(IndexError, match=rf"dataset\[{index}\] does not exist: .* is 10"):
+        assert_dataset_compatible_with_megatron(broken.Good(), index)
+
+
+def test_a_get_batch_of_another_meaning():
+    class Sized(Good):
+        def get_batch(self, batch_size=4):
+            raise RuntimeError("not with indices")
+
+    assert_dataset_compatible_with_megatron(Sized())
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        (
+            ("TorchGlobal", "Unseeded", "Remembers", "UnseededEpochs"),
+            DatasetLocallyNondeterministic,
+        ),
+        (
+            ("ManualSeed", "CudaManualSeed", "UselessDraw", "ForkedDraw"),
+            DatasetDistributedNondeterministic,
+        ),
+    ],
+    ids=["locally", "distributed"],
+)
+def test_kinds_of_nondeterminism(names, error):
+    for name in names:
+        with pytest.raises(error):
+            assert_dataset_compatible_with_megatron(getattr(broken, name)())
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -219,6 +305,7 @@ def test_a_dataset_that_cannot_be_sent():
         (["broken_datasets:HashSeed", "--quick"], 0, "keeps the rules (10 samples)"),
         (["broken_datasets:HashSeed"], 1, "depends on Python's hash seed"),
         (["broken_datasets:Unseeded", "--quick"], 1, "breaks a rule: dataset[0] differs"),
+        (["broken_datasets:Endless", "--quick"], 0, "Endless keeps the rules (10 samples)"),
         (["broken_datasets:Nowhere"], 2, "no attribute 'Nowhere'"),
         (["broken_datasets:NOT_A_FACTORY"], 2, "is a EpochIndex and not a function"),
         (["no_such_module_anywhere:Good"], 2, "No module named"),
@@ -262,3 +349,8 @@ def test_command_on_a_dataset_beside_a_model(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert "beside:Beside keeps the rules" in result.stdout
+
+
+def test_command_shows_warnings(capsys):
+    assert main(["broken_datasets:Endless", "--quick"]) == 0
+    assert "broken_datasets:Endless: warning: len(dataset) is 10" in capsys.readouterr().err
