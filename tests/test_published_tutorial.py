@@ -1,5 +1,7 @@
 """The published tutorial's three scripts, mended, on this library: what was written for it, runs.
 
+The scripts are run as they stand in the document, without `if __name__ == "__main__":`.
+
 Nothing of the tutorial is kept here. Its code is taken out of ../shared/spec where that is there;
 each rule below moves an import, repairs an error, shortens a run or lets it tell more, and fails if
 it finds nothing to change.
@@ -10,7 +12,6 @@ import math
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,11 +121,6 @@ SCRIPTS_MENDED = (
         r"tempfile\.TemporaryDirectory\(\)",
         'Path("runs").absolute()',
     ),
-    Rule(
-        "all saves in the background share one queue of results: those that overlap are torn",
-        r"(always_save_context=True,)(?=\n\))",
-        r"\1 ckpt_async_save=False,",
-    ),
 )
 FINETUNE_MENDED = (
     Rule("used, not imported", r"\bPretrainConfig, ", r"\g<0>ExampleFineTuneConfig, "),
@@ -177,22 +173,14 @@ def published() -> tuple[str, dict[str, str]]:
     return (
         apply((*COMPONENTS_MOVED, *COMPONENTS_MENDED), "\n".join(components)),
         {
-            stage: as_main(
-                apply((*mended[stage], *SCRIPTS_MENDED, *SCRIPTS_MOVED), "\n".join(parts))
-            )
+            stage: apply((*mended[stage], *SCRIPTS_MENDED, *SCRIPTS_MOVED), "\n".join(parts))
             for stage, parts in scripts.items()
         },
     )
 
 
-def as_main(code: str) -> str:
-    """The checkpoint writer's helper process imports the main script again, and must not run it."""
-    return 'if __name__ == "__main__":\n' + textwrap.indent(code, "    ")
-
-
-def run(folder: Path, stage: str, *arguments: str) -> dict[str, Any]:
-    """What a script tells at its end."""
-    result = subprocess.run(
+def start(folder: Path, stage: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, f"model_{stage}.py", *arguments],
         cwd=folder,
         env=environment(
@@ -205,12 +193,30 @@ def run(folder: Path, stage: str, *arguments: str) -> dict[str, Any]:
         text=True,
         timeout=300,
     )
+
+
+def run(folder: Path, stage: str, *arguments: str) -> dict[str, Any]:
+    """What a script tells at its end."""
+    result = start(folder, stage, *arguments)
     assert result.returncode == 0, result.stderr[-5000:]
     told: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return told
 
 
-@pytest.mark.skipif(not TUTORIAL.is_file(), reason="no ../shared/spec/mnist_tutorial.md")
+def write(folder: Path, mnist_dir: Path) -> None:
+    """Writes the three scripts, and puts the images where they look for them."""
+    for stage, code in published()[1].items():
+        (folder / f"model_{stage}.py").write_text(code)
+    (folder / "cache" / "MNISTCustom").mkdir(parents=True)
+    (folder / "cache" / "MNISTCustom" / "raw").symlink_to(mnist_dir / "MNIST" / "raw")
+
+
+needs_tutorial = pytest.mark.skipif(
+    not TUTORIAL.is_file(), reason="no ../shared/spec/mnist_tutorial.md"
+)
+
+
+@needs_tutorial
 @pytest.mark.parametrize(
     "whose",
     [
@@ -219,13 +225,9 @@ def run(folder: Path, stage: str, *arguments: str) -> dict[str, Any]:
     ],
 )
 def test_published_scripts_run(whose: str, mnist_dir: Path, tmp_path: Path) -> None:
-    components, scripts = published()
-    for stage, code in scripts.items():
-        (tmp_path / f"model_{stage}.py").write_text(code)
+    write(tmp_path, mnist_dir)
     if whose == "its components":  # else Python finds ours
-        (tmp_path / "model_components.py").write_text(components)
-    (tmp_path / "cache" / "MNISTCustom").mkdir(parents=True)
-    (tmp_path / "cache" / "MNISTCustom" / "raw").symlink_to(mnist_dir / "MNIST" / "raw")
+        (tmp_path / "model_components.py").write_text(published()[0])
 
     pretrained = run(tmp_path, "pretrain")
     finetuned = run(tmp_path, "finetune", pretrained["checkpoint"])
@@ -245,3 +247,42 @@ def test_published_scripts_run(whose: str, mnist_dir: Path, tmp_path: Path) -> N
         # The published module has no `validation_step`, so NeMo never validates it.
         assert all("val_loss" in logged for logged in pretrained["validations"])
         assert len(pretrained["validations"]) >= STEPS // INTERVAL
+
+
+@needs_tutorial
+@pytest.mark.long
+def test_the_finished_script_is_started_again(mnist_dir: Path, tmp_path: Path) -> None:
+    write(tmp_path, mnist_dir)
+    script = tmp_path / "model_pretrain.py"
+    whole = run(tmp_path, "pretrain")
+
+    again = start(tmp_path, "pretrain")
+    assert again.returncode == 1
+    assert "has no optimizer state" in again.stderr
+    assert "save_optim_on_train_end=True" in again.stderr
+
+    # With the cure that the message names, to a step with a validation, and on from there.
+    saves = Rule("the cure", r"save_last=True,", r"\g<0> save_optim_on_train_end=True,")
+    elsewhere = Rule("another run", r'Path\("runs"\)', 'Path("other runs")')
+    short = Rule("stops early", rf"max_steps={STEPS}", f"max_steps={2 * INTERVAL}")
+    code = script.read_text()
+    script.write_text(apply((saves, elsewhere, short), code))
+    first = run(tmp_path, "pretrain")
+    script.write_text(apply((saves, elsewhere), code))
+    second = run(tmp_path, "pretrain")
+    assert first["losses"] + second["losses"] == whole["losses"]
+    assert second["after"] == whole["after"]
+    steps = [
+        [int(logged.get("step", -1)) for logged in run["validations"]] for run in (first, second)
+    ]
+    # The first -1 is Lightning's sanity check.
+    assert steps[0] == [-1, INTERVAL - 1, 2 * INTERVAL - 1]
+    assert steps[1][-1:] == [STEPS - 1]
+    assert (
+        len(steps[1]) == 2
+    )  # the sanity check, and the last step: the resumed step is not repeated
+
+    # A complete run has nothing to do.
+    finished = run(tmp_path, "pretrain")
+    assert finished["losses"] == []
+    assert finished["after"] == whole["after"]

@@ -200,7 +200,7 @@ def validation_is_due(trainer: pl.Trainer, step: int) -> bool:
     """Tells whether a validation follows a step.
 
     A validation follows the steps of the trainer's interval, the last step, and a step after which
-    training stops early. The callback `ExactSteps` applies this decision to Lightning.
+    training stops early. The callback `ExactValidation` applies this decision to Lightning.
     """
     is_due = step % trainer.val_check_interval == 0 or step == trainer.max_steps
     return (is_due or trainer.should_stop) and trainer.enable_validation

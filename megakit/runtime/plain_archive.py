@@ -19,6 +19,7 @@ import torch
 
 from megakit.runtime.patching import existing
 from megakit.runtime.plain_pickle import (
+    PATHS,
     Argument,
     Constant,
     Entry,
@@ -175,4 +176,5 @@ def _vocabulary() -> dict[tuple[str, str], Entry]:
         ("torch._utils", "_rebuild_parameter"): Function(_parameter),
         ("collections", "OrderedDict"): Function(_ordered_dict),
         ("_codecs", "encode"): Function(_bytes),
+        **PATHS,  # NeMo's `ModelCheckpoint` saves its folder
     }

@@ -22,6 +22,7 @@ from megakit.runtime.foreign_files import read_regular_file
 from megakit.runtime.patching import existing
 from megakit.runtime.plain_archive import data_types
 from megakit.runtime.plain_pickle import (
+    PATHS,
     Enumeration,
     Function,
     Record,
@@ -85,9 +86,7 @@ def _vocabulary() -> Vocabulary:
         (here, "TensorProperties"): Record(TensorProperties, _PROPERTIES, _properties),
         (here, "_MEM_FORMAT_ENCODING"): Enumeration(_FORMATS),
         ("torch.serialization", "_get_layout"): Function(_layout),
-        # Python 3.13 names another module than earlier and later versions.
-        ("pathlib", "PosixPath"): Function(_path),
-        ("pathlib._local", "PosixPath"): Function(_path),
+        **PATHS,
     }
 
 
@@ -109,11 +108,6 @@ def _properties(state: Any) -> dict[str, Any]:
 def _layout(name: Any) -> Any:
     require(name == "torch.strided", "it has a tensor with another layout than torch.strided")
     return torch.strided
-
-
-def _path(*parts: Any) -> Path:
-    require(all(type(part) is str for part in parts), "it has a path that is not text")
-    return Path(*parts)
 
 
 def _check_tensors(metadata: Any) -> None:

@@ -11,6 +11,7 @@ import pickletools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 MAX_OPERATIONS = 10_000_000
@@ -90,6 +91,15 @@ class Argument:
 
 Entry = Constant | Function | Enumeration | Record | Argument
 Vocabulary = Mapping[tuple[str, str], Entry]
+
+
+def _path(*parts: Any) -> Path:
+    require(all(type(part) is str for part in parts), "it has a path that is not text")
+    return Path(*parts)
+
+
+#: Paths as values. Python 3.13 names another module than earlier and later versions.
+PATHS = {(module, "PosixPath"): Function(_path) for module in ("pathlib", "pathlib._local")}
 
 
 def get_member(enumeration: Any, name: Any) -> Any:

@@ -39,6 +39,14 @@ FORMATS = {
 #: Largest accepted `common.pt`. It has counters and settings; an optimizer may add small tensors.
 COMMON_BYTES = 1 << 30
 
+#: What the message about a checkpoint without optimizer state says.
+NO_OPTIMIZER = (
+    "has no optimizer state, without which training cannot continue. NeMo omits this state from "
+    "the last checkpoint of a complete training, unless its ModelCheckpoint has "
+    "save_optim_on_train_end=True. Resume from an earlier checkpoint, or use only the weights: "
+    "name the checkpoint as initial_ckpt_path in the model's config."
+)
+
 
 def read_metadata(path: Path) -> Any:
     """Returns the content of a `.metadata` file.
@@ -235,6 +243,8 @@ def refusal_of(folder: Any, error: Any) -> UserError:
     for cause, _ in error.failures.values():
         try:
             with reading(folder, USE_ANOTHER):
+                if isinstance(cause, KeyError) and str(cause).strip("\"'").startswith("optimizer."):
+                    raise UserError(f"{folder}: {NO_OPTIMIZER}")
                 raise cause
         except UserError as refused:
             problems += [one for one in refused.problems if one not in problems]

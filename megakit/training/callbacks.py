@@ -18,21 +18,35 @@ from megakit.training.validation import higher_is_better
 
 
 class ExactSteps(pl.Callback):
-    """Makes a resumed run count and validate like an uninterrupted run.
+    """Makes a resumed training count and validate like an uninterrupted one.
 
     Lightning saves its batch counters in the middle of a step, one step behind. Lightning repeats
-    the validation when a run resumes from a validated step. This callback corrects both, and makes
-    Lightning validate when `validation_is_due`. Lightning tests whether the number of batches is a
-    multiple of `val_check_batch`: always for 1, never for infinity.
+    the validation when a training resumes from a validated step. This callback corrects both.
     """
+
+    _val_check_batch: float | None = None  # Lightning's value while the callback replaces it
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the counters to the number of completed steps, after a checkpoint was loaded."""
-        trainer.val_check_batch = math.inf  # does not repeat the validation of the resumed step
         progress = trainer.fit_loop.epoch_loop.batch_progress
+        missing = trainer.global_step - progress.total.completed
         for counter in (progress.total, progress.current):
+            completed = counter.completed + missing
             for name in ("ready", "started", "processed", "completed"):
-                replace(counter, name, trainer.global_step)
+                replace(counter, name, completed)
+        if trainer.global_step:
+            # Lightning tests whether the number of batches is a multiple of this value.
+            self._val_check_batch = trainer.val_check_batch
+            trainer.val_check_batch = math.inf
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Restores Lightning's value: from this step on, validations are new."""
+        if self._val_check_batch is not None:
+            trainer.val_check_batch, self._val_check_batch = self._val_check_batch, None
+
+
+class ExactValidation(ExactSteps):
+    """Makes Lightning also validate after the last step: whenever `validation_is_due`."""
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
         """Tells Lightning whether to validate after the step that begins."""

@@ -29,8 +29,9 @@ class MetricTracker(pl.Callback):
     ) -> None:
         self.metrics_to_track_val = list(metrics_to_track_val)
         self.metrics_to_track_train = list(metrics_to_track_train)
-        self._val: dict[str, list[Any]] = defaultdict(list)
-        self._train: dict[str, list[Any]] = defaultdict(list)
+        # Without a step, for example of a complete run, each key has an empty tensor.
+        self._val = defaultdict[str, list[Any]](list, {key: [] for key in metrics_to_track_val})
+        self._train = defaultdict[str, list[Any]](list, {key: [] for key in metrics_to_track_train})
 
     @staticmethod
     def _collect(into: dict[str, list[Any]], outputs: STEP_OUTPUT, keys: list[str]) -> None:

@@ -49,6 +49,12 @@ def test_tensors_and_values_come_back() -> None:
         assert torch.equal(found["tensors"][name], tensor), name
 
 
+def test_paths_are_values() -> None:
+    """NeMo's `ModelCheckpoint` saves its folder as a path in each checkpoint of a run."""
+    path = Path("/runs", "pretrain")
+    assert read(saved({"dirpath": path}))["dirpath"] == path
+
+
 def test_the_same_as_torch_load_gives() -> None:
     content = saved(TENSORS)
     ours, theirs = read(content), torch.load(io.BytesIO(content), weights_only=True)

@@ -84,7 +84,7 @@ def test_callbacks_run_in_the_order_that_they_need(build: Any) -> None:
     """Values that a user's callback logs are reported; what is reported is saved."""
     mine = pl.Callback()
     names = [type(callback).__name__ for callback in build(callbacks=[mine]).callbacks]
-    ours = ["ExactSteps", "Callback", "Pictures", "Reporter", "StopOnSignal", "CheckpointWriter"]
+    ours = ["ExactValidation", "Callback", "Pictures", "Reporter", "StopOnSignal", "CheckpointWriter"]
     assert [name for name in names if name in ours] == ours
     assert "StopWithoutProgress" not in names
     names = [type(callback).__name__ for callback in build(stop_after=2).callbacks]
@@ -119,7 +119,8 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(build: Any, tmp_path: Path, f
     assert trainer.logger._kwargs["purge_step"] == 11
 
 
-def test_lightning_counts_the_batches_of_all_completed_steps() -> None:
+@pytest.mark.parametrize("in_epoch", [6, 2], ids=["first epoch", "second epoch"])
+def test_lightning_counts_the_batches_of_all_completed_steps(in_epoch: int) -> None:
     """Its counters in a checkpoint are one step behind."""
     from megakit.training.callbacks import ExactSteps
 
@@ -128,11 +129,14 @@ def test_lightning_counts_the_batches_of_all_completed_steps() -> None:
     )
     loop = trainer.fit_loop.epoch_loop
     loop.automatic_optimization.optim_progress.optimizer.step.total.completed = 7
-    loop.batch_progress.total.ready = loop.batch_progress.current.completed = 6
+    loop.batch_progress.total.ready, loop.batch_progress.total.completed = 7, 6
+    loop.batch_progress.current.completed = in_epoch
+    trainer.val_check_batch = 5
     ExactSteps().on_train_start(trainer, None)  # type: ignore[arg-type]
-    for counter in (loop.batch_progress.total, loop.batch_progress.current):
-        names = ("ready", "started", "processed", "completed")
-        assert [getattr(counter, name) for name in names] == [7] * 4
+    names = ("ready", "started", "processed", "completed")
+    total, current = loop.batch_progress.total, loop.batch_progress.current
+    assert [getattr(total, name) for name in names] == [7] * 4
+    assert [getattr(current, name) for name in names] == [in_epoch + 1] * 4
 
 
 @pytest.mark.parametrize("count", [0, 2])
