@@ -51,7 +51,7 @@ from megakit.training import MetricTracker as MetricTracker  # for the published
 from mnist.dataset import MnistBatch as MnistBatch
 from mnist.dataset import MNISTCustom as MNISTCustom
 from mnist.dataset import MnistItem as MnistItem
-from mnist.files import DatasetName, read_splits
+from mnist.files import DatasetName, find_dataset, is_complete, read_splits
 from mnist.sizes import SizeOptions
 
 # --- Losses ---------------------------------------------------------------------------------------
@@ -149,11 +149,17 @@ class MNISTDataModule(MegatronDataModule):
         **options: Any,
     ) -> None:
         super().__init__(batch_size, output_log=output_log, **options)
+        self.max_len = self.data_sampler.seq_len  # a name of the published tutorial
         self.data_dir, self.dataset = Path(data_dir), dataset
         self.corruption, self.num_labels = corruption, num_labels
 
     def setup(self, stage: str) -> None:
-        """Reads the images. Lightning calls this method on every rank."""
+        """Reads the images, and first downloads missing files.
+
+        Lightning calls this method on every rank. The scripts download before the ranks start.
+        """
+        if self.dataset == "mnist" and not is_complete(self.data_dir):
+            find_dataset(self.data_dir, "mnist")
         train, self.val_set, self.test_set = read_splits(
             self.data_dir, self.dataset, MNISTCustom.from_arrays
         )
@@ -381,12 +387,16 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
     validation_step = training_step
 
     def predict_step(self, batch: MnistBatch, batch_idx: int | None = None) -> Any:
-        """Returns output, idx, label and loss mask; before the last stage, only the output."""
+        """Returns a dict: `output`, and of the batch `idx`, `label` and `loss_mask` if present.
+
+        Before the last pipeline stage, this method returns only the output, for the next stage.
+        """
         has_latent = returns_latent(self.config.model_cls)
         output = self(batch, return_latent=True) if has_latent else self(batch)
         if not parallel_state.is_pipeline_last_stage():
             return output
-        outputs = {key: batch[key] for key in ("idx", "label", "loss_mask")}
+        kept = ("idx", "label", "loss_mask")
+        outputs: dict[str, Any] = {key: value for key, value in batch.items() if key in kept}
         if has_latent:
             output, outputs["latent"] = output
         return {"output": output, **outputs}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from megakit.data import on_device
 from mnist.files import find_dataset, read_mnist
@@ -39,34 +39,52 @@ class MNISTCustom(Dataset[MnistItem]):
         root: Folder that contains `MNIST/raw`.
         train: True for the 60,000 training images, False for the 10,000 test images.
         transform: Applied to each PIL image instead of the conversion to float32 in [0, 1].
+        target_transform: Applied to each label, an int.
         download: Whether to download missing files.
     """
+
+    transform: Callable[[Any], Tensor] | None = None
+    target_transform: Callable[[int], Any] | None = None
 
     def __init__(
         self,
         root: str | Path,
         train: bool = True,
         transform: Callable[[Any], Tensor] | None = None,
+        target_transform: Callable[[int], Any] | None = None,
         download: bool = False,
     ) -> None:
         if download:
             find_dataset(Path(root), "mnist")
         self.images, self.labels = read_mnist(Path(root), train)
-        self.transform = transform
+        self.transform, self.target_transform = transform, target_transform
 
     @classmethod
     def from_arrays(cls, images: NDArray[np.uint8], labels: NDArray[Any]) -> "MNISTCustom":
         """Builds a dataset from other images (N, 28, 28) and their labels (N,)."""
         dataset = cls.__new__(cls)
-        dataset.images, dataset.labels, dataset.transform = images, labels, None
+        dataset.images, dataset.labels = images, labels
         return dataset
+
+    @property
+    def data(self) -> Tensor:
+        """A copy of all images as torchvision names them: uint8 (N, 28, 28)."""
+        return torch.tensor(self.images)
+
+    @property
+    def targets(self) -> Tensor:
+        """A copy of all labels as torchvision names them: int64 (N,)."""
+        return torch.tensor(self.labels).long()
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> MnistItem:
         batch = self.get_batch(np.array([index]))
-        return {"data": batch["data"][0], "label": int(batch["label"]), "idx": int(batch["idx"])}
+        label = int(self.labels[index])
+        if self.target_transform is not None:
+            label = self.target_transform(label)
+        return {"data": batch["data"][0], "label": label, "idx": int(batch["idx"])}
 
     def get_batch(self, indices: NDArray[np.int64]) -> MnistBatch:
         """Returns a collated batch; this is many times faster than collating single samples."""
@@ -77,5 +95,9 @@ class MNISTCustom(Dataset[MnistItem]):
             from PIL import Image
 
             data = torch.stack([self.transform(Image.fromarray(image)) for image in images])
-        labels = on_device(self.labels[indices]).long()
-        return {"data": data, "label": labels, "idx": on_device(indices % len(self))}
+        labels = self.labels[indices]
+        if self.target_transform is None:
+            label = on_device(labels).long()
+        else:
+            label = default_collate([self.target_transform(one) for one in labels.tolist()])
+        return {"data": data, "label": label, "idx": on_device(indices % len(self))}

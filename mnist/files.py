@@ -118,6 +118,11 @@ def find_dataset(
         ) from None
 
 
+def is_complete(data_dir: Path) -> bool:
+    """Tells whether all files of MNIST exist; does not read them."""
+    return _locate(data_dir)[1].keys() == MNIST_SHA256.keys()
+
+
 def read_splits(
     data_dir: Path,
     dataset: DatasetName,

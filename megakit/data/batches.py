@@ -10,7 +10,6 @@ Wrappers pass the array of indices to the wrapped dataset, so that one call fetc
 `__getitems__(indices)` has PyTorch's meaning: it returns a list of samples.
 """
 
-import functools
 import inspect
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +20,7 @@ from torch.utils.data import Subset, default_collate
 from megakit.data.indices import EpochIndex, IntArray, MapDataset, each
 
 _subset_arrays: WeakKeyDictionary[Subset, tuple[Any, IntArray | None]] = WeakKeyDictionary()
+_has_get_batch: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 def fetch_batch(dataset: MapDataset, indices: IntArray | EpochIndex[IntArray]) -> Any:
@@ -59,17 +59,21 @@ def fetch_samples(dataset: MapDataset, indices: IntArray | EpochIndex[IntArray])
     return [dataset[index] for index in each(indices)]
 
 
-@functools.lru_cache  # every batch asks
 def has_get_batch(cls: type) -> bool:
     """Tell whether a class of datasets has a method `get_batch(indices)` for whole batches.
 
     A user's class may have a method of this name with another purpose, for example
     `get_batch(size)`. So the first parameter must be named `indices`.
     """
-    if not is_current(cls, "get_batch", "__getitem__"):
-        return False
+    if cls not in _has_get_batch:
+        current = is_current(cls, "get_batch", "__getitem__")
+        _has_get_batch[cls] = current and _takes_indices(getattr(cls, "get_batch"))  # noqa: B009
+    return _has_get_batch[cls]
+
+
+def _takes_indices(method: Any) -> bool:
     try:
-        signature = inspect.signature(getattr(cls, "get_batch"))  # noqa: B009
+        signature = inspect.signature(method)
     except (TypeError, ValueError):  # not a function, or a compiled one
         return False
     return list(signature.parameters)[1:2] == ["indices"]  # after self

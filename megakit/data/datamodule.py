@@ -69,10 +69,12 @@ class MegatronDataModule(pl.LightningDataModule):
         self.val_set: Any = None
         self.test_set: Any = None
         if micro_batch_size is not None:
+            self.micro_batch_size = micro_batch_size
+            self.global_batch_size = global_batch_size or micro_batch_size
             self.data_sampler = ExactDataSampler(
                 seq_len=1,  # required by pipeline stages, used by token models only
-                micro_batch_size=micro_batch_size,
-                global_batch_size=global_batch_size or micro_batch_size,
+                micro_batch_size=self.micro_batch_size,
+                global_batch_size=self.global_batch_size,
                 output_log=output_log,
             )
 
@@ -132,7 +134,11 @@ class MegatronDataModule(pl.LightningDataModule):
                 f"{type(self).__name__}.{name} is None. Assign a dataset to it in setup(), or "
                 "override the method that returns the loader."
             )
-        return DataLoader(dataset, num_workers=self.num_workers)
+        # Without a trainer, the loader gives these batches. NeMo's strategy replaces the batches by
+        # those of `data_sampler`.
+        sampler = getattr(self, "data_sampler", None)
+        size = sampler.micro_batch_size if sampler is not None else 1
+        return DataLoader(dataset, size, num_workers=self.num_workers)
 
     def update_init_global_step(self) -> None:
         """Stores the current step and the number of samples consumed so far.

@@ -53,11 +53,11 @@ def as_int(value: SupportsIndex, name: str) -> int:
     raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
 
 
-def as_seed(value: SupportsIndex) -> int:
+def as_seed(value: SupportsIndex, name: str = "The seed") -> int:
     """Return a seed as an int; a negative seed is a ValueError."""
-    seed = as_int(value, "The seed")
+    seed = as_int(value, name)
     if seed < 0:
-        raise ValueError(f"The seed must not be negative, got {seed}.")
+        raise ValueError(f"{name} must be greater than or equal to 0, got {seed}.")
     return seed
 
 
@@ -65,7 +65,7 @@ def check_index(index: SupportsIndex, length: int) -> int:
     """Return an index of a dataset as an int, after checking its range."""
     number = as_int(index, "The index")
     if not 0 <= number < length:
-        raise IndexError(f"Index {number} is out of bounds for a dataset of length {length}.")
+        raise IndexError(f"Index {number} out of bounds for dataset of length {length}.")
     return number
 
 

@@ -32,6 +32,8 @@ MAX_LENGTH = 2**63 - 1
 # while the last elements are hashed again.
 _BLOCK = 65536
 
+_SEED = "The permutation seed"
+
 Words = TypeVar("Words", int, NDArray[Any])
 
 
@@ -61,13 +63,15 @@ def permute(index: Int | NDArray[Any], length: Int, seed: Int | NDArray[Any]) ->
     """
     length = as_int(length, "The length")
     if not 1 <= length <= MAX_LENGTH:
-        raise ValueError(f"The length must be from 1 to 2**63 - 1, got {length}.")
+        raise ValueError(
+            f"The length of the permuted range must be from 1 to 2**63 - 1, got {length}."
+        )
     if isinstance(seed, np.ndarray):
         indices = as_int_array(index, "The indices")
         indices, seeds = np.broadcast_arrays(indices, as_int_array(seed, "The seeds"))
-        as_seed(int(seeds.min(initial=0)))
+        as_seed(int(seeds.min(initial=0)), _SEED)
         return _permute_array(indices, length, seeds.reshape(-1).astype(np.uint64))
-    seed = as_seed(seed)
+    seed = as_seed(seed, _SEED)
     if isinstance(index, np.ndarray):
         return _permute_array(as_int_array(index, "The indices"), length, seed)
     number = as_int(index, "The index")
@@ -144,4 +148,4 @@ def _hash(x: Words, keys: Sequence[Words], mask: Any) -> Words:
 
 def _check_index(index: int, length: int) -> None:
     if not 0 <= index < length:
-        raise ValueError(f"The index must be in [0, {length}), got {index}.")
+        raise ValueError(f"The index to permute must be in the range [0, {length}), got {index}.")

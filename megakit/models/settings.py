@@ -1,6 +1,9 @@
 """Records settings, so that a checkpoint's context contains their current values."""
 
+import dataclasses
 import enum
+import inspect
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,27 @@ import torch
 from nemo.lightning import io
 
 
-class IOMixinWithGettersSetters(io.IOMixin):
+class WillHaveGetSetHparam(ABC):
+    """Declares the methods of `IOMixinWithGettersSetters` for a base class without NeMo's IOMixin.
+
+    A dataclass that calls `set_hparam` derives from this class; its subclasses also derive from
+    `IOMixinWithGettersSetters`, which implements the methods.
+    """
+
+    @abstractmethod
+    def set_hparam(self, attribute: str, value: Any, also_change_value: bool = True) -> None:
+        """Records the value of a constructor argument."""
+
+    @abstractmethod
+    def get_hparam(self, attribute: str) -> Any:
+        """Returns the recorded value of a constructor argument, or the argument's default."""
+
+    @abstractmethod
+    def get_hparams(self) -> dict[str, Any]:
+        """Returns all recorded values by name."""
+
+
+class IOMixinWithGettersSetters(WillHaveGetSetHparam, io.IOMixin):
     """NeMo's IOMixin that also records attributes that change after construction.
 
     NeMo records a constructor's arguments in `__io__` and writes them into the context of each
@@ -24,29 +47,61 @@ class IOMixinWithGettersSetters(io.IOMixin):
         if _can_be_recorded(value):
             setattr(recorded, name, value)
 
-    def get_hparam(self, name: str) -> Any:
-        """Returns the recorded value of a constructor argument.
+    def get_hparam(self, attribute: str) -> Any:
+        """Returns the recorded value of a constructor argument, or the argument's default.
 
         Raises:
-            KeyError: The constructor has no such argument, or no value is recorded.
+            KeyError: The constructor has no such argument, or the argument has neither a recorded
+                value nor a default.
         """
-        return self.get_hparams()[name]
+        try:
+            return getattr(self.__io__, attribute)
+        except AttributeError:
+            names = ", ".join(sorted(self.__io__.__signature_info__.parameters))
+            raise KeyError(
+                f"{type(self).__name__} has no constructor argument {attribute!r} with a value. "
+                f"Its arguments are {names}."
+            ) from None
 
     def get_hparams(self) -> dict[str, Any]:
-        """Returns all recorded values by name."""
-        return dict(self.__io__.__arguments__)
+        """Returns the recorded values that differ from the arguments' defaults, by name.
 
-    def set_hparam(self, name: str, value: object, also_change_value: bool = True) -> None:
+        Values that the constructor itself assigns, for example in `__post_init__`, are recorded.
+        """
+        recorded = self.__io__.__arguments__
+        return {name: recorded[name] for name in self.get_non_default_hparams()}
+
+    def get_non_default_hparams(self) -> list[str]:
+        """Returns the names of the arguments whose recorded values differ from their defaults."""
+        defaults = _defaults(type(self))
+        recorded = self.__io__.__arguments__.items()
+        return [
+            name for name, value in recorded if value != defaults.get(name, dataclasses.MISSING)
+        ]
+
+    def set_hparam(self, attribute: str, value: Any, also_change_value: bool = True) -> None:
         """Records a constructor argument's value for the contexts of later checkpoints.
 
         Args:
-            name: Name of the argument.
+            attribute: Name of the argument.
             value: The value.
             also_change_value: Whether to set the attribute of this name, too.
         """
         if also_change_value:
-            setattr(self, name, value)
-        setattr(self.__io__, name, value)
+            setattr(self, attribute, value)
+        setattr(self.__io__, attribute, value)
+
+
+def _defaults(cls: Any) -> dict[str, Any]:
+    """Returns the defaults of a constructor's arguments; those of a dataclass from its fields."""
+    if not dataclasses.is_dataclass(cls):
+        return {name: one.default for name, one in inspect.signature(cls).parameters.items()}
+    return {
+        field.name: field.default
+        if field.default_factory is dataclasses.MISSING
+        else field.default_factory()
+        for field in dataclasses.fields(cls)
+    }
 
 
 def _can_be_recorded(value: object) -> bool:

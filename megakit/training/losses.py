@@ -1,7 +1,7 @@
 """Averages losses over samples, tokens and ranks; passes predictions through Megatron."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypedDict, TypeVar
 
 import torch
 from megatron.core import parallel_state
@@ -220,15 +220,48 @@ class TokenMeanLossReduction(MegatronLossReduction):
 
 
 class PassthroughLossReduction(MegatronLossReduction):
-    """Passes a model's output through Megatron's schedule, which returns only loss reports."""
+    """Passes a model's output through Megatron's schedule, which returns only loss reports.
+
+    The output is a tensor, None, or a dict, list or tuple of outputs, nested to any depth.
+
+    Attributes:
+        batch_dims: The batch dimension of the tensors under a key of a dict; 0 for all other keys.
+            Megatron's language models return logits of shape (sequence, batch, vocabulary).
+    """
+
+    batch_dims: ClassVar[Mapping[str, int]] = {"token_logits": 1}
 
     def forward(self, batch: Mapping[str, Any], forward_out: OutputT) -> tuple[Tensor, OutputT]:
         """Returns a loss of zero, and the unchanged output."""
-        return torch.zeros((), device=_first_tensor(forward_out).device), forward_out
+        tensor = next(_tensors(forward_out), None)
+        return torch.zeros((), device=None if tensor is None else tensor.device), forward_out
 
     def reduce(self, forward_out: Sequence[OutputT]) -> OutputT:
-        """Concatenates the outputs of all micro batches along the first dimension."""
-        return _concatenate(forward_out)
+        """Concatenates the outputs of all micro batches along the batch dimension.
+
+        Raises:
+            TypeError: An output contains a value of another type.
+        """
+        return self._concatenate(forward_out)
+
+    def _concatenate(self, outputs: Sequence[Any], dim: int = 0) -> Any:
+        first = outputs[0]
+        if first is None:
+            return None
+        if isinstance(first, Tensor):
+            return torch.cat(list(outputs), dim)
+        if isinstance(first, dict):
+            return {
+                key: self._concatenate([one[key] for one in outputs], self.batch_dims.get(key, dim))
+                for key in first
+            }
+        if not isinstance(first, list | tuple):
+            raise TypeError(
+                f"A model's output in prediction contains a {type(first).__name__}. Return "
+                "tensors, None, or dicts, lists and tuples of them."
+            )
+        parts = [self._concatenate(items, dim) for items in zip(*outputs, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
 
 
 class LightningPassthroughPredictionMixin:
@@ -239,16 +272,10 @@ class LightningPassthroughPredictionMixin:
         return PassthroughLossReduction()
 
 
-def _first_tensor(output: Any) -> Tensor:
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """Yields the tensors in a nested output."""
     if isinstance(output, Tensor):
-        return output
-    return _first_tensor(next(iter(output.values() if isinstance(output, dict) else output)))
-
-
-def _concatenate(outputs: Sequence[Any]) -> Any:
-    first = outputs[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(outputs))
-    if isinstance(first, dict):
-        return {key: _concatenate([output[key] for output in outputs]) for key in first}
-    return type(first)(_concatenate(items) for items in zip(*outputs, strict=True))
+        yield output
+    elif isinstance(output, dict | list | tuple):
+        for item in output.values() if isinstance(output, dict) else output:
+            yield from _tensors(item)

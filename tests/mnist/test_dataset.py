@@ -69,3 +69,22 @@ def test_a_transform_of_the_users_own(test_set: MNISTCustom, made_up_mnist: Path
     indices = np.arange(4)
     turned = mine.get_batch(indices)["data"]
     assert torch.equal(turned, test_set.get_batch(indices)["data"].flip(2, 3))
+
+
+def test_torchvisions_attributes(test_set: MNISTCustom, made_up_mnist: Path) -> None:
+    theirs = MNIST(str(made_up_mnist), train=False)
+    assert_elements_equal(test_set.data, theirs.data)
+    assert_elements_equal(test_set.targets, theirs.targets)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [lambda label: label + 100, lambda label: torch.eye(10)[label]],
+    ids=["int", "one hot"],
+)
+def test_labels_are_transformed(made_up_mnist: Path, transform: Any) -> None:
+    dataset = MNISTCustom(made_up_mnist, train=False, target_transform=transform)
+    theirs = MNIST(str(made_up_mnist), train=False, target_transform=transform)
+    for index in (0, 1234):
+        assert_elements_equal(dataset[index]["label"], theirs[index][1])
+    assert_dataset_compatible_with_megatron(dataset)

@@ -52,6 +52,16 @@ class TestDownloading:
         chosen.resolve_dataset(None, lines.append, True)
         assert len(mirror.requests) == len(lines) == 4
 
+    def test_by_a_data_module_without_a_script(self, mirror, tmp_path, megatron):
+        from model_components import MNISTDataModule
+
+        data = MNISTDataModule(data_dir=tmp_path)
+        data.setup("fit")
+        assert len(mirror.requests) == 4
+        assert [*map(len, (data.mnist_val, data.mnist_test))] == [5_000, 10_000]
+        data.setup("fit")
+        assert len(mirror.requests) == 4, "nothing is downloaded twice"
+
     def test_others_may_read_what_was_downloaded(self, mirror, tmp_path, lines):
         find_dataset(tmp_path, "mnist", report=lines.append)
         (tmp_path / "plain").write_text("")

@@ -45,6 +45,24 @@ def test_the_split_is_the_tutorials_whatever_the_seed(
     assert images is modules[0].mnist_train.dataset.dataset.dataset.images
 
 
+def test_loaders_give_real_batches_without_a_trainer(components: ModuleType) -> None:
+    data = digits(components, batch_size=16)
+    for loader, dataset in (
+        (data.train_dataloader(), data.train_set),
+        (data.val_dataloader(), data.val_set),
+        (data.predict_dataloader(), data.test_set),
+    ):
+        batch = next(iter(loader))
+        assert_elements_equal(batch, default_collate([dataset[i] for i in range(16)]))
+
+
+def test_the_tutorials_attributes(components: ModuleType) -> None:
+    data = components.MNISTDataModule(batch_size=16)
+    assert (data.micro_batch_size, data.global_batch_size) == (16, 16)
+    assert data.max_len == data.data_sampler.seq_len
+    assert components.MNISTDataModule("./", 16, global_batch_size=64).global_batch_size == 64
+
+
 def test_nemo_logs_metrics_of_its_own_only_if_asked(components: ModuleType) -> None:
     """It would log five values at every step."""
     for options in ({}, {"output_log": True}):

@@ -133,6 +133,9 @@ def test_prediction_asks_for_latents_where_there_are_some(
     if has_latent:
         assert found["latent"].shape == (4, 3)
     assert torch.equal(module.training_step(batch), found["output"])
+    # The data module of the published tutorial has no loss mask.
+    del batch["loss_mask"]
+    assert module.predict_step(batch).keys() == expected - {"loss_mask"}
 
 
 def test_configs_name_their_models_and_losses(components: ModuleType) -> None:

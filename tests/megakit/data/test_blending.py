@@ -275,7 +275,7 @@ def test_a_data_module_trains_on_a_blend():
         ([([1], 10**400)], {}, "must be positive and finite, got 10000"),
         ([([1], 1), ([1], 1e-5)], {}, "weight 1e-05 of member 1 is a share of 1e-05. The smallest"),
         ([([1], 1)], {"num_samples": 0}, "num_samples must be at least 1, got 0"),
-        ([([1], 1)], {"seed": -1}, "seed must not be negative"),
+        ([([1], 1)], {"seed": -1}, "seed must be greater than or equal to 0"),
     ],
 )
 def test_wrong_values(members, options, message):
@@ -303,11 +303,11 @@ def test_wrong_types(members, options, message):
 def test_wrong_indices():
     blend = blend_of([(7, 1)])
     for index in (7, -1):
-        with pytest.raises(IndexError, match=f"{index} is out of bounds for a dataset of length 7"):
+        with pytest.raises(IndexError, match=f"{index} out of bounds for dataset of length 7"):
             blend[index]
-        with pytest.raises(IndexError, match=f"{index} is out of bounds"):
+        with pytest.raises(IndexError, match=f"{index} out of bounds"):
             blend.get_batch(np.array([0, index]))
-        with pytest.raises(IndexError, match=f"{index} is out of bounds"):
+        with pytest.raises(IndexError, match=f"{index} out of bounds"):
             blend.__getitems__([0, index])
     for wrong in (1.0, True, slice(2), None):
         with pytest.raises(TypeError, match="must be an integer"):

@@ -200,7 +200,7 @@ def test_a_dataset_that_shrank_is_noticed(shuffle):
     resampler = MultiEpochDatasetResampler(dataset, num_epochs=2, shuffle=shuffle)
     resampler.get_batch(np.arange(20))
     inner.length = 9
-    with pytest.raises(IndexError, match="out of bounds for a dataset of length 9"):
+    with pytest.raises(IndexError, match="out of bounds for dataset of length 9"):
         resampler.get_batch(np.arange(20))
 
 
@@ -270,12 +270,12 @@ def test_an_epoch_may_be_any_number():
 @pytest.mark.parametrize("index", [7, -1, 10**30])
 def test_out_of_bounds(index):
     resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
-    with pytest.raises(IndexError, match=f"{index} is out of bounds for a dataset of length 7"):
+    with pytest.raises(IndexError, match=f"{index} out of bounds for dataset of length 7"):
         resampler[index]
-    with pytest.raises(IndexError, match=f"{index} is out of bounds"):
+    with pytest.raises(IndexError, match=f"{index} out of bounds"):
         AddEpoch(Virtual(7))[EpochIndex(0, index)]
     if abs(index) < 2**63:
-        with pytest.raises(IndexError, match=f"{index} is out of bounds"):
+        with pytest.raises(IndexError, match=f"{index} out of bounds"):
             resampler.get_batch(np.array([0, index, 1]))
     with pytest.raises(IndexError, match="epoch must not be negative"):
         AddEpoch(Virtual(7))[EpochIndex(-1, 0)]
@@ -289,7 +289,7 @@ def test_out_of_bounds(index):
         (7, {"num_epochs": -2}, "num_epochs must be at least 1"),
         (7, {"num_samples": 0}, "num_epochs must be at least 1"),
         (7, {"num_samples": -30}, "num_epochs must be at least 1"),
-        (7, {"seed": -1}, "seed must not be negative"),
+        (7, {"seed": -1}, "seed must be greater than or equal to 0"),
         (0, {}, "dataset is empty"),
         (0, {"num_samples": 5}, "dataset is empty"),
     ],

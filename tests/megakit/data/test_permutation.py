@@ -148,12 +148,12 @@ def test_not_an_integer(arguments):
         ((-1, 10, 0), "got -1"),
         ((np.array([0, 10]), 10, 0), "got 10"),
         ((np.array([0, -3]), 10, 0), "got -3"),
-        ((0, 0, 0), "length must be from 1"),
-        ((0, -5, 0), "length must be from 1"),
-        ((0, 2**63, 0), "length must be from 1"),
-        ((0, 10, -1), "seed must not be negative"),
-        ((np.array([0]), 10, -1), "seed must not be negative"),
-        ((0, 10, np.array([3, -1])), "seed must not be negative"),
+        ((0, 0, 0), "length of the permuted range must be from 1"),
+        ((0, -5, 0), "length of the permuted range must be from 1"),
+        ((0, 2**63, 0), "length of the permuted range must be from 1"),
+        ((0, 10, -1), "seed must be greater than or equal to 0"),
+        ((np.array([0]), 10, -1), "seed must be greater than or equal to 0"),
+        ((0, 10, np.array([3, -1])), "seed must be greater than or equal to 0"),
     ],
 )
 def test_outside(arguments, message):

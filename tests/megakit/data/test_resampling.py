@@ -100,7 +100,7 @@ def test_arguments():
         PRNGResampleDataset([])
     with pytest.raises(ValueError, match="num_samples must be at least 1"):
         PRNGResampleDataset(range(7), num_samples=0)
-    with pytest.raises(ValueError, match="seed must not be negative"):
+    with pytest.raises(ValueError, match="seed must be greater than or equal to 0"):
         PRNGResampleDataset(range(7), seed=-1)
     for wrong in ({"seed": 1.0}, {"num_samples": True}, {"seed": None}):
         with pytest.raises(TypeError, match="must be an integer"):

@@ -1,6 +1,7 @@
 """Settings in a checkpoint are those at the time it was saved."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,42 @@ def test_set_hparam(also_change_value: bool) -> None:
     assert mine.get_hparam("hidden_size") == 64
     assert mine.get_hparams()["hidden_size"] == 64
     assert mine.hidden_size == (64 if also_change_value else 16)
+
+
+def test_defaults_are_read_but_not_listed() -> None:
+    mine = config()
+    assert mine.get_hparam("hidden_size") == mine.hidden_size
+    assert mine.get_hparam("initial_ckpt_skip_keys_with_these_prefixes") == set()  # by a factory
+    assert "hidden_size" not in mine.get_hparams()
+    mine.hidden_size = 64
+    assert mine.get_hparams()["hidden_size"] == 64
+    assert mine.get_non_default_hparams() == list(mine.get_hparams())
+    with pytest.raises(KeyError, match=r"no constructor argument 'hiden_size'.* hidden_size, "):
+        mine.get_hparam("hiden_size")
+
+
+def test_a_base_class_may_set_what_its_subclass_records() -> None:
+    from nemo.lightning import io
+
+    from megakit.models import IOMixinWithGettersSetters, WillHaveGetSetHparam
+
+    @dataclass
+    class Base(WillHaveGetSetHparam):
+        width: int = 3
+
+        def double(self) -> None:
+            self.set_hparam("width", 2 * self.width)
+
+    @dataclass
+    class Recorded(Base, IOMixinWithGettersSetters):
+        depth: int = 4
+
+    mine = Recorded(width=5)
+    mine.double()
+    assert (mine.width, mine.get_hparams()) == (10, {"width": 10})
+    assert io.reinit(mine) == Recorded(width=10)
+    with pytest.raises(TypeError, match="abstract"):
+        Base()  # type: ignore[abstract]
 
 
 def test_get_hparams_is_a_copy() -> None:

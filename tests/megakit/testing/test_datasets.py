@@ -140,7 +140,7 @@ def test_datasets_that_are_unusual(name):
     [
         range(10**12),
         MultiEpochDatasetResampler(
-            IdentityMultiEpochDatasetWrapper(range(10**9)),  # type: ignore[arg-type]
+            IdentityMultiEpochDatasetWrapper(range(10**9)),
             num_epochs=1000,
         ),
     ],

@@ -1,5 +1,6 @@
 """The mean over ranks, and outputs that travel as losses."""
 
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -79,6 +80,38 @@ def test_every_entry_of_a_dict_is_concatenated() -> None:
     whole = PassthroughLossReduction().reduce(outputs)
     assert whole["idx"].tolist() == [0, 1, 2, 1]
     assert whole["z"].shape == (4, 3)
+
+
+def test_logits_of_language_models_have_the_batch_in_their_second_dimension() -> None:
+    from megakit.training import PassthroughLossReduction
+
+    outputs: list[Any] = [
+        {"token_logits": torch.full((5, 2, 3), float(k)), "of": {"z": torch.ones(2, 3)}}
+        for k in range(2)
+    ]
+    whole = PassthroughLossReduction().reduce(outputs)
+    assert whole["token_logits"].shape == (5, 4, 3)
+    assert whole["token_logits"][0, :, 0].tolist() == [0, 0, 1, 1]
+    assert whole["of"]["z"].shape == (4, 3)
+
+    class SequenceFirst(PassthroughLossReduction):
+        batch_dims = MappingProxyType({"hidden": 1})
+
+    assert SequenceFirst().reduce([{"hidden": torch.ones(5, 2)}] * 3)["hidden"].shape == (5, 6)
+
+
+def test_an_output_without_a_value() -> None:
+    from megakit.training import PassthroughLossReduction
+
+    passthrough = PassthroughLossReduction()
+    outputs = [{"z": torch.ones(2), "loss": None}] * 2
+    loss, report = passthrough.forward({}, outputs[0])
+    assert (loss.item(), report) == (0, outputs[0])
+    assert passthrough.reduce(outputs)["loss"] is None
+    assert passthrough.forward({}, None)[0].item() == 0
+    assert passthrough.reduce([None, None]) is None
+    with pytest.raises(TypeError, match="contains a float"):
+        passthrough.reduce([{"z": torch.ones(2), "seconds": 1.0}] * 2)
 
 
 def test_the_mixin_names_the_loss_for_predictions() -> None:
