@@ -45,11 +45,17 @@ ALL = {
     ),
     "checkpoint": Benchmark(1, "how long a save stops training", ("checkpoint.py",), False),
     "data": Benchmark(2, "the data system's speed and memory", ("data.py",)),
+    "blends": Benchmark(
+        1, "a blend of datasets, by its length; beside Megatron's helper", ("blends.py",), False
+    ),
     "chain": Benchmark(3, "accuracy and time of the whole tutorial, by seed", ("chain.py",)),
     "labels": Benchmark(20, "what pretraining is worth", ("chain.py", "--labels")),
     "vit": Benchmark(15, "accuracy, time and memory of examples/vit, by seed", ("vit.py",)),
     "parallel": Benchmark(
         5, "layouts against one process: differences and speed", ("parallel.py",), False
+    ),
+    "fake_ranks": Benchmark(
+        1, "fake ranks: set-up of large jobs, and ./run layout", ("fake_ranks.py",), False
     ),
     "platforms": Benchmark(
         45, "README's two commands on foreign systems, made for it", ("platforms.py",)

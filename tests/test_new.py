@@ -146,7 +146,7 @@ def test_a_project_of_its_own(made: Path) -> None:
     assert theirs["dependency-groups"].items() <= ours["dependency-groups"].items()
     assert theirs["tool"]["uv"].items() <= ours["tool"]["uv"].items()
     listed = re.findall(r"^  (\w+) ", start(made / "run").out, flags=re.MULTILINE)
-    assert " ".join(listed) == "tutorial tests pretrain finetune predict tensorboard setup"
+    assert " ".join(listed) == "tutorial tests pretrain finetune predict layout tensorboard setup"
     for verb in ("new", "notebook", "benchmarks"):
         refused = start(made / "run", verb)
         assert refused.status == 2

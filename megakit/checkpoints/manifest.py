@@ -28,6 +28,8 @@ SETTLED_SECONDS = 3
 _digests: dict[tuple[int, int, int, int], str] = {}
 #: The key of the manifest's own digest in `manifest.json`.
 OWN_DIGEST = "sha256"
+#: The stage of a checkpoint with the weights of another program.
+IMPORTED = "imported"
 #: Entries of `run` that identify the code of a run. A run may resume with other code.
 CODE = "code"
 CHANGES = "changes"
@@ -42,7 +44,7 @@ class Manifest:
     """Holds the fields of `manifest.json`; the file also contains the manifest's digest.
 
     Attributes:
-        stage: The stage that wrote the checkpoint, such as `pretrain`.
+        stage: The stage that wrote the checkpoint, such as `pretrain`; or `IMPORTED`.
         model: The name of the model's class.
         dataset: The training dataset.
         step: The number of completed optimizer steps.

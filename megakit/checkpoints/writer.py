@@ -135,7 +135,7 @@ class CheckpointWriter(Checkpoint):
                 self.check_place()  # if the folder is lost, raises this clearer error
                 if trainer.is_global_zero:
                     shutil.rmtree(partial, ignore_errors=True)
-                reason = _why_not_written(error)
+                reason = why_not_written(error)
                 if reason is None:
                     raise
                 free = shutil.disk_usage(self.folder.parent).free / 1e6
@@ -174,11 +174,11 @@ class CheckpointWriter(Checkpoint):
             write_manifest(partial, manifest)
             for folder, _, files in os.walk(partial):
                 for name in [".", *files]:
-                    _flush(Path(folder, name))
+                    flush(Path(folder, name))
             if final.exists():  # another program created it during this training
                 set_aside(final, "foreign")
             partial.rename(final)
-            _flush(self.folder)  # not its other files, which this run may not own
+            flush(self.folder)  # not its other files, which this run may not own
             self._prune(final)
         trainer.strategy.barrier("checkpoint complete")
 
@@ -212,7 +212,7 @@ def logged_values(trainer: pl.Trainer, prefix: str) -> dict[str, float]:
     return {name: float(value) for name, value in logged if name.startswith(prefix)}
 
 
-def _why_not_written(error: BaseException) -> str | None:
+def why_not_written(error: BaseException) -> str | None:
     """Returns the system's reason for a failed save; None if the program caused the error.
 
     torch collects the errors of all ranks in one error that is not an `Exception`. The error of
@@ -236,7 +236,7 @@ def _why_not_written(error: BaseException) -> str | None:
     return None
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Waits until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -138,7 +138,7 @@ class MegatronDataModule(pl.LightningDataModule):
         # those of `data_sampler`.
         sampler = getattr(self, "data_sampler", None)
         size = sampler.micro_batch_size if sampler is not None else 1
-        return DataLoader(dataset, size, num_workers=self.num_workers)
+        return DataLoader(dataset, batch_size=size, num_workers=self.num_workers)
 
     def update_init_global_step(self) -> None:
         """Stores the current step and the number of samples consumed so far.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from megakit.checkpoints.folders import list_checkpoints, step_of
-from megakit.checkpoints.manifest import Manifest, read_manifest, same_run, verify
+from megakit.checkpoints.manifest import IMPORTED, Manifest, read_manifest, same_run, verify
 from megakit.checkpoints.select import (
     best_of,
     keep_own_checkpoints,
@@ -196,7 +196,7 @@ def find_start(
         if not directory.has_ended(start.manifest.run.get("max_steps")):
             report(f"{directory.path} has not ended; its best checkpoint so far is used.")
     manifest = start.manifest
-    if (manifest.stage, manifest.model) != (before.name, before.model):
+    if manifest.model != before.model or manifest.stage not in (before.name, IMPORTED):
         start.file.close()
         titles = {known.name: known.title for known in (stage, before)}
         found = titles.get(manifest.stage, f"from stage {manifest.stage}")

@@ -123,11 +123,7 @@ def _check(options: argparse.Namespace) -> list[tuple[Callable[..., None], Path]
         )
     if not wanted:
         problems.append("nothing to write; give --onnx, --torch-export or --safetensors FILE.")
-    if not _is_importable(options.components):
-        problems.append(
-            f"--components {options.components}: there is no such module in {Path.cwd()}. Run this "
-            "in the folder of the module that defines the model's config, or name another."
-        )
+    problems += missing_module(options.components)
     if wanted.keys() & {"onnx", "torch-export"} and options.input_shape is None:
         problems.append("--input-shape is missing; for images of 28 x 28 pixels: 1,28,28.")
     paths = [path.absolute() for _, path in wanted.values()]
@@ -147,6 +143,16 @@ def _check(options: argparse.Namespace) -> list[tuple[Callable[..., None], Path]
     if problems:
         raise UserError(problems)
     return list(wanted.values())
+
+
+def missing_module(components: str) -> list[str]:
+    """Returns a message if the module that `--components` names does not exist."""
+    if _is_importable(components):
+        return []
+    return [
+        f"--components {components}: there is no such module in {Path.cwd()}. Run this in the "
+        "folder of the module that defines the model's config, or name another."
+    ]
 
 
 def _is_importable(module: str) -> bool:

@@ -62,7 +62,7 @@ def load_for_inference(
 
     verify_if_possible(checkpoint)
     built_by = _config(checkpoint, config)
-    with _single_rank_state(), torch.random.fork_rng(devices=[]):
+    with single_rank_state(), torch.random.fork_rng(devices=[]):
         model = built_by.configure_model()
         load_model_weights(model, checkpoint, alone=True)
     replace_parallel_layers(model)
@@ -94,7 +94,7 @@ def _config(checkpoint: Path, config: "Config | None") -> "Config":
         # A checkpoint has None in place of a function such as `init_method`.
         if settings[name] is not None or not callable(getattr(config or class_, name, None))
     } | {
-        **dict.fromkeys(_SIZES, 1),
+        **dict.fromkeys(PARALLEL_SIZES, 1),
         **dict.fromkeys(_SWITCHES, False),
         "virtual_pipeline_model_parallel_size": None,
         "params_dtype": torch.float32,
@@ -110,7 +110,7 @@ def _config(checkpoint: Path, config: "Config | None") -> "Config":
         ) from error
 
 
-_SIZES = (
+PARALLEL_SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     *("expert_model_parallel_size", "expert_tensor_parallel_size"),
 )
@@ -153,7 +153,7 @@ class _SingleRankGroup:
 
 
 @contextlib.contextmanager
-def _single_rank_state() -> Iterator[None]:
+def single_rank_state() -> Iterator[None]:
     """Sets Megatron's parallel state to that of a job of one rank, and restores it at the end.
 
     Layers read the parallel state when they are built, to allocate their shard of the weights. Real

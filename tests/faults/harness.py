@@ -42,7 +42,7 @@ PLACES = {
     ":FileSystemWriterAsync.write_preloaded_data": 8,
     "megakit.checkpoints.writer:write_context": 4,
     "megakit.checkpoints.writer:write_manifest": 4,
-    "megakit.checkpoints.writer:_flush": 48,
+    "megakit.checkpoints.writer:flush": 48,
     "megakit.checkpoints.writer:CheckpointWriter._prune": 4,
     "megakit.checkpoints.writer:shutil.rmtree": 7,
     "megakit.training.stages:_report_training": 1,

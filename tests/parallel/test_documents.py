@@ -20,10 +20,28 @@ def python_blocks() -> list[str]:
 
 
 def test_the_example_runs(ranks):
-    code, _ = python_blocks()
+    code, _, _ = python_blocks()
     names: dict[str, Any] = {"__name__": "example"}
     exec(code, names)
     names["test_every_rank_has_half"](ranks)
+
+
+def test_the_example_of_fake_ranks_runs():
+    """In a process of its own, which has not used Megatron yet; another shape is noticed."""
+    _, code, _ = python_blocks()
+    code += "\ntest_a_rank_of_1024()\n"
+    assert run_python("-c", code).status == 0
+    done = run_python("-c", code.replace("(784, 16)", "(784, 32)"))
+    assert "AssertionError" in done.err
+
+
+def test_the_layout_command_prints_what_is_shown():
+    text = DOCUMENT.read_text()
+    (command, shown) = re.findall(
+        r"^\./run (layout --.*)\n```\n\n```\n((?:.*\n)*?)```", text, re.M
+    )[0]
+    done = run(REPOSITORY / "run", *command.split(), "--dataset", "digits", VENV=sys.prefix)
+    assert done.output() == shown
 
 
 TEN_STEPS = """
@@ -39,7 +57,7 @@ def train_ten_steps(device):
 @pytest.mark.parametrize("is_twice", [False, True])
 def test_the_example_without_a_gpu_runs(is_twice: bool) -> None:
     """And fails when the host waits more often."""
-    _, code = python_blocks()
+    _, _, code = python_blocks()
     if is_twice:
         code = re.sub(r"( *train_ten_steps.*\n)", r"\1\1", code)
     done = run_python("-c", TEN_STEPS + code)

@@ -17,7 +17,9 @@ def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
     assert done.returncode == 0
     assert done.stderr == ""
     listed = re.findall(r"^  (\w+) ", done.stdout, flags=re.MULTILINE)
-    verbs = "tutorial tests pretrain finetune predict tensorboard notebook benchmarks new setup"
+    verbs = (
+        "tutorial tests pretrain finetune predict layout tensorboard notebook benchmarks new setup"
+    )
     assert " ".join(listed) == verbs
     assert not (project / ".venv").exists()
 
@@ -50,6 +52,12 @@ def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
         (["pretrain"], "<root>/model_pretrain.py"),
         (["finetune", "--lr", "1e-3"], "<root>/model_finetune.py|--lr|1e-3"),
         (["predict", "--help"], "<root>/model_predict.py|--help"),
+        (
+            ["layout", "--devices", "8"],
+            "-P|-m|megakit.testing.layout|<root>/model_pretrain.py|--devices|8",
+        ),
+        (["layout", "finetune"], "-P|-m|megakit.testing.layout|<root>/model_finetune.py"),
+        (["layout", "my.py", "-h"], "-P|-m|megakit.testing.layout|my.py|-h"),
         (["tensorboard", "--port", "1"], "-W|ignore|-P|-m|tensorboard.main|--logdir|runs|--port|1"),
         (
             ["notebook", "--no-browser"],
@@ -133,16 +141,18 @@ def test_no_verb_imports_from_the_current_folder(project, tmp_path):
     scripts = ["mnist/tutorial.py", "notebooks/renew.py", "benchmarks/run_all.py"]
     scripts += [f"model_{stage}.py" for stage in ("pretrain", "finetune", "predict")]
     modules = ["tensorboard/main.py", "notebook/__main__.py", "pytest/__main__.py"]
+    modules += ["megakit/testing/layout.py"]
     for file in (*(project / name for name in scripts), *(packages / name for name in modules)):
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(honest)
 
     downloads = tmp_path / "downloads"
     downloads.mkdir()
-    for name in ("tensorboard", "notebook", "pytest", "pip", "torch", "json", "sitecustomize"):
+    hostile = "tensorboard notebook pytest pip torch json sitecustomize megakit"
+    for name in hostile.split():
         (downloads / f"{name}.py").write_text("open('mark', 'w').close()\nprint('hostile')\n")
     verbs = ["tutorial", "tests", "pretrain", "finetune", "predict", "tensorboard", "benchmarks"]
-    for verb in (*verbs, "notebook", "notebook --renew"):
+    for verb in (*verbs, "layout", "notebook", "notebook --renew"):
         done = start(project, *verb.split(), cwd=downloads, python=None)
         assert (done.stdout, done.stderr) == ("honest\n", ""), verb
     assert not (downloads / "mark").exists()

@@ -1,0 +1,93 @@
+"""Makes one process a rank of a large job, without the other ranks.
+
+torch's backend `fake` creates the process groups of any number of ranks in one process. Its
+collectives return at once and exchange no data. So Megatron builds this rank's share of a model
+with the real shapes, but the results of collectives are wrong.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from megakit.runtime.accelerator import AcceleratorName
+from megakit.testing.parallel import distributed_model_parallel_state
+
+
+@contextlib.contextmanager
+def fake_ranks(
+    rank: int = 0,
+    world_size: int = 8,
+    *,
+    seed: int = 42,
+    accelerator: AcceleratorName = "auto",
+    **sizes: Any,
+) -> Iterator[None]:
+    """Makes this process one rank of a job without other ranks; destroys the job at the end.
+
+    Inside the block, models are built as on this rank: shapes, parameters and bytes. Collectives
+    exchange no data, so do not use their results. A job of 1,024 ranks is set up in under a second.
+    A real job may follow in the same process.
+
+    Args:
+        rank: Number of the rank, from 0.
+        world_size: Number of ranks of the job.
+        seed: Seed of Megatron's random-number tracker, from which dropout draws.
+        accelerator: See `distributed_model_parallel_state`.
+        **sizes: Arguments of Megatron's `initialize_model_parallel`, such as
+            `tensor_model_parallel_size=2`; the remaining ranks are data parallel.
+
+    Raises:
+        RuntimeError: torch.distributed is set up already, or the sizes do not fit the number of
+            ranks.
+        ValueError: The rank is not in the job.
+    """
+    with distributed_model_parallel_state(
+        seed,
+        rank=rank,
+        world_size=world_size,
+        accelerator=accelerator,
+        backend="fake",
+        **sizes,
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def mock_distributed_parallel_state(
+    world_size: int = 8,
+    rank: int = 0,
+    tensor_model_parallel_size: int = 1,
+    pipeline_model_parallel_size: int = 1,
+    virtual_pipeline_model_parallel_size: int | None = None,
+    context_parallel_size: int = 1,
+    expert_model_parallel_size: int = 1,
+    seed: int = 42,
+) -> Iterator[None]:
+    """Calls `fake_ranks` with the name and the arguments of NVIDIA BioNeMo's function.
+
+    Args:
+        world_size: Number of ranks of the job.
+        rank: Number of the rank, from 0.
+        tensor_model_parallel_size: Ranks that split each layer.
+        pipeline_model_parallel_size: Pipeline stages.
+        virtual_pipeline_model_parallel_size: Parts of the model on each pipeline stage.
+        context_parallel_size: Ranks that split each sequence.
+        expert_model_parallel_size: Ranks that split the experts.
+        seed: Seed of Megatron's random-number tracker.
+
+    Raises:
+        RuntimeError: torch.distributed is set up already, or the sizes do not fit the number of
+            ranks.
+        ValueError: The rank is not in the job.
+    """
+    with fake_ranks(
+        rank,
+        world_size,
+        seed=seed,
+        tensor_model_parallel_size=tensor_model_parallel_size,
+        pipeline_model_parallel_size=pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=virtual_pipeline_model_parallel_size,
+        context_parallel_size=context_parallel_size,
+        expert_model_parallel_size=expert_model_parallel_size,
+    ):
+        yield

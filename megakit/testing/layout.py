@@ -1,0 +1,268 @@
+"""Prints what each rank of a cluster would hold and communicate; the cluster is not needed.
+
+    ./run layout [pretrain | finetune | SCRIPT.py] [the script's options]
+    python -m megakit.testing.layout SCRIPT.py [the script's options]
+
+The script is a training script, by default model_pretrain.py. It does not train: its model is
+built on fake ranks, without memory, for one batch of its data. The options are the script's own,
+such as --tensor-parallel 4 --devices 8 --num-nodes 16. Options that change neither the model nor
+the layout have no effect. Exit status: 0 success; 2 wrong options, or no training script.
+"""
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+from unittest import mock
+
+from megakit.errors import UserError
+from megakit.job import script as scripts
+from megakit.job.cluster import Cluster
+from megakit.job.layout import Layout, plan_layout
+from megakit.job.options import CommonOptions, TrainingOptions, parse_options
+from megakit.job.plan import Plan
+from megakit.job.ranges import names_are_usable
+from megakit.job.sizes import check_sizes
+from megakit.job.stage import Stage
+from megakit.reporting.console import Console
+from megakit.runtime.accelerator import find_accelerator, use_accelerator
+from megakit.runtime.memory import resume_collector, suspend_collector
+
+if TYPE_CHECKING:
+    from megakit.testing.shares import Share
+
+HEADINGS = (
+    *("ranks", "tensor rank", "stage", "parameters", "weights", "gradients", "optimizer"),
+    *("tensor", "pipeline", "data"),
+)
+NOTE = """\
+weights, gradients, optimizer: what a rank holds, besides the activations of its micro batches.
+tensor, pipeline, data: what a rank communicates in a step. It reduces tensors of this size with its
+tensor-parallel ranks, sends tensors of this size to the neighbouring stages, and reduces gradients
+of this size with its data-parallel ranks. Single numbers, such as the loss, are left out."""
+
+
+class _Built(BaseException):
+    """Ends a script's work where training would begin; holds the module and the data."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        import lightning.pytorch as pl
+
+        values = [*arguments, *named.values()]
+        self.module = next(v for v in values if isinstance(v, pl.LightningModule))
+        self.data: Any = next(v for v in values if isinstance(v, pl.LightningDataModule))
+        super().__init__()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0 if given else 2
+    script = Path(given[0])
+    if not script.is_file():
+        print(
+            f"layout: {script}: there is no such script. Name a training script.", file=sys.stderr
+        )
+        return 2
+    if {"-h", "--help"} & {*given}:
+        print(__doc__)
+    sys.argv = given  # as the script's own command line
+    sys.path.insert(0, str(script.resolve().parent))
+    with mock.patch.object(scripts, "run_script", _describe):
+        runpy.run_path(str(script), run_name="__main__")
+    print(f"layout: {script}: does not call run_script. Name a training script.", file=sys.stderr)
+    return 2
+
+
+def _describe(
+    stage: Stage, options_class: type[CommonOptions], work: Callable[..., Path]
+) -> NoReturn:
+    """Replaces `run_script`: prints the shares of the script's job instead of training."""
+    scripts.begin_script()
+    options = parse_options(options_class)
+    stage = options.adapt(stage)
+    status = 0
+    try:
+        print(describe(stage, options, work))
+    except UserError as error:
+        for problem in error.problems:
+            print(f"{stage.script}: {problem}", file=sys.stderr)
+        status = 2
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)  # a normal exit waits for the frameworks
+
+
+def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) -> str:
+    """Returns the table of a script's job.
+
+    Args:
+        stage: The script's stage in the chain.
+        options: Options of the command line.
+        work: The script's work. It is called once for each rank to build, until it trains.
+
+    Raises:
+        UserError: Options are wrong, or the data cannot be used; all problems are listed.
+    """
+    layout, dataset = _check(stage, options)
+    precision = "bf16-mixed" if options.precision == "auto" else options.precision
+    plan = Plan(
+        *(dataset, None, None, find_accelerator("cpu"), precision, layout),
+        identity={"best_by": "last"},
+        is_done=False,
+    )
+    run = scripts.Run(stage, options, plan, Console(silent=True), True, time.perf_counter())
+    suspend_collector()
+    # Hides the frameworks' messages.
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        use_accelerator("cpu")
+        from megakit.testing.shares import compute_shares
+
+        resume_collector()
+        with _capturing():
+            batch = first_batch(_build(work, run).data, layout.micro_batch_size)
+            shares = compute_shares(lambda: _build(work, run).module, batch, layout, precision)
+    return "\n".join([_title(stage, layout, precision), "", *table(shares, layout), "", NOTE])
+
+
+def _check(stage: Stage, options: CommonOptions) -> tuple[Layout, Any]:
+    """Checks the options as a start of the script does; returns the layout and the dataset."""
+    if not isinstance(options, TrainingOptions):
+        raise UserError("the script does not train. Name a training script.")
+    problems = options.problems()
+    if not names_are_usable(options):
+        raise UserError(problems)
+    if options.named_checkpoint not in (None, "none"):
+        problems.append(
+            f"--checkpoint {options.named_checkpoint}: is not read here. Leave the option out, and "
+            "give the model's sizes as options."
+        )
+    # As if the job had been started: this machine may have other devices than the cluster.
+    cluster = replace(
+        Cluster(launcher="torchrun"),
+        devices=options.devices or 1,
+        num_nodes=options.num_nodes or 1,
+    )
+    layout, found = plan_layout(options, cluster, stage, check_sizes(stage, options, None).width)
+    problems += found
+    dataset = None
+    try:
+        dataset = options.resolve_dataset(
+            None, lambda line: print(line, file=sys.stderr), not problems
+        )
+    except UserError as error:
+        problems += error.problems
+    if problems:
+        raise UserError(problems)
+    return layout, dataset
+
+
+@contextlib.contextmanager
+def _capturing() -> Iterator[None]:
+    """Makes the functions that train raise `_Built`; builds no trainer."""
+    from megakit import training
+    from megakit.training import stages, trainer
+
+    def capture(*arguments: Any, **named: Any) -> NoReturn:
+        raise _Built(*arguments, **named)
+
+    with contextlib.ExitStack() as stack:
+        for name, module in (("train_stage", stages), ("train", trainer)):
+            for owner in (training, module):  # a script imports the function from either
+                stack.enter_context(mock.patch.object(owner, name, capture))
+        for owner in (training, trainer):
+            stack.enter_context(mock.patch.object(owner, "build_trainer", mock.Mock()))
+        yield
+
+
+def _build(work: Callable[..., Path], run: scripts.Run) -> _Built:
+    try:
+        work(run)
+    except _Built as built:
+        return built
+    raise UserError(
+        f"{run.stage.script}: its work trains neither by train_stage nor by train of "
+        "megakit.training. Call one of them."
+    )
+
+
+def first_batch(data: Any, size: int) -> Any:
+    """Returns a batch of the training set's first samples, as on one rank of a job."""
+    import numpy as np
+    from torch.utils.data import default_collate, default_convert
+
+    from megakit.data.batches import fetch_batch, fetch_samples
+
+    data.setup("fit")
+    loader = data.train_dataloader()
+    indices = np.arange(size) % len(loader.dataset)
+    if loader.collate_fn in (default_collate, default_convert):
+        return fetch_batch(loader.dataset, indices)
+    return loader.collate_fn(fetch_samples(loader.dataset, indices))
+
+
+def _title(stage: Stage, layout: Layout, precision: str) -> str:
+    micro = layout.micro_batch_size
+    number = layout.global_batch_size // (layout.data * micro)
+    return (
+        f"{stage.model}, {layout}; {precision}. Each rank computes {number:,} micro "
+        f"batch{'es' * (number > 1)} of {micro:,} sample{'s' * (micro > 1)} in a step."
+    )
+
+
+def table(shares: Sequence["Share"], layout: Layout) -> list[str]:
+    """Returns the lines of a table; tensor-parallel ranks with equal figures share a row."""
+    rows: list[tuple[str, ...]] = [HEADINGS]
+    for _, group in groupby(shares, lambda share: (share.pipeline_rank, share.figures)):
+        equal = list(group)
+        ranks = sorted(rank for share in equal for rank in share.ranks(layout))
+        number, *sizes = equal[0].figures
+        rows.append(
+            (
+                _listed(ranks),
+                f"{_listed([share.tensor_rank for share in equal])} of {layout.tensor}",
+                f"{equal[0].pipeline_rank} of {layout.pipeline}",
+                *(f"{number:,}", *map(in_bytes, sizes)),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Lists rising numbers by intervals: `0 to 3, 8 to 11`; of many intervals, the first three."""
+    intervals = [
+        [number for _, number in group]
+        for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    ]
+    words = [f"{i[0]} to {i[-1]}" if len(i) > 1 else str(i[0]) for i in intervals]
+    if len(words) > 3:
+        words = [*words[:3], f"... ({len(numbers):,} in all)"]
+    return ", ".join(words)
+
+
+def in_bytes(number: int) -> str:
+    """Returns a number of bytes in a decimal unit, with three figures."""
+    value, units = float(number), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.3g} {units[0]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
