@@ -112,7 +112,7 @@ def test_a_script_may_import_from_the_module_itself(tmp_path):
     assert changed != code
     (tmp_path / "model_mine.py").write_text(changed)
     done = layout(tmp_path / "model_mine.py", *DIGITS, "--output-dir", tmp_path / "runs")
-    assert done.output().startswith("PretrainModel, one process")
+    assert done.output().startswith("PretrainModel, 1 process")
     assert not (tmp_path / "runs").exists()
 
 
