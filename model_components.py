@@ -51,7 +51,7 @@ from megakit.training import MetricTracker as MetricTracker  # for the published
 from mnist.dataset import MnistBatch as MnistBatch
 from mnist.dataset import MNISTCustom as MNISTCustom
 from mnist.dataset import MnistItem as MnistItem
-from mnist.files import DatasetName, find_dataset, is_complete, read_splits
+from mnist.files import DatasetName, read_splits
 from mnist.sizes import SizeOptions
 
 # --- Losses ---------------------------------------------------------------------------------------
@@ -154,12 +154,7 @@ class MNISTDataModule(MegatronDataModule):
         self.corruption, self.num_labels = corruption, num_labels
 
     def setup(self, stage: str) -> None:
-        """Reads the images, and first downloads missing files.
-
-        Lightning calls this method on every rank. The scripts download before the ranks start.
-        """
-        if self.dataset == "mnist" and not is_complete(self.data_dir):
-            find_dataset(self.data_dir, "mnist")
+        """Reads the images. Lightning calls this method on every rank."""
         train, self.val_set, self.test_set = read_splits(
             self.data_dir, self.dataset, MNISTCustom.from_arrays
         )

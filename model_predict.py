@@ -111,11 +111,11 @@ def predict(run: Run[PredictOptions]) -> Path:
     checkpoint = run.plan.start or ""
     module = BionemoLightningModule(config=ExampleFineTuneConfig(initial_ckpt_path=checkpoint))
 
-    def write_report(path: Path, predictions: Any) -> None:
+    def write_report(path: Path, results: Any) -> None:
         from mnist.report import write_digit_report
 
         images = data.test_set.images
-        write_digit_report(path, predictions, images, Path(checkpoint), run.plan.dataset)
+        write_digit_report(path, results, images, Path(checkpoint), run.plan.dataset)
 
     sources = pictures.sources if pictures else None
     return predict_stage(run, module, data, sources, write_report)

@@ -48,6 +48,9 @@ ALL = {
     "blends": Benchmark(
         1, "a blend of datasets, by its length; beside Megatron's helper", ("blends.py",), False
     ),
+    "predictions": Benchmark(
+        5, "memory and time of predicting up to 10 million samples", ("predictions.py",), False
+    ),
     "chain": Benchmark(3, "accuracy and time of the whole tutorial, by seed", ("chain.py",)),
     "labels": Benchmark(20, "what pretraining is worth", ("chain.py", "--labels")),
     "vit": Benchmark(15, "accuracy, time and memory of examples/vit, by seed", ("vit.py",)),

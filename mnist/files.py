@@ -118,11 +118,6 @@ def find_dataset(
         ) from None
 
 
-def is_complete(data_dir: Path) -> bool:
-    """Tells whether all files of MNIST exist; does not read them."""
-    return _locate(data_dir)[1].keys() == MNIST_SHA256.keys()
-
-
 def read_splits(
     data_dir: Path,
     dataset: DatasetName,
@@ -130,7 +125,8 @@ def read_splits(
 ) -> tuple[Any, Any, Any]:
     """Reads the images for training, validation and test, and returns three datasets.
 
-    MNIST's 60,000 training images are split as in NVIDIA BioNeMo's tutorial. The split never
+    Missing files of MNIST are downloaded first, as in the published tutorial. A script has called
+    `find_dataset` before its ranks start, so that its ranks do not download. MNIST's 60,000 training images are split as in NVIDIA BioNeMo's tutorial. The split never
     changes, so that no script validates on images that an earlier script trained on.
 
     Args:
@@ -142,11 +138,14 @@ def read_splits(
         The three datasets; of MNIST, the first two are `torch.utils.data.Subset`s of one dataset.
 
     Raises:
-        UserError: A file is missing, cannot be read, or differs from the published file.
+        UserError: A file is missing and cannot be downloaded, cannot be read, or differs from the
+            published file.
     """
     if dataset == "digits":
         train, validation, test = (make(*read_digits(part)) for part in get_args(Split))
         return train, validation, test
+    if _locate(data_dir)[1].keys() != MNIST_SHA256.keys():
+        find_dataset(data_dir, "mnist")
     import torch
     from torch.utils.data import random_split
 

@@ -21,10 +21,10 @@ from megakit.checkpoints.manifest import read_manifest, verify
 from megakit.errors import UserError
 from megakit.reporting import report_parts as parts
 from megakit.reporting.figure_style import class_color
-from megakit.reporting.figures import most_confident_mistakes
 from megakit.reporting.metrics import read_metrics
 from megakit.reporting.predictions import Predictions
 from megakit.reporting.report import Section, embed_graph, embed_json, picture, write_report
+from megakit.reporting.results import Results
 
 if TYPE_CHECKING:
     from megakit.models.graph import Graph
@@ -40,7 +40,7 @@ TIE = 0.2
 
 def write_digit_report(
     path: Path,
-    predictions: Predictions,
+    results: Results,
     images: NDArray[np.uint8],
     checkpoint: Path,
     dataset: str,
@@ -49,7 +49,7 @@ def write_digit_report(
 
     Args:
         path: Path of the page, `.html`.
-        predictions: Predictions for the test set.
+        results: Results for the test set.
         images: Images of the test set, (N, 28, 28), indexed by the predictions' `idx`.
         checkpoint: The classifier's checkpoint in its training's output folder. The page finds the
             curves and the pretraining's checkpoint from there.
@@ -57,19 +57,20 @@ def write_digit_report(
     """
     notes: list[str] = []
     checkpoint = checkpoint.absolute()
-    images, labels = images[predictions.idx], predictions.label
-    graph = _or_note(lambda: trace_classifier(checkpoint, images, predictions), "the canvas", notes)
+    predictions = results.shown
+    shown = images[predictions.idx]
+    graph = _or_note(lambda: trace_classifier(checkpoint, shown, predictions), "the canvas", notes)
     pretrained = find_pretraining(checkpoint, notes)
-    sections = _latents(predictions) if graph is None else [_drawing(graph, images, predictions)]
+    sections = _latents(predictions) if graph is None else [_drawing(graph, shown, predictions)]
     sections += _curves({"Pretraining": pretrained, "Fine-tuning": checkpoint}, notes)
     if pretrained is not None:
-        originals = images[_one_of_each(labels)]
+        originals = shown[_one_of_each(predictions.label)]
         restored = _or_note(
             lambda: reconstruct(pretrained, originals), "the reconstructions", notes
         )
         sections += [] if restored is None else [_reconstructions(originals, restored)]
-    sections += _mistakes(images, predictions)
-    scores = predictions.scores()
+    sections += _mistakes(images, results)
+    scores = results.scores()
     facts = {
         "accuracy": f"{scores['accuracy']:.2%}",
         "cross entropy": f"{scores['cross_entropy']:.4f}",
@@ -235,22 +236,21 @@ def _reconstructions(originals: NDArray[np.uint8], restored: NDArray[np.uint8]) 
     )
 
 
-def _mistakes(images: NDArray[np.uint8], predictions: Predictions) -> list[Section]:
-    labels, probabilities = predictions.label, predictions.probabilities
+def _mistakes(images: NDArray[np.uint8], results: Results) -> list[Section]:
     matrix = Section(
         "Confusion matrix",
         "Each row shows how the images of one digit were predicted, with one column for each "
         "predicted digit. Blue cells are right. Darker red cells are more frequent mistakes.",
-        parts.confusion_matrix(labels, predictions.prediction, probabilities.shape[1]),
+        parts.confusion_matrix(results.confusions),
     )
-    worst = most_confident_mistakes(labels, probabilities)
+    worst = results.mistakes
     if not len(worst):
         return [matrix]
     pictures = Section(
         "Most confident mistakes",
         "The wrong predictions with the highest probabilities. Each caption shows the label, the "
         "prediction and its probability.",
-        parts.mistakes(images[worst], labels[worst], probabilities[worst]),
+        parts.mistakes(images[worst.idx], worst.label, worst.probabilities),
     )
     return [matrix, pictures]
 

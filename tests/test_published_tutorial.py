@@ -107,11 +107,6 @@ COMPONENTS_MENDED = (
         r"\1    model_cls: Type[ExampleFineTuneModel] = ExampleFineTuneModel\n"
         r"    loss_cls: Type[ClassifierLossReduction] = ClassifierLossReduction\n",
     ),
-    Rule(
-        "with torch's Adam this Megatron cannot save it: the state's `step` is a scalar",
-        r"use_distributed_optimizer=True",
-        "use_distributed_optimizer=False",
-    ),
 )
 SCRIPTS_MENDED = (
     Rule("used, not imported", r"\A", "import sys\nfrom pathlib import Path\n"),

@@ -84,8 +84,8 @@ def assign(counts: Sequence[int]) -> IntArray:
     repetition of the period.
 
     The bound gives an earliest and a latest slot for each of the member's c slots. The theorem
-    states that an assignment within these limits exists. Choosing the earliest latest slot at each
-    slot finds it. This takes O(T log T).
+    states that an assignment within these limits exists. To find it, each slot gets the possible
+    member whose latest slot is earliest. This takes O(T log T).
 
     Args:
         counts: The number of slots of each member, at least 1.

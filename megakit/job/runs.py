@@ -199,6 +199,7 @@ def find_start(
     if manifest.model != before.model or manifest.stage not in (before.name, IMPORTED):
         start.file.close()
         titles = {known.name: known.title for known in (stage, before)}
+        titles[IMPORTED] = "imported weights"
         found = titles.get(manifest.stage, f"from stage {manifest.stage}")
         raise UserError(
             f"{start.path}: contains {found} ({manifest.model}); {stage.script} starts from "

@@ -107,7 +107,7 @@ def copy_weights(
     rules: Mapping[str, str],
     skip: Collection[str],
 ) -> list[str]:
-    """Copies weights into a model on the CPU; all of the model's and all of the given ones.
+    """Copies weights into a model on the CPU; each weight needs a counterpart on the other side.
 
     Numbers are converted to the model's type: float16 and bfloat16 to float32 without a change,
     float64 with rounding. Integers must have the model's type.
@@ -144,8 +144,11 @@ def copy_weights(
             targets[name].copy_(weight)
         misfits |= {name: _damage(targets[name], weight) for name, weight in copied.items()}
     table = _table(targets, weights, found, misfits)
-    if table or found.problems:
-        raise UserError("\n".join([f"the tensors do not fit {type(model).__name__}:", *table]))
+    if table:
+        head = f"the tensors do not fit {type(model).__name__}:"
+        if table == found.problems:
+            head = "the names in the options are wrong:"
+        raise UserError("\n".join([head, *table]))
     remarks = []
     if found.prefix:
         remarks.append(f"the prefix {brief(found.prefix)} was removed from the names.")
@@ -171,7 +174,7 @@ def _misfit(target: Tensor, weight: Tensor) -> str:
 
 
 def _damage(target: Tensor, weight: Tensor) -> str:
-    """Returns why the numbers in the model are not those of a copied tensor; "" if they are."""
+    """Returns how copying changed the numbers of a tensor; "" if it did not."""
     converted = weight.to(target)
     if target.is_floating_point() and not converted.isfinite().all():
         return f"has numbers that are NaN or infinite in {_name(target)}"

@@ -2,8 +2,9 @@
 
     python -m megakit.models.import_weights weights.safetensors --config MyConfig --output DIR
 
-WEIGHTS is a safetensors file, or a file of torch.save with a state dict; Lightning's checkpoints
-are such files. It has to have exactly the model's tensors. Run this command in the folder of
+WEIGHTS is a safetensors file or a file of torch.save. The latter contains a state dict, or a
+dictionary with one, such as a Lightning checkpoint. WEIGHTS must have exactly the model's tensors,
+after --map and --skip. Run this command in the folder of
 `model_components.py`; for another module, give --components. The checkpoint is written under a
 temporary name. Then it gets its name, and the name is printed. Exit status: 0 success; 1 the
 checkpoint cannot be written; 2 wrong options or unusable weights.
@@ -70,16 +71,16 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("weights", metavar="WEIGHTS", type=Path)
+    add("weights", metavar="WEIGHTS", type=Path, help="the file with the weights")
     add("--config", required=True, metavar="CLASS", help="the class of the model's config")
     add("--output", required=True, type=Path, metavar="DIR", help="the checkpoint to create")
     several: Any = {"nargs": "+", "action": "extend", "default": []}
     help = "rename a tensor, or all tensors of a module; an empty name is the whole model"
     add("--map", type=_pair, metavar="OLD=NEW", help=help, **several)
     add("--skip", metavar="NAME", help="leave out a tensor, or all tensors of a module", **several)
-    help = "fields of the config other than their defaults, such as hidden_size=128"
+    help = "set fields of the config, such as hidden_size=128"
     add("--set", type=_pair, metavar="FIELD=VALUE", help=help, **several)
-    help = "where the model's config is defined (%(default)s), found from the current folder"
+    help = "the module that defines the config (%(default)s), found from the current folder"
     add("--components", default="model_components", metavar="MODULE", help=help)
     return parser
 

@@ -9,7 +9,7 @@ from megakit.runtime.foreign_files import brief
 
 @dataclass(frozen=True)
 class Assignment:
-    """Holds which of the given weights each of a model's weights gets.
+    """Maps each name in a model to the names of the given weights for it.
 
     Attributes:
         sources: The given names by name in the model; several names for one are an error.
@@ -33,8 +33,8 @@ def assign(
     """Assigns names by rules; without a rule, by equal names or by names after a common prefix.
 
     A rule OLD: NEW renames the tensor OLD, or all tensors of the module OLD; of several rules, the
-    one with the longest OLD applies. An empty OLD or NEW is the whole model. From the names without
-    a rule, one prefix is removed, such as `module.`, if more names are then the model's.
+    one with the longest OLD applies. An empty OLD or NEW is the whole model. One prefix, such as
+    `module.`, is removed from the names without a rule, if more of them are then the model's names.
 
     Args:
         given: The names of the weights.

@@ -12,20 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.reporting.figure_style import BAD, GOOD, INK, class_color, figure_style
-from megakit.reporting.predictions import count_confusions
+from megakit.reporting.predictions import shares_of_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def confusion_matrix(
-    labels: NDArray[np.int64], predictions: NDArray[np.int64], num_classes: int
-) -> Figure:
-    """Draws how often each label (N,) got each prediction (N,)."""
+def confusion_matrix(counts: NDArray[np.int64]) -> Figure:
+    """Draws how often each label (row) got each prediction (column), from counts (K, K)."""
     from matplotlib.figure import Figure
 
-    counts, shares = count_confusions(labels, predictions, num_classes)
-    totals = counts.sum(axis=1)
+    num_classes, num_samples = len(counts), counts.sum()
+    shares, totals = shares_of_rows(counts), counts.sum(axis=1)
     with figure_style():
         figure = Figure((8, 7.2))
         axes = figure.add_axes((0.09, 0.09, 0.8, 0.8))
@@ -45,13 +43,13 @@ def confusion_matrix(
         axes.grid(which="minor")
         axes.tick_params(which="both", length=0)
         axes.spines[:].set_visible(False)
-        accuracy = np.trace(counts) / max(len(labels), 1)
+        accuracy = np.trace(counts) / max(num_samples, 1)
         axes.set(
             xticks=range(num_classes),
             yticks=range(num_classes),
             xlabel="predicted",
             ylabel="label",
-            title=f"{accuracy:.2%} of {len(labels):,} predicted right",
+            title=f"{accuracy:.2%} of {num_samples:,} predicted right",
         )
     return figure
 

@@ -1,9 +1,8 @@
-"""Scores the predictions of a classifier, and writes predictions.csv."""
+"""Holds the predictions of a classifier, and writes predictions.csv."""
 
 import csv
 import io
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.reporting.files import write_atomically
+from megakit.reporting.files import replaced_atomically
 
 
 def count_confusions(
     label: NDArray[np.int64], prediction: NDArray[np.int64], num_classes: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Counts how often each label (row) got each prediction (column).
-
-    Returns:
-        Counts, int64 (K, K), and shares of the row's total, float64 (K, K). The shares of a class
-        without samples are 0.
-    """
+) -> NDArray[np.int64]:
+    """Counts how often each label (row) got each prediction (column), int64 (K, K)."""
     counts = np.zeros((num_classes, num_classes), np.int64)
     np.add.at(counts, (label, prediction), 1)
-    return counts, counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return counts
+
+
+def shares_of_rows(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Divides counts (K, K) by the totals of their rows; a row without samples is 0."""
+    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return shares
 
 
 @dataclass(frozen=True)
@@ -70,47 +70,55 @@ class Predictions:
         """Returns the most probable class of each sample, int64 (N,)."""
         return self.probabilities.argmax(axis=1)
 
-    def scores(self) -> dict[str, Any]:
-        """Returns accuracy, cross entropy in nats, and the accuracy of each class that occurs.
+    def __len__(self) -> int:
+        """Returns the number of samples."""
+        return len(self.idx)
 
-        If a label is unknown, all values except the number of samples are None.
-        """
-        if not self.is_labelled:
-            unknown = ("accuracy", "cross_entropy", "per_class_accuracy")
-            return {"num_samples": len(self.idx), **dict.fromkeys(unknown)}
-        right = self.prediction == self.label
-        of_label = self.probabilities[np.arange(len(self.label)), self.label]
-        smallest = math.ulp(0.0)
-        return {
-            "num_samples": len(self.label),
-            "accuracy": float(right.mean()),
-            "cross_entropy": float(-np.log(np.maximum(of_label, smallest)).mean()),
-            "per_class_accuracy": {
-                str(label): float(right[self.label == label].mean())
-                for label in np.unique(self.label)
-            },
-        }
+    def __getitem__(self, rows: NDArray[np.int64]) -> "Predictions":
+        """Returns the predictions in some rows, in the order of the rows."""
+        latent = None if self.latent is None else self.latent[rows]
+        return Predictions(self.idx[rows], self.label[rows], self.probabilities[rows], latent)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["Predictions"]) -> "Predictions":
+        """Joins predictions in the order of the parts."""
+        latents = [part.latent for part in parts if part.latent is not None]
+        return cls(
+            np.concatenate([part.idx for part in parts]),
+            np.concatenate([part.label for part in parts]),
+            np.concatenate([part.probabilities for part in parts]),
+            np.concatenate(latents) if latents else None,
+        )
 
 
 def write_predictions(
-    path: Path, predictions: Predictions, sources: Sequence[str] | None = None
+    path: Path,
+    predictions: Predictions | Iterable[Predictions],
+    sources: Sequence[str] | None = None,
 ) -> None:
-    """Writes `idx,label,prediction,p0,...`, one row for each sample, in one step.
+    """Writes `idx,label,prediction,p0,...`, one row for each sample; replaces a file in one step.
 
     Args:
         path: The file.
-        predictions: The predictions; unknown labels are left empty.
+        predictions: The predictions, or blocks of predictions in the order of the rows. Unknown
+            labels are left empty. If the blocks raise an error, the file is unchanged.
         sources: The origin of each sample, for a column `source` after `idx`.
     """
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    columns: dict[str, Sequence[Any]] = {"idx": predictions.idx.tolist()}
-    if sources is not None:
-        columns["source"] = sources
-    columns["label"] = [label if label >= 0 else "" for label in predictions.label.tolist()]
-    columns["prediction"] = predictions.prediction.tolist()
-    for number, of_class in enumerate(predictions.probabilities.T.tolist()):
-        columns[f"p{number}"] = [format(p, ".6g") for p in of_class]
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    write_atomically(path, table.getvalue())
+    blocks = [predictions] if isinstance(predictions, Predictions) else predictions
+    num_written = 0
+    with replaced_atomically(path) as file:
+        for block in blocks:
+            columns: dict[str, Sequence[Any]] = {"idx": block.idx.tolist()}
+            if sources is not None:
+                columns["source"] = sources[num_written : num_written + len(block)]
+            columns["label"] = [label if label >= 0 else "" for label in block.label.tolist()]
+            columns["prediction"] = block.prediction.tolist()
+            for number, of_class in enumerate(block.probabilities.T.tolist()):
+                columns[f"p{number}"] = [format(p, ".6g") for p in of_class]
+            table = io.StringIO()
+            writer = csv.writer(table, lineterminator="\n")
+            if not num_written:
+                writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
+            file.write(table.getvalue().encode())
+            num_written += len(block)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from megakit.reporting.figure_style import BAD, GOOD, class_color
 from megakit.reporting.metrics import Metrics, further_columns, in_words
-from megakit.reporting.predictions import count_confusions
+from megakit.reporting.predictions import shares_of_rows
 from megakit.reporting.report import chart, picture
 
 #: Tick values of logarithmic axes; plotly's own ticks show "5" for 0.5.
@@ -86,12 +86,10 @@ def points_in_space(
     return chart(traces, layout, label, name=name, height=540)
 
 
-def confusion_matrix(
-    labels: NDArray[np.int64], predictions: NDArray[np.int64], num_classes: int
-) -> str:
-    """Returns a table of how often each label (N,) got each prediction (N,), and accuracies."""
-    counts, shares = count_confusions(labels, predictions, num_classes)
-    totals = counts.sum(axis=1)
+def confusion_matrix(counts: NDArray[np.int64]) -> str:
+    """Returns a table of counts (K, K) by label (row) and prediction (column), and accuracies."""
+    num_classes, totals = len(counts), counts.sum(axis=1)
+    shares = shares_of_rows(counts)
     # Mistakes are few. A separate colour scale shows the most frequent mistakes.
     is_right = np.eye(num_classes, dtype=bool)
     depths = np.where(is_right, shares, shares / max(shares[~is_right].max(initial=0), 1e-9))

@@ -43,8 +43,9 @@ COMMON_BYTES = 1 << 30
 NO_OPTIMIZER = (
     "has no optimizer state, without which training cannot continue. NeMo omits this state from "
     "the last checkpoint of a complete training, unless its ModelCheckpoint has "
-    "save_optim_on_train_end=True. Resume from an earlier checkpoint, or use only the weights: "
-    "name the checkpoint as initial_ckpt_path in the model's config."
+    "save_optim_on_train_end=True. Resume from an earlier checkpoint with "
+    "AutoResume(resume_from_path=...), or use only the weights: name the checkpoint as "
+    "initial_ckpt_path in the model's config."
 )
 
 

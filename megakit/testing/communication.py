@@ -22,8 +22,8 @@ class CountCommunication(_TorchDispatchMode):
     `2 (n - 1) / n` of an all-reduce's bytes from each rank. Groups of one rank count nothing.
 
     Attributes:
-        calls: Of each collective and each send, in order: the description of its group, such as
-            `TENSOR_MODEL_PARALLEL_GROUP`, the number of its values, and their bytes.
+        calls: One entry for each collective and each send, in order: the description of its group,
+            such as `TENSOR_MODEL_PARALLEL_GROUP`, the number of values, and their bytes.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class CountCommunication(_TorchDispatchMode):
         self.calls: list[tuple[str, int, int]] = []
 
     def total(self, group: str, least: int = 1) -> int:
-        """Returns the bytes in a group, of the calls with at least so many values."""
+        """Returns the bytes of a group's calls that have at least `least` values."""
         return sum(size for name, values, size in self.calls if name == group and values >= least)
 
     def __torch_dispatch__(

@@ -1,7 +1,8 @@
 """Checks that a dataset keeps the rules for training with Megatron.
 
-One function here checks each rule, and one paragraph of `docs/datasets.md` explains it. The error
-for a broken rule names the index, the path inside the sample, the likely cause and the remedy.
+Each rule within one process has a function here, and a row in a table of `docs/datasets.md`. The
+error for a broken rule names the index, the path inside the sample, the likely cause and the
+remedy.
 """
 
 import copy
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
-from megakit.data.batches import has_get_batch
+from megakit.data.batches import has_get_batch, is_current
 from megakit.data.blending import BlendedDataset, is_indexed_by_epoch
 from megakit.data.epochs import MultiEpochDatasetResampler
 from megakit.data.indices import EpochIndex
@@ -62,16 +63,17 @@ def assert_dataset_compatible_with_megatron(
     - A sample does not change when other samples are read.
     - `__getitems__` and `get_batch(indices)`, if the dataset has them, agree with `__getitem__`.
 
-    Two properties do not break a run, but are often mistakes, so they cause a warning: an index
-    beyond the length has a sample, and samples share memory.
+    Three properties do not break a run, but are often mistakes, so they cause a warning: an index
+    equal to or above the length has a sample; two samples share memory that can be written; and a
+    `get_batch` has another first parameter than `indices`, so it is ignored.
 
     With `other_processes`, two more rules are checked, which takes some seconds: fresh interpreters
     with other hash seeds, and workers of torch's loader, read the same samples.
 
     Args:
         dataset: The dataset, indexed by integers or by EpochIndex.
-        index: A further index to check, from 0 to the length. Its type determines how the dataset
-            is indexed; without an index, both types are tried.
+        index: A further index to check, at least 0 and below the length. Its type determines how
+            the dataset is indexed; without an index, both types are tried.
         assert_elements_equal: Raises an AssertionError if two samples differ.
         other_processes: Whether to start other processes.
         factory: Builds the dataset in the fresh interpreters, as each rank of a training run does;
@@ -79,7 +81,7 @@ def assert_dataset_compatible_with_megatron(
             so errors in its construction are not found.
 
     Warns:
-        UserWarning: An index beyond the length has a sample, or samples share memory.
+        UserWarning: The dataset has one of the three properties.
 
     Raises:
         AssertionError: If a rule is broken; the error names the index, the path inside the sample,
@@ -159,9 +161,17 @@ def check_length(dataset: Any, index: Index) -> None:
     try:
         dataset[last]
     except Exception as error:
+        likely = (
+            "Likely __len__ counts samples that were left out. The length defines the epochs, so "
+            "make it exact."
+        )
+        if isinstance(error, AttributeError | TypeError):
+            likely = (
+                "Likely the dataset needs the other type of index: give index=0 or "
+                "index=EpochIndex(0, 0)."
+            )
         raise AssertionError(
-            f"len(dataset) is {length}, but dataset[{last}] fails with {error!r}. Likely __len__ "
-            "counts samples that were left out. The length defines the epochs, so make it exact."
+            f"len(dataset) is {length}, but dataset[{last}] fails with {error!r}. {likely}"
         ) from error
     try:
         dataset[beyond]
@@ -280,7 +290,14 @@ def check_batched_forms(dataset: Any, indices: list[Index], difference: Differen
                     f"dataset[{index}] and its sample from dataset.__getitems__ differ: {found}. "
                     f"{USE_ONE_FUNCTION}"
                 )
-    if has_get_batch(type(dataset)):
+    kind = type(dataset)
+    if is_current(kind, "get_batch", "__getitem__") and not has_get_batch(kind):
+        _warn(
+            "dataset.get_batch is ignored, and the dataset is read sample by sample: the method's "
+            "first parameter is not named `indices`. If the method returns the batch of an array "
+            "of indices, rename the parameter."
+        )
+    if has_get_batch(kind):
         for chosen in (indices, indices[:1], indices[::-1]):
             expected = default_collate([dataset[index] for index in chosen])
             if found := first_difference(expected, dataset.get_batch(_as_arrays(chosen)), "batch"):

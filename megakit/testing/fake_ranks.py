@@ -22,7 +22,7 @@ def fake_ranks(
     accelerator: AcceleratorName = "auto",
     **sizes: Any,
 ) -> Iterator[None]:
-    """Makes this process one rank of a job without other ranks; destroys the job at the end.
+    """Sets up Megatron's parallel state as on one rank of a large job, and removes it at the end.
 
     Inside the block, models are built as on this rank: shapes, parameters and bytes. Collectives
     exchange no data, so do not use their results. A job of 1,024 ranks is set up in under a second.

@@ -1,12 +1,13 @@
-"""Prints what each rank of a cluster would hold and communicate; the cluster is not needed.
+"""Prints what each rank of a cluster would store and communicate; the cluster is not needed.
 
     ./run layout [pretrain | finetune | SCRIPT.py] [the script's options]
     python -m megakit.testing.layout SCRIPT.py [the script's options]
 
 The script is a training script, by default model_pretrain.py. It does not train: its model is
-built on fake ranks, without memory, for one batch of its data. The options are the script's own,
-such as --tensor-parallel 4 --devices 8 --num-nodes 16. Options that change neither the model nor
-the layout have no effect. Exit status: 0 success; 2 wrong options, or no training script.
+built on fake ranks, on torch's meta device, for one batch of its data. The options are the script's
+own, such as --tensor-parallel 4 --devices 8 --num-nodes 16. Options that change neither the model
+nor the layout have no effect. --precision auto is bf16-mixed; --checkpoint is refused. Exit status:
+0 success; 2 wrong options, no training script, or a model that reads the values of tensors.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import os
 import runpy
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -43,10 +45,11 @@ HEADINGS = (
     *("tensor", "pipeline", "data"),
 )
 NOTE = """\
-weights, gradients, optimizer: what a rank holds, besides the activations of its micro batches.
-tensor, pipeline, data: what a rank communicates in a step. It reduces tensors of this size with its
-tensor-parallel ranks, sends tensors of this size to the neighbouring stages, and reduces gradients
-of this size with its data-parallel ranks. Single numbers, such as the loss, are left out."""
+weights, gradients, optimizer: what a rank stores, besides the activations of its micro batches.
+tensor: the bytes of all collectives with the tensor-parallel ranks, counted as whole tensors.
+pipeline: the bytes sent to the neighbouring stages. data: the bytes of the gradients that are
+reduced with the data-parallel ranks. All are sums over the micro batches of a step. Single numbers,
+such as the loss, are left out."""
 
 
 class _Built(BaseException):
@@ -130,7 +133,12 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
         resume_collector()
         with _capturing():
             batch = first_batch(_build(work, run).data, layout.micro_batch_size)
-            shares = compute_shares(lambda: _build(work, run).module, batch, layout, precision)
+            try:
+                shares = compute_shares(lambda: _build(work, run).module, batch, layout, precision)
+            except (NotImplementedError, RuntimeError) as error:
+                if "meta" not in str(error):
+                    raise
+                raise UserError(f"{stage.model}: {_reader(error)}") from error
     return "\n".join([_title(stage, layout, precision), "", *table(shares, layout), "", NOTE])
 
 
@@ -184,6 +192,17 @@ def _capturing() -> Iterator[None]:
         yield
 
 
+def _reader(error: Exception) -> str:
+    """Returns why a model cannot be described, and which line of the user's code is the reason."""
+    frames = traceback.extract_tb(error.__traceback__)
+    megakit = str(Path(__file__).resolve().parents[1])
+    own = [one for one in frames if not one.filename.startswith((megakit, sys.prefix))] or frames
+    return (
+        "its forward pass, or its loss, reads the values of a tensor, for example by .item(). Here "
+        f"tensors have no values. The line is {own[-1].filename}:{own[-1].lineno}."
+    )
+
+
 def _build(work: Callable[..., Path], run: scripts.Run) -> _Built:
     try:
         work(run)
@@ -214,7 +233,7 @@ def _title(stage: Stage, layout: Layout, precision: str) -> str:
     micro = layout.micro_batch_size
     number = layout.global_batch_size // (layout.data * micro)
     return (
-        f"{stage.model}, {layout}; {precision}. Each rank computes {number:,} micro "
+        f"{stage.model}, {layout}; precision {precision}. Each rank computes {number:,} micro "
         f"batch{'es' * (number > 1)} of {micro:,} sample{'s' * (micro > 1)} in a step."
     )
 
@@ -229,8 +248,8 @@ def table(shares: Sequence["Share"], layout: Layout) -> list[str]:
         rows.append(
             (
                 _listed(ranks),
-                f"{_listed([share.tensor_rank for share in equal])} of {layout.tensor}",
-                f"{equal[0].pipeline_rank} of {layout.pipeline}",
+                _listed([share.tensor_rank for share in equal]),
+                str(equal[0].pipeline_rank),
                 *(f"{number:,}", *map(in_bytes, sizes)),
             )
         )

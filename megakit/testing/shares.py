@@ -62,7 +62,7 @@ class Share:
 
     @property
     def figures(self) -> tuple[int, ...]:
-        """The numbers by which equal shares are recognized."""
+        """Returns the numbers that are compared to find equal shares."""
         return (
             *(self.num_parameters, self.weight_bytes, self.gradient_bytes, self.optimizer_bytes),
             *(self.tensor_bytes, self.pipeline_bytes, self.data_bytes),

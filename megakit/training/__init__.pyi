@@ -1,3 +1,4 @@
+from .callbacks import ExactSteps as ExactSteps
 from .losses import LightningPassthroughPredictionMixin as LightningPassthroughPredictionMixin
 from .losses import MeanLossReduction as MeanLossReduction
 from .losses import PassthroughLossReduction as PassthroughLossReduction
@@ -9,12 +10,13 @@ from .losses import mean_reports as mean_reports
 from .metric_tracker import MetricTracker as MetricTracker
 from .optimizer import cosine_annealing as cosine_annealing
 from .optimizer import megatron_adam as megatron_adam
+from .prediction import predict as predict
+from .prediction import predict_to_disk as predict_to_disk
 from .stages import predict_stage as predict_stage
 from .stages import train_stage as train_stage
 from .strategy import ExactStrategy as ExactStrategy
 from .trainer import build_strategy as build_strategy
 from .trainer import build_trainer as build_trainer
-from .trainer import predict as predict
 from .trainer import train as train
 from .validation import ValidationMetric as ValidationMetric
 from .views import View as View

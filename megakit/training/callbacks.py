@@ -20,8 +20,9 @@ from megakit.training.validation import higher_is_better
 class ExactSteps(pl.Callback):
     """Makes a resumed training count and validate like an uninterrupted one.
 
-    Lightning saves its batch counters in the middle of a step, one step behind. Lightning repeats
-    the validation when a training resumes from a validated step. This callback corrects both.
+    Lightning saves its batch counters before a step is counted, so a checkpoint stores one step too
+    few. Lightning repeats the validation when a training resumes from a validated step. This
+    callback corrects both.
     """
 
     _val_check_batch: float | None = None  # Lightning's value while the callback replaces it
@@ -46,7 +47,10 @@ class ExactSteps(pl.Callback):
 
 
 class ExactValidation(ExactSteps):
-    """Makes Lightning also validate after the last step: whenever `validation_is_due`."""
+    """Validates whenever `validation_is_due`, also after the last step.
+
+    This class includes the corrections of `ExactSteps`.
+    """
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
         """Tells Lightning whether to validate after the step that begins."""

@@ -231,6 +231,9 @@ class PassthroughLossReduction(MegatronLossReduction):
 
     batch_dims: ClassVar[Mapping[str, int]] = {"token_logits": 1}
 
+    def setup(self, batch: Any) -> None:
+        """Keeps no reference to the batch: this object is part of a reference cycle."""
+
     def forward(self, batch: Mapping[str, Any], forward_out: OutputT) -> tuple[Tensor, OutputT]:
         """Returns a loss of zero, and the unchanged output."""
         tensor = next(_tensors(forward_out), None)
@@ -241,26 +244,32 @@ class PassthroughLossReduction(MegatronLossReduction):
 
         Raises:
             TypeError: An output contains a value of another type.
+            ValueError: Tensors differ in another dimension than that of the batch, or have none.
         """
         return self._concatenate(forward_out)
 
-    def _concatenate(self, outputs: Sequence[Any], dim: int = 0) -> Any:
+    def _concatenate(self, outputs: Sequence[Any], dim: int = 0, path: str = "output") -> Any:
         first = outputs[0]
         if first is None:
             return None
         if isinstance(first, Tensor):
-            return torch.cat(list(outputs), dim)
+            return _joined(outputs, dim, path)
         if isinstance(first, dict):
             return {
-                key: self._concatenate([one[key] for one in outputs], self.batch_dims.get(key, dim))
+                key: self._concatenate(
+                    [one[key] for one in outputs], self.batch_dims.get(key, dim), f"{path}[{key!r}]"
+                )
                 for key in first
             }
         if not isinstance(first, list | tuple):
             raise TypeError(
-                f"A model's output in prediction contains a {type(first).__name__}. Return "
-                "tensors, None, or dicts, lists and tuples of them."
+                f"In prediction, {path} is a {type(first).__name__}. Return tensors, None, or "
+                "dicts, lists and tuples of them."
             )
-        parts = [self._concatenate(items, dim) for items in zip(*outputs, strict=True)]
+        parts = [
+            self._concatenate(items, dim, f"{path}[{place}]")
+            for place, items in enumerate(zip(*outputs, strict=True))
+        ]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
 
 
@@ -270,6 +279,19 @@ class LightningPassthroughPredictionMixin:
     def predict_loss_reduction(self) -> PassthroughLossReduction:
         """Returns the loss that NeMo's strategy requests for prediction."""
         return PassthroughLossReduction()
+
+
+def _joined(tensors: Sequence[Tensor], dim: int, path: str) -> Tensor:
+    try:
+        return torch.cat(list(tensors), dim)
+    except (RuntimeError, IndexError) as error:
+        shapes = ", ".join(sorted({str(tuple(tensor.shape)) for tensor in tensors}))
+        raise ValueError(
+            f"In prediction, {path} has the shapes {shapes} in the micro batches of a step, which "
+            f"cannot be concatenated in dimension {dim}. Return one value or row per sample, and "
+            "pad sequences to one length; `PassthroughLossReduction.batch_dims` names the batch "
+            "dimension by key."
+        ) from error
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

@@ -1,9 +1,10 @@
 """Runs a stage: trains or predicts with a model and its data, and writes the results."""
 
+import contextlib
 import dataclasses
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,23 @@ from nemo import lightning as nl
 
 from megakit.checkpoints.manifest import CHANGES
 from megakit.checkpoints.writer import CheckpointWriter
-from megakit.errors import UserError
+from megakit.errors import RunDirectoryLostError, UserError
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.ranges import flag
 from megakit.job.script import Run
 from megakit.reporting import drawing, figures
 from megakit.reporting.figure_style import to_png
-from megakit.reporting.files import write_atomically, write_json
+from megakit.reporting.files import partial_path, remove_partial, write_atomically, write_json
 from megakit.reporting.metrics import in_words
 from megakit.reporting.predictions import Predictions, write_predictions
+from megakit.reporting.results import Results
 from megakit.runtime.accelerator import has_fast_bfloat16
 from megakit.runtime.memory import resume_collector
 from megakit.runtime.patching import existing
 from megakit.runtime.versions import installed_versions
+from megakit.training.prediction import StoredOutputs, predict_to_disk
 from megakit.training.progress import Reporter
-from megakit.training.trainer import build_trainer, predict, train
+from megakit.training.trainer import build_trainer, train
 from megakit.training.validation import callbacks_of, metrics_of
 from megakit.training.views import MakeView
 
@@ -112,7 +115,7 @@ def predict_stage(
     model: pl.LightningModule,
     data: pl.LightningDataModule,
     sources: Sequence[str] | None = None,
-    write_report: Callable[[Path, Predictions], None] | None = None,
+    write_report: Callable[[Path, Results], None] | None = None,
 ) -> Path:
     """Classifies each sample of a data module's prediction set, and writes the results.
 
@@ -120,43 +123,45 @@ def predict_stage(
     `data` of samples. This figure is left out if `data` is not a grey picture, or if there are no
     mistakes. If a label is unknown (-1), the function writes no figures, scores or report.
 
+    Memory does not grow with the number of samples: the ranks write their outputs to a hidden
+    folder in the run directory, and rank 0 merges the outputs by index.
+
     Args:
         run: The run's options, plan and directory.
         model: The Lightning module of a classifier.
         data: The Lightning data module.
         sources: The origin of each sample, for predictions.csv.
-        write_report: Writes report.html from its path and the predictions.
+        write_report: Writes report.html from its path and the results.
 
     Returns:
         The path of predictions.csv.
     """
     resume_collector()
     _say_header(run)
-    began = time.perf_counter()
-    outputs = predict(model=model, data=data, trainer=build_trainer(run))
-    seconds = time.perf_counter() - began
     path = run.path / "predictions.csv"
-    if outputs is None:
-        return path
-    outputs.check_finite(run.plan.start)
-    found = outputs.idx, outputs.label, outputs.output, outputs.latent
-    predictions = Predictions.from_logits(*found)
-    if len(np.unique(predictions.idx)) != len(data.predict_dataloader().dataset):
-        raise RuntimeError("predictions do not cover every sample exactly once")
-    run.check_directory()
-    write_predictions(path, predictions, sources)
-    scores = predictions.scores()
-    speed = {"seconds": seconds, "samples_per_second": scores["num_samples"] / seconds}
+    with _partial_folder(run) as folder:
+        began = time.perf_counter()
+        trainer = build_trainer(run)
+        outputs = predict_to_disk(model=model, data=data, trainer=trainer, folder=folder)
+        seconds = time.perf_counter() - began
+        if outputs is None:
+            return path
+        if len(outputs) != len(data.predict_dataloader().dataset):
+            raise RuntimeError("predictions do not cover every sample exactly once")
+        results = Results(len(outputs))
+        write_predictions(path, _classify(run, outputs, results), sources)
+    scores = results.scores()
+    speed = {"seconds": seconds, "samples_per_second": results.num_samples / seconds}
     summary = _summary(run) | speed | {"checkpoint": run.plan.start} | scores
     write_json(run.directory.summary, summary)
     rows: dict[str, str] = {}
     if sources is not None and len(sources) <= MOST_ANSWERS:
-        probabilities = predictions.probabilities.max(axis=1)
-        shown = zip(sources, predictions.prediction, probabilities, strict=True)
+        probabilities = results.shown.probabilities.max(axis=1)
+        shown = zip(sources, results.shown.prediction, probabilities, strict=True)
         rows = {source: f"{answer}, probability {share:.1%}" for source, answer, share in shown}
     written = []
-    if predictions.is_labelled:
-        names = _write_figures(run.path, predictions, data.predict_dataloader().dataset)
+    if results.is_labelled:
+        names = _write_figures(run.path, results, data.predict_dataloader().dataset)
         written += names
         rows |= {
             "accuracy": f"{scores['accuracy']:.2%}",
@@ -164,41 +169,70 @@ def predict_stage(
             "figures": f"{', '.join(names)}\nin {run.path}",
         }
         if write_report is not None:
-            write_report(run.path / "report.html", predictions)
+            write_report(run.path / "report.html", results)
             rows["report"] = str(run.path / "report.html")
             written.append("report.html")
     # An earlier prediction may have drawn more.
     for name in {*FIGURES_AND_REPORT} - {*written}:
         (run.path / name).unlink(missing_ok=True)
-    run.console.say(f"Images predicted: {scores['num_samples']:,}.")
+    run.console.say(f"Images predicted: {results.num_samples:,}.")
     rows["time"] = f"{time.perf_counter() - run.began:.1f} s in all"
     run.console.table(rows | {"predictions": str(path)})
     return path
 
 
-def _write_figures(folder: Path, predictions: Predictions, dataset: Any) -> list[str]:
+@contextlib.contextmanager
+def _partial_folder(run: Run) -> Iterator[Path]:
+    """Yields the path of a folder for outputs; removes incomplete files before and after."""
+
+    def clean() -> None:
+        if run.is_main:
+            run.check_directory()
+            remove_partial(run.path)
+
+    clean()  # a killed prediction leaves incomplete files
+    try:
+        yield partial_path(run.path / "outputs")
+    finally:
+        with contextlib.suppress(OSError, RunDirectoryLostError):  # the first error matters more
+            clean()
+
+
+def _classify(run: Run, outputs: StoredOutputs, results: Results) -> Iterator[Predictions]:
+    """Yields the predictions of each block of outputs, and adds them to the results.
+
+    Raises:
+        UserError: An output is NaN or infinite.
+    """
+    for block in outputs:
+        block.check_finite(run.plan.start)
+        predictions = Predictions.from_logits(block.idx, block.label, block.output, block.latent)
+        results.add(predictions)
+        yield predictions
+    run.check_directory()  # directly before predictions.csv gets its name
+
+
+def _write_figures(folder: Path, results: Results, dataset: Any) -> list[str]:
     """Draws the figures of predictions for labelled samples; returns the names of the files."""
-    labels, predicted = predictions.label, predictions.prediction
-    num_classes = predictions.probabilities.shape[1]
-    matrix = figures.confusion_matrix(labels, predicted, num_classes)
-    drawn = {"confusion_matrix.png": to_png(matrix)}
-    worst = figures.most_confident_mistakes(labels, predictions.probabilities)
-    images = [np.squeeze(dataset[index]["data"]) for index in predictions.idx[worst].tolist()]
+    drawn = {"confusion_matrix.png": to_png(figures.confusion_matrix(results.confusions))}
+    worst = results.mistakes
+    images = [np.squeeze(dataset[index]["data"]) for index in worst.idx.tolist()]
     if len({image.shape for image in images}) == 1 and images[0].ndim == 2:
         shown = drawing.shrunk(np.stack(images), LARGEST_IMAGE)
         drawn["mistakes.png"] = drawing.to_png(
             drawing.mistakes(
                 drawing.dark_on_light(shown),
-                labels[worst],
-                predicted[worst],
-                predictions.probabilities[worst].max(axis=1),
+                worst.label,
+                worst.prediction,
+                worst.probabilities.max(axis=1),
                 scale=max(1, LARGEST_IMAGE // max(shown.shape[1:])),
-                title=f"{len(worst)} of {(labels != predicted).sum():,} mistakes, "
+                title=f"{len(worst)} of {results.num_mistakes:,} mistakes, "
                 "the most confident first",
             )
         )
-    if predictions.latent is not None and predictions.latent.shape[1] > 1:
-        drawn["latent_space.png"] = to_png(figures.latent_space(predictions.latent, labels))
+    latent = results.shown.latent
+    if latent is not None and latent.shape[1] > 1:
+        drawn["latent_space.png"] = to_png(figures.latent_space(latent, results.shown.label))
     for name, content in drawn.items():
         write_atomically(folder / name, content)
     return list(drawn)

@@ -1,14 +1,12 @@
-"""Builds NeMo's strategy and trainer for a run; trains and predicts with them."""
+"""Builds NeMo's strategy and trainer for a run; trains with them."""
 
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from megatron.core.distributed import DistributedDataParallelConfig
@@ -25,12 +23,18 @@ from megakit.job.script import Run
 from megakit.reporting.metrics import MetricsFile
 from megakit.reporting.tensorboard import TensorBoard
 from megakit.runtime.accelerator import use_full_float32
+from megakit.runtime.patching import existing, replace
 from megakit.runtime.saving import write_in_threads
-from megakit.training.callbacks import ExactSteps, StopOnSignal, StopWithoutProgress
+from megakit.training.callbacks import (
+    ExactSteps,
+    ExactValidation,
+    StopOnSignal,
+    StopWithoutProgress,
+)
 from megakit.training.hooks import skip_empty_hooks
 from megakit.training.progress import DataClock, Reporter
 from megakit.training.strategy import ExactStrategy
-from megakit.training.validation import gather_from_ranks, has_outputs
+from megakit.training.validation import callbacks_of
 from megakit.training.views import MakeView, Pictures
 
 
@@ -147,7 +151,7 @@ def build_trainer(
         logger=logger,
         profiler=DataClock(),
         callbacks=[
-            ExactSteps(),
+            ExactValidation(),
             *callbacks,
             *stop,  # before `Pictures`, which draws more after the last validation
             *([Pictures(make_view, tensorboard)] if make_view is not None else []),
@@ -202,13 +206,25 @@ def train(
 ) -> None:
     """Trains a model like `nemo.collections.llm.train`, which needs more packages.
 
+    Checkpoints are saved synchronously and in this process, whatever the strategy's
+    `ckpt_async_save`. NeMo's asynchronous saves start processes that import the main script again,
+    so a script without `if __name__ == "__main__":` would train again in each of them. A resumed
+    training counts and validates like an uninterrupted one (`ExactSteps`).
+
     Args:
         model: A Lightning module for NeMo's strategies.
         data: The Lightning data module.
         trainer: The `nemo.lightning.Trainer`.
         log: A NeMoLogger, or None.
         resume: An AutoResume that finds the checkpoint to resume from, or None.
+
+    Raises:
+        TypeError: The model or the data module is one of the package `pytorch_lightning`.
     """
+    _check_lightning(model, data)
+    _save_in_this_process(trainer)
+    if not callbacks_of(trainer, ExactSteps):
+        existing(trainer, "callbacks").insert(0, ExactSteps())
     if log is not None:
         log.setup(trainer, resume_if_exists=getattr(resume, "resume_if_exists", False))
     if resume is not None:
@@ -216,58 +232,22 @@ def train(
     trainer.fit(model, datamodule=data)
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Holds a model's outputs for all samples, in no particular order.
-
-    Attributes:
-        output: The outputs, float32 (N, ...).
-        idx: The index of each sample, int64 (N,).
-        label: The label of each sample, int64 (N,).
-        latent: The latent points, float32 (N, dimensions); None if the model returns none.
-    """
-
-    output: np.ndarray
-    idx: np.ndarray
-    label: np.ndarray
-    latent: np.ndarray | None = None
-
-    def check_finite(self, source: str | None) -> None:
-        """Refuses NaN and infinite outputs, which finite but too large weights can cause.
-
-        Raises:
-            UserError: An output is NaN or infinite.
-        """
-        values = [self.output] if self.latent is None else [self.output, self.latent]
-        if not all(np.isfinite(value).all() for value in values):
-            raise UserError(
-                f"{source}: the model's outputs are NaN or infinite. Its weights are damaged or "
-                "too large. Use another checkpoint."
+def _check_lightning(model: object, data: object) -> None:
+    for value, cls in ((model, pl.LightningModule), (data, pl.LightningDataModule)):
+        if not isinstance(value, cls):
+            raise TypeError(
+                f"{type(value).__name__} is no {cls.__name__} of lightning.pytorch, which NeMo "
+                "uses. Replace `import pytorch_lightning as pl` by `import lightning.pytorch as "
+                "pl` in every file."
             )
 
 
-def predict(
-    *, model: pl.LightningModule, data: pl.LightningDataModule, trainer: pl.Trainer
-) -> Outputs | None:
-    """Runs a model on the data module's prediction set, each sample exactly once.
+def _save_in_this_process(trainer: pl.Trainer) -> None:
+    """Makes NeMo's strategy save synchronously, without helper processes.
 
-    Args:
-        model: A Lightning module. Its `predict_step` returns a dict with `output`, `idx`, `label`,
-            `loss_mask` and optionally `latent`.
-        data: The Lightning data module.
-        trainer: The `nemo.lightning.Trainer`.
-
-    Returns:
-        The outputs of all ranks on rank 0; None on other ranks.
+    NeMo's default format of a distributed optimizer cannot store the state of torch's Adam.
     """
-    batches: Sequence[Any] = trainer.predict(model, datamodule=data) or []
-    columns: dict[str, np.ndarray] = {}
-    if batches and has_outputs():
-        real = torch.cat([batch["loss_mask"] for batch in batches]) > 0
-        for key in {"output", "idx", "label", "latent"} & batches[0].keys():
-            values = torch.cat([batch[key] for batch in batches])[real]
-            columns[key] = (values.float() if values.is_floating_point() else values).cpu().numpy()
-    parts = [part for part in gather_from_ranks(columns, trainer) if part]
-    if not trainer.is_global_zero:
-        return None
-    return Outputs(**{key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
+    if isinstance(trainer.strategy, nl.MegatronStrategy):
+        write_in_threads()
+        replace(trainer.strategy, "async_save", False)
+        replace(trainer.strategy, "ckpt_optim_fully_reshardable", True)

@@ -11,8 +11,8 @@ from megakit.reporting import figures
 from megakit.reporting.figure_style import CLASS_COLORS, figure_style, to_png
 from tests.scripts import output_of
 
-LABELS = np.array([0, 0, 0, 1, 1, 2])
-PREDICTIONS = np.array([0, 0, 2, 1, 1, 1])
+#: Of labels 0, 0, 0, 1, 1, 2.
+COUNTS = np.array([[2, 0, 1], [0, 2, 0], [0, 1, 0]])
 
 
 #: What linear RGB becomes to those who lack one kind of cone (Machado et al., 2009).
@@ -61,7 +61,7 @@ def points_by_class(num_classes=10, dimensions=3):
 
 class TestConfusionMatrix:
     def test_counts_and_shares(self):
-        figure = figures.confusion_matrix(LABELS, PREDICTIONS, 3)
+        figure = figures.confusion_matrix(COUNTS)
         at = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
         counts = {
             position: text
@@ -74,13 +74,13 @@ class TestConfusionMatrix:
         assert "66.67% of 6 predicted right" in texts(figure)
 
     def test_the_worst_mistake_is_the_reddest(self):
-        shown = shown_by(figures.confusion_matrix(LABELS, PREDICTIONS, 3).axes[0])
+        shown = shown_by(figures.confusion_matrix(COUNTS).axes[0])
         redness = shown[..., 0] - shown[..., 2]
         assert np.argmax(redness) == 2 * 3 + 1
         assert (shown[1, 0] == 1).all()  # white: that never happened
 
     def test_a_class_that_does_not_occur(self):
-        assert "none" in texts(figures.confusion_matrix(LABELS, PREDICTIONS, 4))
+        assert "none" in texts(figures.confusion_matrix(np.pad(COUNTS, (0, 1))))
 
 
 class TestMistakes:
@@ -119,7 +119,7 @@ class TestLatentSpace:
 
 class TestStyle:
     def test_the_same_figure_is_the_same_file(self):
-        made = [to_png(figures.confusion_matrix(LABELS, PREDICTIONS, 3)) for _ in range(2)]
+        made = [to_png(figures.confusion_matrix(COUNTS)) for _ in range(2)]
         assert made[0] == made[1]
 
     def test_it_ends_with_the_block(self):

@@ -6,7 +6,13 @@ import math
 import numpy as np
 import pytest
 
-from megakit.reporting.predictions import Predictions, write_predictions
+from megakit.reporting.predictions import (
+    Predictions,
+    count_confusions,
+    shares_of_rows,
+    write_predictions,
+)
+from megakit.reporting.results import Results
 
 THIRDS = np.log(np.array([1, 2, 5], np.float32))  # probabilities 1/8, 2/8, 5/8
 
@@ -55,35 +61,27 @@ class TestFromLogits:
         assert np.allclose(near.probabilities.sum(axis=1), 1, atol=1e-15)
 
 
-class TestScores:
-    def test_by_hand(self):
-        made = predictions(
-            [0, 0, 1, 2], [[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0, 1, 0], [0.25, 0.25, 0.5]]
-        )
-        scores = made.scores()
-        assert scores["num_samples"] == 4
-        assert scores["accuracy"] == 0.75
-        by_hand = -(math.log(0.5) + math.log(0.1) + math.log(1) + math.log(0.5)) / 4
-        assert scores["cross_entropy"] == pytest.approx(by_hand)
-        assert scores["per_class_accuracy"] == {"0": 0.5, "1": 1.0, "2": 1.0}
+class TestRows:
+    def test_counts_by_hand(self):
+        counts = count_confusions(np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 2, 1, 1, 1]), 4)
+        by_hand = [[2, 0, 1, 0], [0, 2, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+        assert counts.tolist() == by_hand
+        shares = [[2 / 3, 0, 1 / 3, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+        assert shares_of_rows(counts).tolist() == shares
 
-    def test_only_classes_that_occur(self):
-        scores = predictions([2, 2], [[0, 0, 1], [1, 0, 0]]).scores()
-        assert scores["per_class_accuracy"] == {"2": 0.5}
-
-    def test_a_probability_of_zero_costs_much_but_not_infinitely_much(self):
-        scores = predictions([1], [[1.0, 0.0]]).scores()
-        assert 700 < scores["cross_entropy"] < math.inf
-
-    def test_certain_and_right_costs_nothing(self):
-        assert predictions([0], [[1.0, 0.0]]).scores()["cross_entropy"] == 0
-
-    def test_plain_numbers_for_json(self):
-        scores = predictions([0, 1], [[1, 0], [1, 0]]).scores()
-        per_class = scores.pop("per_class_accuracy")
-        assert {type(value) for value in scores.values()} == {int, float}
-        assert {type(key) for key in per_class} == {str}
-        assert {type(value) for value in per_class.values()} == {float}
+    @pytest.mark.parametrize("has_latent", [True, False])
+    def test_rows_are_chosen_and_joined(self, has_latent):
+        latent = np.arange(12, dtype=np.float32).reshape(4, 3) if has_latent else None
+        made = Predictions(np.arange(4), np.arange(4) % 3, np.eye(4), latent)
+        joined = Predictions.concatenate([made[np.array([3, 1])], made[np.array([0])]])
+        assert len(joined) == 3
+        assert joined.idx.tolist() == [3, 1, 0]
+        assert joined.label.tolist() == [0, 1, 0]
+        assert np.array_equal(joined.probabilities, np.eye(4)[[3, 1, 0]])
+        if latent is None or joined.latent is None:
+            assert latent is joined.latent
+        else:
+            assert np.array_equal(joined.latent, latent[[3, 1, 0]])
 
 
 class TestFile:
@@ -107,7 +105,9 @@ class TestFile:
             rows = list(csv.DictReader(file))
         assert [int(row["idx"]) for row in rows] == list(range(50))
         right = [row["label"] == row["prediction"] for row in rows]
-        assert np.mean(right) == pytest.approx(made.scores()["accuracy"])
+        results = Results(50)
+        results.add(made)
+        assert np.mean(right) == pytest.approx(results.scores()["accuracy"])
         for row in rows:
             shown = [float(row[f"p{k}"]) for k in range(10)]
             assert sum(shown) == pytest.approx(1, abs=1e-5)
@@ -129,6 +129,18 @@ class TestFile:
         assert header == ["idx", "source", "label", "prediction", "p0", "p1"]
         assert [row[1] for row in rows] == sources
         assert [row[2] for row in rows] == [""] * 3
-        scores = made.scores()
-        assert scores.pop("num_samples") == 3
-        assert set(scores.values()) == {None}
+        parts = [made[np.array([0])], made[np.array([1, 2])]]
+        write_predictions(tmp_path / "parts.csv", parts, sources)
+        assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "p.csv").read_bytes()
+
+    def test_blocks_that_fail_leave_the_old_file(self, tmp_path):
+        path = tmp_path / "predictions.csv"
+        path.write_text("old")
+
+        def blocks():
+            yield predictions([1], [[0.25, 0.75]])
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            write_predictions(path, blocks())
+        assert path.read_text() == "old"

@@ -162,8 +162,8 @@ class TestParts:
         ]
 
     def test_confusion_matrix(self):
-        labels, predictions = np.array([0, 0, 0, 0, 1]), np.array([0, 0, 1, 1, 1])
-        texts = Reader(parts.confusion_matrix(labels, predictions, 3)).texts
+        counts = np.array([[2, 2, 0], [0, 1, 0], [0, 0, 0]])
+        texts = Reader(parts.confusion_matrix(counts)).texts
         assert texts["td"] == [
             *("2", "2", "·", "50.0%"),
             *("·", "1", "·", "100.0%"),

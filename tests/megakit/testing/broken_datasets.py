@@ -45,7 +45,7 @@ PythonGlobal = having("PythonGlobal", lambda index: random.random())
 # Draws, though nothing depends on it.
 UselessDraw = having("UselessDraw", lambda index: (torch.randperm(4), index)[1])
 ManualSeed = having("ManualSeed", lambda index: (torch.manual_seed(index), torch.rand(2, 3))[1])
-CudaManualSeed = having("CudaManualSeed", lambda index: torch.cuda.manual_seed(index))
+CudaManualSeed = having("CudaManualSeed", lambda index: (torch.cuda.manual_seed(index), index)[1])
 NumpySeed = having("NumpySeed", lambda index: (np.random.seed(index), np.random.rand(2, 3))[1])
 Unseeded = having("Unseeded", lambda index: {"deep": [index, (0, default_rng().random(4))]})
 Clock = having("Clock", lambda index: time.perf_counter_ns())

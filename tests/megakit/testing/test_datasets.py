@@ -164,12 +164,20 @@ def test_an_index_that_does_not_exist(index):
         assert_dataset_compatible_with_megatron(broken.Good(), index)
 
 
+def test_the_other_kind_of_index():
+    with pytest.raises(AssertionError, match=r"indexed by EpochIndex.*EpochIndex\(0, 0\)"):
+        assert_dataset_compatible_with_megatron(broken.Epochs(), 0)
+    with pytest.raises(AssertionError, match=r"TypeError.*index=0"):
+        assert_dataset_compatible_with_megatron([1, 2], EpochIndex(0, 0))
+
+
 def test_a_get_batch_of_another_meaning():
     class Sized(Good):
         def get_batch(self, batch_size=4):
             raise RuntimeError("not with indices")
 
-    assert_dataset_compatible_with_megatron(Sized())
+    with pytest.warns(UserWarning, match="get_batch is ignored"):
+        assert_dataset_compatible_with_megatron(Sized())
 
 
 @pytest.mark.parametrize(

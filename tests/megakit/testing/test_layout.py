@@ -34,14 +34,14 @@ def test_a_cluster_of_1024_ranks(tmp_path):
         *("--output-dir", tmp_path / "runs"),
     )
     assert done.output().startswith(
-        "PretrainModel, 1024 processes: tensor 4 x pipeline 2 x data 128; bf16-mixed. "
+        "PretrainModel, 1024 processes: tensor 4 x pipeline 2 x data 128; precision bf16-mixed. "
         "Each rank computes 2 micro batches of 2 samples in a step.\n"
     )
     encoder, decoder = 16 * 784 + 16 + 3 * 16 + 3, 16 * 3 + 16 + 784 * 16 + 784
     z, x_hat = 2 * (2 * 3 * 2), 2 * (2 * 784 * 2)  # micro batches, samples, values, bfloat16
     assert rows(done.out) == [
         [
-            *(f"{512 * stage} to {512 * stage + 511}", "0 to 3 of 4", f"{stage} of 2"),
+            *(f"{512 * stage} to {512 * stage + 511}", "0 to 3", str(stage)),
             *(f"{number:,}", *(in_bytes(size * number) for size in (2, 4, 12))),
             *(in_bytes(tensor), in_bytes(z), in_bytes(4 * number)),
         ]
@@ -114,6 +114,23 @@ def test_a_script_may_import_from_the_module_itself(tmp_path):
     done = layout(tmp_path / "model_mine.py", *DIGITS, "--output-dir", tmp_path / "runs")
     assert done.output().startswith("PretrainModel, 1 process")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_loss_that_reads_a_value(tmp_path):
+    """The message names its line."""
+    code = (REPOSITORY / "model_components.py").read_text()
+    line = "        return self.report(nn.functional.mse_loss"
+    changed = code.replace(line, f"        print(forward_out['z'].sum().item())\n{line}")
+    assert changed != code
+    (tmp_path / "model_components.py").write_text(changed)
+    script = tmp_path / "model_pretrain.py"
+    script.write_text((REPOSITORY / "model_pretrain.py").read_text())
+    done = layout(script, *DIGITS)
+    assert (done.status, done.out) == (2, "")
+    number = changed[: changed.index("print(forward_out")].count("\n") + 1
+    assert "reads the values of a tensor" in done.err
+    assert f"{tmp_path}/model_components.py:{number}." in done.err
+    assert "Traceback" not in done.err
 
 
 def test_a_prediction_is_refused():

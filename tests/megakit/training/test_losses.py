@@ -110,8 +110,23 @@ def test_an_output_without_a_value() -> None:
     assert passthrough.reduce(outputs)["loss"] is None
     assert passthrough.forward({}, None)[0].item() == 0
     assert passthrough.reduce([None, None]) is None
-    with pytest.raises(TypeError, match="contains a float"):
+    with pytest.raises(TypeError, match=r"output\['seconds'\] is a float"):
         passthrough.reduce([{"z": torch.ones(2), "seconds": 1.0}] * 2)
+
+
+@pytest.mark.parametrize(
+    ("parts", "shapes"),
+    [
+        ([torch.ones(2, 3), torch.ones(2, 4)], r"\(2, 3\), \(2, 4\)"),
+        ([torch.ones(())] * 2, r"\(\)"),
+    ],
+)
+def test_tensors_that_do_not_fit_each_other(parts: list[torch.Tensor], shapes: str) -> None:
+    from megakit.training import PassthroughLossReduction
+
+    outputs = [{"of": [part]} for part in parts]
+    with pytest.raises(ValueError, match=rf"output\['of'\]\[0\] has the shapes {shapes} .*pad"):
+        PassthroughLossReduction().reduce(outputs)
 
 
 def test_the_mixin_names_the_loss_for_predictions() -> None:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("megatron")
 
 
 def outputs(**changed: Any) -> Any:
-    from megakit.training.trainer import Outputs
+    from megakit.training.prediction import Outputs
 
     numbers = np.arange(2)
     fields = {"output": np.ones((2, 10), np.float32), "latent": np.ones((2, 3), np.float32)}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
 from megakit.reporting.metrics import Metrics, MetricsFile
 from megakit.reporting.predictions import Predictions
+from megakit.reporting.results import Results
 from mnist import files as mnist_files
 from mnist import report as digit_report
 from mnist.own_pictures import to_training_form
@@ -63,13 +64,21 @@ def predict(model: Any, images: NDArray[np.uint8], labels: Any = None) -> Predic
     return Predictions.from_logits(np.arange(len(images)), labels, *map(np.array, found))
 
 
+def results_of(predictions: Predictions) -> Results:
+    """The results of all predictions in one block."""
+    results = Results(len(predictions))
+    results.add(predictions)
+    return results
+
+
 def page_of(model: Any, folder: Path, **changes: Any) -> tuple[str, Predictions]:
     """The page of a classifier that is saved in a folder, and what the classifier predicts."""
     images, labels = mnist_files.read_digits("test")
     predictions = replace(predict(model, images, labels), **changes)
     checkpoint = save(folder / "finetune", model, "finetune", None)
     path = folder / "report.html"
-    digit_report.write_digit_report(path, predictions, images, checkpoint, "digits")
+    results = results_of(predictions)
+    digit_report.write_digit_report(path, results, images, checkpoint, "digits")
     return path.read_text("utf-8"), predictions
 
 

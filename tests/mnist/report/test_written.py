@@ -13,7 +13,7 @@ from megakit.reporting.figure_style import CLASS_COLORS
 from megakit.reporting.predictions import Predictions
 from megakit.reporting.report import picture
 from mnist import report as digit_report
-from tests.mnist.report.pages import Trained, headings
+from tests.mnist.report.pages import Trained, headings, results_of
 
 
 class TestWriting:
@@ -36,7 +36,7 @@ class TestWriting:
     def test_each_part_shows_what_its_title_says(self, page: str, trained: Trained) -> None:
         predictions = trained.predictions
         facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
-        scores = predictions.scores()
+        scores = results_of(predictions).scores()
         assert facts == {
             "accuracy": f"{scores['accuracy']:.2%}",
             "cross entropy": f"{scores['cross_entropy']:.4f}",
@@ -66,7 +66,8 @@ class TestWriting:
         rows = 100 + np.flatnonzero(whole.prediction[100:] == whole.label[100:])
         some = Predictions(rows, whole.label[rows], whole.probabilities[rows])
         path = tmp_path / "report.html"
-        digit_report.write_digit_report(path, some, trained.images, trained.classifier, "digits")
+        results = results_of(some)
+        digit_report.write_digit_report(path, results, trained.images, trained.classifier, "digits")
         text = path.read_text("utf-8")
         assert "Left out" not in text
         assert headings(text)[-1] == "Confusion matrix"
@@ -77,7 +78,7 @@ class TestWriting:
         (tmp_path / "runs" / "finetune" / "metrics.csv").unlink()
         path = tmp_path / "report.html"
         digit_report.write_digit_report(
-            path, trained.predictions, trained.images, checkpoint, "digits"
+            path, results_of(trained.predictions), trained.images, checkpoint, "digits"
         )
         text = path.read_text("utf-8")
         assert headings(text) == ["Draw a digit", "Confusion matrix", "Most confident mistakes"]
