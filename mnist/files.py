@@ -125,9 +125,10 @@ def read_splits(
 ) -> tuple[Any, Any, Any]:
     """Reads the images for training, validation and test, and returns three datasets.
 
-    Missing files of MNIST are downloaded first, as in the published tutorial. A script has called
-    `find_dataset` before its ranks start, so that its ranks do not download. MNIST's 60,000 training images are split as in NVIDIA BioNeMo's tutorial. The split never
-    changes, so that no script validates on images that an earlier script trained on.
+    Missing files of MNIST are downloaded first, as in the published tutorial. A script calls
+    `find_dataset` before its ranks start, so its ranks do not download. MNIST's 60,000 training
+    images are split as in NVIDIA BioNeMo's tutorial. The split never changes, so that no script
+    validates on images that an earlier script trained on.
 
     Args:
         data_dir: Folder that contains `MNIST/raw`; digits are read from scikit-learn.

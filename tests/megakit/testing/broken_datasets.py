@@ -34,6 +34,11 @@ def having(name, values):
     return type(name, (Good,), {"values": lambda self, index: values(index)})
 
 
+def seed_cuda(index):
+    torch.cuda.manual_seed(index)
+    return index
+
+
 Seeded = having("Seeded", lambda index: sample_generator(1, 0, index).random((2, 3)))
 OwnTorchGenerator = having(
     "OwnTorchGenerator",
@@ -45,7 +50,7 @@ PythonGlobal = having("PythonGlobal", lambda index: random.random())
 # Draws, though nothing depends on it.
 UselessDraw = having("UselessDraw", lambda index: (torch.randperm(4), index)[1])
 ManualSeed = having("ManualSeed", lambda index: (torch.manual_seed(index), torch.rand(2, 3))[1])
-CudaManualSeed = having("CudaManualSeed", lambda index: (torch.cuda.manual_seed(index), index)[1])
+CudaManualSeed = having("CudaManualSeed", seed_cuda)
 NumpySeed = having("NumpySeed", lambda index: (np.random.seed(index), np.random.rand(2, 3))[1])
 Unseeded = having("Unseeded", lambda index: {"deep": [index, (0, default_rng().random(4))]})
 Clock = having("Clock", lambda index: time.perf_counter_ns())
