@@ -27,6 +27,7 @@ from megakit.data import (
     EpochIndex,
     IdentityMultiEpochDatasetWrapper,
     MegatronDataModule,
+    another_name,
     balanced_subset,
     bernoulli,
     on_device,
@@ -169,9 +170,9 @@ class MNISTDataModule(MegatronDataModule):
         return IdentityMultiEpochDatasetWrapper(train)  # equal images in every epoch
 
     # Names of the published tutorial.
-    mnist_train = property(lambda self: self.train_set)
-    mnist_val = property(lambda self: self.val_set)
-    mnist_test = property(lambda self: self.test_set)
+    mnist_train = another_name("train_set")
+    mnist_val = another_name("val_set")
+    mnist_test = another_name("test_set")
 
 
 # --- Models ---------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class MNISTCustom(Dataset[MnistItem]):
         else:
             from PIL import Image
 
-            data = torch.stack([self.transform(Image.fromarray(image)) for image in images])
+            data = default_collate([self.transform(Image.fromarray(image)) for image in images])
         labels = self.labels[indices]
         if self.target_transform is None:
             label = on_device(labels).long()

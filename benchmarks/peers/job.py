@@ -206,17 +206,17 @@ class Images:
     def __getitem__(self, index: Any) -> Any:
         raise NotImplementedError("whole batches only")
 
-    def get_batch(self, index: Any) -> tuple[Any, ...]:
+    def get_batch(self, indices: Any) -> tuple[Any, ...]:
         """The pixels, and which are kept if some are dropped; for numpy epochs and indices."""
         import torch
 
         from megakit.data import bernoulli
 
-        pixels = torch.from_numpy(self.images.take(self.chosen[index.idx], axis=0))
+        pixels = torch.from_numpy(self.images.take(self.chosen[indices.idx], axis=0))
         if not self.job.corruption:
             return (pixels,)
         share = 1 - self.job.corruption
-        kept = bernoulli(share, self.job.seed, index.epoch, index.idx, (784,))
+        kept = bernoulli(share, self.job.seed, indices.epoch, indices.idx, (784,))
         return pixels, torch.from_numpy(kept).byte()
 
 

@@ -3,6 +3,7 @@ from .batches import fetch_samples as fetch_samples
 from .blending import BlendedDataset as BlendedDataset
 from .datamodule import MegatronDataModule as MegatronDataModule
 from .datamodule import WrappedDataLoader as WrappedDataLoader
+from .datamodule import another_name as another_name
 from .device import on_device as on_device
 from .epochs import BatchedMultiEpochDatasetWrapper as BatchedMultiEpochDatasetWrapper
 from .epochs import IdentityMultiEpochDatasetWrapper as IdentityMultiEpochDatasetWrapper

@@ -67,16 +67,21 @@ def has_get_batch(cls: type) -> bool:
     """
     if cls not in _has_get_batch:
         current = is_current(cls, "get_batch", "__getitem__")
-        _has_get_batch[cls] = current and _takes_indices(getattr(cls, "get_batch"))  # noqa: B009
+        method = inspect.getattr_static(cls, "get_batch", None)
+        is_method = not isinstance(method, staticmethod | classmethod)
+        _has_get_batch[cls] = current and is_method and _takes_indices(method)
     return _has_get_batch[cls]
 
 
 def _takes_indices(method: Any) -> bool:
     try:
-        signature = inspect.signature(method)
+        parameters = list(inspect.signature(method).parameters.values())[1:]  # after self
     except (TypeError, ValueError):  # not a function, or a compiled one
         return False
-    return list(signature.parameters)[1:2] == ["indices"]  # after self
+    if inspect.iscoroutinefunction(method) or not parameters or parameters[0].name != "indices":
+        return False
+    required = [one for one in parameters if one.default is one.empty]
+    return all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in required[1:])
 
 
 def is_current(cls: type, batched: str, single: str) -> bool:
@@ -87,7 +92,7 @@ def is_current(cls: type, batched: str, single: str) -> bool:
     """
     for base in cls.__mro__:
         if batched in vars(base):
-            return True
+            return vars(base)[batched] is not None
         if single in vars(base):
             return False
     return False

@@ -2,7 +2,7 @@
 
 import numbers
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,9 @@ class BlendedDataset(Dataset[Any]):
     The shares are exact if they are fractions with a common denominator of at most 10,000.
     Otherwise they are the nearest such shares (`whole_weights`).
 
-    A member whose class derives from `MultiEpochDatasetWrapper` or `MultiEpochDataset` is indexed
-    by `EpochIndex`, and every other member by integers.
+    A member is indexed by `EpochIndex` if its class derives from `MultiEpochDatasetWrapper` or
+    `MultiEpochDataset`, or if it annotates the index of `__getitem__` as an `EpochIndex`. Every
+    other member is indexed by integers.
 
     Args:
         members: Pairs of a dataset and its weight, a positive finite number of any scale.
@@ -64,11 +65,12 @@ class BlendedDataset(Dataset[Any]):
 
     def __init__(
         self,
-        members: Sequence[tuple[SizedDataset[Any] | MultiEpochDataset[Any], float]],
+        members: Iterable[tuple[SizedDataset[Any] | MultiEpochDataset[Any], float]],
         num_samples: Int | None = None,
         seed: Int = 42,
         shuffle: bool = True,
     ) -> None:
+        members = list(members)
         _check_members(members)
         self.datasets: tuple[Any, ...] = tuple(dataset for dataset, _ in members)
         self.counts = whole_weights([weight for _, weight in members])
@@ -163,9 +165,16 @@ class BlendedDataset(Dataset[Any]):
 
 
 def is_indexed_by_epoch(dataset: object) -> bool:
-    """Tell whether a member of a blend is indexed by `EpochIndex`, by the class that it extends."""
+    """Return whether a member of a blend is indexed by `EpochIndex`, as its class states.
+
+    The class extends `MultiEpochDatasetWrapper` or `MultiEpochDataset`, or it annotates the index
+    of `__getitem__` as an `EpochIndex`.
+    """
     bases = type(dataset).__mro__
-    return MultiEpochDatasetWrapper in bases or MultiEpochDataset in bases
+    if MultiEpochDatasetWrapper in bases or MultiEpochDataset in bases:
+        return True
+    annotations = getattr(getattr(type(dataset), "__getitem__", None), "__annotations__", {})
+    return any("EpochIndex" in str(one) for name, one in annotations.items() if name != "return")
 
 
 def _check_members(members: Sequence[Any]) -> None:

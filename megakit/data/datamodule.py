@@ -205,9 +205,39 @@ class MegatronDataModule(pl.LightningDataModule):
                 setattr(trainer, f"limit_{name}_batches", limit * factor)
         trainer.num_sanity_val_steps *= factor
 
+    def _check_epochs(self, num_samples: int) -> None:
+        """Refuses to resume a training of several epochs with NeMo's own sampler.
+
+        In each epoch after the resumed one, that sampler omits the samples that were consumed in
+        the first epoch of this start.
+        """
+        sampler, trainer = self.data_sampler, self.trainer
+        is_exact = isinstance(sampler, ExactDataSampler)
+        if is_exact or trainer is None or not sampler.init_consumed_samples:
+            return
+        max_steps, max_epochs = trainer.max_steps, trainer.max_epochs or 0
+        length = (
+            max_steps * sampler.global_batch_size if max_steps > 0 else max_epochs * num_samples
+        )
+        if length > num_samples:
+            raise ValueError(
+                f"{type(self).__name__}: the training has {length:,} samples, and its dataset "
+                f"{num_samples:,}. {type(sampler).__name__} does not resume such a training "
+                "exactly. Use megakit.data.ExactDataSampler instead, or wrap the dataset in "
+                "MultiEpochDatasetResampler, which makes it as long as the training."
+            )
+
     @property
     def _global_step(self) -> int:
         return self.trainer.global_step if self.trainer is not None else 0
+
+
+def another_name(attribute: str) -> Any:
+    """Returns a property that reads and sets an attribute under another name."""
+    return property(
+        lambda self: getattr(self, attribute),
+        lambda self, value: setattr(self, attribute, value),
+    )
 
 
 def _in_mode(method: Callable[..., Any], mode: str) -> Callable[..., Any]:
@@ -222,6 +252,8 @@ def _in_mode(method: Callable[..., Any], mode: str) -> Callable[..., Any]:
             if getattr(loader, "mode", "train") == "train":
                 # By assignment, not by vars(): Lightning records assigned attributes for copies.
                 loader.mode = mode
+            if mode == "train":
+                self._check_epochs(len(loader.dataset))
         return loaders
 
     return make

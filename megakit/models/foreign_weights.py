@@ -25,7 +25,7 @@ RENAME = (
 OTHER_SIZES = "For a model of other sizes, give --set FIELD=VALUE (in Python: another config)."
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path, skip: Collection[str] = ()) -> dict[str, Tensor]:
     """Reads a state dict on the CPU, from a safetensors file or a file of `torch.save`.
 
     The suffix `.safetensors` selects the format. torch's restricted unpickler reads all other
@@ -49,7 +49,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
                 content = torch.load(path, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError) as error:
             raise ValueError(_reason(str(error))) from error
-        return find_state_dict(content)
+        return find_state_dict(content, skip)
 
 
 def _reason(message: str) -> str:
@@ -72,7 +72,7 @@ def _without_registered_classes() -> Iterator[None]:
         torch.serialization.add_safe_globals(registered)
 
 
-def find_state_dict(content: Any) -> dict[str, Tensor]:
+def find_state_dict(content: Any, skip: Collection[str] = ()) -> dict[str, Tensor]:
     """Returns the tensors by name: the content itself, its `state_dict`, or its only state dict.
 
     A checkpoint of Lightning has other entries than `state_dict`, such as the optimizer's state.
@@ -83,12 +83,16 @@ def find_state_dict(content: Any) -> dict[str, Tensor]:
     """
     if not isinstance(content, Mapping):
         raise ValueError(f"it is a {type(content).__name__} instead of a state dict")
+    content = {key: value for key, value in content.items() if key not in skip}
     nested = {key: value for key, value in content.items() if _is_state_dict(value)}
     found = content if _is_state_dict(content) else nested.get(LIGHTNING_KEY)
     if found is None and len(nested) == 1:
         (found,) = nested.values()
     if found is None:
         keys = brief(", ".join(map(str, nested or content)))
+        others = [key for key, one in content.items() if not isinstance(one, Tensor | None)]
+        if len(others) < len(content):
+            keys += f"; no tensors, so leave them out: {brief(', '.join(map(str, others)))}"
         raise ValueError(f"it has {len(nested)} state dicts instead of one; its entries: {keys}")
     return {name: value for name, value in found.items() if value is not None}
 

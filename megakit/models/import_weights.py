@@ -141,6 +141,9 @@ def _build_config(options: argparse.Namespace) -> "Config":
     fields = {field.name for field in dataclasses.fields(cls) if field.init}
     if unknown := [name for name, _ in options.set if name not in fields]:
         raise UserError(f"--set {', '.join(unknown)}: {options.config} has no such field.")
+    classes_of = {f.name for f in dataclasses.fields(cls) if isinstance(f.default, type)}
+    if refused := [name for name, _ in options.set if name in classes_of]:
+        raise UserError(f"--set {', '.join(refused)}: is a class. Change the config in its module.")
     values = {name: _value(text) for name, text in options.set}
     try:
         config: Config = cls(**values)
@@ -203,12 +206,18 @@ def checkpoint_from_weights(
     if isinstance(weights, Mapping):
         source: str | Path = "the state dict"
         with reading(source, "Give a state dict: tensors by name."):
-            state, origin = find_state_dict(weights), {}
+            state, origin = find_state_dict(weights, skip), {}
     else:
         source = Path(weights)
-        state, origin = read_weights(source), {"weights": source.name, "sha256": _sha256(source)}
+        state, origin = (
+            read_weights(source, skip),
+            {"weights": source.name, "sha256": _sha256(source)},
+        )
     with single_rank_state():
-        model = for_one_rank(config).configure_model()
+        try:
+            model = for_one_rank(config).configure_model()
+        except (RuntimeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
+            raise UserError(f"{type(config).__name__} cannot build its model ({error}).") from error
         try:
             remarks = copy_weights(model, state, names or {}, skip)
         except UserError as error:

@@ -168,7 +168,7 @@ def single_rank_state() -> Iterator[None]:
     for name in ("_TENSOR_MODEL_PARALLEL_GROUP", "_PIPELINE_MODEL_PARALLEL_GROUP"):
         existing(parallel_state, name)
     # Without torch.distributed, Megatron's layers ignore the groups, and models cannot read sizes.
-    needs_world = not distributed.is_initialized()
+    needs_world, excepthook = not distributed.is_initialized(), sys.excepthook
     if needs_world:
         store = distributed.HashStore()  # type: ignore[attr-defined]
         distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -180,6 +180,7 @@ def single_rank_state() -> Iterator[None]:
         state.update(before)
         if needs_world:
             distributed.destroy_process_group()
+            sys.excepthook = excepthook  # torch's adds the rank, once for each job
 
 
 def _single_rank_value(name: str) -> Any:

@@ -1,5 +1,6 @@
 """Records settings, so that a checkpoint's context contains their current values."""
 
+import copy
 import dataclasses
 import enum
 import inspect
@@ -47,6 +48,12 @@ class IOMixinWithGettersSetters(WillHaveGetSetHparam, io.IOMixin):
         if _can_be_recorded(value):
             setattr(recorded, name, value)
 
+    def __copy__(self) -> "IOMixinWithGettersSetters":
+        # Without a record of its own, a copy would record its changes for the original, too.
+        copied = object.__new__(type(self))
+        copied.__dict__ |= {**vars(self), "__io__": copy.copy(self.__io__)}
+        return copied
+
     def get_hparam(self, attribute: str) -> Any:
         """Returns the recorded value of a constructor argument, or the argument's default.
 
@@ -75,9 +82,8 @@ class IOMixinWithGettersSetters(WillHaveGetSetHparam, io.IOMixin):
         """Returns the names of the arguments whose recorded values differ from their defaults."""
         defaults = _defaults(type(self))
         recorded = self.__io__.__arguments__.items()
-        return [
-            name for name, value in recorded if value != defaults.get(name, dataclasses.MISSING)
-        ]
+        missing = dataclasses.MISSING
+        return [name for name, value in recorded if _differ(value, defaults.get(name, missing))]
 
     def set_hparam(self, attribute: str, value: Any, also_change_value: bool = True) -> None:
         """Records a constructor argument's value for the contexts of later checkpoints.
@@ -90,6 +96,13 @@ class IOMixinWithGettersSetters(WillHaveGetSetHparam, io.IOMixin):
         if also_change_value:
             setattr(self, attribute, value)
         setattr(self.__io__, attribute, value)
+
+
+def _differ(value: Any, default: Any) -> bool:
+    try:
+        return bool(value != default)
+    except (ValueError, RuntimeError):  # arrays and tensors
+        return value is not default
 
 
 def _defaults(cls: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from megakit.checkpoints.select import is_better
 from megakit.checkpoints.writer import CheckpointWriter, logged_values, validation_is_due
 from megakit.errors import Stopped, UserError
-from megakit.runtime.patching import replace
+from megakit.runtime.patching import existing, replace
 from megakit.runtime.signals import StopRequest, handle_signals
 from megakit.training.validation import higher_is_better
 
@@ -21,41 +21,79 @@ class ExactSteps(pl.Callback):
     """Makes a resumed training count and validate like an uninterrupted one.
 
     Lightning saves its batch counters before a step is counted, so a checkpoint stores one step too
-    few. Lightning repeats the validation when a training resumes from a validated step. This
-    callback corrects both.
+    few. Lightning counts steps where NeMo's data loop counts micro batches, so it does not find the
+    end of a resumed epoch. Lightning repeats the validation of the resumed step, even if the
+    checkpoint was saved after this validation. This callback corrects all three.
     """
 
-    _val_check_batch: float | None = None  # Lightning's value while the callback replaces it
+    def __init__(self) -> None:
+        self._validated_step = 0
+        self._val_check_batch: float | None = None  # Lightning's value while it is replaced
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the counters to the number of completed steps, after a checkpoint was loaded."""
-        progress = trainer.fit_loop.epoch_loop.batch_progress
+        loop, fetcher = trainer.fit_loop.epoch_loop, existing(trainer.fit_loop, "_data_fetcher")
+        progress = loop.batch_progress
         missing = trainer.global_step - progress.total.completed
         for counter in (progress.total, progress.current):
             completed = counter.completed + missing
             for name in ("ready", "started", "processed", "completed"):
                 replace(counter, name, completed)
-        if trainer.global_step:
+        if not trainer.global_step:
+            return
+        per_step = getattr(getattr(trainer.strategy, "data_sampler", None), "num_microbatches", 1)
+        fetcher.fetched += (per_step - 1) * progress.current.completed
+        is_due = existing(loop, "_should_check_val_fx")(fetcher)
+        if self.is_validated(trainer) or not is_due:
             # Lightning tests whether the number of batches is a multiple of this value.
             self._val_check_batch = trainer.val_check_batch
             trainer.val_check_batch = math.inf
+            replace(loop.val_loop, "_has_run", True)  # at the end of an epoch
+
+    def is_validated(self, trainer: pl.Trainer) -> bool:
+        """Tells whether the resumed step was validated before its checkpoint was saved."""
+        return self._validated_step == trainer.global_step
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Restores Lightning's value: from this step on, validations are new."""
+        """Restores Lightning's values: from this step on, validations are new."""
         if self._val_check_batch is not None:
             trainer.val_check_batch, self._val_check_batch = self._val_check_batch, None
+            replace(trainer.fit_loop.epoch_loop.val_loop, "_has_run", False)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stores the validated step for later checkpoints."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._validated_step = trainer.global_step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of this callback for a checkpoint."""
+        return {"validated_step": self._validated_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the state of this callback from a checkpoint."""
+        self._validated_step = int(state_dict["validated_step"])
 
 
 class ExactValidation(ExactSteps):
     """Validates whenever `validation_is_due`, also after the last step.
 
-    This class includes the corrections of `ExactSteps`.
+    This class includes the corrections of `ExactSteps`, for checkpoints of `CheckpointWriter`,
+    which are always saved after the validation.
     """
+
+    def is_validated(self, trainer: pl.Trainer) -> bool:
+        """Returns True: no checkpoint is saved before the validation of its step."""
+        return True
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
         """Tells Lightning whether to validate after the step that begins."""
+        super().on_train_batch_start(trainer, *args)
         is_due = validation_is_due(trainer, trainer.global_step + 1)
         trainer.val_check_batch = 1 if is_due else math.inf
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns no state: nothing has to be stored."""
+        return {}
 
 
 class StopWithoutProgress(pl.Callback):

@@ -133,6 +133,8 @@ def test_lightning_counts_the_batches_of_all_completed_steps(in_epoch: int) -> N
     loop.batch_progress.total.ready, loop.batch_progress.total.completed = 7, 6
     loop.batch_progress.current.completed = in_epoch
     trainer.val_check_batch = 5
+    loop._should_check_val_fx = lambda fetcher: True
+    trainer.fit_loop._data_fetcher = SimpleNamespace(fetched=0)
     ExactSteps().on_train_start(trainer, None)  # type: ignore[arg-type]
     names = ("ready", "started", "processed", "completed")
     total, current = loop.batch_progress.total, loop.batch_progress.current
