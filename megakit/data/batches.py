@@ -78,7 +78,9 @@ def _takes_indices(method: Any) -> bool:
         parameters = list(inspect.signature(method).parameters.values())[1:]  # after self
     except (TypeError, ValueError):  # not a function, or a compiled one
         return False
-    if inspect.iscoroutinefunction(method) or not parameters or parameters[0].name != "indices":
+    if inspect.iscoroutinefunction(method) or not parameters:
+        return False
+    if parameters[0].name != "indices" or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         return False
     required = [one for one in parameters if one.default is one.empty]
     return all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in required[1:])

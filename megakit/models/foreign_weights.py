@@ -25,7 +25,7 @@ RENAME = (
 OTHER_SIZES = "For a model of other sizes, give --set FIELD=VALUE (in Python: another config)."
 
 
-def read_weights(path: Path, skip: Collection[str] = ()) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
     """Reads a state dict on the CPU, from a safetensors file or a file of `torch.save`.
 
     The suffix `.safetensors` selects the format. torch's restricted unpickler reads all other
@@ -49,7 +49,7 @@ def read_weights(path: Path, skip: Collection[str] = ()) -> dict[str, Tensor]:
                 content = torch.load(path, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError) as error:
             raise ValueError(_reason(str(error))) from error
-        return find_state_dict(content, skip)
+        return find_state_dict(content)
 
 
 def _reason(message: str) -> str:
@@ -72,37 +72,34 @@ def _without_registered_classes() -> Iterator[None]:
         torch.serialization.add_safe_globals(registered)
 
 
-def find_state_dict(content: Any, skip: Collection[str] = ()) -> dict[str, Tensor]:
+def find_state_dict(content: Any) -> dict[str, Tensor]:
     """Returns the tensors by name: the content itself, its `state_dict`, or its only state dict.
 
     A checkpoint of Lightning has other entries than `state_dict`, such as the optimizer's state.
-    These entries are left out.
+    These entries are left out, and so are entries of the state dict that are no tensors, such as a
+    step.
 
     Raises:
         ValueError: The content has no state dict, or several.
     """
     if not isinstance(content, Mapping):
         raise ValueError(f"it is a {type(content).__name__} instead of a state dict")
-    content = {key: value for key, value in content.items() if key not in skip}
     nested = {key: value for key, value in content.items() if _is_state_dict(value)}
     found = content if _is_state_dict(content) else nested.get(LIGHTNING_KEY)
     if found is None and len(nested) == 1:
         (found,) = nested.values()
     if found is None:
         keys = brief(", ".join(map(str, nested or content)))
-        others = [key for key, one in content.items() if not isinstance(one, Tensor | None)]
-        if len(others) < len(content):
-            keys += f"; no tensors, so leave them out: {brief(', '.join(map(str, others)))}"
         raise ValueError(f"it has {len(nested)} state dicts instead of one; its entries: {keys}")
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 
 def _is_state_dict(value: Any) -> bool:
-    """Tells whether a value contains tensors by name; Megatron's layers also have None."""
+    """Tells whether a value contains tensors by name, and no further dictionaries with content."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         return False
-    tensors = [one for one in value.values() if one is not None]
-    return bool(tensors) and all(isinstance(one, Tensor) for one in tensors)
+    has_tensors = any(isinstance(one, Tensor) for one in value.values())
+    return has_tensors and not any(isinstance(one, Mapping) and one for one in value.values())
 
 
 def copy_weights(

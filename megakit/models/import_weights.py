@@ -206,11 +206,11 @@ def checkpoint_from_weights(
     if isinstance(weights, Mapping):
         source: str | Path = "the state dict"
         with reading(source, "Give a state dict: tensors by name."):
-            state, origin = find_state_dict(weights, skip), {}
+            state, origin = find_state_dict(weights), {}
     else:
         source = Path(weights)
         state, origin = (
-            read_weights(source, skip),
+            read_weights(source),
             {"weights": source.name, "sha256": _sha256(source)},
         )
     with single_rank_state():

@@ -63,6 +63,17 @@ def test_the_tutorials_attributes(components: ModuleType) -> None:
     assert components.MNISTDataModule("./", 16, global_batch_size=64).global_batch_size == 64
 
 
+def test_a_subclass_may_assign_the_tutorials_names(components: ModuleType) -> None:
+    class Mine(components.MNISTDataModule):  # type: ignore[name-defined]
+        def setup(self, stage: str) -> None:
+            super().setup(stage)
+            self.mnist_val = self.mnist_test
+
+    data: Any = Mine(dataset="digits", batch_size=16)
+    data.setup("fit")
+    assert data.val_set is data.mnist_val is data.test_set
+
+
 def test_nemo_logs_metrics_of_its_own_only_if_asked(components: ModuleType) -> None:
     """It would log five values at every step."""
     for options in ({}, {"output_log": True}):

@@ -65,6 +65,52 @@ def test_an_outdated_get_batch_is_not_used():
     assert fetch_batch(RootsAgain(), np.array([4, 5]))["root"].tolist() == [4.0, 5.0]
 
 
+def unrelated(*methods):
+    return [type("Unrelated", (Squares,), {"get_batch": method}) for method in methods]
+
+
+async def wait_for(self, indices):
+    raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "dataset_class",
+    unrelated(
+        lambda self, size=4: 1,
+        lambda self, indices, split: 1,
+        lambda self, *, indices: 1,
+        lambda self: 1,
+        staticmethod(lambda first, indices: 1),
+        classmethod(lambda cls, indices: 1),
+        wait_for,
+        None,
+        5,
+    ),
+)
+def test_another_get_batch_is_not_called(dataset_class):
+    dataset = dataset_class()
+    batch = fetch_batch(dataset, np.array([3, 0]))
+    assert dataset.calls == ["item"] * 2
+    assert batch["idx"].tolist() == [3, 0]
+
+
+def test_options_of_get_batch():
+    class Optional(BatchedSquares):
+        def get_batch(self, indices, scale=1, **options):
+            return super().get_batch(indices)
+
+    dataset = Optional()
+    fetch_batch(dataset, np.array([3, 0]))
+    assert dataset.calls == ["batch"]
+
+
+def test_getitems_that_is_switched_off():
+    class Off(ListedSquares):
+        __getitems__: Any = None
+
+    assert [sample["idx"] for sample in fetch_samples(Off(), np.array([3, 0]))] == [3, 0]
+
+
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda x: range(5, 15)])
 def test_subsets_are_seen_through(kind):
     dataset = BatchedSquares()

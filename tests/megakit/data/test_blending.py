@@ -241,6 +241,20 @@ def test_workers_and_pickles():
     assert_elements_equal(copied.get_batch(np.arange(100)), expected)
 
 
+def test_a_member_that_annotates_its_index():
+    """As in BioNeMo's documents, without a base class."""
+
+    class Annotated:
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index: EpochIndex):
+            return index.epoch, index.idx
+
+    blend = BlendedDataset(iter([(Annotated(), 1), ([(7, 7)], 1)]), num_samples=20)
+    assert blend[18] == blend.locate(18)[1]
+
+
 @pytest.mark.usefixtures("megatron")
 def test_a_data_module_trains_on_a_blend():
     """The blend is as long as the training; the loader goes on after the consumed samples."""

@@ -200,6 +200,20 @@ def with_datasets(**options: Any) -> Any:
     return Data(4, 8, **options)
 
 
+def test_nemos_sampler_does_not_resume_several_epochs() -> None:
+    from nemo.lightning.pytorch.plugins import MegatronDataSampler
+
+    module = with_datasets()
+    module.data_sampler = MegatronDataSampler(1, micro_batch_size=4, global_batch_size=8)
+    at_step(module, 3)
+    module.trainer.max_steps, module.trainer.max_epochs = 30, None
+    module.train_set = list(range(240))  # as long as the training
+    module.train_dataloader()
+    module.train_set = list(range(239))
+    with pytest.raises(ValueError, match=r"240 samples, and its dataset 239.*ExactDataSampler"):
+        module.train_dataloader()
+
+
 def test_loaders_follow_from_the_datasets() -> None:
     module = at_step(with_datasets(num_workers=1), 3)
     module.trainer.max_steps = 30

@@ -133,6 +133,7 @@ FORMS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "DDP": (lambda state: {f"module.{name}": v for name, v in state.items()}, "module."),
     "compiled": (lambda s: {f"module._orig_mod.{n}": v for n, v in s.items()}, "module._orig_mod."),
     "Lightning": (lightning, "model."),
+    "with a step": (lambda state: {**state, "step": 7, "first._extra_state": {}}, ""),
     "with an optimizer": (lambda state: {"model": state, "step": 7, "optimizer": {}}, ""),
 }
 
@@ -539,6 +540,12 @@ def test_options_that_cannot_be_used(
         ),
         ((*nets, "--set", "width=7"), ["--set width: NetConfig has no such field"]),
         ((*nets, "--set", "hidden_size=wide"), ["--set: NetConfig refuses the values"]),
+        ((*nets, "--set", "hidden_size=-1"), ["NetConfig cannot build its model"]),
+        ((*nets, "--set", "model_cls=Net"), ["--set model_cls: is a class"]),
+        (
+            (*nets, "--map", "nothing=first"),
+            ["the names in the options are wrong:", "--map nothing: there is no tensor"],
+        ),
         (
             (*nets, "--set", "num_classes=7"),
             ["head.bias    (7,) float32 in the model, (3,) float32 given"],

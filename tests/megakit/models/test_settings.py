@@ -1,10 +1,12 @@
 """Settings in a checkpoint are those at the time it was saved."""
 
+import copy
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.usefixtures("megatron")
@@ -117,6 +119,26 @@ def test_a_base_class_may_set_what_its_subclass_records() -> None:
     assert io.reinit(mine) == Recorded(width=10)
     with pytest.raises(TypeError, match="abstract"):
         Base()  # type: ignore[abstract]
+
+
+def test_a_copy_records_its_own_changes() -> None:
+    mine = config(hidden_size=16)
+    for copied in (copy.copy(mine), copy.deepcopy(mine)):
+        assert copied.get_hparam("hidden_size") == 16
+        copied.hidden_size = 32
+        assert (copied.hidden_size, copied.get_hparam("hidden_size")) == (32, 32)
+    assert (mine.hidden_size, mine.get_hparam("hidden_size")) == (16, 16)
+
+
+def test_arrays_are_compared() -> None:
+    from megakit.models import IOMixinWithGettersSetters
+
+    class Holds(IOMixinWithGettersSetters):
+        def __init__(self, values: Any = None) -> None:
+            self.values = values
+
+    assert list(Holds(np.arange(3)).get_hparams()) == ["values"]
+    assert Holds().get_hparams() == {}
 
 
 def test_get_hparams_is_a_copy() -> None:

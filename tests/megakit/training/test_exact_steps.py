@@ -17,8 +17,8 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """By case: the events of the whole training, and of the killed and the resumed one."""
     result = subprocess.run(
         [
-            *(sys.executable, Path(__file__).with_name("resumed.py")),
-            *(tmp_path_factory.mktemp("runs"), *CASES),
+            *(sys.executable, str(Path(__file__).with_name("resumed.py"))),
+            *(str(tmp_path_factory.mktemp("runs")), *CASES),
         ],
         env=environment(PYTHONPATH=str(REPOSITORY), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
         capture_output=True,
