@@ -251,7 +251,8 @@ def test_a_member_that_annotates_its_index():
         def __getitem__(self, index: EpochIndex):
             return index.epoch, index.idx
 
-    blend = BlendedDataset(iter([(Annotated(), 1), ([(7, 7)], 1)]), num_samples=20)
+    members: list[Any] = [(Annotated(), 1), ([(7, 7)], 1)]
+    blend = BlendedDataset(iter(members), num_samples=20)
     assert blend[18] == blend.locate(18)[1]
 
 
