@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from megakit.runtime.accelerator import is_certainly_cpu
 from mnist.files import MNIST_SHA256
@@ -27,6 +28,9 @@ BEGAN = time.monotonic()
 LIMITS = {"platform": 3600, "long": 1200, "": 300}
 terminal = 2  # standard error's descriptor while pytest captures it: see `pytest_configure`
 SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
+
+settings.register_profile("without a deadline", deadline=None)  # busy machines pause a test
+settings.load_profile("without a deadline")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,6 +14,7 @@ import argparse
 import ast
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import importlib
 import io
@@ -38,25 +39,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     options = _parser().parse_args(arguments)
     remarks: list[str] = []
+    written, reason = None, ""
     try:
         _check(options)
         # Hides the frameworks' messages.
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             use_accelerator("cpu")
-            written = checkpoint_from_weights(
-                options.weights,
-                _build_config(options),
-                options.output,
-                names=dict(options.map),
-                skip=options.skip,
-                report=remarks.append,
-            )
+            try:
+                written = checkpoint_from_weights(
+                    options.weights,
+                    _build_config(options),
+                    options.output,
+                    names=dict(options.map),
+                    skip=options.skip,
+                    report=remarks.append,
+                )
+            except OSError as error:
+                reason = str(error)
+            # After a failed write, torch's files print an error when they are deleted.
+            gc.collect()
     except UserError as error:
         for problem in error.problems:
             print(f"import_weights: {problem}", file=sys.stderr)
         return 2
-    except OSError as error:
-        print(f"import_weights: {error}", file=sys.stderr)
+    if written is None:
+        print(f"import_weights: {reason}", file=sys.stderr)
         return 1
     for remark in remarks:
         print(f"import_weights: {remark}", file=sys.stderr)
