@@ -16,7 +16,8 @@ MOST_SHOWN = 10_000
 class Results:
     """Accumulates a classifier's results; memory does not grow with the number of samples.
 
-    If a label is unknown, there are no scores, counts and mistakes.
+    If any label is unknown, `scores` has no values, and `confusions` and `mistakes` are incomplete
+    or not set.
 
     Args:
         num_samples: Number of samples in all blocks.

@@ -20,10 +20,10 @@ from megakit.training.validation import higher_is_better
 class ExactSteps(pl.Callback):
     """Makes a resumed training count and validate like an uninterrupted one.
 
-    Lightning saves its batch counters before a step is counted, so a checkpoint stores one step too
-    few. Lightning counts steps where NeMo's data loop counts micro batches, so it does not find the
-    end of a resumed epoch. Lightning repeats the validation of the resumed step, even if the
-    checkpoint was saved after this validation. This callback corrects all three.
+    The callback makes three corrections. A checkpoint stores one step too few, because Lightning
+    saves its batch counters before it counts the step. Lightning counts steps, and NeMo's data loop
+    counts micro batches, so a resumed epoch has no correct end. Lightning repeats the validation of
+    the resumed step, even if the checkpoint was saved after this validation.
     """
 
     def __init__(self) -> None:

@@ -225,14 +225,15 @@ class PassthroughLossReduction(MegatronLossReduction):
     The output is a tensor, None, or a dict, list or tuple of outputs, nested to any depth.
 
     Attributes:
-        batch_dims: The batch dimension of the tensors under a key of a dict; 0 for all other keys.
-            Megatron's language models return logits of shape (sequence, batch, vocabulary).
+        batch_dims: The batch dimension of all tensors under a key, also in nested containers; 0 for
+            tensors under no such key. Megatron's language models return logits of shape
+            (sequence, batch, vocabulary).
     """
 
     batch_dims: ClassVar[Mapping[str, int]] = {"token_logits": 1}
 
     def setup(self, batch: Any) -> None:
-        """Keeps no reference to the batch: this object is part of a reference cycle."""
+        """Does nothing: NeMo's version would keep the batch in memory by a reference cycle."""
 
     def forward(self, batch: Mapping[str, Any], forward_out: OutputT) -> tuple[Tensor, OutputT]:
         """Returns a loss of zero, and the unchanged output."""

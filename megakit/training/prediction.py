@@ -121,7 +121,8 @@ def predict_to_disk(
         model: See `predict`.
         data: The Lightning data module.
         trainer: The `nemo.lightning.Trainer`.
-        folder: A folder that all ranks share; created if it does not exist. The caller removes it.
+        folder: An empty or new folder that all ranks share; its parent exists. The caller removes
+            the folder after reading.
 
     Returns:
         The outputs of all ranks on rank 0, ordered by index; None on other ranks.

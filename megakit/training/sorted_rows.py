@@ -60,7 +60,8 @@ class RowFile:
         """Adds rows; a block of rows is sorted and written together.
 
         Raises:
-            FileExistsError: Another process writes this file.
+            FileExistsError: The file exists: another process writes it, or an earlier prediction
+                left it.
             TypeError: The type of a row differs from earlier rows.
         """
         if not len(rows):
