@@ -1,0 +1,1 @@
+"""A language model on Megatron's GPTModel, with its scripts."""

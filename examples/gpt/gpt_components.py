@@ -1,0 +1,246 @@
+"""Defines the parts of a language model, in the order of the tutorial's `model_components.py`.
+
+The order is: loss, data, model, config, Lightning module. A token is a byte, so the vocabulary has
+256 tokens and needs no tokenizer.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.enums import AttnMaskType
+from nemo.lightning import io
+from nemo.lightning.pytorch.optim import MegatronOptimizerModule
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from examples.gpt.gpt_sizes import VOCABULARY, SizeOptions
+from examples.gpt.text_files import Text, read_splits
+from megakit.data import IdentityMultiEpochDatasetWrapper, MegatronDataModule
+from megakit.models import (
+    IOMixinWithGettersSetters,
+    MegatronBioNeMoTrainableModelConfig,
+    ModelInput,
+    SeededGPTModel,
+    transformer_block_spec,
+)
+from megakit.training import (
+    LightningPassthroughPredictionMixin,
+    TokenMeanLossReduction,
+    megatron_adam,
+)
+
+# --- Loss -----------------------------------------------------------------------------------------
+# The last block of a text has fewer tokens than the others, so micro batches may have unequal
+# numbers of tokens. A mean of the micro batches' means would weigh tokens unequally.
+# `TokenMeanLossReduction` returns sums and counts instead.
+
+
+class NextTokenLoss(TokenMeanLossReduction):
+    """Averages the cross entropy of the next token over all tokens of a global batch."""
+
+    def token_losses(self, batch: Any, forward_out: Tensor) -> Tensor:
+        """Returns the cross entropies (B, S), which Megatron's model has computed."""
+        return forward_out
+
+    def token_values(self, batch: Any, forward_out: Tensor) -> dict[str, Tensor]:
+        """Returns the cross entropy in bits, for the log: a token is a byte."""
+        return {"bits_per_byte": forward_out / math.log(2)}
+
+
+# --- Data -----------------------------------------------------------------------------------------
+
+
+class TextBlocks(Dataset[dict[str, Any]]):
+    """Cuts a text into blocks; the sample with index k depends on k only.
+
+    A sample has `tokens` and `labels`, int64 (S,): the labels are the tokens that follow. The last
+    block is padded; its `loss_mask`, float32 (S,), is 0 for padding.
+
+    Args:
+        text: Provides the bytes.
+        block_size: Tokens in a block, S.
+    """
+
+    def __init__(self, text: Text, block_size: int) -> None:
+        self.text, self.block_size = text, block_size
+
+    def __len__(self) -> int:
+        return -(-(len(self.text) - 1) // self.block_size)  # the last byte is only a label
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        batch = self.get_batch(np.array([range(len(self))[index]]))
+        return {name: values[0] for name, values in batch.items()} | {"idx": int(batch["idx"])}
+
+    def get_batch(self, indices: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Returns several samples at once; `idx` is int64 (B,)."""
+        size = self.block_size
+        blocks = np.zeros((len(indices), size + 1), np.int64)
+        mask = np.ones((len(indices), size), np.float32)
+        for row, index in enumerate(indices.tolist()):
+            content = self.text.read(index * size, (index + 1) * size + 1)
+            blocks[row, : len(content)] = np.frombuffer(content, np.uint8)
+            mask[row, len(content) - 1 :] = 0
+        tokens = torch.from_numpy(blocks)
+        return {
+            "tokens": tokens[:, :-1].contiguous(),
+            "labels": tokens[:, 1:].contiguous(),
+            "loss_mask": torch.from_numpy(mask),
+            "idx": torch.from_numpy(indices.astype(np.int64)),
+        }
+
+
+class TextDataModule(MegatronDataModule):
+    """Loads blocks of a text; the training blocks are in a different random order in each epoch.
+
+    Args:
+        text: A file, a folder, or None for Python's standard library.
+        block_size: Tokens in a block.
+        micro_batch_size: Blocks per rank and forward pass.
+        global_batch_size: Blocks per step over all ranks.
+        **options: Options of `MegatronDataModule`: `seed`, `num_workers`.
+    """
+
+    def __init__(
+        self,
+        text: Path | None,
+        block_size: int,
+        micro_batch_size: int,
+        global_batch_size: int,
+        **options: Any,
+    ) -> None:
+        super().__init__(micro_batch_size, global_batch_size, **options)
+        self.text, self.block_size = text, block_size
+
+    def setup(self, stage: str) -> None:
+        """Reads the text. Lightning calls this method on every rank."""
+        train, val = (TextBlocks(text, self.block_size) for text in read_splits(self.text))
+        self.train_set = self.resample(IdentityMultiEpochDatasetWrapper(train))
+        self.val_set = self.test_set = val
+
+
+# --- Model ----------------------------------------------------------------------------------------
+# Megatron's GPTModel implements tensor and pipeline parallelism itself. The rows of the embedding
+# (the vocabulary), the heads and the widths are sharded over the tensor-parallel ranks. The layers
+# are distributed to the pipeline stages. The first stage has the embedding, the last stage the
+# output layer. If the two share their weights, each of the two stages has a copy, and Megatron sums
+# the gradients of both copies.
+
+
+class LanguageModel(SeededGPTModel):
+    """Predicts the next token of each position, from all tokens up to this position."""
+
+    def __init__(self, config: "GptConfig") -> None:
+        super().__init__(
+            config,
+            transformer_block_spec(config, AttnMaskType.causal),
+            vocab_size=VOCABULARY,
+            max_sequence_length=config.block_size,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=config.tied_weights,
+            position_embedding_type="learned_absolute",
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        attention_mask: None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Returns logits (B, S, 256) of tokens, int64 (B, S); a loss for each token with `labels`.
+
+        Args:
+            input_ids: The tokens.
+            position_ids: Their positions, int64 (B, S); by default 0, 1, 2, ...
+            attention_mask: None: the layers attend to earlier tokens only.
+            **options: Further arguments of Megatron's model. With `labels`, int64 (B, S), the
+                result is the cross entropy of each label, float32 (B, S).
+        """
+        if position_ids is None:
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+            position_ids = positions.expand_as(input_ids)
+        options = {"runtime_gather_output": "labels" not in options} | options
+        output: Tensor = super().forward(input_ids, position_ids, attention_mask, **options)
+        return output
+
+
+# --- Config ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class GptConfig(
+    MegatronBioNeMoTrainableModelConfig[LanguageModel, NextTokenLoss], IOMixinWithGettersSetters
+):
+    """Holds the sizes of the model. Its other fields are those of Megatron's TransformerConfig."""
+
+    model_cls: type[LanguageModel] = LanguageModel
+    loss_cls: type[NextTokenLoss] = NextTokenLoss
+    num_layers: int = SizeOptions.num_layers
+    hidden_size: int = SizeOptions.hidden_size
+    num_attention_heads: int = SizeOptions.num_attention_heads
+    block_size: int = SizeOptions.block_size
+    tied_weights: bool = True  # the output layer uses the weights of the embedding
+    calculate_per_token_loss: bool = True  # TokenMeanLossReduction requires this
+    # Megatron's defaults are 0.1.
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    def export_inputs(self) -> dict[str, ModelInput]:
+        """Describes the argument of the model's forward, for the export of the model."""
+        sizes = {"batch": None, "sequence": (1, self.block_size)}
+        return {"input_ids": ModelInput(sizes, dtype="int64", below=VOCABULARY)}
+
+
+# --- Lightning module -----------------------------------------------------------------------------
+
+
+class GptModule(pl.LightningModule, io.IOMixin, LightningPassthroughPredictionMixin):
+    """Trains and validates the model that the config builds, and predicts with it.
+
+    Args:
+        config: Builds the model and names the loss class.
+        optimizer: By default Megatron's Adam with a constant learning rate of 1e-3.
+    """
+
+    def __init__(self, config: GptConfig, optimizer: MegatronOptimizerModule | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.optim = optimizer or megatron_adam(lr=1e-3)
+        self.optim.connect(self)  # adds `configure_optimizers` to this module
+
+    def configure_model(self) -> None:
+        # NeMo may call this method again when a run resumes. The first model is kept.
+        if not hasattr(self, "module"):
+            self.module = self.config.configure_model()
+
+    def forward(self, batch: Any, batch_idx: int | None = None) -> Tensor:
+        """Returns the loss of each token of a micro batch, float32 (B, S)."""
+        losses: Tensor = self.module(batch["tokens"], labels=batch["labels"])
+        return losses
+
+    def training_step(self, batch: Any, batch_idx: int | None = None) -> Tensor:
+        return self(batch, batch_idx)
+
+    # On the last pipeline stage, NeMo calls `training_step` in training and `validation_step` in
+    # validation. On all other stages, NeMo calls `forward_step`.
+    forward_step = validation_step = training_step
+
+    def predict_step(self, batch: Any, batch_idx: int | None = None) -> Any:
+        """Returns the losses (B, S) as `output`, and of the batch `idx` and `loss_mask`."""
+        losses = self(batch)
+        if not parallel_state.is_pipeline_last_stage():
+            return losses
+        return {"output": losses, "idx": batch["idx"], "loss_mask": batch["loss_mask"]}
+
+    def training_loss_reduction(self) -> NextTokenLoss:
+        return self.config.get_loss_reduction_class()()
+
+    validation_loss_reduction = test_loss_reduction = training_loss_reduction

@@ -1,0 +1,26 @@
+"""Defines the model's sizes: options of `model_pretrain.py`, and fields of the model's config."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from megakit.job.ranges import Range
+
+SIZE = Range(least=1, most=2**16)
+VOCABULARY = 256  # a token is a byte
+
+
+@dataclass(kw_only=True)
+class SizeOptions:
+    """Sizes of a new model. A checkpoint stores the sizes of its model."""
+
+    num_layers: Annotated[int, SIZE] = 4
+    """Transformer layers. Pipeline parallelism divides this number."""
+
+    hidden_size: Annotated[int, SIZE] = 128
+    """Width of each layer, a multiple of --num-attention-heads."""
+
+    num_attention_heads: Annotated[int, SIZE] = 4
+    """Attention heads of each layer. Tensor parallelism divides this number."""
+
+    block_size: Annotated[int, Range(least=2, most=2**20)] = 128
+    """Tokens (bytes) in a sample: the most that the model can see at once."""

@@ -1,0 +1,125 @@
+"""Trains a language model on the bytes of text files."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+# Python adds the folder of the script to sys.path; megakit is two folders above.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from examples.gpt.gpt_sizes import SizeOptions
+from examples.gpt.text_files import TextOptions
+from megakit.job.options import BatchSize, LearningRate, TrainingOptions
+from megakit.job.ranges import Range
+from megakit.job.script import Run, run_script
+from megakit.job.stage import Stage
+
+PRETRAIN = Stage(
+    name="pretrain",
+    script="model_pretrain.py",
+    model="LanguageModel",
+    title="a language model",
+    width="hidden_size",
+    num_heads="num_attention_heads",
+    num_pipeline_stages="num_layers",
+    tokens="block_size",
+)
+
+
+@dataclass(kw_only=True)
+class PretrainOptions(TextOptions, SizeOptions, TrainingOptions):
+    """Train a language model to predict the next byte of a text."""
+
+    output_dir: Path = Path("runs/gpt")
+    """Folder for runs."""
+
+    max_steps: int = 400
+    """Optimizer steps to train for."""
+
+    global_batch_size: BatchSize = 32
+    """Blocks per optimizer step over all ranks, the same for every layout."""
+
+    lr: LearningRate = 3e-3
+    """Peak learning rate, between a warm-up and a cosine decay to zero."""
+
+    dropout: Annotated[float, Range(least=0, below=1)] = 0.0
+    """Share of the activations that training sets to 0 at random."""
+
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations that the backward pass computes again instead of keeping them in memory: those
+    of attention (selective), or of whole layers (full)."""
+
+    sequence_parallel: bool = False
+    """Divide the activations between the layers over the tensor-parallel ranks, too."""
+
+    distributed_optimizer: bool = False
+    """Divide the optimizer's state over the data-parallel ranks."""
+
+    #: Options that change the memory, but not the result.
+    harmless = ("recompute", "sequence_parallel")
+
+    def problems(self) -> list[str]:
+        """Returns the problems of the options, one message each."""
+        found = super().problems()
+        width, heads, ranks = self.hidden_size, self.num_attention_heads, self.tensor_parallel
+        if heads >= 1 and width % heads:
+            found.append(
+                f"--hidden-size {width}: has to be a multiple of --num-attention-heads {heads}. "
+                f"Try {-(-width // heads) * heads}."
+            )
+        if self.sequence_parallel and ranks == 1:
+            found.append(
+                "--sequence-parallel: needs tensor-parallel ranks. Add for example --devices 2 "
+                "--tensor-parallel 2, or leave the option out."
+            )
+        elif self.sequence_parallel and ranks > 1 and self.block_size % ranks:
+            found.append(
+                f"--block-size {self.block_size}: with --sequence-parallel, --tensor-parallel "
+                f"{ranks} has to divide it. Try {-(-self.block_size // ranks) * ranks}."
+            )
+        return found
+
+
+def pretrain(run: Run[PretrainOptions]) -> Path:
+    """Trains the model; returns the path of the best checkpoint."""
+    from examples.gpt.gpt_components import GptConfig, GptModule, TextDataModule
+    from megakit.training import cosine_annealing, megatron_adam, train_stage
+
+    options = run.options
+    options.check_unchanged(run.plan.dataset)
+    data = TextDataModule(
+        options.text,
+        options.block_size,
+        run.layout.micro_batch_size,
+        run.layout.global_batch_size,
+        seed=options.seed,
+        num_workers=options.num_workers,
+    )
+    recompute = {}
+    if options.recompute != "none":
+        recompute["recompute_granularity"] = options.recompute
+    if options.recompute == "full":
+        recompute |= {"recompute_method": "uniform", "recompute_num_layers": 1}
+    module = GptModule(
+        config=GptConfig(
+            seed=options.seed,
+            num_layers=options.num_layers,
+            hidden_size=options.hidden_size,
+            num_attention_heads=options.num_attention_heads,
+            block_size=options.block_size,
+            hidden_dropout=options.dropout,
+            attention_dropout=options.dropout,
+            **recompute,
+        ),
+        optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
+    )
+    strategy = {
+        "sequence_parallel": options.sequence_parallel,
+        "use_distributed_optimizer": options.distributed_optimizer,
+    }
+    return train_stage(run, module, data, strategy=strategy)
+
+
+if __name__ == "__main__":
+    run_script(PRETRAIN, PretrainOptions, pretrain)

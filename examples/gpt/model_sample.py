@@ -1,0 +1,103 @@
+"""Generates text with the trained model."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pretrain.py
+
+from examples.gpt.model_pretrain import PRETRAIN
+from megakit.job.options import CommonOptions, Count, Seed
+from megakit.job.ranges import Range
+from megakit.job.script import Run, run_script
+from megakit.job.stage import Stage
+from megakit.reporting.files import write_atomically
+
+SAMPLE = Stage(
+    name="sample",
+    script="model_sample.py",
+    model="LanguageModel",
+    title="a language model",
+    before=PRETRAIN,
+    width="hidden_size",
+    num_heads="num_attention_heads",
+    num_pipeline_stages="num_layers",
+)
+
+
+@dataclass(kw_only=True)
+class SampleOptions(CommonOptions):
+    """Continue a text with a language model."""
+
+    output_dir: Path = Path("runs/gpt")
+    """Folder for runs."""
+
+    checkpoint: str | None = None
+    """Checkpoint of a language model; by default the best one of pretraining."""
+
+    prompt: str = "import "
+    """The beginning of the text."""
+
+    num_bytes: Count = 500
+    """Bytes to append."""
+
+    temperature: Annotated[float, Range(least=0, most=100)] = 0.7
+    """Divides the logits: the lower, the more probable the bytes. 0 always takes the most probable
+    one."""
+
+    top_k: Annotated[int, Range(least=1, most=256)] = 50
+    """Choose from the K most probable bytes."""
+
+    seed: Seed = 42
+    """Seed of the random choices."""
+
+    def resolve_dataset(self, previous: Any, *_: Any) -> str:
+        """Returns a name for the console; sampling reads no data."""
+        return str(previous or "text")
+
+    def problems(self) -> list[str]:
+        """Returns the problems of the options, one message each."""
+        found = super().problems()
+        if not self.prompt:
+            found.append("--prompt '': is empty. Give at least one character.")
+        if self.devices and self.devices > self.tensor_parallel * self.pipeline_parallel:
+            found.append(
+                f"--devices {self.devices}: data-parallel ranks would all generate the same text. "
+                f"Use --devices {self.tensor_parallel * self.pipeline_parallel}."
+            )
+        return found
+
+
+def sample(run: Run[SampleOptions]) -> Path:
+    """Generates the text; returns the path of the file that contains it."""
+    import torch
+
+    from examples.gpt.gpt_components import GptConfig, GptModule
+    from examples.gpt.sampling import ParallelNextLogits, generate
+    from megakit.training import build_on_ranks, build_trainer
+
+    options = run.options
+    module = GptModule(config=GptConfig(initial_ckpt_path=run.plan.start))
+    trainer = build_trainer(run)
+    model = build_on_ranks(module, trainer)
+    prompt = torch.tensor([list(os.fsencode(options.prompt))], device=trainer.strategy.root_device)
+    tokens = generate(
+        ParallelNextLogits(model, batch_size=1),
+        prompt,
+        options.num_bytes,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        seed=options.seed,
+    )
+    text = bytes(tokens[0].tolist())
+    path = run.path / "sample.txt"
+    if run.is_main:
+        write_atomically(path, text)
+        run.console.say(text.decode("utf-8", "replace"))
+    return path
+
+
+if __name__ == "__main__":
+    run_script(SAMPLE, SampleOptions, sample)

@@ -1,0 +1,127 @@
+"""Generates tokens with a language model: in one process, or with all ranks of a job."""
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.inference.contexts import StaticInferenceContext
+from megatron.core.inference.model_inference_wrappers.gpt.gpt_inference_wrapper import (
+    GPTInferenceWrapper,
+)
+from megatron.core.inference.model_inference_wrappers.inference_wrapper_config import (
+    InferenceWrapperConfig,
+)
+from torch import Tensor
+
+from examples.gpt.gpt_sizes import VOCABULARY
+
+
+class NextLogits:
+    """Computes the logits of the next token; Megatron's attention stores earlier keys and values.
+
+    Args:
+        model: A model of `load_for_inference`.
+        batch_size: Number of texts, B.
+    """
+
+    def __init__(self, model: Any, batch_size: int) -> None:
+        self.model, self.batch_size = model, batch_size
+        self.block_size: int = model.config.block_size
+        self.context = StaticInferenceContext(batch_size, self.block_size)
+
+    def forget(self) -> None:
+        """Removes all tokens; the next call begins at position 0."""
+        self.context.reset()
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Appends tokens, int64 (B, n); returns the logits, float32 (B, 256), of the next token."""
+        start = self.context.sequence_len_offset
+        positions = torch.arange(start, start + tokens.shape[1]).expand_as(tokens)
+        return self._run(tokens, positions.to(tokens.device))[:, -1].float()
+
+    def _run(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        logits: Tensor = self.model(tokens, positions, inference_context=self.context)
+        self.context.increment_sequence_len_offset(tokens.shape[1])
+        return logits
+
+
+class ParallelNextLogits(NextLogits):
+    """Computes the same on the ranks of a job, which all call it with the same tokens.
+
+    Args:
+        model: This rank's part of the model.
+        batch_size: Number of texts, B.
+    """
+
+    def __init__(self, model: Any, batch_size: int) -> None:
+        super().__init__(model, batch_size)
+        sizes = InferenceWrapperConfig(
+            hidden_size=model.config.hidden_size,
+            params_dtype=torch.float32,  # of the logits
+            inference_batch_times_seqlen_threshold=-1,  # all texts in one micro batch
+            padded_vocab_size=VOCABULARY,
+        )
+        # Megatron's wrapper sends the activations from stage to stage.
+        self.wrapper = GPTInferenceWrapper(model, sizes, self.context)
+        self.wrapper.prep_model_for_inference()
+
+    def _run(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        inputs = {"tokens": tokens, "position_ids": positions, "attention_mask": None}
+        logits = self.wrapper.run_one_forward_step(inputs)
+        if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+            if logits is None:  # this is not the last stage
+                logits = torch.empty(self.batch_size, 1, VOCABULARY, device=tokens.device)
+            last = parallel_state.get_pipeline_model_parallel_last_rank()
+            group = parallel_state.get_pipeline_model_parallel_group()
+            torch.distributed.broadcast(logits, src=last, group=group)
+        return logits
+
+
+@torch.no_grad()
+def generate(
+    next_logits: NextLogits,
+    prompt: Tensor,
+    num_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 256,
+    seed: int = 42,
+) -> Tensor:
+    """Appends tokens to a prompt.
+
+    If a text is as long as a block, the first half of the block is forgotten.
+
+    Args:
+        next_logits: The model.
+        prompt: The first tokens, int64 (B, n).
+        num_tokens: Number of tokens to append.
+        temperature: Divides the logits; 0 chooses the token with the largest logit.
+        top_k: The number of most probable tokens to choose from.
+        seed: Seed of the random choices.
+
+    Returns:
+        The prompt and the new tokens, int64 (B, n + num_tokens).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    block_size = next_logits.block_size
+    text, new = prompt, prompt[:, -block_size:]
+    length = 0  # tokens that the model has seen
+    next_logits.forget()
+    for _ in range(num_tokens):
+        if length + new.shape[1] > block_size:
+            next_logits.forget()
+            length, new = 0, text[:, -(block_size // 2) :]
+        logits = next_logits(new).cpu()
+        length += new.shape[1]
+        new = _choose(logits, temperature, top_k, generator).to(text.device)
+        text = torch.cat([text, new], dim=1)
+    return text
+
+
+def _choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> Tensor:
+    """Returns one token for each row of logits, (B, 1)."""
+    if temperature == 0:
+        return logits.argmax(dim=1, keepdim=True)
+    best = logits.topk(min(top_k, logits.shape[1]), dim=1)
+    probabilities = (best.values / temperature).softmax(dim=1)
+    return best.indices.gather(1, torch.multinomial(probabilities, 1, generator=generator))

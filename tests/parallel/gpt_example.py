@@ -1,0 +1,155 @@
+"""What the pool's ranks run of `examples/gpt`: its scripts' own work, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from megakit.job.layout import Layout
+from megakit.job.options import CommonOptions, TrainingOptions
+from megakit.job.plan import Plan
+from megakit.job.script import Run
+from megakit.job.stage import Stage
+from megakit.reporting.console import Console
+from megakit.runtime.accelerator import find_accelerator
+
+TEXT = Path(__file__).parents[2] / "LICENSE"
+GLOBAL_BATCH = 8
+SIZES = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 2, "block_size": 16}
+STEPS = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout, and the script's options that change the memory or the communication."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    recompute: str = "none"
+    sequence_parallel: bool = False
+    distributed_optimizer: bool = False
+    dropout: float = 0.0
+
+    @property
+    def layout(self) -> Layout:
+        world_size = self.tensor * self.pipeline * self.data
+        micro = GLOBAL_BATCH // self.data // 2
+        return Layout(world_size, 1, self.tensor, self.pipeline, GLOBAL_BATCH, micro)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        names = ("recompute", "sequence_parallel", "distributed_optimizer", "dropout")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one rank saw: the losses of the steps, on the last stage, and its last weights."""
+
+    losses: list[float]
+    weights: dict[str, np.ndarray]
+    checkpoint: str
+
+
+def make_run(stage: Stage, options: CommonOptions, case: Case, **plan: str | None) -> Run:
+    """What a script's work is given, as `prepare` would have planned it."""
+    identity: dict[str, Any] = {}
+    dataset = "text"
+    if isinstance(options, TrainingOptions):
+        dataset = options.resolve_dataset(None, print)
+        identity = options.identity()
+        identity |= {"model": stage.model, "dataset": dataset, "best_by": options.choice()}
+    work = Plan(
+        dataset=dataset,
+        start=plan.get("start"),
+        resume=plan.get("resume"),
+        accelerator=find_accelerator("cpu"),
+        precision="32",
+        layout=case.layout,
+        identity=identity,
+        is_done=False,
+    )
+    is_main = os.environ.get("RANK", "0") == "0"
+    run = Run(stage, options, work, Console(silent=True), is_main, began=0.0)
+    run.path.mkdir(parents=True, exist_ok=True)
+    return run
+
+
+def train(case: Case, folder: Path, resume: str | None = None, untied: bool = False) -> Trained:
+    """`model_pretrain.py` for 20 steps, with a checkpoint after 10; or from such a checkpoint on.
+
+    Args:
+        untied: Whether Megatron's sum of the gradients of tied weights is left out.
+    """
+    import lightning.pytorch as pl
+    from megatron.core import parallel_state
+    import megakit.training
+    from examples.gpt.model_pretrain import PRETRAIN, PretrainOptions, pretrain
+    from megakit.training import build_trainer
+    from megakit.training import train as fit
+
+    options = PretrainOptions(
+        output_dir=folder,
+        text=TEXT,
+        precision="32",
+        max_steps=STEPS,
+        lr=5e-3,
+        global_batch_size=GLOBAL_BATCH,
+        val_interval=STEPS // 2,
+        save_interval=STEPS // 2,
+        **SIZES,
+        **case.options,
+    )
+    run = make_run(PRETRAIN, options, case, resume=resume)
+    losses: list[float] = []
+    kept = folder / "kept" / f"step={STEPS // 2:06}"  # the run keeps its last and its best one
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
+            if parallel_state.is_pipeline_last_stage():
+                losses.append(float(outputs["loss"]))
+            if run.is_main and trainer.global_step == STEPS // 2 + 1 and resume is None:
+                shutil.copytree(run.path / "checkpoints" / f"step={STEPS // 2:06}", kept)
+
+        def __deepcopy__(self, memo: object) -> "Watch":
+            return self  # NeMo copies callbacks in order to record them
+
+    with mock.patch.object(megakit.training, "train_stage") as train_stage:
+        pretrain(run)
+    _, module, data = train_stage.call_args.args
+    trainer = build_trainer(run, strategy=train_stage.call_args.kwargs["strategy"])
+    trainer.callbacks.append(Watch())
+    resumption = _resumption(resume) if resume else None
+    # The package has a function of the module's name.
+    module_of_sums = importlib.import_module("megatron.core.distributed.finalize_model_grads")
+    left_out = mock.patch.object(module_of_sums, "_allreduce_word_embedding_grads")
+    with left_out if untied else contextlib.nullcontext():
+        fit(model=module, data=data, trainer=trainer, resume=resumption)
+    weights = {
+        key.replace("module.", ""): weight.detach().float().numpy().copy()
+        for key, weight in module.named_parameters()
+    }
+    return Trained(losses, weights, str(kept))
+
+
+def _resumption(checkpoint: str) -> Any:
+    from nemo import lightning as nl
+
+    return nl.AutoResume(resume_from_path=checkpoint)
+
+
+def sample(case: Case, folder: Path, checkpoint: str, num_bytes: int = 50) -> str:
+    """`model_sample.py`; the path of the text, which rank 0 writes."""
+    from examples.gpt.model_sample import SAMPLE, SampleOptions, sample
+
+    options = SampleOptions(output_dir=folder, precision="32", num_bytes=num_bytes, prompt="The ")
+    return str(sample(make_run(SAMPLE, options, case, start=checkpoint)))
