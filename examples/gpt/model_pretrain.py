@@ -1,4 +1,4 @@
-"""Trains a language model on the bytes of text files."""
+"""Stage 1: train a language model on the bytes of text files."""
 
 import sys
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Generates text with the trained model."""
+"""Stage 2: continue a text with the trained model."""
 
 import os
 import sys
@@ -60,8 +60,6 @@ class SampleOptions(CommonOptions):
     def problems(self) -> list[str]:
         """Returns the problems of the options, one message each."""
         found = super().problems()
-        if not self.prompt:
-            found.append("--prompt '': is empty. Give at least one character.")
         if self.devices and self.devices > self.tensor_parallel * self.pipeline_parallel:
             found.append(
                 f"--devices {self.devices}: data-parallel ranks would all generate the same text. "
