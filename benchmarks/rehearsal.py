@@ -42,12 +42,16 @@ class Case:
         script: Its path in the repository.
         options: Its own options.
         gpus: How many there are, one for each rank.
+        batch: Samples of a step, of all ranks together.
+        reads_images: Whether the script takes --data-dir and --dataset.
     """
 
     what: str
     script: str
     options: tuple[str, ...] = ()
     gpus: int = 1
+    batch: int = BATCH
+    reads_images: bool = True
 
 
 PRETRAIN = "model_pretrain.py"
@@ -57,6 +61,12 @@ CASES = (
     Case("finetune", "model_finetune.py", RANDOM),
     Case("vision transformer, pretrain", "examples/vit/model_pretrain.py"),
     Case("vision transformer, finetune", "examples/vit/model_finetune.py", RANDOM),
+    Case(
+        "language model of four layers, pretrain",
+        "examples/gpt/model_pretrain.py",
+        batch=8,
+        reads_images=False,
+    ),
     Case("pretrain, pipeline of two", PRETRAIN, ("--pipeline-parallel", "2"), 2),
     Case("pretrain, tensor parallel of two", PRETRAIN, ("--tensor-parallel", "2"), 2),
     Case("pretrain, data parallel of two", PRETRAIN, (), 2),
@@ -90,7 +100,8 @@ def script_command(case: Case, options: argparse.Namespace, output_dir: Path) ->
     last = options.steps + WARM_UP
     intervals = ("--max-steps", last, "--val-interval", last, "--save-interval", last)
     where = ("--data-dir", options.data_dir, "--dataset", options.dataset)
-    size = ("--global-batch-size", BATCH, "--devices", case.gpus)
+    where = where if case.reads_images else ()
+    size = ("--global-batch-size", case.batch, "--devices", case.gpus)
     own = (REPOSITORY / case.script, *where, *size, *intervals, *case.options)
     return [*own, "--output-dir", output_dir]
 
@@ -165,7 +176,8 @@ def main() -> None:
     caption = machine("lightning", "nemo_toolkit", "megatron-core", device="cpu")
     caption = caption.replace("; median, lowest to highest", "")
     caption += (
-        f" {options.steps} steps on rehearsed GPUs, bf16-mixed. The median is the number of a step "
+        f" {options.steps} steps on rehearsed GPUs, bf16-mixed; the language model has steps of "
+        "8 blocks of 128 tokens. The median is the number of a step "
         "without a log; the mean includes the logs. Copies and megabytes are those between host "
         "and GPU."
     )

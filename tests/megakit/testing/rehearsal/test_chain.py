@@ -5,7 +5,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tests.scripts import read_json, rehearsed, run_script
+import pytest
+
+from tests.scripts import REPOSITORY, read_json, rehearsed, run_script
 
 #: What a step of 256 images may take, in the mean of 30 steps; a step that logs waits once more.
 #: An epoch of the bundled digits is five steps; copies are made for several steps at once.
@@ -14,6 +16,9 @@ BUDGETS = {
     "model_pretrain.py": (58, 1.1, 0.3, 200_000),
     "model_finetune.py": (54, 1.1, 0.3, 200_000),
 }
+#: A step of examples/gpt with two layers; Megatron's cross entropy waits twice, its count of tokens
+#: once.
+GPT_BUDGET = (185, 5.1, 0.3, 200_000)
 KINDS = ("kernels", "synchronizations", "copies", "bytes")
 
 
@@ -63,3 +68,35 @@ def test_the_chain_gives_the_results_of_a_cpu_within_its_budget(tmp_path: Path) 
         if script in BUDGETS:
             assert len(report["steps"]) == 30
             assert over_budget(report, BUDGETS[script]) == []
+
+
+def language_model(
+    runs: Path, accelerator: str, precision: str, report: Path | None = None
+) -> None:
+    """Trains a small language model for a few steps, and generates text."""
+    common = ("--output-dir", runs, "--accelerator", accelerator, "--precision", precision)
+    sizes = ("--num-layers", 2, "--hidden-size", 32, "--block-size", 32)
+    text = ("--text", REPOSITORY / "LICENSE", "--max-steps", 40)
+    changes: dict[str, Any] = {"OMP_NUM_THREADS": "1"}
+    changes = changes if accelerator == "cpu" else rehearsed(1, report)
+    run_script("examples/gpt/model_pretrain.py", *common, *sizes, *text, **changes).output()
+    run_script("examples/gpt/model_sample.py", *common, "--num-bytes", 50, **changes).output()
+
+
+@pytest.mark.long
+def test_the_language_model_gives_the_results_of_a_cpu(tmp_path: Path) -> None:
+    """In float32: on a GPU, autocast runs other operations in bfloat16 than on a CPU."""
+    for accelerator in ("cpu", "gpu"):
+        language_model(tmp_path / accelerator, accelerator, "32")
+    for name in ("pretrain/metrics.csv", "sample/sample.txt"):
+        found, expected = (tmp_path / device / name for device in ("gpu", "cpu"))
+        assert found.read_bytes() == expected.read_bytes(), name
+
+
+@pytest.mark.long
+def test_the_language_model_stays_within_its_budget(tmp_path: Path) -> None:
+    language_model(tmp_path, "gpu", "bf16-mixed", tmp_path / "report")
+    reports = [*map(read_json, (tmp_path / "report").iterdir())]
+    (training,) = [report for report in reports if report["steps"]]
+    assert len(training["steps"]) == 30
+    assert over_budget(training, GPT_BUDGET) == []
