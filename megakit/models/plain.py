@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.common.language_module.language_module import LanguageModule
+from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -24,6 +28,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
 
 from megakit.errors import UserError
+from megakit.models.attention import ScaledDotProductAttention
 from megakit.models.layers import _ColumnParallel, _RowParallel
 from megakit.runtime.patching import existing
 
@@ -33,6 +38,7 @@ FOREIGN = ("megatron", "transformer_engine", "apex")
 
 #: Layers that need no parallel state and no GPU after the layers inside them are replaced.
 HARMLESS: tuple[type[nn.Module], ...] = (
+    *(GPTModel, LanguageModelEmbedding),
     *(TransformerBlock, TransformerLayer, SelfAttention, CrossAttention, MLP),
     *(IdentityOp, IdentityFuncOp, L2Norm),
 )
@@ -58,7 +64,7 @@ class Linear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Megatron's DotProductAttention without dropout; the order of operations is the same."""
+    """Megatron's DotProductAttention without dropout, on torch's own function where possible."""
 
     def __init__(self, layer: DotProductAttention) -> None:
         super().__init__()
@@ -80,18 +86,60 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Maps q, k, v (sequence, batch, heads, width) to (sequence, batch, heads * width).
 
+        In a causal layer with more keys than queries, the queries are the last tokens: Megatron's
+        inference context supplies the keys of the tokens before them.
+
         The mask is broadcast to (batch, heads, queries, keys). It is True for masked keys.
         """
         if self.heads != self.groups:
             key = key.repeat_interleave(self.heads // self.groups, dim=2)
             value = value.repeat_interleave(self.heads // self.groups, dim=2)
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        scores = query @ key.transpose(2, 3) * self.scale
-        if self.is_causal and attention_mask is None:
-            attention_mask = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
         if attention_mask is not None:
-            scores = scores.masked_fill(attention_mask, -10000.0)  # Megatron's value
-        return (scores.softmax(dim=-1) @ value).permute(2, 0, 1, 3).flatten(2)
+            # Megatron's value, not -inf. A query whose keys are all masked has a result then.
+            scores = (query @ key.transpose(2, 3) * self.scale).masked_fill(attention_mask, -1e4)
+            return (scores.softmax(dim=-1) @ value).permute(2, 0, 1, 3).flatten(2)
+        is_causal, visible = self.is_causal, None
+        num_queries, num_keys = query.shape[2], key.shape[2]
+        if is_causal and num_queries != num_keys:
+            is_causal = False
+            visible = query.new_ones(num_queries, num_keys, dtype=torch.bool)
+            visible = visible.tril(num_keys - num_queries)
+        attended = nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, is_causal=is_causal, scale=self.scale
+        )
+        return attended.permute(2, 0, 1, 3).flatten(2)
+
+
+class Rotary(RotaryEmbedding):
+    """Megatron's rotary embedding without its cache, which would fix the length of sequences."""
+
+    def __init__(self, layer: RotaryEmbedding) -> None:
+        nn.Module.__init__(self)
+        self.rotary_interleaved = layer.rotary_interleaved
+        self.seq_len_interpolation_factor = layer.seq_len_interpolation_factor
+        # Moves with the model, unlike Megatron's, and is not in the state dict, like Megatron's.
+        self.register_buffer("inv_freq", layer.inv_freq, persistent=False)
+
+    def forward(self, max_seq_len: int, offset: int = 0, packed_seq: bool = False) -> Tensor:
+        """Returns the angles (sequence, 1, 1, width) of the positions from `offset` on."""
+        angles = self.get_freqs_non_repeated(max_seq_len, offset)
+        angles = (
+            angles.repeat_interleave(2, dim=1)
+            if self.rotary_interleaved
+            else torch.cat((angles, angles), dim=1)
+        )
+        return angles[:, None, None, :]
+
+
+def _token_losses(labels: Tensor, logits: Tensor) -> Tensor:
+    """Returns the losses (batch, sequence), as Megatron's `LanguageModule` does.
+
+    Args:
+        labels: int64 (batch, sequence).
+        logits: (sequence, batch, vocabulary).
+    """
+    return nn.functional.cross_entropy(logits.permute(1, 2, 0).float(), labels, reduction="none")
 
 
 def _embedding(layer: VocabParallelEmbedding) -> nn.Embedding:
@@ -106,7 +154,9 @@ REPLACED: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
     ColumnParallelLinear: Linear,
     RowParallelLinear: Linear,
     VocabParallelEmbedding: _embedding,
+    ScaledDotProductAttention: Attention,
     DotProductAttention: Attention,
+    RotaryEmbedding: Rotary,
 }
 
 
@@ -130,6 +180,10 @@ def replace_parallel_layers(model: nn.Module) -> None:
             f"{', '.join(unknown)}. Use other layers, for example torch's own, or add a "
             "replacement to megakit/models/plain.py."
         )
+    loss = existing(LanguageModule, "compute_language_model_loss")  # uses the parallel state
+    for layer in model.modules():
+        if isinstance(layer, LanguageModule) and type(layer).compute_language_model_loss is loss:
+            layer.compute_language_model_loss = _token_losses
 
 
 def _replace_children(parent: nn.Module, prefix: str) -> Iterator[str]:

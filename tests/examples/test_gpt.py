@@ -14,10 +14,11 @@ from examples.gpt import text_files
 from examples.gpt.text_files import Span, Text, TextOptions, find_spans, read_splits
 from megakit.errors import UserError
 from megakit.testing import assert_dataset_compatible_with_megatron
-from tests.scripts import read_csv, read_json, run_script
+from tests.scripts import REPOSITORY, read_csv, read_json, run_python, run_script
 
 PRETRAIN, SAMPLE = "examples/gpt/model_pretrain.py", "examples/gpt/model_sample.py"
 SMALL = ("--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 2, "--block-size", 16)
+TRAINED = (*SMALL, "--max-steps", 200, "--lr", 0.01, "--precision", "32", "--accelerator", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -263,9 +264,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of a text that repeats after 45 bytes, so blocks of 16 begin anywhere in it."""
     folder = tmp_path_factory.mktemp("gpt")
     (folder / "text").write_bytes(b"the quick brown fox jumps over the lazy dog.\n" * 500)
-    options = ("--text", folder / "text", "--output-dir", folder, "--accelerator", "cpu")
-    few = ("--max-steps", 200, "--lr", 0.01, "--precision", "32")
-    run_script(PRETRAIN, *options, *SMALL, *few).output()
+    run_script(PRETRAIN, *TRAINED, "--text", folder / "text", "--output-dir", folder).output()
     return folder
 
 
@@ -305,3 +304,16 @@ def test_a_sample_on_ranks_that_would_repeat_it(runs: Path) -> None:
     done = run_script(SAMPLE, "--output-dir", runs, "--devices", 2)
     assert done.status == 2
     assert "data-parallel ranks would all generate the same text" in done.err
+
+
+@pytest.mark.long
+def test_exports(runs: Path, tmp_path: Path) -> None:
+    """They are compared with the model for one and more texts, of one byte and of a whole block."""
+    checkpoint = run_script(PRETRAIN, *TRAINED, "--text", runs / "text", "--output-dir", runs).out
+    done = run_python(
+        *("-m", "megakit.models.export", checkpoint.strip(), "--onnx", tmp_path / "gpt.onnx"),
+        *("--torch-export", tmp_path / "gpt.pt2", "--components", "examples.gpt.gpt_components"),
+        cwd=REPOSITORY,
+    )
+    assert done.status == 0, done.err
+    assert done.out.split() == [str(tmp_path / "gpt.onnx"), str(tmp_path / "gpt.pt2")]

@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from megakit.models.export import ExportError, _compare, _named, main
+from megakit.models.export import main
+from megakit.models.exporters import ExportError, compare, named_outputs
+from megakit.models.model_inputs import sample_input
 from mnist import files as mnist_files
 from tests.scripts import REPOSITORY, read_csv, run, run_script
 
@@ -79,7 +80,7 @@ def test_names_of_outputs() -> None:
         ([one, other], ["output_0", "output_1"]),
         ({"logits": one, 7: other}, ["logits", "7"]),
     ):
-        named = _named(output)
+        named = named_outputs(output)
         assert list(named) == names
         assert all(found is own for found, own in zip(named.values(), (one, other), strict=False))
 
@@ -114,15 +115,15 @@ def test_a_file_that_gives_something_else_is_not_left(
 @pytest.mark.parametrize(("largest", "difference"), [(0.5, 1e-5), (40.0, 4e-4)])
 def test_the_tolerance_is_a_share_of_the_largest_output(largest: float, difference: float) -> None:
     """Float32 sums of large terms differ by more; logits are often above 30."""
-    outputs, options = torch.tensor([[largest, 0.0]]), Namespace(input_shape=(1,))
+    outputs, inputs = torch.tensor([[largest, 0.0]]), sample_input((1,))
 
     class Constant(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return outputs
 
-    _compare(Constant(), lambda x: {"output": outputs + 0.9 * difference}, options)
+    compare(Constant(), lambda x: {"output": outputs + 0.9 * difference}, inputs)
     with pytest.raises(ExportError, match=f"{1.1 * difference:.1e}. For outputs of up to"):
-        _compare(Constant(), lambda x: {"output": outputs + 1.1 * difference}, options)
+        compare(Constant(), lambda x: {"output": outputs + 1.1 * difference}, inputs)
 
 
 @pytest.mark.parametrize(
@@ -136,16 +137,16 @@ def test_the_tolerance_is_a_share_of_the_largest_output(largest: float, differen
 )
 def test_outputs_of_every_kind_are_compared(outputs: list[Any], others: list[Any] | None) -> None:
     """Masked logits are infinite, masks boolean; a model may return nothing."""
-    found, options = torch.tensor([outputs]), Namespace(input_shape=(1,))
+    found, inputs = torch.tensor([outputs]), sample_input((1,))
 
     class Constant(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return found
 
-    _compare(Constant(), lambda x: {"output": found.clone()}, options)
+    compare(Constant(), lambda x: {"output": found.clone()}, inputs)
     if others is not None:
         with pytest.raises(ExportError):
-            _compare(Constant(), lambda x: {"output": torch.tensor([others])}, options)
+            compare(Constant(), lambda x: {"output": torch.tensor([others])}, inputs)
 
 
 def test_a_sample_that_the_model_does_not_take(
@@ -167,7 +168,6 @@ def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
     for problem in (
         "nowhere: there is no such checkpoint",
         "--components no.such: there is no such module in",
-        "--input-shape is missing",
         f"--onnx {folder}: exists",
         f"--torch-export {twice}: named twice",
         f"--safetensors {twice}: named twice",
@@ -218,7 +218,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def compare(logits: Any, rows: list[dict[str, str]]) -> None:
+def compare_with_rows(logits: Any, rows: list[dict[str, str]]) -> None:
     """Every class as predicted, unless two tie; every probability to 1e-5 of the largest logit."""
     logits = np.asarray(logits, dtype=np.float64)
     tolerance = 1e-5 * max(1, np.abs(logits).max())
@@ -260,4 +260,4 @@ def test_the_document(runs: Path, tmp_path: Path) -> None:
         *("logits-module", "logits-onnx", "logits-program", "logits-weights")
     ]
     for path in found:
-        compare(np.load(path), rows)
+        compare_with_rows(np.load(path), rows)
