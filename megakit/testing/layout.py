@@ -53,7 +53,10 @@ such as the loss, are left out."""
 
 
 class _Built(BaseException):
-    """Ends a script's work where training would begin; holds the module and the data."""
+    """Ends a script's work where training would begin.
+
+    Holds the module, the data and the options of the strategy.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         import lightning.pytorch as pl
@@ -61,7 +64,16 @@ class _Built(BaseException):
         values = [*arguments, *named.values()]
         self.module = next(v for v in values if isinstance(v, pl.LightningModule))
         self.data: Any = next(v for v in values if isinstance(v, pl.LightningDataModule))
+        trainers = [value for value in values if isinstance(value, _Trainer)]
+        self.strategy = trainers[0].strategy if trainers else named.get("strategy")
         super().__init__()
+
+
+class _Trainer:
+    """Replaces the trainer; keeps the options of its strategy."""
+
+    def __init__(self, *_: Any, strategy: Any = None, **__: Any) -> None:
+        self.strategy = strategy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,9 +144,12 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
 
         resume_collector()
         with _capturing():
-            batch = first_batch(_build(work, run).data, layout.micro_batch_size)
+            built = _build(work, run)
+            batch = first_batch(built.data, layout.micro_batch_size)
             try:
-                shares = compute_shares(lambda: _build(work, run).module, batch, layout, precision)
+                shares = compute_shares(
+                    *(lambda: _build(work, run).module, batch, layout, precision, built.strategy)
+                )
             except (NotImplementedError, RuntimeError) as error:
                 if "meta" not in str(error):
                     raise
@@ -160,7 +175,7 @@ def _check(stage: Stage, options: CommonOptions) -> tuple[Layout, Any]:
         devices=options.devices or 1,
         num_nodes=options.num_nodes or 1,
     )
-    layout, found = plan_layout(options, cluster, stage, check_sizes(stage, options, None).width)
+    layout, found = plan_layout(options, cluster, check_sizes(stage, options, None))
     problems += found
     dataset = None
     try:
@@ -188,7 +203,7 @@ def _capturing() -> Iterator[None]:
             for owner in (training, module):  # a script imports the function from either
                 stack.enter_context(mock.patch.object(owner, name, capture))
         for owner in (training, trainer):
-            stack.enter_context(mock.patch.object(owner, "build_trainer", mock.Mock()))
+            stack.enter_context(mock.patch.object(owner, "build_trainer", _Trainer))
         yield
 
 

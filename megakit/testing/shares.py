@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from megakit.job.layout import Layout
 from megakit.testing.communication import CountCommunication
 from megakit.testing.fake_ranks import fake_ranks
+from megakit.training.strategy_options import StrategyOptions
 from megakit.training.trainer import build_strategy
 
 #: torch's class has no types.
@@ -75,7 +76,11 @@ class Share:
 
 
 def compute_shares(
-    make_module: Callable[[], pl.LightningModule], batch: Any, layout: Layout, precision: str
+    make_module: Callable[[], pl.LightningModule],
+    batch: Any,
+    layout: Layout,
+    precision: str,
+    strategy: StrategyOptions | None = None,
 ) -> list[Share]:
     """Computes the share of each tensor- and pipeline-parallel coordinate.
 
@@ -86,6 +91,7 @@ def compute_shares(
         batch: A micro batch of this job, as the module's `training_step` receives it.
         layout: The parallel sizes and the batch sizes.
         precision: `bf16-mixed` or `32`.
+        strategy: Options of the strategy.
 
     Returns:
         The shares, in the order of the stages, and in each stage of the tensor-parallel ranks.
@@ -102,7 +108,7 @@ def compute_shares(
         for tensor_rank in range(layout.tensor):
             rank = tensor_rank + layout.tensor * pipeline_rank
             with fake_ranks(rank, model_parallel, **sizes), WithoutMemory():
-                stage = _Stage(make_module(), layout, precision)
+                stage = _Stage(make_module(), layout, precision, strategy)
                 reduced, sent, received[tensor_rank] = stage.run(inputs, received[tensor_rank])
                 shares.append(stage.share(reduced, sent))
     return shares
@@ -138,9 +144,11 @@ def _without_memory(tensor: torch.Tensor, precision: str) -> torch.Tensor:
 class _Stage:
     """This rank's part of the model, built as NeMo's strategy builds it."""
 
-    def __init__(self, module: Any, layout: Layout, precision: str) -> None:
+    def __init__(
+        self, module: Any, layout: Layout, precision: str, options: StrategyOptions | None
+    ) -> None:
         self.module, self.layout = module, layout
-        strategy = build_strategy(layout)
+        strategy = build_strategy(layout, options)
         strategy.precision_plugin = nl.MegatronMixedPrecision(precision=precision)
         strategy.connect(module)  # writes layout and precision into the model's config
         module.configure_model()

@@ -66,6 +66,22 @@ def test_other_models_and_sizes(script, options, parameters):
     assert [row[3] for row in rows(done.out)] == parameters
 
 
+def test_options_of_the_strategy():
+    """Each is passed to `train_stage`; the language model has 8 blocks of 16 bytes in a step."""
+    sizes = ("--block-size", 16, "--hidden-size", 32, "--num-layers", 2, "--num-attention-heads", 2)
+    ranks = ("--tensor-parallel", 2, "--pipeline-parallel", 2, "--devices", 8, "--precision", 32)
+    job = (*sizes, *ranks, "--global-batch-size", 8, "--text", REPOSITORY / "LICENSE")
+    script = REPOSITORY / "examples/gpt/model_pretrain.py"
+    plain = rows(layout(script, *job).output())
+    divided = rows(layout(script, *job, "--sequence-parallel", "--distributed-optimizer").output())
+    activations = 4 * 16 * 32 * 4  # of this rank's half of the samples, float32
+    for before, after in zip(plain, divided, strict=True):
+        number = int(before[3].replace(",", ""))
+        assert before[3:6] == after[3:6]
+        assert (before[6], after[6]) == (in_bytes(8 * number), in_bytes(4 * number))
+        assert (before[8], after[8]) == (in_bytes(activations), in_bytes(activations // 2))
+
+
 def test_all_problems_at_once():
     wrong = ("--tensor-parallel", 3, "--pipeline-parallel", 4, "--devices", 12, "--lr", 0)
     done = layout(REPOSITORY / "model_finetune.py", *DIGITS, *wrong, "--checkpoint", "x")
