@@ -12,6 +12,7 @@ from nemo.lightning.megatron_parallel import MegatronLossReduction
 from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import verify_if_possible
 from megakit.errors import UserError
+from megakit.models.initial_weights import build_independent_of_layout
 from megakit.models.loading import load_model_weights
 from megakit.runtime.foreign_files import USE_ANOTHER, reading
 
@@ -103,19 +104,25 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
 
         Raises:
             ValueError: The config names no `model_cls`.
-            UserError: The checkpoint or its settings do not fit the model.
+            UserError: The checkpoint or its settings do not fit the model. Or, in a pipeline, the
+                initial weights depend on the layout.
         """
-        if self.model_cls is None:
+        model_cls = self.model_cls
+        if model_cls is None:
             raise ValueError(f"{type(self).__name__} needs a model_cls, the class of the model.")
         if not self.initial_ckpt_path:
-            return self.model_cls(self)
+            return build_independent_of_layout(lambda: model_cls(self))
         own = dict(vars(self))
         self.load_settings_from_checkpoint(self.initial_ckpt_path)
         changed = sorted(name for name, value in vars(self).items() if own.get(name) != value)
         settings = f"{self.initial_ckpt_path}: its settings {', '.join(changed)}"
-        # Without changed settings, an error is not due to the checkpoint.
-        with reading(settings, USE_ANOTHER) if changed else contextlib.nullcontext():
-            model = self.model_cls(self)
+
+        def build() -> ModelT:
+            # Without changed settings, an error is not due to the checkpoint.
+            with reading(settings, USE_ANOTHER) if changed else contextlib.nullcontext():
+                return model_cls(self)
+
+        model = build_independent_of_layout(build, self.initial_ckpt_skip_keys_with_these_prefixes)
         self.update_model_from_checkpoint(model, self.initial_ckpt_path)
         return model
 

@@ -53,7 +53,8 @@ class _Linear:
         of inputs that need none, such as images.
         """
         requested = {n for n, value in options.items() if not (value is None or value is False)}
-        if not input.requires_grad:
+        # Not without gradients: a recomputation would then differ from the first pass by rounding.
+        if not input.requires_grad and torch.is_grad_enabled():
             requested.discard("allreduce_dgrad")
         if requested - _SUPPORTED or "bias" not in options:
             return super()._forward_impl(input=input, weight=weight, **options)  # type: ignore[misc]

@@ -1,17 +1,23 @@
-"""Provides Megatron's transformer layer with initial weights that do not depend on the layout."""
+"""Provides Megatron's transformer layers with initial weights that do not depend on the layout."""
 
+import copy
 from typing import Any
 
 import torch
 from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import (
     TransformerLayer,
     TransformerLayerSubmodules,
     get_transformer_layer_offset,
 )
 
+from megakit.models.attention import ScaledDotProductAttention
 from megakit.models.layers import _ColumnParallel, _RowParallel, seeded
 
 
@@ -33,6 +39,35 @@ class SeededTransformerLayer(TransformerLayer):
             super().__init__(config, submodules, layer_number, **options)
 
 
+class Norm(WrappedTorchNorm):
+    """Builds torch's `LayerNorm` or `RMSNorm`, as `config.normalization` says.
+
+    With sequence parallelism, each tensor-parallel rank normalizes other tokens. Megatron then sums
+    the gradients of the weights that have the attribute `sequence_parallel`. Megatron's own class
+    refuses sequence parallelism.
+    """
+
+    def __new__(
+        cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **options: Any
+    ) -> Any:
+        """Returns the norm over the last dimension, of size `hidden_size`."""
+        without = copy.copy(config)
+        without.sequence_parallel = False
+        norm = super().__new__(cls, without, hidden_size, eps, **options)
+        for weight in norm.parameters():
+            weight.sequence_parallel = config.sequence_parallel
+        return norm
+
+
+#: Megatron's modules, and the modules of this package that replace them.
+_REPLACEMENTS: dict[type, type] = {
+    ColumnParallelLinear: _ColumnParallel,
+    RowParallelLinear: _RowParallel,
+    DotProductAttention: ScaledDotProductAttention,
+    WrappedTorchNorm: Norm,
+}
+
+
 def transformer_layer_spec(mask: AttnMaskType = AttnMaskType.no_mask) -> ModuleSpec:
     """Returns the specification of the layers for Megatron's `TransformerBlock`.
 
@@ -43,14 +78,53 @@ def transformer_layer_spec(mask: AttnMaskType = AttnMaskType.no_mask) -> ModuleS
         mask: `no_mask` for an encoder, in which every token attends to all tokens; `causal` for a
             decoder that predicts the next token.
     """
-    if gpt_layer_specs.HAVE_TE and torch.cuda.is_available():
+    if _has_transformer_engine():
         spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
     else:
         spec = gpt_layer_specs.get_gpt_layer_local_spec()
-        # Linear layers of `megakit.models.layers`, which use torch's matrix product if possible.
-        attention, mlp = spec.submodules.self_attention, spec.submodules.mlp
-        attention.submodules.linear_qkv = mlp.submodules.linear_fc1 = _ColumnParallel
-        attention.submodules.linear_proj = mlp.submodules.linear_fc2 = _RowParallel
+    return _seeded_spec(spec, mask)
+
+
+def transformer_block_spec(
+    config: TransformerConfig, mask: AttnMaskType, vp_stage: int | None = None
+) -> TransformerBlockSubmodules:
+    """Returns the layers of this pipeline stage and the final norm.
+
+    Megatron's `TransformerBlock` and `GPTModel` accept this as their specification. In contrast to
+    `transformer_layer_spec`, the layers follow the config's options, such as `normalization` and
+    `qk_layernorm`, and the final norm supports sequence parallelism.
+
+    Args:
+        config: The model's config; its `seed` determines the initial weights.
+        mask: `causal` for a decoder that predicts the next token; `no_mask` for an encoder.
+        vp_stage: Number of the model chunk on this stage, for interleaved pipelines.
+    """
+    block = gpt_layer_specs.get_gpt_decoder_block_spec(
+        config,
+        use_transformer_engine=_has_transformer_engine(),
+        normalization=config.normalization,
+        vp_stage=vp_stage,
+    )
+    block.layer_specs = [_seeded_spec(spec, mask) for spec in block.layer_specs]
+    block.layer_norm = _REPLACEMENTS.get(block.layer_norm, block.layer_norm)
+    return block
+
+
+def _has_transformer_engine() -> bool:
+    return bool(gpt_layer_specs.HAVE_TE) and torch.cuda.is_available()
+
+
+def _seeded_spec(spec: ModuleSpec, mask: AttnMaskType) -> ModuleSpec:
     spec.module = SeededTransformerLayer
     spec.submodules.self_attention.params = {"attn_mask_type": mask}
+    _replace(spec)
     return spec
+
+
+def _replace(spec: ModuleSpec) -> None:
+    """Replaces Megatron's modules inside a specification by those of this package."""
+    for name, value in vars(spec.submodules).items():
+        if isinstance(value, ModuleSpec) and value.submodules:
+            _replace(value)
+        elif isinstance(value, type):
+            setattr(spec.submodules, name, _REPLACEMENTS.get(value, value))

@@ -100,3 +100,69 @@ def test_it_computes_as_written_down() -> None:
     expected = x + linear(hidden, "mlp.linear_fc2")
     output, _ = layer(tokens, attention_mask=None)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
+
+
+# --- The whole block, and language models ---------------------------------------------------------
+
+
+def config(**fields: Any) -> Any:
+    from tests.megakit.models.networks import NetConfig
+
+    sizes = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2}
+    return NetConfig(**{**sizes, **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"normalization": "RMSNorm", "layernorm_epsilon": 0.1},
+        {"qk_layernorm": True, "gated_linear_unit": True},
+    ],
+    ids=str,
+)
+def test_a_block_is_megatrons_with_the_same_names(fields: dict[str, Any]) -> None:
+    """So checkpoints of one are checkpoints of the other, and the outputs are equal."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.transformer_block import TransformerBlock
+
+    from megakit.models import transformer_block_spec
+
+    mine = config(**fields)
+    theirs = get_gpt_decoder_block_spec(mine, False, normalization=mine.normalization)
+    expected = TransformerBlock(mine, theirs).eval()
+    made = TransformerBlock(mine, transformer_block_spec(mine, AttnMaskType.causal)).eval()
+    expected.load_state_dict(made.state_dict())
+    tokens = torch.randn(5, 3, 8)
+    outputs = [block(tokens, attention_mask=None) for block in (made, expected)]
+    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_norms_are_marked_for_sequence_parallelism(normalization: str, is_split: bool) -> None:
+    from megakit.models.transformer import Norm
+
+    mine = config(normalization=normalization)
+    mine.sequence_parallel = is_split
+    norm = Norm(mine, 8, eps=0.25)
+    assert type(norm) is getattr(torch.nn, normalization)
+    assert norm.eps == 0.25
+    assert [weight.sequence_parallel for weight in norm.parameters()] == [is_split] * (
+        2 if normalization == "LayerNorm" else 1
+    )
+    assert mine.sequence_parallel is is_split
+
+
+def test_a_seeded_gpt_model_needs_seeded_layers() -> None:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.enums import AttnMaskType
+
+    from megakit.errors import UserError
+    from megakit.models import SeededGPTModel, transformer_layer_spec
+
+    sizes = {"vocab_size": 8, "max_sequence_length": 4}
+    assert SeededGPTModel(config(), transformer_layer_spec(AttnMaskType.causal), **sizes)
+    with pytest.raises(UserError, match=r"of TransformerLayer depend.*transformer_block_spec"):
+        SeededGPTModel(config(), get_gpt_layer_local_spec(), **sizes)

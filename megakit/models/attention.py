@@ -1,0 +1,69 @@
+"""Provides Megatron's attention by torch's fused function where the mask allows it."""
+
+import contextlib
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+from torch import Tensor
+from torch.nn import functional
+
+
+class ScaledDotProductAttention(DotProductAttention):
+    """Megatron's `DotProductAttention` that computes with `scaled_dot_product_attention`.
+
+    Torch's function does not store the scores of all pairs of tokens. Its result differs from
+    Megatron's by rounding only. If the mask is a tensor, if a window limits the attention, or if
+    `config.softmax_type` is not `vanilla`, Megatron's own code runs.
+    """
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Maps queries, keys and values (S, B, heads, width) to (S, B, heads * width).
+
+        Like Megatron, uses the layer's own mask, not `attn_mask_type`. A single query attends to
+        all keys: it is the newest token, and the keys come from a cache.
+        """
+        is_causal = self.attn_mask_type == AttnMaskType.causal and len(query) > 1
+        has_options = any(option is not None for option in options.values())
+        if attention_mask is not None or has_options or not self._is_supported(query, key):
+            context: Tensor = super().forward(
+                query, key, value, attention_mask, attn_mask_type, **options
+            )
+            return context
+        dropout = self.attention_dropout.p if self.training else 0.0
+        # Without sequence parallelism, Megatron draws from the generator of this rank.
+        is_forked = dropout > 0 and not self.config.sequence_parallel
+        # On CPUs, torch's backward pass is much slower in bfloat16 than in float32.
+        is_slow = query.is_cpu and query.dtype == torch.bfloat16
+        dtype = torch.float32 if is_slow else query.dtype
+        with get_cuda_rng_tracker().fork() if is_forked else contextlib.nullcontext():
+            context = functional.scaled_dot_product_attention(
+                query.permute(1, 2, 0, 3).to(dtype),
+                key.permute(1, 2, 0, 3).to(dtype),
+                value.permute(1, 2, 0, 3).to(dtype),
+                dropout_p=dropout,
+                is_causal=is_causal,
+                # Megatron can divide the scores by the layer's number and multiply them again.
+                scale=self.softmax_scale * (self.scale_mask_softmax.scale or 1),
+                enable_gqa=query.shape[2] != key.shape[2],
+            )
+        return context.permute(2, 0, 1, 3).flatten(2).to(query.dtype)
+
+    def _is_supported(self, query: Tensor, key: Tensor) -> bool:
+        is_causal = self.attn_mask_type == AttnMaskType.causal
+        return (
+            (self.attn_mask_type == AttnMaskType.no_mask or is_causal)
+            and (not is_causal or len(query) in (1, len(key)))
+            and self.scale_mask_softmax.window_size is None
+            and self.config.softmax_type == "vanilla"
+        )
