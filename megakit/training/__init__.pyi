@@ -12,9 +12,11 @@ from .optimizer import cosine_annealing as cosine_annealing
 from .optimizer import megatron_adam as megatron_adam
 from .prediction import predict as predict
 from .prediction import predict_to_disk as predict_to_disk
+from .rank_model import build_on_ranks as build_on_ranks
 from .stages import predict_stage as predict_stage
 from .stages import train_stage as train_stage
 from .strategy import ExactStrategy as ExactStrategy
+from .strategy_options import StrategyOptions as StrategyOptions
 from .trainer import build_strategy as build_strategy
 from .trainer import build_trainer as build_trainer
 from .trainer import train as train

@@ -136,7 +136,14 @@ class TokenMeanLossReduction(MegatronLossReduction):
     counts, and Megatron divides the gradient by the number of tokens of all micro batches and
     ranks. This requires `calculate_per_token_loss=True` in the model's config; without this
     setting, a step raises an error.
+
+    Attributes:
+        num_tokens: The number of tokens of the last reduced global batch, over all micro batches
+            and data-parallel ranks: float64 scalar; None before the first `reduce`. A validation
+            weights its steps by this number. Any other loss may set this attribute in its `reduce`.
     """
+
+    num_tokens: Tensor | None = None
 
     def token_losses(self, batch: Any, forward_out: Any) -> Tensor:
         """Returns the loss of each token, floating point (B, ...); a subclass implements this."""
@@ -169,14 +176,16 @@ class TokenMeanLossReduction(MegatronLossReduction):
             missing = losses.dim() - mask.dim()
             real = (mask > 0).reshape(*mask.shape, *[1] * missing).expand_as(losses)
         # Not a product: outputs for padding may be infinite, and infinity times 0 is NaN.
-        loss_sum = losses.masked_fill(~real, 0).sum()
+        # A sum over many tokens is inexact in float32; Megatron requires a float32 loss.
+        exact_sum = losses.masked_fill(~real, 0).sum(dtype=torch.float64)
+        loss_sum = exact_sum.float()
         num_tokens = real.sum(dtype=torch.int32)
         report: TokenReport = {
-            "loss_sum": loss_sum.detach().clone(),
+            "loss_sum": exact_sum.detach(),
             "num_tokens": num_tokens,
             "backpropagated": loss_sum.detach(),
             "value_sums": {
-                name: value.detach().float().masked_fill(~real, 0).sum()
+                name: value.detach().masked_fill(~real, 0).sum(dtype=torch.float64)
                 for name, value in self.token_values(batch, forward_out).items()
             },
         }
@@ -205,7 +214,8 @@ class TokenMeanLossReduction(MegatronLossReduction):
             for report in losses_reduced_per_micro_batch
         ]
         values = torch.stack([torch.stack([value.double() for value in row]) for row in rows])
-        if not torch.equal(values[:, 2].nan_to_num(), values[:, 0].nan_to_num()):
+        sums, backpropagated = values[:, 2].float(), values[:, 0].float()
+        if not torch.equal(sums.nan_to_num(), backpropagated.nan_to_num()):
             raise ValueError(
                 f"{type(self).__name__} needs calculate_per_token_loss=True in the model's config: "
                 "without it, Megatron averages over micro batches, and tokens get unequal weights."
@@ -214,6 +224,7 @@ class TokenMeanLossReduction(MegatronLossReduction):
         if parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:
             group = parallel_state.get_data_parallel_group(with_context_parallel=True)
             torch.distributed.all_reduce(totals, group=group)
+        self.num_tokens = totals[0]
         loss, *means = (totals[1:] / totals[0].clamp(min=1)).float().unbind()
         further = losses_reduced_per_micro_batch[0]["value_sums"]
         return {"loss": loss, **dict(zip(further, means, strict=True))} if further else loss

@@ -113,7 +113,7 @@ def megatron_adam(
         weight_decay: The weight decay.
         clip_grad: The largest norm of the gradient.
         use_distributed_optimizer: Whether to shard the optimizer's state over the data-parallel
-            ranks. This saves memory, but with this version of Megatron, resuming is not exact.
+            ranks. The strategy's option of this name sets it, too.
     """
     config = OptimizerConfig(
         optimizer="adam",

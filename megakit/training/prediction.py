@@ -1,12 +1,13 @@
 """Predicts with a trained model: keeps the outputs in memory, or writes them to disk."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megakit.errors import UserError
@@ -14,8 +15,14 @@ from megakit.runtime.patching import existing
 from megakit.training.sorted_rows import RowFile, Rows, SortedRun, merge
 from megakit.training.validation import gather_from_ranks, has_outputs, real_samples
 
-#: The entries of an output of `predict_step` that are kept.
-COLUMNS = ("idx", "label", "output", "latent")
+#: The entries of an output of `predict_step` that are kept. Every output has the first two.
+COLUMNS = ("idx", "output", "label", "latent")
+
+#: What an error about an output of `predict_step` ends with.
+REMEDY = (
+    "Return a dict of tensors with one row for each sample: `output` (B, ...), `idx` (B,), "
+    "`loss_mask` (B, ...) from the batch, and optionally `label` (B,) and `latent` (B, dimensions)."
+)
 
 
 @dataclass(frozen=True)
@@ -23,16 +30,16 @@ class Outputs:
     """Holds a model's outputs for N samples.
 
     Attributes:
-        output: The outputs, float32 (N, ...).
+        output: The outputs, (N, ...); floating point outputs are float32.
         idx: The index of each sample, int64 (N,).
-        label: The label of each sample, int64 (N,).
+        label: The label of each sample, int64 (N,); None if the model returns none.
         latent: The latent points, float32 (N, dimensions); None if the model returns none.
     """
 
-    output: np.ndarray
-    idx: np.ndarray
-    label: np.ndarray
-    latent: np.ndarray | None = None
+    output: NDArray[Any]
+    idx: NDArray[np.int64]
+    label: NDArray[np.int64] | None = None
+    latent: NDArray[np.float32] | None = None
 
     @classmethod
     def from_rows(cls, rows: Rows) -> "Outputs":
@@ -90,20 +97,27 @@ def predict(
     The outputs of all samples have to fit into memory; `predict_to_disk` has no such limit.
 
     Args:
-        model: A Lightning module. Its `predict_step` returns a dict with `output`, `idx`, `label`,
-            `loss_mask` and optionally `latent`.
+        model: A Lightning module. Its `predict_step` returns a dict of tensors with one row for
+            each sample: `output` (B, ...), `idx` (B,), the batch's `loss_mask`, (B,) or (B, S),
+            and optionally `label` (B,) and `latent` (B, dimensions). All batches have rows of the
+            same shape. If all values of a sample's `loss_mask` are 0, the sample is padding.
         data: The Lightning data module.
         trainer: The `nemo.lightning.Trainer`.
 
     Returns:
         The outputs of all ranks on rank 0, in no particular order; None on other ranks.
+
+    Raises:
+        UserError: `predict_step` returns something else.
     """
     blocks: list[Rows] = []
     _predict(model, data, trainer, blocks.append)
     of_ranks = gather_from_ranks(blocks, trainer)
     if not trainer.is_global_zero:
         return None
-    return Outputs.from_rows(np.concatenate([rows for blocks in of_ranks for rows in blocks]))
+    all_rows = [rows for blocks in of_ranks for rows in blocks]
+    _check_equal([rows.dtype for rows in all_rows])
+    return Outputs.from_rows(np.concatenate(all_rows))
 
 
 def predict_to_disk(
@@ -126,13 +140,18 @@ def predict_to_disk(
 
     Returns:
         The outputs of all ranks on rank 0, ordered by index; None on other ranks.
+
+    Raises:
+        UserError: See `predict`.
     """
     file = RowFile(folder / f"rank-{trainer.global_rank}")
     _predict(model, data, trainer, file.append)
     of_ranks = gather_from_ranks(file.close(), trainer)
     if not trainer.is_global_zero:
         return None
-    return StoredOutputs([run for runs in of_ranks for run in runs])
+    all_runs = [run for runs in of_ranks for run in runs]
+    _check_equal([run.dtype for run in all_runs])
+    return StoredOutputs(all_runs)
 
 
 def _predict(
@@ -172,16 +191,60 @@ class _OnBatch(pl.Callback):
             self._receive(_as_rows(outputs))
 
 
-def _as_rows(outputs: Mapping[str, Tensor]) -> Rows:
-    """Converts the outputs of a batch to rows, float32 and integers, without the padding."""
-    tensors = {name: outputs[name] for name in COLUMNS if name in outputs}
+def _as_rows(outputs: Any) -> Rows:
+    """Converts the outputs of a batch to rows, float32 and integers, without the padding.
+
+    Raises:
+        UserError: See `_entries`.
+    """
+    tensors = _entries(outputs)
+    real = real_samples(tensors).cpu().numpy()
     columns = {
         name: (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
         for name, tensor in tensors.items()
+        if name in COLUMNS
     }
     fields = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
-    rows = np.empty(len(columns["idx"]), fields)
+    rows = np.empty(len(real), fields)
     for name, column in columns.items():
         rows[name] = column
-    real: Rows = rows[real_samples(outputs).cpu().numpy()]
-    return real
+    kept: Rows = rows[real]
+    return kept
+
+
+def _entries(outputs: Any) -> dict[str, Tensor]:
+    """Returns the columns and the mask of what `predict_step` returned.
+
+    Raises:
+        UserError: An entry is missing, is no tensor, or has another number of rows than `idx`.
+    """
+    found = outputs if isinstance(outputs, Mapping) else {}
+    needed = (*COLUMNS[:2], "loss_mask")
+    if missing := [name for name in needed if not isinstance(found.get(name), Tensor)]:
+        returned = ", ".join(map(str, found)) if found else type(outputs).__name__
+        raise UserError(
+            f"predict_step returned {returned} without a tensor for {', '.join(missing)}. {REMEDY}"
+        )
+    tensors = {name: found[name] for name in (*COLUMNS, "loss_mask") if found.get(name) is not None}
+    samples = tensors["idx"].shape
+    for name, tensor in tensors.items():
+        if tensor.shape[:1] != samples:
+            raise UserError(
+                f"predict_step returned {name!r} of shape {tuple(tensor.shape)} for the "
+                f"{samples[0]} samples of `idx`. {REMEDY} Transpose logits (S, B, V) to (B, S, V)."
+            )
+    return tensors
+
+
+def _check_equal(dtypes: Sequence[np.dtype[Any]]) -> None:
+    """Checks that all batches have the same columns, of the same shapes and types.
+
+    Raises:
+        UserError: They differ.
+    """
+    kinds = sorted({str(dtype) for dtype in dtypes})
+    if len(kinds) > 1:
+        raise UserError(
+            f"predict_step returned rows of different types or shapes: {' and '.join(kinds)}. "
+            "Return the same entries for each batch, and pad sequences to one length."
+        )

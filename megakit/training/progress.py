@@ -10,6 +10,7 @@ from lightning.pytorch import loops
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from megatron.core import parallel_state
+from megatron.core.transformer.module import param_is_not_shared
 
 from megakit.checkpoints.writer import CheckpointWriter, logged_values, validation_is_due
 from megakit.reporting.console import Console
@@ -284,12 +285,15 @@ class DataClock(Profiler):
 
 
 def parameters_of_the_job(model: torch.nn.Module) -> int:
-    """Returns the number of trained parameters of the whole model; every rank has to call it."""
+    """Returns the number of trained parameters of the whole model; every rank has to call it.
+
+    Tied weights count once: under pipelines, Megatron marks the last stage's copy of an embedding.
+    """
     tensor = parallel_state.get_tensor_model_parallel_world_size()
     count = sum(
         weight.numel() * (tensor if getattr(weight, "tensor_model_parallel", False) else 1)
         for weight in model.parameters()
-        if weight.requires_grad
+        if weight.requires_grad and param_is_not_shared(weight)
     )
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
         total = torch.tensor(count, device=next(model.parameters()).device)

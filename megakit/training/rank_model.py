@@ -32,5 +32,4 @@ def build_on_ranks(model: pl.LightningModule, trainer: pl.Trainer) -> torch.nn.M
     replace(strategy, "_setup_optimizers", False)
     strategy.setup_megatron_parallel(trainer)
     part: Any = existing(strategy.model[0], "module")
-    print(type(strategy.model), type(strategy.model[0]), type(part))
     return part.eval()

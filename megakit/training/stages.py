@@ -30,6 +30,7 @@ from megakit.runtime.patching import existing
 from megakit.runtime.versions import installed_versions
 from megakit.training.prediction import StoredOutputs, predict_to_disk
 from megakit.training.progress import Reporter
+from megakit.training.strategy_options import StrategyOptions
 from megakit.training.trainer import build_trainer, train
 from megakit.training.validation import callbacks_of, metrics_of
 from megakit.training.views import MakeView
@@ -49,6 +50,7 @@ def train_stage(
     make_view: MakeView | None = None,
     next_verb: str | None = None,
     callbacks: Sequence[pl.Callback] = (),
+    strategy: StrategyOptions | None = None,
 ) -> Path:
     """Trains a model from the run's current step to its last step, and writes summary.json.
 
@@ -61,20 +63,23 @@ def train_stage(
         callbacks: Further Lightning callbacks. Each value that a callback logs as `val_<name>` in
             `on_validation_epoch_end` becomes a column of metrics.csv, a curve in TensorBoard and a
             number on the console.
+        strategy: Options of the strategy, such as `{"use_distributed_optimizer": True}`; see
+            `StrategyOptions`.
 
     Returns:
         The path of the best checkpoint.
 
     Raises:
-        UserError: The model's config did not receive an option, or the data cannot be used.
+        UserError: The model's config did not receive an option, the data cannot be used, or a
+            setting of the strategy or the config would have no effect.
     """
     resume_collector()
     _say_header(run)
     resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
     if run.plan.resume is None:
-        _check_received(run.options, model)
+        _check_received(run.options, model, strategy or {})
     further = [*metrics_of(model), *callbacks]
-    trainer = build_trainer(run, make_view=make_view, callbacks=further)
+    trainer = build_trainer(run, strategy=strategy, make_view=make_view, callbacks=further)
     train(model=model, data=data, trainer=trainer, resume=resume)
     # `callbacks` may contain other writers of checkpoints; ours is the last callback.
     writer = callbacks_of(trainer, CheckpointWriter)[-1]
@@ -84,8 +89,8 @@ def train_stage(
     return Path(writer.best_model_path)
 
 
-def _check_received(options: CommonOptions, model: Any) -> None:
-    """Compares the model's config with the project's own options of the same names.
+def _check_received(options: CommonOptions, model: Any, strategy: Mapping[str, Any]) -> None:
+    """Compares the project's own options with the strategy's and the config's values of the names.
 
     A size that a script accepts and does not pass on would have no effect.
 
@@ -99,7 +104,7 @@ def _check_received(options: CommonOptions, model: Any) -> None:
         if option.name in every_project_has:  # `seed` has other effects
             continue
         value = getattr(options, option.name)
-        used = getattr(config, option.name, value)
+        used = strategy.get(option.name, getattr(config, option.name, value))
         if value is not None and type(used) is type(value) and used != value:
             name = type(config).__name__
             problems.append(
@@ -116,6 +121,7 @@ def predict_stage(
     data: pl.LightningDataModule,
     sources: Sequence[str] | None = None,
     write_report: Callable[[Path, Results], None] | None = None,
+    strategy: StrategyOptions | None = None,
 ) -> Path:
     """Classifies each sample of a data module's prediction set, and writes the results.
 
@@ -132,6 +138,7 @@ def predict_stage(
         data: The Lightning data module.
         sources: The origin of each sample, for predictions.csv.
         write_report: Writes report.html from its path and the results.
+        strategy: Options of the strategy, see `StrategyOptions`.
 
     Returns:
         The path of predictions.csv.
@@ -141,7 +148,7 @@ def predict_stage(
     path = run.path / "predictions.csv"
     with _partial_folder(run) as folder:
         began = time.perf_counter()
-        trainer = build_trainer(run)
+        trainer = build_trainer(run, strategy=strategy)
         outputs = predict_to_disk(model=model, data=data, trainer=trainer, folder=folder)
         seconds = time.perf_counter() - began
         if outputs is None:
@@ -202,10 +209,16 @@ def _classify(run: Run, outputs: StoredOutputs, results: Results) -> Iterator[Pr
     """Yields the predictions of each block of outputs, and adds them to the results.
 
     Raises:
-        UserError: An output is NaN or infinite.
+        UserError: An output is NaN or infinite, or there are no labels.
     """
     for block in outputs:
         block.check_finite(run.plan.start)
+        if block.label is None:
+            raise UserError(
+                "predict_step returned no 'label', and this script writes the scores of a "
+                "classifier. Return the labels, int64 (B,), -1 for an unknown label. For a model "
+                "without classes, call megakit.training.predict instead of predict_stage."
+            )
         predictions = Predictions.from_logits(block.idx, block.label, block.output, block.latent)
         results.add(predictions)
         yield predictions

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -32,12 +33,21 @@ from megakit.data.loader import load_on
 from megakit.data.sampler import ExactDataSampler
 from megakit.errors import UserError
 from megakit.runtime.patching import existing
+from megakit.training.distributed_optimizer import check_saved_format
 from megakit.training.resumption import check_restored
 from megakit.training.stage_shapes import exchange_shapes_once, forget_shapes
+from megakit.training.strategy_options import (
+    check_has_effect,
+    check_not_overwritten,
+    connect_optimizer,
+)
 from megakit.training.validation import FromLastStage
 
 #: A training step's loss, or a loss and further values by name.
 StepOutput = Tensor | dict[str, Tensor]
+
+#: The name under which the last pipeline stage sends a validation step's number of tokens.
+_WEIGHT = "_num_tokens"
 
 #: Private names of the frameworks that this module needs.
 _SubprocessScriptLauncher: Any = existing(launchers, "_SubprocessScriptLauncher")
@@ -55,10 +65,13 @@ class ExactStrategy(nl.MegatronStrategy):
     Attributes:
         grad_norm: Norm of the last step's gradient before clipping; None before the first step.
         timeout: Seconds that a rank waits for another rank.
+        use_distributed_optimizer: Whether the optimizer's state is sharded over the data-parallel
+            ranks; None if the optimizer module decides.
     """
 
     grad_norm: float | None = None
     timeout: int = 600
+    use_distributed_optimizer: bool | None = None
     ckpt_load_strictness: Any  # NeMo sets this attribute without a type
 
     def _configure_launcher(self) -> None:
@@ -66,6 +79,19 @@ class ExactStrategy(nl.MegatronStrategy):
         super()._configure_launcher()
         if self.launcher is not None and self.num_processes == self.num_nodes == 1:
             self._launcher = _SingleProcessLauncher(self.cluster_environment, 1, 1)
+
+    def connect(self, model: pl.LightningModule) -> None:
+        """Writes layout and precision into the model's config.
+
+        Raises:
+            UserError: The config or the optimizer contradicts the strategy.
+        """
+        dtypes = getattr(self.precision_plugin, "dtype_config", None)
+        check_not_overwritten(getattr(model, "config", None), self.parallelism, dtypes)
+        connect_optimizer(
+            getattr(model, "optim", None), self.ddp_config, self.use_distributed_optimizer
+        )
+        super().connect(model)
 
     def setup_distributed(self) -> None:
         """Sets up the process groups; a single CPU process needs no network port."""
@@ -90,9 +116,14 @@ class ExactStrategy(nl.MegatronStrategy):
         """Loads a checkpoint; resuming requires the run's own names, shapes and types.
 
         Raises:
+            UserError: Only one of the checkpoint's and the run's optimizers is distributed.
             ValueError: The state in the checkpoint does not fit the run: see `check_restored`.
         """
         goes_on = not selective_restore and self.trainer.state.fn == TrainerFn.FITTING
+        if goes_on:
+            metadata = self.unwrapped_checkpoint_io.load_content_metadata(checkpoint_path)
+            is_distributed = getattr(self.ddp_config, "use_distributed_optimizer", False)
+            check_saved_format(metadata, is_distributed)
         strictness = self.ckpt_load_strictness
         if goes_on and strictness is None:
             self.ckpt_load_strictness = StrictHandling.RAISE_ALL
@@ -113,6 +144,8 @@ class ExactStrategy(nl.MegatronStrategy):
     def setup_megatron_parallel(self, trainer: pl.Trainer) -> None:
         """Sets up Megatron's parallel model, and clears the caches of an earlier model."""
         super().setup_megatron_parallel(trainer)
+        for chunk in self.model:
+            check_has_effect(existing(chunk, "config"), chunk)
         if isinstance(self.data_sampler, ExactDataSampler):  # NeMo's makes smaller last batches
             exchange_shapes_once(existing(self.model[0], "config"))
         for name, attribute in vars(ExactStrategy).items():
@@ -261,22 +294,41 @@ class ExactStrategy(nl.MegatronStrategy):
     ) -> StepOutput:
         """Runs a validation step; logs `val_loss` and the loss's other values on every rank.
 
-        If the loss's `reduce` returns a dict, its value `NAME` is logged as `val_NAME`.
+        If the loss's `reduce` returns a dict, its value `NAME` is logged as `val_NAME`. All values
+        of a validation are means over its steps. If `reduce` sets the loss's attribute
+        `num_tokens`, the means are weighted by this number.
         """
+        module = self.model.module
+        find = _ModuleStepFunction.from_loss_reduction(module, "validation")
+        loss = find(module) if find is not None else None
         with self.precision_plugin.val_step_context():
-            result = self.model.validation_step(dataloader_iter, *args, **kwargs)
-        values = self._from_last_stage(result, self.root_device)
+            result = self.model.validation_step(
+                dataloader_iter, *args, loss_reduction=loss, **kwargs
+            )
+        named = result if isinstance(result, dict) else {"loss": result}
+        if (num_tokens := getattr(loss, "num_tokens", None)) is not None:
+            named = {**named, _WEIGHT: num_tokens}
+        values = self._from_last_stage(named, self.root_device)
+        # Without a weight, steps count equally: the data loader pads all to one size. With weights,
+        # the smallest number makes the mean of a validation without tokens 0 instead of NaN.
+        weight: Any = values.pop(_WEIGHT, None)
+        weight = 1 if weight is None else weight.double().clamp(min=sys.float_info.min)
         for name, value in values.items():
-            # batch_size=1 gives all steps equal weight: the data loader pads all to one size.
+            # From float64 values, Lightning computes the mean in float64.
             self.lightning_module.log(
-                f"val_{name}", value, on_step=False, on_epoch=True, batch_size=1, logger=False
+                f"val_{name}",
+                value.double(),
+                on_step=False,
+                on_epoch=True,
+                batch_size=weight,
+                logger=False,
             )
         return values if len(values) > 1 else values["loss"]
 
     @property
     def validated_names(self) -> list[str]:
         """The names of the values that the loss returned in validation."""
-        return self._from_last_stage.names or []
+        return [name for name in self._from_last_stage.names or [] if name != _WEIGHT]
 
     @functools.cached_property
     def _from_last_stage(self) -> FromLastStage:

@@ -31,40 +31,53 @@ from megakit.training.callbacks import (
     StopOnSignal,
     StopWithoutProgress,
 )
+from megakit.training.distributed_optimizer import make_resumption_exact
+from megakit.training.dropout import ExactDropout
 from megakit.training.hooks import skip_empty_hooks
 from megakit.training.progress import DataClock, Reporter
 from megakit.training.strategy import ExactStrategy
+from megakit.training.strategy_options import StrategyOptions, check_options
 from megakit.training.validation import callbacks_of
 from megakit.training.views import MakeView, Pictures
 
 
-def build_strategy(layout: Layout, use_distributed_optimizer: bool = False) -> ExactStrategy:
+def build_strategy(layout: Layout, strategy: StrategyOptions | None = None) -> ExactStrategy:
     """Returns the strategy for a layout.
 
     Args:
         layout: The parallel sizes of the job.
-        use_distributed_optimizer: Whether to shard the optimizer's state over the data-parallel
-            ranks. The optimizer module needs the same setting.
+        strategy: Options of the strategy.
+
+    Raises:
+        UserError: An option is unknown, or would have no effect.
     """
+    options = strategy or {}
+    check_options(options, layout)
     write_in_threads()
-    return ExactStrategy(
+    make_resumption_exact()
+    built = ExactStrategy(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        sequence_parallel=options.get("sequence_parallel", False),
         ddp=DistributedDataParallelConfig(
-            use_distributed_optimizer=use_distributed_optimizer,
+            use_distributed_optimizer=options.get("use_distributed_optimizer", False),
+            overlap_grad_reduce=options.get("overlap_grad_reduce", False),
+            overlap_param_gather=options.get("overlap_param_gather", False),
         ),
         # Saves are short, and asynchronous saves would not be exact.
         ckpt_async_save=False,
         # The only format of the distributed optimizer that can be loaded again.
-        ckpt_optim_fully_reshardable=use_distributed_optimizer,
+        ckpt_optim_fully_reshardable=True,
         replace_progress_bar=False,
     )
+    built.use_distributed_optimizer = options.get("use_distributed_optimizer")
+    return built
 
 
 def build_trainer(
     run: Run,
     *,
-    use_distributed_optimizer: bool = False,
+    strategy: StrategyOptions | None = None,
     make_view: MakeView | None = None,
     callbacks: Sequence[pl.Callback] = (),
 ) -> nl.Trainer:
@@ -72,10 +85,13 @@ def build_trainer(
 
     Args:
         run: The run's options, plan and directory.
-        use_distributed_optimizer: See `build_strategy`.
+        strategy: Options of the strategy, such as `{"sequence_parallel": True}`.
         make_view: Converts a validation batch and the model's output to what TensorBoard shows.
         callbacks: Further Lightning callbacks. Lightning calls them before our callbacks report and
             save.
+
+    Raises:
+        UserError: An option of the strategy is unknown, or would have no effect.
     """
     options, layout = run.options, run.layout
     end_with_torchrun(run.console)
@@ -90,14 +106,14 @@ def build_trainer(
             f"for more than {options.timeout} s (--timeout). A rank without this message hangs or "
             f"is slow. The log is {run.directory.log}.",
         )
-    strategy = build_strategy(layout, use_distributed_optimizer)
-    strategy.parallel_devices = _devices(run)
-    strategy.timeout = options.timeout
+    built = build_strategy(layout, strategy)
+    built.parallel_devices = _devices(run)
+    built.timeout = options.timeout
     common: dict[str, Any] = {
         "accelerator": run.accelerator.name,
         "devices": "auto",  # the strategy names them: Lightning refuses GPUs it cannot see
         "num_nodes": layout.num_nodes,
-        "strategy": strategy,
+        "strategy": built,
         "plugins": nl.MegatronMixedPrecision(precision=run.precision),
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -209,7 +225,8 @@ def train(
     Checkpoints are saved synchronously and in this process, whatever the strategy's
     `ckpt_async_save`. NeMo's asynchronous saves start processes that import the main script again,
     so a script without `if __name__ == "__main__":` would train again in each of them. A resumed
-    training counts and validates like an uninterrupted one (`ExactSteps`).
+    training counts and validates like an uninterrupted one (`ExactSteps`), and draws the same
+    random numbers for dropout (`ExactDropout`).
 
     Args:
         model: A Lightning module for NeMo's strategies.
@@ -223,8 +240,9 @@ def train(
     """
     _check_lightning(model, data)
     _save_in_this_process(trainer)
-    if not callbacks_of(trainer, ExactSteps):
-        existing(trainer, "callbacks").insert(0, ExactSteps())
+    for callback in (ExactSteps, ExactDropout):
+        if not callbacks_of(trainer, callback):
+            existing(trainer, "callbacks").insert(0, callback())
     if log is not None:
         log.setup(trainer, resume_if_exists=getattr(resume, "resume_if_exists", False))
     if resume is not None:
@@ -249,5 +267,6 @@ def _save_in_this_process(trainer: pl.Trainer) -> None:
     """
     if isinstance(trainer.strategy, nl.MegatronStrategy):
         write_in_threads()
+        make_resumption_exact()
         replace(trainer.strategy, "async_save", False)
         replace(trainer.strategy, "ckpt_optim_fully_reshardable", True)

@@ -23,7 +23,12 @@ from megakit.runtime.accelerator import find_accelerator
 
 TEXT = Path(__file__).parents[2] / "LICENSE"
 GLOBAL_BATCH = 8
-SIZES = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 2, "block_size": 16}
+SIZES: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "block_size": 16,
+}
 STEPS = 20
 
 
@@ -92,6 +97,7 @@ def train(case: Case, folder: Path, resume: str | None = None, untied: bool = Fa
     """
     import lightning.pytorch as pl
     from megatron.core import parallel_state
+
     import megakit.training
     from examples.gpt.model_pretrain import PRETRAIN, PretrainOptions, pretrain
     from megakit.training import build_trainer
@@ -120,7 +126,7 @@ def train(case: Case, folder: Path, resume: str | None = None, untied: bool = Fa
             if run.is_main and trainer.global_step == STEPS // 2 + 1 and resume is None:
                 shutil.copytree(run.path / "checkpoints" / f"step={STEPS // 2:06}", kept)
 
-        def __deepcopy__(self, memo: object) -> "Watch":
+        def __deepcopy__(self, memo: object) -> Watch:
             return self  # NeMo copies callbacks in order to record them
 
     with mock.patch.object(megakit.training, "train_stage") as train_stage:

@@ -130,10 +130,9 @@ def pretrain(
             return self  # NeMo copies callbacks in order to record them
 
     module, data = built_by(script.pretrain, run)
-    module.optim.config.use_distributed_optimizer = use_distributed_optimizer
     if look_at_samples:
         module.register_forward_pre_hook(look)
-    trainer = build_trainer(run, use_distributed_optimizer=use_distributed_optimizer)
+    trainer = build_trainer(run, strategy={"use_distributed_optimizer": use_distributed_optimizer})
     trainer.callbacks.append(Watch())
     train(model=module, data=data, trainer=trainer)
     reporter = next(callback for callback in trainer.callbacks if isinstance(callback, Reporter))

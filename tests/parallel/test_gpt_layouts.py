@@ -116,10 +116,10 @@ def test_the_validation_loss_is_the_mean_over_all_tokens(trained, megatron):
     checkpoint = Path(rank.checkpoint)
     model = load_for_inference(checkpoint).double()
     _, text = read_splits(gpt_example.TEXT)
-    blocks = gpt_components.TextBlocks(text, model.config.block_size)
+    blocks = gpt_components.TextBlocks(text, gpt_example.SIZES["block_size"])
     assert len(text) % len(blocks)
-    losses = []
-    for block in blocks:
+    losses: list[float] = []
+    for block in (blocks[index] for index in range(len(blocks))):
         logits = model(block["tokens"][None])[0]
         each = torch.nn.functional.cross_entropy(logits, block["labels"], reduction="none")
         losses += each[block["loss_mask"] > 0].tolist()
@@ -139,8 +139,8 @@ def test_samples_are_those_of_the_plain_model(trained, ranks, megatron, tmp_path
     (rank,) = trained(Case())
     prompt = torch.tensor([list(b"The ")])
     model = load_for_inference(rank.checkpoint)
-    options = {"temperature": 0.7, "top_k": 50, "seed": 42}
-    text = bytes(generate(NextLogits(model, 1), prompt, 50, **options)[0].tolist())
+    tokens = generate(NextLogits(model, 1), prompt, 50, temperature=0.7, top_k=50, seed=42)
+    text = bytes(tokens[0].tolist())
     assert len(set(text)) > 10
     paths = ranks.run(
         gpt_example.sample, case, tmp_path, rank.checkpoint, world_size=case.layout.world_size

@@ -39,6 +39,47 @@ def test_every_rank_counts_the_parameters_of_the_whole_model(
     assert ranks.run(count_parameters, sizes) == [101_651] * 4
 
 
+def count_parameters_of_gpt(sizes: dict[str, Any]) -> int:
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.enums import AttnMaskType
+
+    from megakit.models import SeededGPTModel, transformer_block_spec
+    from megakit.testing import distributed_model_parallel_state
+    from megakit.training.progress import parameters_of_the_job
+
+    with distributed_model_parallel_state(**sizes):
+        config = TransformerConfig(
+            num_layers=4,
+            hidden_size=32,
+            num_attention_heads=4,
+            use_cpu_initialization=True,
+            pipeline_dtype=torch.float32,
+            **sizes,
+        )
+        config.seed = 42
+        model = SeededGPTModel(
+            config,
+            transformer_block_spec(config, AttnMaskType.causal),
+            vocab_size=64,
+            max_sequence_length=16,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=True,
+        )
+        return parameters_of_the_job(model)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (1, 4), (2, 2)])
+def test_tied_weights_count_once(ranks: Any, tensor: int, pipeline: int) -> None:
+    """Under pipelines, the last stage has a copy of the embedding."""
+    sizes = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
+    layer = 12 * 32**2 + 13 * 32
+    expected = 64 * 32 + 16 * 32 + 4 * layer + 2 * 32
+    assert ranks.run(count_parameters_of_gpt, sizes) == [expected] * 4
+
+
 @dataclass(frozen=True)
 class Used:
     """What the optimizer was given, step by step.

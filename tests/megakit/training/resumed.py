@@ -26,6 +26,7 @@ CASES: dict[str, tuple[dict[str, Any], int, int, tuple[str, int]]] = {
     ),
     "two micro batches": ({"max_epochs": 3}, 2, 1, ("step", 3)),
     "two micro batches, later epoch": ({"max_epochs": 2}, 2, 1, ("step", 7)),
+    "distributed optimizer": ({"max_epochs": 2}, 2, 1, ("step", 7)),
     "steps instead of epochs": (
         {"max_steps": 14, "max_epochs": 10, "val_check_interval": 4},
         *(4, 4, ("step", 8)),
@@ -96,8 +97,10 @@ def run(folder: Path, log: Path, case: str, killed: bool) -> None:
         every_n_train_steps=every,
         save_optim_on_train_end=True,
     )
+    module = BionemoLightningModule(config=PretrainConfig())
+    module.optim.config.use_distributed_optimizer = case == "distributed optimizer"
     train(
-        model=BionemoLightningModule(config=PretrainConfig()),
+        model=module,
         data=data_module(micro_batch_size),
         trainer=trainer,
         log=NeMoLogger(

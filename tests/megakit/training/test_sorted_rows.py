@@ -149,6 +149,7 @@ def peak_memory(folder: Path, num_rows: int, in_order: bool) -> int:
 
         def blocks() -> Any:
             for block in StoredOutputs(runs):
+                assert block.label is not None
                 made = Predictions.from_logits(block.idx, block.label % 2, block.output)
                 results.add(made)
                 yield made

@@ -1,0 +1,148 @@
+"""What the pool's ranks run on `masked_text`: validations, trainings and predictions."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from megakit.job.layout import Layout
+from megakit.job.options import CommonOptions, TrainingOptions
+from megakit.job.plan import Plan
+from megakit.job.script import Run
+from megakit.job.stage import Stage
+from megakit.reporting.console import Console
+from megakit.runtime.accelerator import find_accelerator
+
+FOLDER = str(Path(__file__).parent)
+GLOBAL_BATCH = 6
+#: Processes, tensor-parallel ranks, pipeline stages and micro batch size.
+LAYOUTS: dict[str, tuple[int, int, int, int]] = {
+    "one process": (1, 1, 1, 3),
+    "other micro batches": (1, 1, 1, 2),
+    "one micro batch": (1, 1, 1, 6),
+    "dp2": (2, 1, 1, 3),
+    "tp2": (2, 2, 1, 3),
+    "pp2": (2, 1, 2, 3),
+    "pp2-dp2": (4, 1, 2, 1),
+}
+
+
+def layout(name: str) -> Layout:
+    world_size, tensor, pipeline, micro = LAYOUTS[name]
+    return Layout(world_size, 1, tensor, pipeline, GLOBAL_BATCH, micro)
+
+
+def make_run(folder: Path, sizes: Layout, **training: Any) -> Run:
+    """A run of a stage, which trains if there are options of a training."""
+    kind = TrainingOptions if training else CommonOptions
+    options = kind(output_dir=folder, precision="32", **training)
+    stage = Stage(name="stage", script="model_stage.py", model="LanguageModel")
+    identity: dict[str, Any] = {}
+    if isinstance(options, TrainingOptions):
+        identity = {**options.identity(), "model": stage.model, "best_by": options.choice()}
+    accelerator = find_accelerator("cpu")
+    plan = Plan("tokens", None, None, accelerator, "32", sizes, identity, is_done=False)
+    is_main = os.environ.get("RANK", "0") == "0"
+    run = Run(stage, options, plan, Console(silent=True), is_main, began=0.0)
+    run.path.mkdir(parents=True, exist_ok=True)
+    return run
+
+
+def import_masked_text() -> Any:
+    sys.path.insert(0, FOLDER)
+    return importlib.import_module("masked_text")
+
+
+def exact(num_blocks: int | None = None) -> tuple[float, Any]:
+    """The loss of some blocks, and the logits of all, of the initial weights in plain torch."""
+    from megakit.testing import distributed_model_parallel_state
+
+    masked_text = import_masked_text()
+    with distributed_model_parallel_state(accelerator="cpu"):
+        module = masked_text.make_module()
+        module.configure_model()
+        model = module.module.eval()
+        loss = masked_text.exact_loss(model, num_blocks or masked_text.NUM_BLOCKS)
+        return loss, masked_text.exact_logits(model)
+
+
+def validate(
+    sizes: Layout,
+    folder: Path,
+    loss: str = "values",
+    num_batches: int | None = None,
+    of_nemo: bool = False,
+) -> dict[str, float]:
+    """The values that `trainer.validate` logs for the initial weights.
+
+    `of_nemo` uses the strategy of NeMo.
+    """
+    from nemo import lightning as nl
+
+    from megakit.training import build_trainer
+
+    masked_text = import_masked_text()
+    trainer = build_trainer(make_run(folder, sizes))
+    if of_nemo:
+        trainer = nl.Trainer(
+            accelerator="cpu",
+            devices=1,
+            strategy=nl.MegatronStrategy(),
+            plugins=nl.MegatronMixedPrecision(precision="32"),
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+        )
+    if num_batches is not None:
+        trainer.limit_val_batches = num_batches
+    trainer.validate(masked_text.make_module(loss), masked_text.make_data(sizes), verbose=False)
+    assert not any(value.isnan() for value in trainer.callback_metrics.values())
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def train(sizes: Layout, folder: Path) -> dict[str, float]:
+    """Trains for some steps; the exact loss and the logged values of the last weights."""
+    from torchmetrics import MeanMetric
+
+    from megakit.training import ValidationMetric, build_trainer, train
+    from megakit.training.validation import metrics_of
+
+    def real_losses(batch: Any, losses: Any) -> Any:
+        return losses, batch["loss_mask"] > 0
+
+    masked_text = import_masked_text()
+    module = masked_text.make_module()
+    metric = ValidationMetric(MeanMetric(), real_losses, higher_is_better=False)
+    module.validation_metrics = lambda: {"mean": metric}
+    sizes_of_run = {"max_steps": 4, "val_interval": 2, "save_interval": 2, "best_by": "val_bits"}
+    run = make_run(folder, sizes, global_batch_size=GLOBAL_BATCH, **sizes_of_run)
+    trainer = build_trainer(run, callbacks=metrics_of(module))
+    train(model=module, data=masked_text.make_data(sizes), trainer=trainer)
+    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return {**logged, "exact": masked_text.exact_loss(module.module.eval())}
+
+
+def predict(sizes: Layout, folder: Path, left_out: str = "") -> Any:
+    """The columns that `predict` and `predict_to_disk` return for the initial weights.
+
+    `predict_step` leaves out an entry.
+    """
+    from megakit.training import build_trainer, predict, predict_to_disk
+
+    masked_text = import_masked_text()
+    run, module = make_run(folder, sizes), masked_text.make_module()
+    step = module.predict_step
+
+    def predict_step(*arguments: Any) -> dict[str, Any]:
+        return {name: value for name, value in step(*arguments).items() if name != left_out}
+
+    module.predict_step = predict_step
+    data = masked_text.make_data(sizes)
+    in_memory = predict(model=module, data=data, trainer=build_trainer(run))
+    stored = predict_to_disk(
+        model=module, data=data, trainer=build_trainer(run), folder=folder / "parts"
+    )
+    if in_memory is None or stored is None:
+        return None
+    return vars(in_memory), [vars(block) for block in stored]
