@@ -54,8 +54,10 @@ def speed_rows(options: argparse.Namespace) -> list[Row]:
         for number in range(options.rounds):
             for peer in TITLES:
                 told[peer].append(train(peer, options, steps=options.steps, precision=precision))
-            rates = {peer: f"{found[-1]['steps_per_second']:.2f}" for peer, found in told.items()}
-            print(f"{precision}, round {number + 1}: {rates}", file=sys.stderr, flush=True)
+            now = ", ".join(
+                f"{peer} {found[-1]['steps_per_second']:.2f}" for peer, found in told.items()
+            )
+            print(f"{precision}, round {number + 1}: {now}", file=sys.stderr, flush=True)
         rates = {peer: [one["steps_per_second"] for one in found] for peer, found in told.items()}
         shares = [a / b for a, b in zip(rates["ours"], rates["torch"], strict=True)]
         share = f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"

@@ -133,7 +133,7 @@ def train_torch(job: GptJob, clock: Clock) -> None:
         first = step * job.batch_size
         for group in optimizer.param_groups:
             group["lr"] = job.lr * job.lr_factor(step)
-        loss = losses(samples.get_batch(np.arange(first, first + job.batch_size))).mean()
+        loss: Any = losses(samples.get_batch(np.arange(first, first + job.batch_size))).mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)

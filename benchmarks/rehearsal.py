@@ -99,8 +99,8 @@ def script_command(case: Case, options: argparse.Namespace, output_dir: Path) ->
     """A script that validates and saves only after the counted steps."""
     last = options.steps + WARM_UP
     intervals = ("--max-steps", last, "--val-interval", last, "--save-interval", last)
-    where = ("--data-dir", options.data_dir, "--dataset", options.dataset)
-    where = where if case.reads_images else ()
+    images = ("--data-dir", options.data_dir, "--dataset", options.dataset)
+    where = images if case.reads_images else ()
     size = ("--global-batch-size", case.batch, "--devices", case.gpus)
     own = (REPOSITORY / case.script, *where, *size, *intervals, *case.options)
     return [*own, "--output-dir", output_dir]

@@ -20,7 +20,8 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         # Megatron orders the outputs by head: the query, key and value of a head are neighbours.
         qkv = self.qkv(x).view(batch, length, self.heads, -1).transpose(1, 2)
-        mixed = functional.scaled_dot_product_attention(*qkv.chunk(3, dim=-1), is_causal=True)
+        query, key, value = qkv.chunk(3, dim=-1)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         attended: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
         return attended
 

@@ -189,8 +189,8 @@ class GptConfig(
     block_size: int = SizeOptions.block_size
     tied_weights: bool = True  # the output layer uses the weights of the embedding
     calculate_per_token_loss: bool = True  # TokenMeanLossReduction requires this
+    init_method_std: float = 0.06  # for a width of 128; Megatron's 0.02 suits one of thousands
     # Megatron's defaults are 0.1.
-    init_method_std: float = 0.06  # about 1 / (1.4 sqrt(hidden_size)); Megatron's 0.02 is for wide models
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
 

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 # Python adds the folder of the script to sys.path; megakit is two folders above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -84,7 +84,7 @@ class PretrainOptions(TextOptions, SizeOptions, TrainingOptions):
 def pretrain(run: Run[PretrainOptions]) -> Path:
     """Trains the model; returns the path of the best checkpoint."""
     from examples.gpt.gpt_components import GptConfig, GptModule, TextDataModule
-    from megakit.training import cosine_annealing, megatron_adam, train_stage
+    from megakit.training import StrategyOptions, cosine_annealing, megatron_adam, train_stage
 
     options = run.options
     options.check_unchanged(run.plan.dataset)
@@ -96,7 +96,7 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
         seed=options.seed,
         num_workers=options.num_workers,
     )
-    recompute = {}
+    recompute: dict[str, Any] = {}
     if options.recompute != "none":
         recompute["recompute_granularity"] = options.recompute
     if options.recompute == "full":
@@ -114,10 +114,10 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
         ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )
-    strategy = {
-        "sequence_parallel": options.sequence_parallel,
-        "use_distributed_optimizer": options.distributed_optimizer,
-    }
+    strategy = StrategyOptions(
+        sequence_parallel=options.sequence_parallel,
+        use_distributed_optimizer=options.distributed_optimizer,
+    )
     return train_stage(run, module, data, strategy=strategy)
 
 
