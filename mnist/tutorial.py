@@ -67,7 +67,7 @@ def import_stack(options: TutorialOptions) -> None:
     is_alone = options.devices in (None, 1) and "RANK" not in os.environ
     if not is_alone or options.problems() or not is_certainly_cpu(options.accelerator):
         return
-    limit_threads(SizeOptions.hidden_size)
+    limit_threads(TutorialOptions.largest_micro_batch * SizeOptions.hidden_size**2)
     suspend_collector()
     keep_freed_memory()
     with contextlib.nullcontext() if options.verbose else diverted():

@@ -1,7 +1,7 @@
-"""`./run new PATH [--venv DIR]`: makes a new project from the tutorial.
+"""`./run new PATH [--from NAME] [--venv DIR]`: makes a project from the tutorial or an example.
 
-The project gets a copy of the tutorial's scripts, `megakit` as a wheel, and the files of
-`project/`, which replace the tutorial's own.
+The project gets a copy of the scripts, `megakit` as a wheel, the files of `common/`, and those of
+`tutorial/` or of the example's folder here.
 """
 
 import hashlib
@@ -18,21 +18,31 @@ from typing import NoReturn
 
 from copier import run_copy
 
-TEMPLATE = Path(__file__).resolve().parent
-ROOT = TEMPLATE.parent
-#: The tutorial's files that are copied to a project without changes.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from template.sources import EXAMPLES, ROOT, copy_example
+
+TEMPLATE = ROOT / "template"
+#: Files that are copied to every project without changes.
 SHARED = (
-    *("run", "requirements.lock", "locks/set_up.sh", "locks/lender.py", "LICENSE", "mnist"),
+    *("run", "requirements.lock", "locks/set_up.sh", "locks/lender.py", "LICENSE"),
     *(f"locks/{group}.lock" for group in ("uv", "build", "dev", "export")),
-    *("model_components.py", "model_pretrain.py", "model_finetune.py", "model_predict.py"),
     *("tests/scripts.py", "tests/single_process.py"),
 )
+#: Files of the tutorial that are copied to a project made from the tutorial.
+TUTORIAL = (
+    *("mnist", "model_components.py"),
+    *("model_pretrain.py", "model_finetune.py", "model_predict.py"),
+)
+ORIGINS = sorted(path.name for path in EXAMPLES.iterdir() if (TEMPLATE / path.name).is_dir())
 IGNORED = shutil.ignore_patterns("__pycache__")
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-HELP = """\
-usage: ./run new PATH [--venv DIR]
+HELP = f"""\
+usage: ./run new PATH [--from NAME] [--venv DIR]
 
 Creates a project of your own in the folder PATH: the scripts, a test suite, and megakit as a wheel.
+With --from NAME, the project is made from examples/NAME instead of the tutorial; the examples are
+{", ".join(ORIGINS)}.
 With --venv DIR, the project uses the packages of that environment and downloads none.
 """
 
@@ -43,9 +53,12 @@ def refuse(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def parse(arguments: list[str]) -> tuple[Path, str | None]:
-    """Returns the project's folder, and the environment whose packages it is to use."""
-    path, venv = "", None
+def parse(arguments: list[str]) -> tuple[Path, str | None, str]:
+    """Returns the project's folder, the environment whose packages it is to use, and its origin.
+
+    The origin is the name of an example, or `tutorial`.
+    """
+    path, venv, origin = "", None, "tutorial"
     while arguments:
         argument = arguments.pop(0)
         if argument in ("-h", "--help"):
@@ -55,15 +68,19 @@ def parse(arguments: list[str]) -> tuple[Path, str | None]:
             venv = arguments.pop(0) if arguments else ""
             if not venv:
                 refuse("new --venv takes a folder")
+        elif argument == "--from":
+            origin = arguments.pop(0) if arguments else ""
+            if origin not in ORIGINS:
+                refuse(f"new --from takes an example: {', '.join(ORIGINS)}; not '{origin}'")
         elif argument.startswith("-"):
-            refuse(f"new takes PATH and --venv DIR, not {argument}")
+            refuse(f"new takes PATH, --from NAME and --venv DIR, not {argument}")
         elif path:
             refuse(f"new takes one PATH, not also {argument}")
         else:
             path = argument
     if not path:
         refuse("new needs the folder to create: ./run new ../my-model")
-    return Path(os.path.realpath(path)), venv
+    return Path(os.path.realpath(path)), venv, origin
 
 
 def build_wheel(folder: Path, scratch: Path) -> Path:
@@ -88,13 +105,17 @@ def project_name(path: Path) -> str:
     return name if name and name != "megakit" else "my-model"
 
 
-def make(project: Path, path: Path, scratch: Path) -> None:
+def make(project: Path, path: Path, scratch: Path, origin: str) -> None:
     """Makes the project in the folder `project`; `path`, its later path, determines its name."""
     wheel = build_wheel(project / "wheels", scratch)
     version = wheel.name.split("-")[1]
     answers = {"name": project_name(path), "megakit_version": version}
-    run_copy(str(TEMPLATE), project, data=answers, defaults=True, quiet=True)
-    for name in SHARED:
+    for part in ("common", origin):
+        data = {**answers, "part": part}
+        run_copy(str(TEMPLATE), project, data=data, defaults=True, quiet=True)
+    if origin != "tutorial":
+        copy_example(origin, project)
+    for name in (*SHARED, *(TUTORIAL if origin == "tutorial" else ())):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, project / name, ignore=IGNORED)
         else:
@@ -119,7 +140,7 @@ def remove(path: Path, created: list[Path]) -> None:
 
 def main() -> None:
     """Makes the project in a temporary folder, copies it to its path, and sets it up if asked."""
-    path, venv = parse(sys.argv[1:])
+    path, venv, origin = parse(sys.argv[1:])
     if path.is_relative_to(ROOT):
         refuse(f"new: {path} is inside this project; name a folder outside")
     created = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
@@ -128,7 +149,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         project, scratch = Path(folder, "project"), Path(folder, "megakit")
         project.mkdir()
-        make(project, path, scratch)
+        make(project, path, scratch, origin)
         try:
             shutil.copytree(project, path, dirs_exist_ok=True)
         except OSError as error:

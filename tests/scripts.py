@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,28 @@ def run(
 def run_script(script: str, *arguments: object, **options: Any) -> Result:
     """Runs a script of the project to its end; options are those of `run`."""
     return run(sys.executable, REPOSITORY / script, *arguments, **options)
+
+
+def stop_and_resume(directory: Path, script: str, *arguments: object) -> None:
+    """Stops a script's training as Ctrl-C does after its first steps, and ends it by a new start.
+
+    Args:
+        directory: The run directory.
+        script: The script.
+        arguments: The script's arguments.
+    """
+    command = [*map(str, (sys.executable, REPOSITORY / script, *arguments))]
+    metrics = directory / "metrics.csv"
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as started:
+        while started.poll() is None and not (metrics.exists() and len(read_csv(metrics)) > 1):
+            time.sleep(0.05)
+        started.send_signal(signal.SIGINT)
+        _, told = started.communicate(timeout=100)
+    assert started.returncode == 130, told
+    assert "Stopped after step" in told
+    again = run(*command)
+    again.output()
+    assert "Resuming from" in again.err
 
 
 def rehearsed(gpus: int = 1, report: Any = None, **more: Any) -> dict[str, Any]:

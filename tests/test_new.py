@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 import megakit
+from megakit.job.source import parse
+from template.sources import OWN_FOLDER, adapt, copy_example, file_of
 from tests.scripts import REPOSITORY, Result, environment, run
 
 VENV = Path(sys.prefix)
 NEW = (sys.executable, REPOSITORY / "template/new.py")
+EXAMPLES = ("gpt", "own_images", "vit")
 # No network; and what CI exports for this project is not for the new one.
 OWN: dict[str, str | None] = {"UV_OFFLINE": "1", "PIP_NO_INDEX": "1", "VENV": None, "PYTHON": None}
 
@@ -47,7 +50,9 @@ def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ([REPOSITORY / "mine"], "mine is inside this project"),
         ([REPOSITORY], "is inside this project"),
         (["<tmp>/full/file/below"], "<tmp>/full/file/below cannot be written"),
-        (["<tmp>/made", "--fresh"], "takes PATH and --venv DIR, not --fresh"),
+        (["<tmp>/made", "--fresh"], "takes PATH, --from NAME and --venv DIR, not --fresh"),
+        (["<tmp>/made", "--from", "slurm"], "takes an example: gpt, own_images, vit; not 'slurm'"),
+        (["<tmp>/made", "--from"], "takes an example: gpt, own_images, vit; not ''"),
         (["<tmp>/made", "<tmp>/another"], "takes one PATH, not also <tmp>/another"),
         (["<tmp>/made", "--venv"], "--venv takes a folder"),
         (["<tmp>/made", "--venv", "<tmp>/full"], "--venv <tmp>/full: has no bin/python"),
@@ -98,12 +103,20 @@ def test_interrupted(tmp_path: Path) -> None:
 
 def test_help(tmp_path: Path) -> None:
     done = start(*NEW, tmp_path / "made", "--help")
-    assert done.out.startswith("usage: ./run new PATH [--venv DIR]\n")
+    assert done.out.startswith("usage: ./run new PATH [--from NAME] [--venv DIR]\n")
     assert (done.status, done.err) == (0, "")
     assert not (tmp_path / "made").exists()
 
 
 # ---- What is made ------------------------------------------------------------------------------
+
+
+def skip_unless_set_up() -> None:
+    """Skips a test that would otherwise change this environment."""
+    for lock in (REPOSITORY / "requirements.lock", *(REPOSITORY / "locks").glob("*.lock")):
+        held = VENV / ".locks" / lock.name
+        if not held.exists() or held.read_bytes() != lock.read_bytes():
+            pytest.skip("this environment is not as ./run sets it up, and is to stay as it is")
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +170,64 @@ def test_a_project_of_its_own(made: Path) -> None:
     assert "!!" not in ignored
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_brings_all_that_it_imports(tmp_path: Path, name: str) -> None:
+    copy_example(name, tmp_path)
+    scripts = {path.name for path in tmp_path.glob("model_*.py")} - {"model_components.py"}
+    assert scripts == {path.name for path in (REPOSITORY / "examples" / name).glob("model_*.py")}
+    assert (tmp_path / f"tests/test_{name}.py").is_file()
+    for file in tmp_path.rglob("*.py"):
+        text = file.read_text()
+        assert not re.search(r"examples[./]\w|parents\[2\]|runs/\w", text), file
+        for imported in (name for names in parse(file, "x", "").imports.values() for name in names):
+            if file_of(imported) is not None and not imported.startswith("tests."):
+                module = imported.replace(".", "/")
+                places = (tmp_path / f"{module}.py", tmp_path / f"{Path(module).parent}.py")
+                assert any(place.is_file() for place in places), (file, imported)
+
+
+def test_a_file_of_an_example_belongs_to_the_project_s_folder(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(
+        "# Python adds the folder.\n"
+        "sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a comment\n"
+        "from examples.vit import vit_components\n"
+        "from examples.vit.vit_sizes import WIDTH\n"
+        'run("examples/vit/model_train.py", "examples.vit.data:images", Path("runs/vit"))\n'
+    )
+    adapt(file)
+    assert file.read_text() == OWN_FOLDER + (
+        "import vit_components\n"
+        "from vit_sizes import WIDTH\n"
+        'run("model_train.py", "data:images", Path("runs"))\n'
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_from_an_example(tmp_path: Path, name: str) -> None:
+    """It passes its tests at once, and lists its scripts in the order of their stages."""
+    skip_unless_set_up()
+    project = tmp_path / "my model"
+    made = start(*NEW, project, "--from", name, "--venv", VENV)
+    assert made.status == 0, made.err
+    verbs = {"vit": "pretrain finetune predict", "own_images": "train predict"}
+    listed = re.findall(r"^  (\w+) ", start(project / "run").out, flags=re.MULTILINE)
+    expected = verbs.get(name, "pretrain sample")
+    assert " ".join(listed) == f"tests {expected} layout tensorboard setup"
+    assert "no verb 'tutorial'" in start(project / "run", "tutorial").err
+    readme = (project / "README.md").read_text()
+    assert not re.search(r"[{}]", readme)
+    for file in set(re.findall(r"`((?:tests/)?\w+\.(?:py|html|toml|lock))`", readme)):
+        assert (project / file).is_file(), file
+    ranks = ("--tensor-parallel", 2, "--devices", 2)
+    if name != "own_images":  # has no images yet
+        shares = start(project / "run", "layout", *ranks)
+        assert "tensor 2" in shares.output()
+    tests = start("./run", "tests", cwd=project)
+    assert tests.status == 0, tests.out
+
+
 @pytest.mark.long
 def test_what_its_readme_names_is_there(made: Path) -> None:
     text = (made / "README.md").read_text()
@@ -169,10 +240,7 @@ def test_what_its_readme_names_is_there(made: Path) -> None:
 @pytest.mark.long
 def test_it_runs_and_passes_its_tests_at_once(tmp_path: Path) -> None:
     """With another environment's packages, without a network, and with its own megakit."""
-    for lock in (REPOSITORY / "requirements.lock", *(REPOSITORY / "locks").glob("*.lock")):
-        held = VENV / ".locks" / lock.name
-        if not held.exists() or held.read_bytes() != lock.read_bytes():
-            pytest.skip("this environment is not as ./run sets it up, and is to stay as it is")
+    skip_unless_set_up()
     project = tmp_path / "my model"
     project.mkdir()
     (packages,) = VENV.glob("lib/python3*/site-packages")

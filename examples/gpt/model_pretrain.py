@@ -40,7 +40,7 @@ class PretrainOptions(TextOptions, SizeOptions, TrainingOptions):
     global_batch_size: BatchSize = 32
     """Blocks per optimizer step over all ranks, the same for every layout."""
 
-    lr: LearningRate = 3e-3
+    lr: LearningRate = 2e-3
     """Peak learning rate, between a warm-up and a cosine decay to zero."""
 
     dropout: Annotated[float, Range(least=0, below=1)] = 0.0

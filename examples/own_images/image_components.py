@@ -1,4 +1,4 @@
-"""Defines the data module for images in folders; the model is that of examples/vit."""
+"""Defines the data module for images in folders; the model is that of `vit_components`."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Classifies each of your own test images exactly once."""
+"""Stage 2: classify each of your own test images exactly once."""
 
 import sys
 from dataclasses import dataclass

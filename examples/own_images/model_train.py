@@ -1,4 +1,4 @@
-"""Trains a vision transformer on your own images."""
+"""Stage 1: train a vision transformer on your own images."""
 
 import sys
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ from megakit.job.layout import Layout, plan_layout, too_few_gpus
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.ranges import names_are_usable
 from megakit.job.runs import RunDirectory, StartCheckpoint, check_writable, find_start
-from megakit.job.sizes import Sizes, check_sizes
+from megakit.job.sizes import Sizes, check_sizes, stated_sizes
 from megakit.job.stage import Stage
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import Accelerator, find_accelerator, has_fast_bfloat16
@@ -80,10 +80,10 @@ def check(
     checks, start_checks = _Checks(options.verbose), _Checks(options.verbose)
     checks.problems += options.problems()
     is_usable = names_are_usable(options)  # otherwise no path can be passed to the file system
-    start, sizes = None, Sizes()
+    start, sizes = None, stated_sizes(stage)
     if is_usable:
         start, sizes = _check_start(stage, options, console, start_checks)
-    layout, layout_problems = plan_layout(options, cluster, stage, sizes.width)
+    layout, layout_problems = plan_layout(options, cluster, sizes)
     checks.problems += layout_problems
     checks.problems += find_limits(min(1024, layout.devices + options.num_workers))
     if not is_usable:
@@ -172,10 +172,10 @@ def _check_start(
         lambda: find_start(stage, options.named_checkpoint, options.output_dir, console.say),
     )
     if checks.problems:
-        return None, Sizes()
+        return None, stated_sizes(stage)
     path = start.path if start else None
     sizes = checks.attempt("the model's sizes", lambda: check_sizes(stage, options, path))
-    return start, sizes or Sizes()
+    return start, sizes or stated_sizes(stage)
 
 
 def other_run(checked: Checked) -> list[str]:

@@ -19,15 +19,16 @@ from megakit.runtime.teardown import destroy_parallel_state
 from megakit.runtime.threads import limit_threads
 
 
-def import_stack(width: int) -> None:
+def import_stack(width: int, tokens: int = 1024) -> None:
     """Imports NeMo and Megatron-Core silently, and makes them run on this machine's device.
 
     Call it before anything imports NeMo, Megatron-Core or torch.
 
     Args:
         width: Width of the model's layers; narrow layers compute in one thread.
+        tokens: Tokens of a micro batch; samples, for a model without tokens.
     """
-    limit_threads(width)
+    limit_threads(tokens * width**2)
     with diverted(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # packages warn about each other, not about user code
         use_accelerator(find_accelerator().name)

@@ -7,7 +7,7 @@ from functools import cached_property
 from megakit.job.cluster import Cluster
 from megakit.job.options import CommonOptions
 from megakit.job.ranges import flag
-from megakit.job.stage import Stage
+from megakit.job.sizes import Sizes
 from megakit.runtime.accelerator import Accelerator
 
 
@@ -48,19 +48,13 @@ class Layout:
         return f"{self.world_size} processes: " + " x ".join(f"{k} {v}" for k, v in parts.items())
 
 
-def plan_layout(
-    options: CommonOptions,
-    cluster: Cluster,
-    stage: Stage,
-    width: int,
-) -> tuple[Layout, list[str]]:
+def plan_layout(options: CommonOptions, cluster: Cluster, sizes: Sizes) -> tuple[Layout, list[str]]:
     """Plans the requested layout, and returns the reasons if the layout is impossible.
 
     Args:
         options: Options of the command line.
         cluster: The job as torchrun or srun started it.
-        stage: The stage whose model is split.
-        width: Size that tensor parallelism splits; 0 if unknown, as every number divides 0.
+        sizes: Sizes of the model that is split. Every number divides an unknown size, 0.
 
     Returns:
         The layout, and one message per problem, with the arithmetic. The layout is valid only if
@@ -88,7 +82,8 @@ def plan_layout(
             "on each machine."
         )
     tensor, pipeline = options.tensor_parallel, options.pipeline_parallel
-    num_heads, num_pipeline_stages = stage.num_heads, stage.num_pipeline_stages
+    width, num_heads = sizes.width, sizes.num_heads
+    num_pipeline_stages = sizes.num_pipeline_stages
     world_size, model_parallel = devices * num_nodes, tensor * pipeline
     is_splittable = tensor >= 1 <= pipeline and not (
         num_heads % tensor or width % tensor or num_pipeline_stages % pipeline

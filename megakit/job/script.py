@@ -28,7 +28,7 @@ from megakit.job.preparation import prepare
 from megakit.job.rendezvous import has_process_group, is_first_to_fail, share_plan
 from megakit.job.run_lock import check_still_ours
 from megakit.job.runs import RunDirectory
-from megakit.job.sizes import expected_width
+from megakit.job.sizes import expected_work
 from megakit.job.stage import Stage
 from megakit.reporting.console import Console
 from megakit.reporting.streams import secure_streams
@@ -168,8 +168,8 @@ def run_script(
     stage = options.adapt(stage)
     console, cluster = Console(), Cluster()
     try:
-        limit_threads(expected_width(stage, options))
         cluster = _read_cluster(options)
+        limit_threads(expected_work(stage, options), _processes_per_machine(options, cluster))
         console.silent = cluster.rank != 0
         status = _run(stage, options, cluster, console, work, began, script)
     except UserError as error:
@@ -201,6 +201,11 @@ def run_script(
             stream.flush()
     # A normal exit waits seconds for threads and helper processes that the frameworks left.
     os._exit(status)
+
+
+def _processes_per_machine(options: CommonOptions, cluster: Cluster) -> int | None:
+    """Returns how many processes share a machine's cores; None if srun assigns the cores."""
+    return None if cluster.launcher == "srun" else options.devices or cluster.devices
 
 
 def _checkpoint_remark(options: CommonOptions, stage: Stage) -> str:

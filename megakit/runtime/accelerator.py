@@ -83,19 +83,23 @@ def is_certainly_cpu(requested: AcceleratorName) -> bool:
     return requested == "cpu" or (requested == "auto" and not _has_gpu_driver())
 
 
+#: Values of `ONEDNN_MAX_CPU_ISA` with which oneDNN uses no instructions for bfloat16.
+WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
+
+
 def has_fast_bfloat16() -> bool:
     """Returns whether the CPU has instructions with which oneDNN computes in bfloat16.
 
-    Otherwise torch emulates bfloat16, several times slower than float32. torch gives the same
-    answer (`torch.ops.mkldnn._is_mkldnn_bf16_supported`); here its import would take too long.
+    Otherwise bfloat16 is emulated, and slower than float32. oneDNN also emulates it on CPUs with
+    AVX-512 but without the instructions for bfloat16, although torch then calls bfloat16 supported
+    (`torch.ops.mkldnn._is_mkldnn_bf16_supported`).
     """
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()  # oneDNN reads it, too
     if platform.machine() != "x86_64":
         return "bf16" in _cpuinfo("Features").split()
     flags = set(_cpuinfo("flags").split())
-    is_avx512 = flags >= {"avx512bw", "avx512dq", "avx512vl"}
-    is_fast = is_avx512 or flags >= {"avx_ne_convert", "avx_vnni_int8"}
-    return is_fast and limit not in ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
+    is_fast = flags & {"avx512_bf16", "amx_bf16"} or flags >= {"avx_ne_convert", "avx_vnni_int8"}
+    return bool(is_fast) and limit not in WITHOUT_BFLOAT16
 
 
 def use_accelerator(name: Literal["cpu", "gpu"]) -> None:

@@ -1,20 +1,32 @@
-"""Limits the number of threads per operation, before torch is imported."""
+"""Sets the number of threads per operation, before torch is imported."""
 
 import os
 
-#: A narrower layer finishes before a second thread has started.
-MIN_WIDTH_FOR_THREADS = 512
+#: Multiplications of a matrix product that occupy a thread, by measurement. With less work, a
+#: second thread occupies a core for more time than it saves.
+WORK_OF_A_THREAD = 2**23
 
 
-def limit_threads(width: int) -> None:
-    """Makes a narrow model compute in one thread, unless `OMP_NUM_THREADS` is set.
+def limit_threads(work: int, processes: int | None = 1) -> None:
+    """Sets `OMP_NUM_THREADS` by the work of an operation, unless the variable is set.
 
-    More threads would waste processor time. If other processes share the cores, threads wait for
-    each other at every operation, which makes a step ten times as long. This function sets
-    `OMP_NUM_THREADS`, because Lightning overrides `torch.set_num_threads`.
+    A thread with little work finishes before another has started. The processes of a job share the
+    cores of their machine. This function sets an environment variable, because Lightning overrides
+    `torch.set_num_threads`.
 
     Args:
-        width: Width of the model's layers.
+        work: Multiplications of a matrix product of the model: tokens of a micro batch x width x
+            width.
+        processes: Processes of the job on this machine; None if srun assigns cores to processes.
     """
-    if width < MIN_WIDTH_FOR_THREADS:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    threads = work // WORK_OF_A_THREAD
+    if processes is not None:
+        threads = min(threads, len(os.sched_getaffinity(0)) // max(1, processes))
+    elif threads > 1:
+        return  # by srun's --cpus-per-task: see `share_plan`
+    os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
+    # By default, a waiting thread occupies its core. If another program uses the core, too, an
+    # operation then takes up to a hundred times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -73,8 +73,14 @@ def write_project(folder):
         '[dependency-groups]\ndev = ["beta"]\nuv = ["uv"]\nbuild = []\n'
     )
     (folder / "model_predict.py").write_text(
+        '"""Stage 3: predict."""\n'
         "import os, sys, alpha\nprint(os.getcwd(), alpha.version, *sys.argv[1:], sep='|')\n"
     )
+    for number, stage in enumerate(("pretrain", "finetune"), start=1):
+        script = folder / f"model_{stage}.py"
+        script.write_text(f'"""Stage {number}: {stage} a model. More of it."""\n')
+    (folder / "mnist").mkdir()
+    (folder / "mnist/tutorial.py").touch()
     for verbs_own in ("notebooks", "benchmarks", "template"):
         (folder / verbs_own).mkdir()
     tools = folder.parent / "bin"

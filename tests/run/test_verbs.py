@@ -24,6 +24,33 @@ def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
     assert not (project / ".venv").exists()
 
 
+def test_scripts_are_verbs_in_the_order_of_their_stages(project):
+    """A script without a stage's number is listed last; what is no script is no verb."""
+    (project / "mnist/tutorial.py").unlink()
+    (project / "model_finetune.py").unlink()
+    (project / "model_sample.py").write_text('"""Stage 2: write a text: with a model."""\n')
+    (project / "model_a_plot.py").write_text('"""Draws curves."""\n')
+    (project / "model_components.py").write_text('"""Stage 0: parts."""\n')
+    done = start(project, python=None)
+    verbs = "tests pretrain sample predict a_plot layout"
+    assert re.findall(r"^  (\w+) ", done.stdout, flags=re.MULTILINE)[:6] == verbs.split()
+    for line in ("pretrain     pretrain a model", "sample       write a text", "Draws curves"):
+        assert re.search(rf" {line}$", done.stdout, flags=re.MULTILINE)
+    as_if_set_up(project, 'echo "${1##*/}"')
+    assert start(project, "sample", python=None).stdout == "model_sample.py\n"
+    for verb in ("components", "finetune", "tutorial", "../run", "-x", "a plot"):
+        refused = start(project, verb, python=None)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr.startswith(f"run: no verb '{verb}' in this project")
+
+
+def test_the_layout_of_the_first_script_by_default(project):
+    (project / "model_pretrain.py").rename(project / "model_train.py")
+    (project / "model_a_plot.py").write_text('"""Draws curves."""\n')
+    as_if_set_up(project, 'echo "${4##*/}"')
+    assert start(project, "layout", "--seed", "1", python=None).stdout == "model_train.py\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

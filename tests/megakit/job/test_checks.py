@@ -64,6 +64,7 @@ def test_all_problems_are_reported_once(tmp_path, monkeypatch, capsys):
     assert [problem.split(":")[0] for problem in problems_of(SECOND, options)] == [
         "--lr -1",
         "--tensor-parallel 3 x --pipeline-parallel 1 = 3",
+        "--tensor-parallel 3",  # a stage that states no width has width 1
         "6 processes are too many.",
         f"--output-dir {tmp_path / 'second'}",
         "the loopback interface is down.",

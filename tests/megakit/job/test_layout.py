@@ -8,19 +8,13 @@ import pytest
 from megakit.job.cluster import Cluster
 from megakit.job.layout import Layout, plan_layout, too_few_gpus
 from megakit.job.options import CommonOptions, TrainingOptions
-from megakit.job.stage import Stage
+from megakit.job.sizes import Sizes
 from megakit.runtime.accelerator import Accelerator
 
 
 def plan(options=None, cluster=None, width=64, num_pipeline_stages=2, num_heads=0, **given):
-    stage = Stage(
-        name="train",
-        script="train.py",
-        model="Model",
-        num_pipeline_stages=num_pipeline_stages,
-        num_heads=num_heads,
-    )
-    return plan_layout(options or TrainingOptions(**given), cluster or Cluster(), stage, width)
+    sizes = Sizes(width, num_heads, num_pipeline_stages)
+    return plan_layout(options or TrainingOptions(**given), cluster or Cluster(), sizes)
 
 
 class TestLayout:

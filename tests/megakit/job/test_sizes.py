@@ -1,7 +1,8 @@
 """The model's sizes: from the checkpoint that a stage starts from, else from the options."""
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import pytest
 from megakit.errors import UserError
 from megakit.job.options import TrainingOptions
 from megakit.job.runs import RUN_FILE
-from megakit.job.sizes import check_sizes, expected_width
+from megakit.job.sizes import Sizes, check_sizes, expected_work, stated_sizes
 from megakit.job.stage import Stage
 from tests.fabricate import CONTEXT, make_checkpoint, prepare_run
 
@@ -66,10 +67,88 @@ def problem_of(stage: Stage, options: Any) -> str:
     return problem
 
 
+def expected_width(stage: Stage, options: TrainingOptions) -> int:
+    """The width before anything is checked, from the work of a sample with one token."""
+    options.micro_batch_size = 1
+    return math.isqrt(expected_work(stage, options))
+
+
 def test_a_number_is_the_width() -> None:
     stage = Stage(name="first", script="first.py", model="Encoder", width=7)
     assert check_sizes(stage, FirstOptions(), None).width == expected_width(stage, FirstOptions())
     assert expected_width(stage, FirstOptions()) == 7
+
+
+LAYERED = Stage(
+    name="gpt",
+    script="gpt.py",
+    model="Gpt",
+    width="breadth",
+    num_heads="heads",
+    num_pipeline_stages="layers",
+    tokens="block",
+)
+SAMPLING = Stage(
+    name="sample",
+    script="sample.py",
+    model="Gpt",
+    before=FIRST,
+    width="breadth",
+    num_heads="heads",
+    num_pipeline_stages="layers",
+)
+
+
+@dataclass(kw_only=True)
+class LayeredOptions(FirstOptions):
+    heads: int = 4
+    layers: int = 6
+    block: int = 32
+
+
+def test_every_size_may_be_an_option(tmp_path: Path) -> None:
+    sizes = check_sizes(LAYERED, LayeredOptions(layers=3, block=16), None)
+    assert (sizes.width, sizes.num_heads, sizes.num_pipeline_stages, sizes.tokens) == (24, 4, 3, 16)
+    given: dict[str, Any] = {"output_dir": tmp_path, "accelerator": "cpu", "global_batch_size": 12}
+    prepare_run(LAYERED, LayeredOptions(devices=3, pipeline_parallel=3, **given))
+    for devices, asked, message in (
+        (4, {"pipeline_parallel": 4}, "can be split into 1 or 2 or 3 or 6 stages. Try 3."),
+        (6, {"tensor_parallel": 6}, "has to divide the number of attention heads, 4. Try 4."),
+        (4, {"tensor_parallel": 4, "breadth": 6}, "the width of the split layers, 6. Try 3."),
+    ):
+        options = LayeredOptions(**{**given, **asked, "devices": devices})
+        assert problem_of(LAYERED, options).endswith(message)
+
+
+def test_a_script_without_the_options_uses_the_checkpoint_s_sizes(tmp_path: Path) -> None:
+    checkpoint(tmp_path, breadth=30, heads=6, layers=5)
+    given: dict[str, Any] = {"output_dir": tmp_path, "accelerator": "cpu", "global_batch_size": 30}
+    options = FirstOptions(pipeline_parallel=2, devices=2, **given)
+    assert problem_of(SAMPLING, options).endswith("can be split into 1 or 5 stages. Try 1.")
+    options = FirstOptions(tensor_parallel=5, devices=5, **given)
+    assert problem_of(SAMPLING, options).endswith("number of attention heads, 6. Try 3.")
+
+
+def test_numbers_of_a_stage_count_although_its_checkpoint_is_missing(tmp_path: Path) -> None:
+    assert stated_sizes(LAYERED) == Sizes()
+    stage = replace(LAYERED, num_pipeline_stages=4, before=FIRST)
+    assert stated_sizes(stage) == Sizes(num_pipeline_stages=4)
+    options = second(tmp_path, devices=3, pipeline_parallel=3, global_batch_size=30)
+    with pytest.raises(UserError) as error:
+        prepare_run(stage, options)
+    problems = "\n".join(error.value.problems)
+    assert "can be split into 1 or 2 or 4 stages" in problems
+    assert "no checkpoint to start from" in problems
+
+
+def test_the_work_of_an_operation() -> None:
+    """Tokens of a micro batch x width x width."""
+    options = LayeredOptions(micro_batch_size=8)
+    assert expected_work(LAYERED, options) == 8 * 32 * 24 * 24
+    assert expected_work(FIRST, FirstOptions(global_batch_size=100)) == 100 * 24 * 24
+    assert expected_work(FIRST, FirstOptions(global_batch_size=10_000)) == 1024 * 24 * 24
+    assert expected_work(FIRST, FirstOptions(micro_batch_size=-1)) == 0  # refused as an option
+    assert expected_work(LAYERED, FirstOptions()) == 0  # has no such options
 
 
 def test_the_first_stage_s_width_is_an_option() -> None:

@@ -6,24 +6,25 @@ from pathlib import Path
 import pytest
 
 import megakit
-from tests.scripts import run_script
+from tests.scripts import REPOSITORY, run_script
 
-SCRIPTS = ("mnist/tutorial.py", "model_pretrain.py", "model_finetune.py", "model_predict.py")
+SCRIPTS = [path.name for path in REPOSITORY.glob("model_*.py") if "run_script(" in path.read_text()]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help(script: str) -> None:
     done = run_script(script, "--help")
     assert done.status == 0, done.err
-    assert "--data-dir" in done.out
+    assert "--output-dir" in done.out
 
 
-def test_what_cannot_be_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_cannot_be_is_refused_and_leaves_nothing(script: str, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    done = run_script("model_pretrain.py", "--lr", -1, "--max-steps", 0, "--output-dir", runs)
+    done = run_script(script, "--devices", 0, "--timeout", -1, "--output-dir", runs)
     assert done.status == 2
-    assert "--lr" in done.err
-    assert "--max-steps" in done.err
+    assert "--devices" in done.err
+    assert "--timeout" in done.err
     assert "Traceback" not in done.err
     assert not runs.exists()
 
