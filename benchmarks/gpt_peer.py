@@ -29,7 +29,7 @@ class GptJob(Job, SizeOptions):
     hidden_size: int = SizeOptions.hidden_size
     """Width of the layers."""
 
-    batch_size: int = 32
+    batch_size: int = 16
     """Blocks per step: one micro batch, one global batch."""
 
     lr: float = 2e-3

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from examples.gpt.gpt_sizes import SizeOptions
 from examples.gpt.text_files import TextOptions
-from megakit.job.options import BatchSize, LearningRate, TrainingOptions
+from megakit.job.options import BatchSize, Count, LearningRate, TrainingOptions
 from megakit.job.ranges import Range
 from megakit.job.script import Run, run_script
 from megakit.job.stage import Stage
@@ -34,14 +34,17 @@ class PretrainOptions(TextOptions, SizeOptions, TrainingOptions):
     output_dir: Path = Path("runs/gpt")
     """Folder for runs."""
 
-    max_steps: int = 400
+    max_steps: Count = 1200
     """Optimizer steps to train for."""
 
-    global_batch_size: BatchSize = 32
+    global_batch_size: BatchSize = 16
     """Blocks per optimizer step over all ranks, the same for every layout."""
 
     lr: LearningRate = 2e-3
     """Peak learning rate, between a warm-up and a cosine decay to zero."""
+
+    val_interval: Count = 400
+    """Validate every N steps, and after the last step."""
 
     dropout: Annotated[float, Range(least=0, below=1)] = 0.0
     """Share of the activations that training sets to 0 at random."""
