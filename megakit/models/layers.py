@@ -62,7 +62,13 @@ class _Linear:
 
 
 class _ColumnParallel(_Linear, ColumnParallelLinear):
-    pass
+    """Adds its bias in the matrix product, also where Megatron's MLP would add it afterwards."""
+
+    def __init__(self, *args: Any, config: ModelParallelConfig, **options: Any) -> None:
+        super().__init__(*args, config=config, **options)
+        # Megatron's fused activation needs the bias. Without it, the MLP accepts None as bias.
+        if not getattr(config, "bias_activation_fusion", False):
+            self.skip_bias_add = False
 
 
 class _RowParallel(_Linear, RowParallelLinear):
