@@ -75,7 +75,8 @@ class TextBlocks(Dataset[dict[str, Any]]):
         return -(-(len(self.text) - 1) // self.block_size)  # the last byte is only a label
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        batch = self.get_batch(np.array([range(len(self))[index]]))
+        index = range(len(self))[index]  # raises IndexError, and accepts negative indices
+        batch = self.get_batch(np.array([index]))
         return {name: values[0] for name, values in batch.items()} | {"idx": int(batch["idx"])}
 
     def get_batch(self, indices: NDArray[np.int64]) -> dict[str, Tensor]:
@@ -162,7 +163,8 @@ class LanguageModel(SeededGPTModel):
             position_ids: Their positions, int64 (B, S); by default 0, 1, 2, ...
             attention_mask: None: the layers attend to earlier tokens only.
             **options: Further arguments of Megatron's model. With `labels`, int64 (B, S), the
-                result is the cross entropy of each label, float32 (B, S).
+                result is the cross entropy of each label, float32 (B, S). Before the last pipeline
+                stage, the result is the hidden states (S, B, H).
         """
         if position_ids is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)

@@ -23,4 +23,14 @@ class SizeOptions:
     """Attention heads of each layer. Tensor parallelism divides this number."""
 
     block_size: Annotated[int, Range(least=2, most=2**20)] = 128
-    """Tokens (bytes) in a sample: the most that the model can see at once."""
+    """Tokens (bytes) in a sample: the longest context of the model."""
+
+
+def vocabulary_problems(tensor_parallel: int) -> list[str]:
+    """Returns a message if the tensor-parallel ranks cannot divide the vocabulary."""
+    if tensor_parallel < 1 or VOCABULARY % tensor_parallel == 0:
+        return []
+    return [
+        f"--tensor-parallel {tensor_parallel}: has to divide the number of tokens in the "
+        f"vocabulary, {VOCABULARY}."
+    ]

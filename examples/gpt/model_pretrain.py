@@ -3,12 +3,12 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 # Python adds the folder of the script to sys.path; megakit is two folders above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from examples.gpt.gpt_sizes import SizeOptions
+from examples.gpt.gpt_sizes import SizeOptions, vocabulary_problems
 from examples.gpt.text_files import TextOptions
 from megakit.job.options import BatchSize, Count, LearningRate, TrainingOptions
 from megakit.job.ranges import Range
@@ -46,26 +46,32 @@ class PretrainOptions(TextOptions, SizeOptions, TrainingOptions):
     val_interval: Count = 400
     """Validate every N steps, and after the last step."""
 
+    save_interval: Count = 400
+    """Save a checkpoint every N steps, and after the last step. The best checkpoint is that of a
+    validated step."""
+
     dropout: Annotated[float, Range(least=0, below=1)] = 0.0
     """Share of the activations that training sets to 0 at random."""
 
-    recompute: Literal["none", "selective", "full"] = "none"
-    """Activations that the backward pass computes again instead of keeping them in memory: those
-    of attention (selective), or of whole layers (full)."""
+    recompute: bool = False
+    """Compute the activations of the layers again in the backward pass, instead of keeping them in
+    memory."""
 
     sequence_parallel: bool = False
-    """Divide the activations between the layers over the tensor-parallel ranks, too."""
+    """Also shard the activations of normalization and dropout over the tensor-parallel ranks."""
 
     distributed_optimizer: bool = False
-    """Divide the optimizer's state over the data-parallel ranks."""
+    """Shard the optimizer's state over the data-parallel ranks."""
 
-    #: Options that change the memory, but not the result.
+    #: Options that change the memory. Like the layout, they change a result by rounding only, or
+    #: with dropout by the random masks.
     harmless = ("recompute", "sequence_parallel")
 
     def problems(self) -> list[str]:
         """Returns the problems of the options, one message each."""
         found = super().problems()
         width, heads, ranks = self.hidden_size, self.num_attention_heads, self.tensor_parallel
+        found += vocabulary_problems(ranks)
         if heads >= 1 and width % heads:
             found.append(
                 f"--hidden-size {width}: has to be a multiple of --num-attention-heads {heads}. "
@@ -99,11 +105,6 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
         seed=options.seed,
         num_workers=options.num_workers,
     )
-    recompute: dict[str, Any] = {}
-    if options.recompute != "none":
-        recompute["recompute_granularity"] = options.recompute
-    if options.recompute == "full":
-        recompute |= {"recompute_method": "uniform", "recompute_num_layers": 1}
     module = GptModule(
         config=GptConfig(
             seed=options.seed,
@@ -113,7 +114,9 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
             block_size=options.block_size,
             hidden_dropout=options.dropout,
             attention_dropout=options.dropout,
-            **recompute,
+            recompute_granularity="full" if options.recompute else None,
+            recompute_method="uniform" if options.recompute else None,
+            recompute_num_layers=1 if options.recompute else None,
         ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )

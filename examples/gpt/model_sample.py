@@ -8,12 +8,14 @@ from typing import Annotated, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pretrain.py
 
+from examples.gpt.gpt_sizes import vocabulary_problems
 from examples.gpt.model_pretrain import PRETRAIN
 from megakit.job.options import CommonOptions, Count, Seed
-from megakit.job.ranges import Range
+from megakit.job.ranges import FREE_TEXT, Range
 from megakit.job.script import Run, run_script
 from megakit.job.stage import Stage
 from megakit.reporting.files import write_atomically
+from megakit.runtime.foreign_files import printable
 
 SAMPLE = Stage(
     name="sample",
@@ -37,15 +39,15 @@ class SampleOptions(CommonOptions):
     checkpoint: str | None = None
     """Checkpoint of a language model; by default the best one of pretraining."""
 
-    prompt: str = "import "
+    prompt: Annotated[str, FREE_TEXT] = "import "
     """The beginning of the text."""
 
     num_bytes: Count = 500
     """Bytes to append."""
 
     temperature: Annotated[float, Range(least=0, most=100)] = 0.7
-    """Divides the logits: the lower, the more probable the bytes. 0 always takes the most probable
-    one."""
+    """Divides the logits: lower values choose more probable bytes. 0 always chooses the most
+    probable one."""
 
     top_k: Annotated[int, Range(least=1, most=256)] = 50
     """Choose from the K most probable bytes."""
@@ -59,7 +61,7 @@ class SampleOptions(CommonOptions):
 
     def problems(self) -> list[str]:
         """Returns the problems of the options, one message each."""
-        found = super().problems()
+        found = super().problems() + vocabulary_problems(self.tensor_parallel)
         if self.devices and self.devices > self.tensor_parallel * self.pipeline_parallel:
             found.append(
                 f"--devices {self.devices}: data-parallel ranks would all generate the same text. "
@@ -93,7 +95,9 @@ def sample(run: Run[SampleOptions]) -> Path:
     path = run.path / "sample.txt"
     if run.is_main:
         write_atomically(path, text)
-        run.console.say(text.decode("utf-8", "replace"))
+        # The text may contain control sequences for the terminal.
+        lines = text.decode("utf-8", "replace").expandtabs(4).split("\n")
+        run.console.say("\n".join(map(printable, lines)))
     return path
 
 

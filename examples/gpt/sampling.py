@@ -46,7 +46,7 @@ class NextLogits:
 
 
 class ParallelNextLogits(NextLogits):
-    """Computes the same on the ranks of a job, which all call it with the same tokens.
+    """Computes the logits on all ranks of a job; each rank calls it with the same tokens.
 
     Args:
         model: This rank's part of the model.
@@ -55,9 +55,10 @@ class ParallelNextLogits(NextLogits):
 
     def __init__(self, model: Any, batch_size: int) -> None:
         super().__init__(model, batch_size)
+        self.dtype = next(model.parameters()).dtype  # the stages send activations of this type
         sizes = InferenceWrapperConfig(
             hidden_size=model.config.hidden_size,
-            params_dtype=torch.float32,  # of the logits
+            params_dtype=self.dtype,
             inference_batch_times_seqlen_threshold=-1,  # all texts in one micro batch
             padded_vocab_size=VOCABULARY,
         )
@@ -70,7 +71,8 @@ class ParallelNextLogits(NextLogits):
         logits = self.wrapper.run_one_forward_step(inputs)
         if parallel_state.get_pipeline_model_parallel_world_size() > 1:
             if logits is None:  # this is not the last stage
-                logits = torch.empty(self.batch_size, 1, VOCABULARY, device=tokens.device)
+                shape = (self.batch_size, 1, VOCABULARY)
+                logits = torch.empty(shape, dtype=self.dtype, device=tokens.device)
             last = parallel_state.get_pipeline_model_parallel_last_rank()
             group = parallel_state.get_pipeline_model_parallel_group()
             torch.distributed.broadcast(logits, src=last, group=group)
@@ -101,7 +103,12 @@ def generate(
 
     Returns:
         The prompt and the new tokens, int64 (B, n + num_tokens).
+
+    Raises:
+        ValueError: The prompt is empty.
     """
+    if not prompt.shape[1]:
+        raise ValueError("the prompt is empty; the model needs at least one token.")
     generator = torch.Generator().manual_seed(seed)
     block_size = next_logits.block_size
     text, new = prompt, prompt[:, -block_size:]

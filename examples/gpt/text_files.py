@@ -17,13 +17,14 @@ from typing import Any, ClassVar
 from megakit.errors import UserError
 from megakit.runtime.foreign_files import printable, reading, regular_file_size
 
-#: One file of this many is for validation. Of a single file, its last part is.
+#: One file in this many is for validation; of a single file, the last part of this many.
 VALIDATION_PART = 50
 #: A text of at most this many bytes is read into memory.
 MEMORY_BYTES = 1 << 28
 #: A file of more bytes than this is refused.
 FILE_BYTES = 1 << 50
 CHUNK_BYTES = 1 << 20
+REMEDY = "Name a text file, or a folder of text files that you may read."
 #: Folders below the standard library's that do not belong to it, or that are not always installed.
 NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
 
@@ -148,8 +149,9 @@ def read_splits(text: Path | None) -> tuple[Text, Text]:
         cut = whole.stop - whole.stop // VALIDATION_PART
         training, validation = [Span(whole.path, 0, cut)], [Span(whole.path, cut, whole.stop)]
     else:
-        validation = spans[::-VALIDATION_PART]
-        training = [span for span in spans if span not in validation]
+        places = range(len(spans) - 1, -1, -VALIDATION_PART)
+        validation = [spans[place] for place in places]
+        training = [span for place, span in enumerate(spans) if place not in places]
     splits = Text(training), Text(validation)
     if min(map(len, splits)) < 2:  # one byte is not a token and the next token
         sizes = " and ".join(f"{len(split):,}" for split in splits)
@@ -164,14 +166,15 @@ def find_spans(text: Path | None) -> list[Span]:
     """Returns the files of a text, sorted by path; empty and hidden files are left out.
 
     Raises:
-        UserError: There is no such file or folder, no file, or something else than a file.
+        UserError: There is no such file or folder, no file, or something other than a file.
     """
     folder = find_standard_library() if text is None else text
     left_out, suffix = (NOT_THE_LIBRARY, ".py") if text is None else (set(), "")
-    paths = sorted(_walk(folder, left_out, suffix)) if folder.is_dir() else [folder]
+    with reading(f"--text {printable(os.fspath(folder))}", REMEDY):
+        paths = sorted(_walk(folder, left_out, suffix)) if folder.is_dir() else [folder]
     spans = []
     for path in paths:
-        with reading(printable(os.fspath(path)), "Name a text file, or a folder of text files."):
+        with reading(f"--text {printable(os.fspath(path))}", REMEDY):
             spans.append(Span(path, 0, regular_file_size(path, FILE_BYTES)))
     spans = [span for span in spans if span.stop]
     if not spans:
@@ -188,7 +191,12 @@ def find_standard_library() -> Path:
 
 def _walk(folder: Path, left_out: Collection[str], suffix: str) -> Iterator[Path]:
     """Yields the files with a suffix in a folder and below it, except in the folders left out."""
-    for parent, folders, files in os.walk(folder):
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    # Links to folders are not followed: they may lead in a circle.
+    for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if name[0] != "." and name not in left_out]
         yield from (
             Path(parent, name) for name in files if name[0] != "." and name.endswith(suffix)

@@ -3,6 +3,7 @@
 import math
 import os
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -47,6 +48,8 @@ class Range:
         return None
 
 
+#: Marks a text option that is no name: `prompt: Annotated[str, FREE_TEXT]` may have any characters.
+FREE_TEXT = "free text"
 #: Ranges of numeric options whose type has no `Range`.
 _DEFAULT = {int: Range(-INT32_MAX, INT32_MAX), float: Range()}
 
@@ -71,7 +74,8 @@ def find_problems(options: Any) -> list[str]:
         name = flag(field.name)
         rule = None
         if isinstance(value, str | Path):
-            rule = why_unusable(value)
+            is_text = FREE_TEXT in _metadata(type(options), field.name)
+            rule = None if is_text else why_unusable(value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             broken = _range(type(options), field.name, type(value)).rule(value)
             rule = broken and f"has to be {broken}"
@@ -82,19 +86,26 @@ def find_problems(options: Any) -> list[str]:
 
 def _range(options: type, name: str, kind: type) -> Range:
     """Returns a field's range, also if a subclass only changes the field's default."""
+    ranges = (one for one in _metadata(options, name) if isinstance(one, Range))
+    return next(ranges, _DEFAULT[kind])
+
+
+def _metadata(options: type, name: str) -> Iterator[Any]:
+    """Yields what `Annotated` adds to a field's type, also in the base classes."""
     for owner in options.__mro__:
         if name in vars(owner).get("__annotations__", {}):
             hint = get_type_hints(owner, include_extras=True)[name]
             for one in (hint, *get_args(hint)):  # also inside of `Annotated[...] | None`
-                for metadata in getattr(one, "__metadata__", ()):
-                    if isinstance(metadata, Range):
-                        return metadata
-    return _DEFAULT[kind]
+                yield from getattr(one, "__metadata__", ())
 
 
 def names_are_usable(options: Any) -> bool:
     """Returns whether the file system accepts every path and name among the options."""
-    values = [getattr(options, field.name) for field in fields(options)]
+    values = [
+        getattr(options, field.name)
+        for field in fields(options)
+        if FREE_TEXT not in _metadata(type(options), field.name)
+    ]
     return not any(why_unusable(value) for value in values if isinstance(value, str | Path))
 
 

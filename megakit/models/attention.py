@@ -1,4 +1,4 @@
-"""Provides Megatron's attention by torch's fused function where the mask allows it."""
+"""Computes Megatron's attention with torch's fused function, if the mask allows this."""
 
 import contextlib
 from typing import Any
@@ -14,9 +14,10 @@ from torch.nn import functional
 class ScaledDotProductAttention(DotProductAttention):
     """Megatron's `DotProductAttention` that computes with `scaled_dot_product_attention`.
 
-    Torch's function does not store the scores of all pairs of tokens. Its result differs from
-    Megatron's by rounding only. If the mask is a tensor, if a window limits the attention, or if
-    `config.softmax_type` is not `vanilla`, Megatron's own code runs.
+    Torch's fused kernels do not store the scores of all pairs of tokens. On a CPU with dropout,
+    torch has no such kernel. The result differs from Megatron's by rounding only. If the mask is a
+    tensor, if a window limits the attention, or if `config.softmax_type` is not `vanilla`,
+    Megatron's own code runs.
     """
 
     def forward(

@@ -22,13 +22,15 @@ MegatronLossType = TypeVar("MegatronLossType", bound=MegatronLossReduction)
 #: Fields that depend on the run or the machine. Their values are never read from a checkpoint.
 OVERRIDE_BIONEMO_CONFIG_DEFAULTS: list[str] = [
     # model, loss and checkpoint
-    *("model_cls", "loss_cls", "override_parent_fields", "seed"),
+    *("model_cls", "loss_cls", "calculate_per_token_loss", "override_parent_fields", "seed"),
     *("initial_ckpt_path", "initial_ckpt_skip_keys_with_these_prefixes"),
     # layout
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     *("expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
     *("virtual_pipeline_model_parallel_size", "pipeline_model_parallel_comm_backend"),
     *("variable_seq_lengths", "moe_token_dispatcher_type", "batch_p2p_sync"),
+    # memory of a training
+    *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
     # precision
     *("fp16", "bf16", "params_dtype", "pipeline_dtype", "autocast_dtype", "enable_autocast"),
     # set by the strategy while it runs

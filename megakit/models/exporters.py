@@ -113,7 +113,7 @@ def _example(inputs: Mapping[str, ModelInput]) -> tuple["torch.Tensor", ...]:
     """Returns the inputs of the traced call.
 
     torch.export treats a dimension of size 1 as a constant. Each size occurs once, so that torch
-    cannot take two dimensions for one.
+    cannot treat two dimensions as one.
     """
     sizes = {}
     for number, (name, (least, most)) in enumerate(dynamic_sizes(inputs).items()):
@@ -139,7 +139,7 @@ def named_outputs(output: Any) -> dict[str, "torch.Tensor"]:
     """Returns a model's outputs by name.
 
     Raises:
-        ExportError: The model returns something else than tensors.
+        ExportError: The model returns something other than tensors.
     """
     import torch
 

@@ -24,9 +24,9 @@ def build_independent_of_layout(
     """Builds a model; in a pipeline, checks that its weights do not depend on the stage.
 
     NeMo seeds each pipeline stage differently. A layer that draws weights from torch's generator
-    therefore has other initial weights in each layout. `seeded` restores the generator. So, if a
-    model has changed the generator, a second model is built and compared with the first. All ranks
-    build a second model if one rank does, since the constructor may communicate.
+    therefore has different initial weights in each layout. `seeded` restores the generator. So, if
+    a model has changed the generator, a second model is built and compared with the first. All
+    ranks build a second model if one rank does, since the constructor may communicate.
 
     Args:
         build: Builds this rank's part of the model.
@@ -45,8 +45,8 @@ def build_independent_of_layout(
         others = f" and {len(found) - NUM_NAMES} others" if len(found) > NUM_NAMES else ""
         raise UserError(
             f"{type(model).__name__}: the initial weights of {', '.join(found[:NUM_NAMES])}{others}"
-            " depend on the layout, because each pipeline stage draws other random numbers. Create "
-            'layers inside `with seeded(config.seed, "name"):`, transformer layers by '
+            " depend on the layout, because each pipeline stage draws different random numbers. "
+            'Create layers inside `with seeded(config.seed, "name"):`, transformer layers by '
             "`transformer_block_spec`, and a GPTModel as `SeededGPTModel`, all of megakit.models."
         )
     return model
@@ -75,7 +75,7 @@ def _differences(model: nn.Module, build: Callable[[], nn.Module]) -> Iterator[s
     states = tracker.get_states()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
-        # The generators have moved on, so the second model gets other random numbers.
+        # The generators' states have changed, so the second model gets other random numbers.
         second = dict(_weights(build()))
     tracker.set_states(states)
     for name, weight in _weights(model):

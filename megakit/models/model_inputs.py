@@ -26,8 +26,8 @@ class ModelInput:
         below: Integers are at least 0 and less than this number.
 
     Raises:
-        ValueError: A name is no identifier, a size or the type is none of the above, or `below` is
-            missing for integers.
+        ValueError: A name is not an identifier, a size or the type is none of the above, or `below`
+            is missing for integers.
     """
 
     sizes: Mapping[str, int | tuple[int, int] | None]
@@ -37,10 +37,13 @@ class ModelInput:
     def __post_init__(self) -> None:
         for name, size in self.sizes.items():
             if not name.isidentifier():
-                raise ValueError(f"dimension {name!r}: use a name that a variable can have.")
+                raise ValueError(f"dimension {name!r}: use a valid Python identifier.")
             least, most = size if isinstance(size, tuple) else (0, size)
             if (isinstance(size, tuple) and least < 1) or (most is not None and most <= least):
-                raise ValueError(f"{name} {size}: give a number above 0, (least, most) or None.")
+                raise ValueError(
+                    f"{name} {size}: give a number above 0, None, or a pair (least, most) with "
+                    "least below most."
+                )
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r}: give one of {', '.join(DTYPES)}.")
         if self.dtype.startswith("int") and not self.below:
@@ -77,7 +80,7 @@ def described_inputs(model: Any) -> dict[str, ModelInput] | None:
         The inputs, or None if the config has no such method.
 
     Raises:
-        UserError: The method returns something else than inputs of the model's `forward`.
+        UserError: The method returns something other than inputs of the model's `forward`.
     """
     describe = getattr(model.config, "export_inputs", None)
     if describe is None:

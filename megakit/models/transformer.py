@@ -40,11 +40,11 @@ class SeededTransformerLayer(TransformerLayer):
 
 
 class Norm(WrappedTorchNorm):
-    """Builds torch's `LayerNorm` or `RMSNorm`, as `config.normalization` says.
+    """Builds torch's `LayerNorm` or `RMSNorm`, selected by `config.normalization`.
 
-    With sequence parallelism, each tensor-parallel rank normalizes other tokens. Megatron then sums
-    the gradients of the weights that have the attribute `sequence_parallel`. Megatron's own class
-    refuses sequence parallelism.
+    With sequence parallelism, each tensor-parallel rank normalizes different tokens. Megatron then
+    sums the gradients of the weights that have the attribute `sequence_parallel`. Megatron's own
+    class refuses sequence parallelism.
     """
 
     def __new__(
@@ -72,7 +72,8 @@ def transformer_layer_spec(mask: AttnMaskType = AttnMaskType.no_mask) -> ModuleS
     """Returns the specification of the layers for Megatron's `TransformerBlock`.
 
     The layers use Transformer Engine's modules if Transformer Engine and a GPU are available, else
-    Megatron's own modules. Both have the same names of weights, so a checkpoint works with both.
+    Megatron's own modules. Checkpoints of both have the same names of weights, so each can load the
+    other's.
 
     Args:
         mask: `no_mask` for an encoder, in which every token attends to all tokens; `causal` for a

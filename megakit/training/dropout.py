@@ -1,4 +1,4 @@
-"""Makes dropout exact after a resumption: each step's random states depend on the step only."""
+"""Makes dropout exact after a resumption: the generators' states follow from seed and step."""
 
 import hashlib
 from typing import Any
@@ -7,7 +7,6 @@ import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -29,7 +28,7 @@ class ExactDropout(pl.Callback):
         self._is_needed = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Looks for dropout in this rank's part of the model."""
+        """Finds out whether this rank's part of the model has dropout."""
         self._is_needed = has_dropout(pl_module)
 
     def on_train_batch_start(
@@ -43,15 +42,17 @@ class ExactDropout(pl.Callback):
 
 def has_dropout(model: nn.Module) -> bool:
     """Tells whether a module draws random numbers for dropout in training."""
-    config = getattr(model, "config", None)
-    rate = 0.0
-    if isinstance(config, TransformerConfig):
-        rate = max(config.hidden_dropout, config.attention_dropout)
-    return any(
-        (isinstance(module, _DropoutNd) and module.p > 0)
-        or (isinstance(module, TransformerLayer) and rate > 0)
-        for module in model.modules()
-    )
+    return any(map(_draws, model.modules()))
+
+
+def _draws(module: nn.Module) -> bool:
+    if isinstance(module, TransformerLayer):
+        return bool(max(module.config.hidden_dropout, module.config.attention_dropout) > 0)
+    if isinstance(module, nn.RReLU):
+        return True
+    # `nn.MultiheadAttention` and torch's recurrent layers have a rate of this name.
+    rate = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
+    return isinstance(rate, float) and rate > 0
 
 
 def seed_generators(seed: int, step: int) -> None:

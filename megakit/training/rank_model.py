@@ -1,4 +1,4 @@
-"""Builds a model on the ranks of a job without a training, for example to generate text."""
+"""Builds a model on the ranks of a job without training, for example to generate text."""
 
 from typing import Any
 

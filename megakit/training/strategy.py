@@ -15,11 +15,12 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import launchers
 from lightning.pytorch.trainer.states import TrainerFn
-from megatron.core import parallel_state
+from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
 from nemo import lightning as nl
 from nemo.lightning import megatron_parallel
+from nemo.lightning.io.pl import MegatronCheckpointIO
 from nemo.lightning.megatron_parallel import (
     CallbackMethods,
     MegatronLossReduction,
@@ -34,6 +35,7 @@ from megakit.data.sampler import ExactDataSampler
 from megakit.errors import UserError
 from megakit.runtime.patching import existing
 from megakit.training.distributed_optimizer import check_saved_format
+from megakit.training.model_checks import check_model
 from megakit.training.resumption import check_restored
 from megakit.training.stage_shapes import exchange_shapes_once, forget_shapes
 from megakit.training.strategy_options import (
@@ -121,7 +123,9 @@ class ExactStrategy(nl.MegatronStrategy):
         """
         goes_on = not selective_restore and self.trainer.state.fn == TrainerFn.FITTING
         if goes_on:
-            metadata = self.unwrapped_checkpoint_io.load_content_metadata(checkpoint_path)
+            # NeMo's own method returns a guess if the checkpoint has no metadata.
+            preprocess = existing(MegatronCheckpointIO, "_preprocess_checkpoint_load_path")
+            metadata = dist_checkpointing.load_content_metadata(preprocess(checkpoint_path))
             is_distributed = getattr(self.ddp_config, "use_distributed_optimizer", False)
             check_saved_format(metadata, is_distributed)
         strictness = self.ckpt_load_strictness
@@ -145,7 +149,11 @@ class ExactStrategy(nl.MegatronStrategy):
         """Sets up Megatron's parallel model, and clears the caches of an earlier model."""
         super().setup_megatron_parallel(trainer)
         for chunk in self.model:
-            check_has_effect(existing(chunk, "config"), chunk)
+            config = existing(chunk, "config")
+            check_has_effect(config, chunk)
+            if trainer.state.fn == TrainerFn.FITTING:
+                make_loss = getattr(self.lightning_module, "training_loss_reduction", None)
+                check_model(config, chunk, make_loss() if callable(make_loss) else None)
         if isinstance(self.data_sampler, ExactDataSampler):  # NeMo's makes smaller last batches
             exchange_shapes_once(existing(self.model[0], "config"))
         for name, attribute in vars(ExactStrategy).items():

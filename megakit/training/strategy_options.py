@@ -19,8 +19,9 @@ class StrategyOptions(TypedDict, total=False):
 
     Attributes:
         sequence_parallel: Whether tensor-parallel ranks also divide the sequence in normalization
-            and dropout. The activations between attention and MLP then need 1/t of the memory.
-            Needs tensor parallelism, and a sequence length that t divides.
+            and dropout. The activations between attention and MLP then need 1/t of the memory,
+            where t is the tensor-parallel size. Needs tensor parallelism, a sequence length that t
+            divides, and a model that divides the sequence after its embedding, like `GPTModel`.
         use_distributed_optimizer: Whether to shard the optimizer's state over the data-parallel
             ranks. With one data-parallel rank, this has no effect on memory.
         overlap_grad_reduce: Whether to reduce the gradients of a bucket of weights during the
@@ -126,8 +127,8 @@ def check_not_overwritten(config: object, parallelism: object, dtypes: object) -
 
     Args:
         config: The model's config.
-        parallelism: What the strategy writes about the layout, by attributes.
-        dtypes: What the strategy writes about the precision, by attributes; None for nothing.
+        parallelism: The layout fields that the strategy writes, as attributes.
+        dtypes: The precision fields that the strategy writes, as attributes; None for nothing.
 
     Raises:
         UserError: A field has another value than the strategy writes; the message lists all.

@@ -27,7 +27,7 @@ OURS = (
     "was not made by ./run, and is no virtual environment of Python 3.11 to 3.13",
     *("set-up stopped, for the reason above", "has no bin/python"),
     ", and each process needs its own",
-    "depend on the layout, because each pipeline stage draws other random numbers",
+    "depend on the layout, because each pipeline stage draws different random numbers",
     *("is set up already; remove it first", "this machine has no NVIDIA GPU"),
     *("The GPU is not used:", "cannot compute with", "is gone from this version of the stack"),
     *("the check of the GPU ended with status", "this CPU only emulates bfloat16"),

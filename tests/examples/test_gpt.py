@@ -134,6 +134,15 @@ def test_texts_that_cannot_be_used(tmp_path: Path) -> None:
     assert "not a regular file" in problem(tmp_path)
 
 
+def test_folders_that_cannot_be_read_are_refused(folder: Path) -> None:
+    (folder / "b").chmod(0)
+    try:
+        if not os.access(folder / "b", os.R_OK):  # root may read all
+            assert "Permission denied" in problem(folder)
+    finally:
+        (folder / "b").chmod(0o755)
+
+
 # --- Its parts ------------------------------------------------------------------------------------
 
 
@@ -294,10 +303,22 @@ def test_options_that_do_not_fit_together(tmp_path: Path) -> None:
         *(PRETRAIN, "--hidden-size", 30, "--sequence-parallel", "--output-dir", tmp_path / "runs"),
         *("--num-layers", 3, "--pipeline-parallel", 2, "--devices", 2),
     )
+    vocabulary = run_script(PRETRAIN, "--tensor-parallel", 3, "--devices", 3)
+    assert "has to divide the number of tokens in the vocabulary, 256" in vocabulary.err
     assert done.status == 2
     assert "--hidden-size 30: has to be a multiple of --num-attention-heads 4. Try 32." in done.err
     assert "--sequence-parallel: needs tensor-parallel ranks" in done.err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_prompt_of_any_bytes(runs: Path) -> None:
+    """Several lines, and what is no UTF-8; nothing in the text controls the terminal."""
+    prompt = b"the\n\tquick \xff\x1b[31m"
+    command = (SAMPLE, "--output-dir", runs, "--num-bytes", 5, "--accelerator", "cpu")
+    done = run_script(*command, "--prompt", os.fsdecode(prompt))
+    assert Path(done.output().strip()).read_bytes().startswith(prompt)
+    assert "\\x1b[31m" in done.err
+    assert "\x1b[31m" not in done.err
 
 
 def test_a_sample_on_ranks_that_would_repeat_it(runs: Path) -> None:

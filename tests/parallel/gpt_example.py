@@ -8,7 +8,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
@@ -39,7 +39,7 @@ class Case:
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
-    recompute: str = "none"
+    recompute: bool = False
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
     dropout: float = 0.0
@@ -78,7 +78,7 @@ def make_run(stage: Stage, options: CommonOptions, case: Case, **plan: str | Non
         start=plan.get("start"),
         resume=plan.get("resume"),
         accelerator=find_accelerator("cpu"),
-        precision="32",
+        precision=options.precision,
         layout=case.layout,
         identity=identity,
         is_done=False,
@@ -153,9 +153,11 @@ def _resumption(checkpoint: str) -> Any:
     return nl.AutoResume(resume_from_path=checkpoint)
 
 
-def sample(case: Case, folder: Path, checkpoint: str, num_bytes: int = 50) -> str:
+def sample(
+    case: Case, folder: Path, checkpoint: str, precision: Literal["32", "bf16-mixed"] = "32"
+) -> str:
     """`model_sample.py`; the path of the text, which rank 0 writes."""
     from examples.gpt.model_sample import SAMPLE, SampleOptions, sample
 
-    options = SampleOptions(output_dir=folder, precision="32", num_bytes=num_bytes, prompt="The ")
+    options = SampleOptions(output_dir=folder, precision=precision, num_bytes=50, prompt="The ")
     return str(sample(make_run(SAMPLE, options, case, start=checkpoint)))

@@ -27,11 +27,11 @@ SHORT = ("pp2", "tp2-sequence")
 CASES = [
     pytest.param(
         replace(case, recompute=recompute),
-        id=f"{name}-{recompute}",
-        marks=[] if name in SHORT and recompute == "none" else pytest.mark.long,
+        id=f"{name}-recompute" if recompute else name,
+        marks=[] if name in SHORT and not recompute else pytest.mark.long,
     )
     for name, case in LAYOUTS.items()
-    for recompute in ("none", "full", "selective")
+    for recompute in (False, True)
 ]
 
 
@@ -146,3 +146,13 @@ def test_samples_are_those_of_the_plain_model(trained, ranks, megatron, tmp_path
         gpt_example.sample, case, tmp_path, rank.checkpoint, world_size=case.layout.world_size
     )
     assert {Path(path).read_bytes() for path in paths} == {text}
+
+
+def test_samples_in_bfloat16_under_pipelines(trained, ranks, tmp_path):
+    (rank,) = trained(Case())
+    texts = set()
+    for case in (Case(), Case(pipeline=2)):
+        arguments = (case, tmp_path, rank.checkpoint, "bf16-mixed")
+        paths = ranks.run(gpt_example.sample, *arguments, world_size=case.layout.world_size)
+        texts.add(Path(paths[0]).read_bytes())
+    assert len(texts) == 1

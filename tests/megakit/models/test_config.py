@@ -37,6 +37,20 @@ def test_settings_come_from_the_checkpoint_but_for_those_kept(checkpoint: Path) 
     assert not mine.bf16  # of this run, so in everybody's
 
 
+def test_what_belongs_to_a_training_stays(checkpoint: Path) -> None:
+    """Another loss may need other gradients, and another machine may have other memory."""
+    mine = config(
+        calculate_per_token_loss=True,
+        recompute_granularity="full",
+        recompute_method="uniform",
+        recompute_num_layers=1,
+    )
+    mine.load_settings_from_checkpoint(checkpoint)
+    assert mine.calculate_per_token_loss
+    assert (mine.recompute_granularity, mine.recompute_method) == ("full", "uniform")
+    assert mine.recompute_num_layers == 1
+
+
 def test_functions_stay_where_the_checkpoint_holds_none(checkpoint: Path) -> None:
     """Megatron fills in `init_method` after NeMo has recorded that none was given."""
     mine = config(hidden_size=16)

@@ -146,7 +146,7 @@ def test_another_shape() -> None:
         ({"sizes": {"batch": 0}}, "batch 0: give a number above 0, "),
         ({"sizes": {"batch": (0, 5)}}, r"batch \(0, 5\): give"),
         ({"sizes": {"batch": (5, 5)}}, r"batch \(5, 5\): give"),
-        ({"sizes": {"batch size": 3}}, "'batch size': use a name that a variable"),
+        ({"sizes": {"batch size": 3}}, "'batch size': use a valid Python identifier"),
         ({"sizes": {}, "dtype": "float16"}, "'float16': give one of float32, int64"),
         ({"sizes": {}, "dtype": "int64"}, "int64 without below: give the number"),
     ],

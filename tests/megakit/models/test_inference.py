@@ -224,7 +224,7 @@ def test_settings_that_the_config_refuses(checkpoint: Path, tmp_path: Path) -> N
     content = json.loads(context.read_text())
     for item in content["objects"].values():
         for name, value in item["items"]:
-            if name == "Attr(name='recompute_granularity')":
+            if name == "Attr(name='moe_expert_capacity_factor')":
                 value["value"] = "nonsense"
     context.write_text(json.dumps(content))
     with pytest.raises(UserError, match="NetConfig refuses its settings"):

@@ -1,0 +1,99 @@
+"""Models that would train wrongly without an error, or fail at their first save."""
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from megakit.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("megatron")
+
+
+def language_model(**fields: Any) -> Any:
+    from examples.gpt.gpt_components import GptConfig
+
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "block_size": 16}
+    return GptConfig(**sizes, **fields).configure_model()
+
+
+def problem(model: Any, loss: object = None) -> str:
+    from megakit.training.model_checks import check_model
+
+    with pytest.raises(UserError) as caught:
+        check_model(model.config, model, loss)
+    (told,) = caught.value.problems
+    return str(told)
+
+
+def is_accepted(model: Any, loss: object = None) -> bool:
+    from megakit.training.model_checks import check_model
+
+    check_model(model.config, model, loss)
+    return True
+
+
+def test_sequence_parallelism_needs_a_divided_sequence() -> None:
+    """On tensor-parallel ranks that all have the whole sequence, gradients would be added."""
+    from model_components import PretrainConfig
+
+    divided = language_model()
+    divided.config.sequence_parallel = True
+    assert is_accepted(divided)
+    divided.embedding.scatter_to_sequence_parallel = False
+    assert "no layer of GptConfig's model divides the sequence" in problem(divided)
+    autoencoder = PretrainConfig().configure_model()
+    assert is_accepted(autoencoder)
+    autoencoder.config.sequence_parallel = True
+    assert "no layer of PretrainConfig's model divides" in problem(autoencoder)
+    vars(autoencoder)["divides_sequence"] = True
+    assert is_accepted(autoencoder)
+
+
+def test_a_mean_loss_with_gradients_per_token() -> None:
+    from examples.gpt.gpt_components import NextTokenLoss
+    from model_components import MSELossReduction
+
+    model = language_model()
+    assert is_accepted(model, NextTokenLoss())
+    assert "MSELossReduction returns means" in problem(model, MSELossReduction())
+    model.config.calculate_per_token_loss = False
+    assert is_accepted(model, MSELossReduction())
+
+
+def test_some_frozen_layers() -> None:
+    model = language_model()
+    model.embedding.requires_grad_(False)
+    assert is_accepted(model)
+    model.decoder.layers[0].requires_grad_(False)
+    assert "hetereogenous_dist_checkpoint=True" in problem(model)
+    model.config.hetereogenous_dist_checkpoint = True
+    assert is_accepted(model)
+    model.config.hetereogenous_dist_checkpoint = False
+    model.decoder.layers[1].requires_grad_(False)
+    assert is_accepted(model)
+
+
+@pytest.mark.parametrize(
+    ("module", "draws"),
+    [
+        (nn.Dropout(0.1), True),
+        (nn.Dropout(0.0), False),
+        (nn.MultiheadAttention(8, 2, dropout=0.1), True),
+        (nn.MultiheadAttention(8, 2), False),
+        (nn.LSTM(4, 4, 2, dropout=0.1), True),
+        (nn.RReLU(), True),
+        (nn.Linear(2, 2), False),
+    ],
+)
+def test_dropout_is_found(module: nn.Module, draws: bool) -> None:
+    from megakit.training.dropout import has_dropout
+
+    assert has_dropout(nn.Sequential(module)) == draws
+
+
+def test_dropout_of_layers_is_found_by_their_own_config() -> None:
+    from megakit.training.dropout import has_dropout
+
+    assert has_dropout(nn.Sequential(language_model(hidden_dropout=0.1)))
+    assert not has_dropout(nn.Sequential(language_model()))
