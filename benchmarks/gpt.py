@@ -94,29 +94,35 @@ def seed_rows(options: argparse.Namespace) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Loss, time and speed of examples/gpt.")
     parser.add_argument("--device", default="cpu", choices=["cpu", "gpu"])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="0: no speed beside plain PyTorch")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3], help="none: no training")
     parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
     options = parser.parse_args()
     from examples.gpt.text_files import TextOptions, read_splits
 
-    sizes = " and ".join(f"{len(text):,}" for text in read_splits(None))
-    lines = same_mathematics(options)
-    print("\n".join(lines), flush=True)
-    found = [*speed_rows(options), *seed_rows(options)]
-    caption = machine("nemo_toolkit", "megatron-core", device=options.device)
-    caption += f" {options.rounds} rounds of {options.steps} steps, the first 20 not timed, "
-    caption += (
-        f"{options.threads} thread(s). The text is {TextOptions().resolve_dataset(None, print)}"
-    )
-    caption += f", {sizes} bytes for training and validation."
-    title = "## The language model of examples/gpt"
-    text = "\n".join([title, "", caption, "", *HEADER, *map(str, found), "", *lines])
-    print(text)
-    if options.write:
-        write_section("gpt" if options.device == "cpu" else "gpt-gpu", text)
+    text = TextOptions().resolve_dataset(None, print)
+    sizes = " and ".join(f"{len(split):,}" for split in read_splits(None))
+    where = machine("nemo_toolkit", "megatron-core", device=options.device)
+    device = "" if options.device == "cpu" else " on a GPU"
+    sections = {}
+    if options.rounds:
+        lines = same_mathematics(options)
+        rows = speed_rows(options)
+        caption = f"{where} {options.rounds} rounds of {options.steps} steps, the first 20 not "
+        caption += f"timed, {options.threads} thread(s)."
+        title = f"## Training steps of examples/gpt{device}, beside plain PyTorch"
+        sections["gpt-steps"] = [title, "", caption, "", *HEADER, *map(str, rows), "", *lines]
+    if options.seeds:
+        caption = f"{where} The text is {text}, {sizes} bytes for training and validation."
+        title = f"## The language model of examples/gpt{device}"
+        rows = seed_rows(options)
+        sections["gpt"] = [title, "", caption, "", *HEADER, *map(str, rows)]
+    for name, section in sections.items():
+        print("\n".join(section))
+        if options.write:
+            write_section(name + device.replace(" on a GPU", "-gpu"), "\n".join(section))
 
 
 if __name__ == "__main__":
