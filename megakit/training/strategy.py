@@ -145,15 +145,24 @@ class ExactStrategy(nl.MegatronStrategy):
         data = getattr(self.trainer, "datamodule", None)
         return load_on(loader, self.root_device, getattr(data, "computes_on_device", False))
 
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Builds the model; before a training, refuses a model that would train wrongly.
+
+        Raises:
+            UserError: See `check_model`.
+        """
+        super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            make_loss = getattr(self.lightning_module, "training_loss_reduction", None)
+            loss = make_loss() if callable(make_loss) else None
+            for chunk in self.model:
+                check_model(existing(chunk, "config"), chunk, loss)
+
     def setup_megatron_parallel(self, trainer: pl.Trainer) -> None:
         """Sets up Megatron's parallel model, and clears the caches of an earlier model."""
         super().setup_megatron_parallel(trainer)
         for chunk in self.model:
-            config = existing(chunk, "config")
-            check_has_effect(config, chunk)
-            if trainer.state.fn == TrainerFn.FITTING:
-                make_loss = getattr(self.lightning_module, "training_loss_reduction", None)
-                check_model(config, chunk, make_loss() if callable(make_loss) else None)
+            check_has_effect(existing(chunk, "config"), chunk)
         if isinstance(self.data_sampler, ExactDataSampler):  # NeMo's makes smaller last batches
             exchange_shapes_once(existing(self.model[0], "config"))
         for name, attribute in vars(ExactStrategy).items():

@@ -13,6 +13,9 @@ from tests.faults.harness import curves
 from tests.parallel import token_jobs
 from tests.scripts import read_csv
 
+#: The layouts of the short suite.
+SHORT = ("one process", "pp2")
+
 
 @pytest.fixture(scope="session")
 def exact(ranks: Any) -> Any:
@@ -30,7 +33,13 @@ def is_exactly(value: float) -> Any:
     return pytest.approx(value, abs=1e-6, rel=0)
 
 
-@pytest.mark.parametrize("name", token_jobs.LAYOUTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in SHORT else pytest.mark.long)
+        for name in token_jobs.LAYOUTS
+    ],
+)
 def test_every_layout(ranks: Any, exact: Any, tmp_path: Path, name: str) -> None:
     sizes = token_jobs.layout(name)
     found = ranks.run(token_jobs.validate, sizes, tmp_path, world_size=sizes.world_size)
@@ -41,6 +50,7 @@ def test_every_layout(ranks: Any, exact: Any, tmp_path: Path, name: str) -> None
     assert all(values == found[0] for values in found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["one process", "dp2", "pp2"])
 def test_a_loss_with_another_base_class_may_name_its_number_of_tokens(
     ranks: Any, exact: Any, tmp_path: Path, name: str
@@ -65,6 +75,7 @@ def test_a_loss_without_further_values(
         assert found == {"val_loss": pytest.approx(factor * exact(), abs=2e-6, rel=0)}
 
 
+@pytest.mark.long
 def test_a_part_of_the_validation_set(ranks: Any, exact: Any, tmp_path: Path) -> None:
     sizes = token_jobs.layout("dp2")
     for found in ranks.run(token_jobs.validate, sizes, tmp_path, "values", 2, world_size=2):
@@ -72,6 +83,7 @@ def test_a_part_of_the_validation_set(ranks: Any, exact: Any, tmp_path: Path) ->
     assert abs(exact(12) - exact()) > 1e-3
 
 
+@pytest.mark.long
 def test_the_loss_works_with_the_strategy_of_nemo(ranks: Any, exact: Any, tmp_path: Path) -> None:
     """NeMo's strategy gives each step the same weight."""
     (found,) = ranks.run(
@@ -82,6 +94,7 @@ def test_the_loss_works_with_the_strategy_of_nemo(ranks: Any, exact: Any, tmp_pa
     assert found == {"val_loss": pytest.approx(exact(), rel=0.2)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["one process", "dp2"])
 def test_a_training(ranks: Any, tmp_path: Path, name: str) -> None:
     """The number of tokens is no value of its own; a metric of torchmetrics is as exact."""

@@ -22,7 +22,9 @@ def shard(whole: np.ndarray, dimension: int | None, case: Case, rank: int) -> np
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("positions", ["learned_absolute", "rope"])
+@pytest.mark.parametrize(
+    "positions", ["learned_absolute", pytest.param("rope", marks=pytest.mark.long)]
+)
 def test_initial_weights(ranks: Ranks, layout: str, tied: bool, positions: str) -> None:
     """Bit by bit, each rank's shards are parts of the weights of one process."""
     case = Case(*LAYOUTS[layout], tied=tied, positions=positions)
@@ -53,7 +55,9 @@ def test_every_weight_has_its_own_numbers(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
-@pytest.mark.parametrize("positions", ["learned_absolute", "rope"])
+@pytest.mark.parametrize(
+    "positions", ["learned_absolute", pytest.param("rope", marks=pytest.mark.long)]
+)
 def test_gradients_under_sequence_parallelism(
     ranks: Ranks, normalization: str, positions: str
 ) -> None:

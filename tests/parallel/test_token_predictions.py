@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from tests.parallel import token_jobs
 
+#: The layouts of the short suite.
+SHORT = ("one process", "pp2")
+
 
 @pytest.fixture(scope="session")
 def logits(ranks: Any) -> NDArray[np.float32]:
@@ -19,7 +22,13 @@ def logits(ranks: Any) -> NDArray[np.float32]:
     return logits
 
 
-@pytest.mark.parametrize("name", token_jobs.LAYOUTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in SHORT else pytest.mark.long)
+        for name in token_jobs.LAYOUTS
+    ],
+)
 def test_every_layout(ranks: Any, logits: Any, tmp_path: Path, name: str) -> None:
     sizes = token_jobs.layout(name)
     told, *others = ranks.run(token_jobs.predict, sizes, tmp_path, world_size=sizes.world_size)
