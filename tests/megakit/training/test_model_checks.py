@@ -13,7 +13,12 @@ pytestmark = pytest.mark.usefixtures("megatron")
 def language_model(**fields: Any) -> Any:
     from examples.gpt.gpt_components import GptConfig
 
-    sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "block_size": 16}
+    sizes: dict[str, Any] = {
+        "num_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "block_size": 16,
+    }
     return GptConfig(**sizes, **fields).configure_model()
 
 
@@ -42,11 +47,11 @@ def test_sequence_parallelism_needs_a_divided_sequence() -> None:
     assert is_accepted(divided)
     divided.embedding.scatter_to_sequence_parallel = False
     assert "no layer of GptConfig's model divides the sequence" in problem(divided)
-    autoencoder = PretrainConfig().configure_model()
+    autoencoder: Any = PretrainConfig().configure_model()
     assert is_accepted(autoencoder)
     autoencoder.config.sequence_parallel = True
     assert "no layer of PretrainConfig's model divides" in problem(autoencoder)
-    vars(autoencoder)["divides_sequence"] = True
+    autoencoder.divides_sequence = True
     assert is_accepted(autoencoder)
 
 
