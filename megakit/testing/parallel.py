@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -37,6 +38,8 @@ T = TypeVar("T")
 
 #: Seconds to wait for the other ranks after a rank has failed.
 GRACE = 5.0
+#: Threads of a rank, above which it collects what earlier jobs left.
+MOST_THREADS = 200
 
 _SERVE = "import sys; from megakit.testing.parallel import serve; serve(*sys.argv[1:])"
 
@@ -380,8 +383,20 @@ def _serve_rank(connection: Connection) -> NoReturn:
             answer = cloudpickle.dumps((_note_time(error), traceback.format_exc()))
         connection.send_bytes(answer)
         destroy_parallel_state()
+        _end_threads_of_earlier_jobs()
         os.environ.clear()
         os.environ.update(before)
+
+
+def _end_threads_of_earlier_jobs() -> None:
+    """Collects the process groups of trainings, whose threads wake up many times a second.
+
+    A training freezes Python's collector, so its reference cycles stay in memory.
+    """
+    if len(list(Path("/proc/self/task").iterdir())) > MOST_THREADS:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
 def _by_value(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
