@@ -121,33 +121,37 @@ def train_torch(job: GptJob, clock: Clock) -> None:
     optimizer = optimizer_of(job, model)
     mixed = job.precision == "bf16-mixed"
 
-    def losses(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def summed_loss(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the sum over all tokens but the padding of a last block, and their number."""
         tokens, labels = (batch[name].to(device) for name in ("tokens", "labels"))
         with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
             logits = model(tokens)
-        return torch.nn.functional.cross_entropy(
+        losses = torch.nn.functional.cross_entropy(
             logits.float().view(-1, 256), labels.view(-1), reduction="none"
         )
+        mask = batch["loss_mask"].to(device).view(-1)
+        return (losses * mask).sum(), mask.sum()
 
     for step in range(job.steps):
         first = step * job.batch_size
         for group in optimizer.param_groups:
             group["lr"] = job.lr * job.lr_factor(step)
-        loss: Any = losses(samples.get_batch(np.arange(first, first + job.batch_size))).mean()
+        total, count = summed_loss(samples.get_batch(np.arange(first, first + job.batch_size)))
+        loss: Any = total / count
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         clock.step(loss.item() if job.reads_loss(step) else None)
-    total, count = 0.0, 0.0
+    sums = []
     with torch.no_grad():
         for first in range(0, len(validation), job.batch_size):
             stop = min(first + job.batch_size, len(validation))
-            batch = validation.get_batch(np.arange(first, stop))
-            mask = batch["loss_mask"].double().view(-1)
-            total += float((losses(batch).cpu().double() * mask).sum())
-            count += float(mask.sum())
-    clock.tell(val_loss=total / count)
+            sums.append(summed_loss(validation.get_batch(np.arange(first, stop))))
+    val_total, val_count = (
+        sum(float(each) for each in column) for column in zip(*sums, strict=True)
+    )
+    clock.tell(val_loss=val_total / val_count)
 
 
 def main() -> None:
