@@ -39,7 +39,9 @@ T = TypeVar("T")
 #: Seconds to wait for the other ranks after a rank has failed.
 GRACE = 5.0
 #: Threads of a rank, above which it collects what earlier jobs left.
-MOST_THREADS = 200
+MANY_THREADS = 200
+#: Threads of a rank before a job, above which new processes replace the pool's.
+TOO_MANY_THREADS = 300
 
 _SERVE = "import sys; from megakit.testing.parallel import serve; serve(*sys.argv[1:])"
 
@@ -235,6 +237,10 @@ class Ranks:
         if not 1 <= size <= self.number:
             raise ValueError(f"world_size={size}: this pool has {self.number} processes.")
         payload = _by_value(function, arguments)
+        if self._process is not None and any(
+            _num_threads(process) > TOO_MANY_THREADS for process in self._pids
+        ):
+            self.close()
         self._start()
         connections = self._connections[:size]
         with reserve_port() as reserved:
@@ -391,12 +397,17 @@ def _serve_rank(connection: Connection) -> NoReturn:
 def _end_threads_of_earlier_jobs() -> None:
     """Collects the process groups of trainings, whose threads wake up many times a second.
 
-    A training freezes Python's collector, so its reference cycles stay in memory.
+    A training freezes Python's collector, so its reference cycles stay in memory. Cycles through
+    torch's gradient accumulators cannot be collected: see `TOO_MANY_THREADS`.
     """
-    if len(list(Path("/proc/self/task").iterdir())) > MOST_THREADS:
+    if _num_threads(os.getpid()) > MANY_THREADS:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+
+
+def _num_threads(process: int) -> int:
+    return len(list(Path(f"/proc/{process}").glob("task/*")))
 
 
 def _by_value(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:

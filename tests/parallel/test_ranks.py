@@ -136,6 +136,25 @@ class TestState:
         assert after_other == after
 
 
+def start_threads(number):
+    """Leaves threads that no collection of garbage ends."""
+    import threading
+
+    for _ in range(number):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    return os.getpid()
+
+
+def test_new_processes_replace_ranks_with_many_threads():
+    with Ranks(2) as pool:
+        before = pool.run(os.getpid)
+        assert pool.run(start_threads, 10) == before
+        assert pool.run(start_threads, parallel.TOO_MANY_THREADS) == before
+        after = pool.run(os.getpid)
+        assert not set(before) & set(after)
+        assert pool.run(os.getpid) == after
+
+
 class TestFailures:
     @pytest.mark.parametrize("function", [fail_on_rank_one, fail_at_once])
     def test_the_failing_rank_s_traceback_and_no_other(self, ranks, function, monkeypatch):
