@@ -189,22 +189,20 @@ class TestLosses:
         np.testing.assert_allclose(trained[-1].losses, alone, rtol=TOLERANCE)
 
     @pytest.mark.long
-    @pytest.mark.parametrize("kind", RECOMPUTED)
     @pytest.mark.parametrize(
-        ("layout", "precision", "strategy"),
+        ("kind", "layout", "precision", "strategy"),
         [
-            ("one", "32", {}),
-            ("one", "bf16-mixed", {}),
-            ("tp2", "32", {}),
-            ("tp2", "bf16-mixed", {}),
-            ("tp2", "32", SEQUENCE),
-            ("tp2", "bf16-mixed", SEQUENCE),
-            ("pp2", "32", {}),
-            ("pp2", "bf16-mixed", {}),
+            *(
+                ("full", layout, precision, {})
+                for layout in ("one", "tp2", "pp2")
+                for precision in ("32", "bf16-mixed")
+            ),
+            *((kind, "tp2", "bf16-mixed", SEQUENCE) for kind in RECOMPUTED),
+            *((kind, "tp2", "32", SEQUENCE) for kind in RECOMPUTED),
         ],
     )
     def test_recomputation(
-        self, train: Any, layout: str, precision: Precision, strategy: dict[str, bool], kind: str
+        self, train: Any, kind: str, layout: str, precision: Precision, strategy: dict[str, bool]
     ) -> None:
         # Megatron cannot recompute an MLP with a bias.
         common = {**DROPOUT, "add_bias_linear": kind != "mlp"}
