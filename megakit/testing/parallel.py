@@ -39,9 +39,9 @@ T = TypeVar("T")
 #: Seconds to wait for the other ranks after a rank has failed.
 GRACE = 5.0
 #: Threads of a rank, above which it collects what earlier jobs left.
-MANY_THREADS = 200
+MANY_THREADS = 60
 #: Threads of a rank before a job, above which new processes replace the pool's.
-TOO_MANY_THREADS = 300
+TOO_MANY_THREADS = 150
 
 _SERVE = "import sys; from megakit.testing.parallel import serve; serve(*sys.argv[1:])"
 
@@ -375,6 +375,8 @@ def _serve_rank(connection: Connection) -> NoReturn:
     faulthandler.register(signal.SIGUSR2, all_threads=False)
     connection.send(os.getpid())
     before = dict(os.environ)
+    # A training freezes all objects, which `_end_threads_of_earlier_jobs` could then not collect.
+    gc.freeze = _freeze_nothing
     while True:
         try:
             search_path, environment, payload = connection.recv()
@@ -395,15 +397,16 @@ def _serve_rank(connection: Connection) -> NoReturn:
 
 
 def _end_threads_of_earlier_jobs() -> None:
-    """Collects the process groups of trainings, whose threads wake up many times a second.
+    """Collects the process groups of trainings, whose threads each wake up 100 times a second.
 
-    A training freezes Python's collector, so its reference cycles stay in memory. Cycles through
-    torch's gradient accumulators cannot be collected: see `TOO_MANY_THREADS`.
+    Cycles through torch's gradient accumulators cannot be collected: see `TOO_MANY_THREADS`.
     """
     if _num_threads(os.getpid()) > MANY_THREADS:
-        gc.unfreeze()
         gc.collect()
-        gc.freeze()
+
+
+def _freeze_nothing() -> None:
+    """Stands in for `gc.freeze` in a rank; the pool's first process has frozen the frameworks."""
 
 
 def _num_threads(process: int) -> int:
