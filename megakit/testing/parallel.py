@@ -309,8 +309,8 @@ class Ranks:
                 try:
                     failed_at, answer = pickle.loads(connections[rank].recv_bytes())
                 except (EOFError, ConnectionResetError):
-                    time.sleep(0.2)  # until the log has the cause; a death is sorted as the first
-                    failures.append((0.0, rank, f"it died:\n{self._tail()}"))
+                    log = self._log_of_death(rank)
+                    failures.append((0.0, rank, f"it died:\n{log}"))  # sorted as the first
                     continue
                 if failed_at is None:
                     results[rank] = answer
@@ -340,6 +340,13 @@ class Ranks:
             if stack := self._log.read():
                 return f"ranks {pending} still run; the stack of rank {rank} is:\n{stack}"
         return f"ranks {pending} are stopped." if pending else ""
+
+    def _log_of_death(self, rank: int) -> str:
+        """Returns the end of the log, where `serve` says how the rank ended, within 5 seconds."""
+        deadline = time.monotonic() + 5
+        while f"\nrank {rank} " not in "\n" + (log := self._tail()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return log
 
     def _tail(self) -> str:
         return "\n".join(Path(self._log.name).read_text(errors="replace").splitlines()[-30:])

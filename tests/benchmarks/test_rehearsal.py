@@ -57,6 +57,7 @@ def test_each_rank_has_a_row(benchmark, tmp_path):
     assert [row.split(" |")[0].rpartition(", ")[2] for row in rows] == ["rank 0", "rank 1"]
 
 
+@pytest.mark.long
 def test_steps_run_on_a_gpu(tmp_path):
     own = ("--dataset", "digits", "--peers", "torch", "--rounds", "1", "--steps", "12")
     command = (sys.executable, BENCHMARKS / "steps.py", "--device", "gpu", *own, "--no-proof")

@@ -146,6 +146,7 @@ def val_loss_of(folder: Path, *options: object) -> float:
     return float(read_csv(folder.parent / "runs" / "train" / "metrics.csv")[-1]["val_loss"])
 
 
+@pytest.mark.long
 def test_validation_can_be_limited(folder: Path) -> None:
     """To the first global batch: as if there were no other images."""
     data = folder / "images"

@@ -77,6 +77,7 @@ def test_the_same_command_says_done(whole: Training) -> None:
     assert start.out == f"{best_checkpoint(whole.checkpoints, 'val_accuracy')}\n"
 
 
+@pytest.mark.long
 def test_killed_and_stopped_while_it_counts(whole: Training, tmp_path: Path) -> None:
     end = steps_of(whole)
     training = make(tmp_path)

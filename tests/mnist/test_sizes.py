@@ -80,6 +80,7 @@ def check_chain(runs: Path, latent_size: int) -> None:
     assert ("latent_space.png" in names) == (latent_size > 1)  # a picture takes two dimensions
 
 
+@pytest.mark.long
 def test_a_chain_with_other_sizes(tmp_path: Path) -> None:
     check_chain(tmp_path, 2)
 

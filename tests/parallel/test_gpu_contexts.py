@@ -59,7 +59,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("gpus", "expected"), [(2, [{0}, {1}]), (1, [{0}, {0}])])
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [(2, [{0}, {1}]), pytest.param(1, [{0}, {0}], marks=pytest.mark.long)],
+)
 def test_ranks_of_a_pool_open_their_own(
     tmp_path: Path, gpus: int, expected: list[set[int]]
 ) -> None:

@@ -56,7 +56,11 @@ def ends(tasks: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
     return [task.returncode for task in tasks], messages
 
 
-@pytest.mark.parametrize("visible", [1, 2], ids=["--gpus-per-task=1", "--gpus-per-node=2"])
+@pytest.mark.parametrize(
+    "visible",
+    [pytest.param(1, marks=pytest.mark.long), 2],
+    ids=["--gpus-per-task=1", "--gpus-per-node=2"],
+)
 def test_each_task_uses_its_own_gpu(visible: int, tmp_path: Path) -> None:
     """Slurm shows a task its own GPU only, as cuda:0, or all GPUs of the job."""
     with two_tasks_of_srun(tmp_path, visible, 2, "--tensor-parallel", 2) as tasks:

@@ -233,7 +233,8 @@ class TestFailures:
         (log,) = job.runs.glob("*/log.txt")
         assert "FileNotFoundError: made to fail here" in log.read_text()
 
-    @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])
+    @pytest.mark.long
+    @pytest.mark.parametrize("rank", [0, 1])
     def test_a_hung_rank(self, job, rank):
         """It answers nobody, not even SIGTERM; the other's wait ends, and so does the job."""
         fault = Fault(BEFORE_STEP, 3, name="SIGSTOP", rank=rank)

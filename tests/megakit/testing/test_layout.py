@@ -66,6 +66,7 @@ def test_other_models_and_sizes(script, options, parameters):
     assert [row[3] for row in rows(done.out)] == parameters
 
 
+@pytest.mark.long
 def test_options_of_the_strategy():
     """Each is passed to `train_stage`; the language model has 8 blocks of 16 bytes in a step."""
     sizes = ("--block-size", 16, "--hidden-size", 32, "--num-layers", 2, "--num-attention-heads", 2)
