@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 #: Seconds to wait for the other ranks after a rank has failed.
 GRACE = 5.0
-#: Threads of a rank, above which it collects what earlier jobs left.
-MANY_THREADS = 60
-#: Threads of a rank before a job, above which new processes replace the pool's.
-TOO_MANY_THREADS = 150
+#: Threads of gloo in a rank, above which it collects what earlier jobs left.
+MANY_THREADS = 40
+#: Threads of gloo in a rank before a job, above which new processes replace the pool's.
+TOO_MANY_THREADS = 100
 
 _SERVE = "import sys; from megakit.testing.parallel import serve; serve(*sys.argv[1:])"
 
@@ -238,7 +238,7 @@ class Ranks:
             raise ValueError(f"world_size={size}: this pool has {self.number} processes.")
         payload = _by_value(function, arguments)
         if self._process is not None and any(
-            _num_threads(process) > TOO_MANY_THREADS for process in self._pids
+            _num_gloo_threads(process) > TOO_MANY_THREADS for process in self._pids
         ):
             self.close()
         self._start()
@@ -408,7 +408,7 @@ def _end_threads_of_earlier_jobs() -> None:
 
     Cycles through torch's gradient accumulators cannot be collected: see `TOO_MANY_THREADS`.
     """
-    if _num_threads(os.getpid()) > MANY_THREADS:
+    if _num_gloo_threads(os.getpid()) > MANY_THREADS:
         gc.collect()
 
 
@@ -416,8 +416,13 @@ def _freeze_nothing() -> None:
     """Stands in for `gc.freeze` in a rank; the pool's first process has frozen the frameworks."""
 
 
-def _num_threads(process: int) -> int:
-    return len(list(Path(f"/proc/{process}").glob("task/*")))
+def _num_gloo_threads(process: int) -> int:
+    """Counts threads by name, because torch's own threads depend on the number of cores."""
+    count = 0
+    for name in Path(f"/proc/{process}").glob("task/*/comm"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            count += name.read_text() == "pt_gloo_runloop\n"
+    return count
 
 
 def _by_value(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
