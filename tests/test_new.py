@@ -217,7 +217,7 @@ def test_from_an_example(tmp_path: Path, name: str) -> None:
     assert " ".join(listed) == f"tests {expected} layout tensorboard setup"
     assert "no verb 'tutorial'" in start(project / "run", "tutorial").err
     readme = (project / "README.md").read_text()
-    assert not re.search(r"[{}]", readme)
+    assert not re.search(r"\{[{%]", readme)
     for file in set(re.findall(r"`((?:tests/)?\w+\.(?:py|html|toml|lock))`", readme)):
         assert (project / file).is_file(), file
     ranks = ("--tensor-parallel", 2, "--devices", 2)

@@ -49,12 +49,18 @@ def _set_step(common: dict[str, Any]) -> None:
     progress["optimizer"]["step"]["total"]["completed"] = 3
 
 
+def _optimizer(common: dict[str, Any]) -> dict[str, Any]:
+    """In bfloat16, Megatron's optimizer holds another one; in float32 it is the only one."""
+    (optimizer,) = common["optimizer"]
+    return optimizer.get("optimizer", optimizer)
+
+
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no loops": (lambda common: common.pop("loops"), "KeyError: 'loops'"),
     "no optimizer": (lambda common: common.pop("optimizer"), "cannot be read"),
     "another step": (_set_step, "its steps differ"),
     "a rate that is text": (
-        lambda common: common["optimizer"][0]["optimizer"]["param_groups"][0].update(lr="fast"),
+        lambda common: _optimizer(common)["param_groups"][0].update(lr="fast"),
         "the optimizer's group 0.lr is a str",
     ),
     "a schedule with another method": (
@@ -62,7 +68,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         "lr_schedulers.0 has other entries",
     ),
     "a step of several numbers": (
-        lambda common: common["optimizer"][0]["optimizer"]["state"].update(common_step=[1, 2]),
+        lambda common: _optimizer(common)["state"].update(common_step=[1, 2]),
         "the optimizer's step",
     ),
 }
