@@ -37,6 +37,7 @@ def test_plain_lightning_waits_as_seldom(benchmark):
     assert sum(step.get("synchronizations", 0) for step in told["counts"]) == 2
 
 
+@pytest.mark.long
 def test_the_rehearsed_script_is_counted_and_computes_as_a_cpu(benchmark, tmp_path):
     rehearsal = benchmark("rehearsal")
     options = argparse.Namespace(**DIGITS, steps=10)

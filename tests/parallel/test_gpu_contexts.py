@@ -28,6 +28,7 @@ def opened(folder: Path) -> dict[int, set[int]]:
     return dict(found)
 
 
+@pytest.mark.long
 def test_a_launcher_opens_none_and_each_rank_its_own(tmp_path: Path) -> None:
     options = ("--dataset", "digits", "--accelerator", "gpu", "--devices", "2", "--max-steps", "1")
     changes = rehearsed(2, report=tmp_path)
@@ -59,10 +60,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    ("gpus", "expected"),
-    [(2, [{0}, {1}]), pytest.param(1, [{0}, {0}], marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("gpus", "expected"), [(2, [{0}, {1}]), (1, [{0}, {0}])])
 def test_ranks_of_a_pool_open_their_own(
     tmp_path: Path, gpus: int, expected: list[set[int]]
 ) -> None:

@@ -155,6 +155,7 @@ def start_threads(number):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
+@pytest.mark.long
 def test_new_processes_replace_ranks_with_many_threads_of_gloo():
     with Ranks(2) as pool:
         before = pool.run(os.getpid)

@@ -48,6 +48,7 @@ def over_budget(report: dict[str, Any], budget: tuple[float, ...]) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_the_chain_gives_the_results_of_a_cpu_within_its_budget(tmp_path: Path) -> None:
     """A difference in metrics.csv means that a GPU would compute something else than a CPU."""
     with ThreadPoolExecutor() as pool:
