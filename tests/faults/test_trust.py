@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from megakit.checkpoints.manifest import list_files, read_manifest, write_manifest
-from tests.faults.harness import BEFORE_STEP, Fault, Training
+from tests.faults.harness import ACCUMULATED, BEFORE_STEP, Fault, Training
 from tests.megakit.poison import Bomb
 
 pytestmark = pytest.mark.long
@@ -74,9 +74,12 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 }
 
 
-def test_what_a_resumption_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed"])
+def test_what_a_resumption_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    training = Training(tmp_path / "runs")
+    training = Training(tmp_path / "runs", options=(*ACCUMULATED, "--precision", precision))
     assert training.start(Fault(BEFORE_STEP, 8, name="SIGTERM")).status == 143
     (checkpoint,) = training.checkpoints.iterdir()
     intact = shutil.copytree(checkpoint, tmp_path / "intact")
