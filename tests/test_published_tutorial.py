@@ -211,14 +211,9 @@ needs_tutorial = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 @needs_tutorial
-@pytest.mark.parametrize(
-    "whose",
-    [
-        pytest.param("our components", id="our-components"),
-        pytest.param("its components", id="its-components", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("whose", ["our components", "its components"])
 def test_published_scripts_run(whose: str, mnist_dir: Path, tmp_path: Path) -> None:
     write(tmp_path, mnist_dir)
     if whose == "its components":  # else Python finds ours

@@ -106,6 +106,7 @@ def test_of_a_gpu():
 """
 
 
+@pytest.mark.long
 def test_tests_of_a_gpu_run_after_those_of_a_cpu(tmp_path: Path) -> None:
     """And pytest itself opens no GPU, since it would keep it."""
     changes = rehearsed(1, report=tmp_path)

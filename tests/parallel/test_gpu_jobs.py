@@ -76,6 +76,7 @@ def test_two_tasks_do_not_share_a_gpu(tmp_path: Path) -> None:
     assert "--devices 2: this machine has 1 GPU, and each process needs its own" in first
 
 
+@pytest.mark.long
 def test_a_rank_that_nccl_aborts_says_why(tmp_path: Path) -> None:
     """After its time-out NCCL aborts the process, which then runs no Python code any more."""
     options = ("--max-steps", 100_000, "--save-interval", 100_000, "--timeout", 77)

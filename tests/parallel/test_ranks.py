@@ -188,6 +188,7 @@ class TestFailures:
         with pytest.raises(ValueError, match="world_size=5: this pool has 4"):
             ranks.run(os.getpid, world_size=5)
 
+    @pytest.mark.long
     def test_death_and_silence(self):
         """In a pool of its own, which has to start anew after each of the two."""
         with Ranks(2, timeout=30) as pool:

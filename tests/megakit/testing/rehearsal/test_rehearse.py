@@ -214,6 +214,7 @@ def test_runs(found: dict[str, str], name: str) -> None:
     assert found[name] == "no error"
 
 
+@pytest.mark.long
 def test_the_report_of_a_command(tmp_path):
     """A process that opens no GPU writes none."""
     code = (
