@@ -37,6 +37,12 @@ def accuracy(runs: Path) -> float:
     return 100 * statistics.mean(label == prediction for label, prediction in cells)
 
 
+def by_seed(seeds: list[int], accuracies: list[float]) -> str:
+    """Lists the accuracy of each seed."""
+    each = ", ".join(f"{value:.2f}" for value in accuracies)
+    return f"seeds {', '.join(map(str, seeds))}: {each}"
+
+
 def chain_rows(data_dir: Path, folder: Path, seeds: list[int]) -> list[Row]:
     """Runs the three scripts at their defaults with each seed."""
     seconds: dict[str, list[float]] = {script: [] for script in SCRIPTS}
@@ -50,9 +56,8 @@ def chain_rows(data_dir: Path, folder: Path, seeds: list[int]) -> list[Row]:
             seconds[script].append(run(script, *options))
         accuracies.append(accuracy(runs))
     totals = [sum(times) for times in zip(*seconds.values(), strict=True)]
-    each = ", ".join(f"{value:.2f}" for value in accuracies)
     return [
-        Row("test accuracy", accuracies, "%", f"seeds {', '.join(map(str, seeds))}: {each}"),
+        Row("test accuracy", accuracies, "%", by_seed(seeds, accuracies)),
         Row("the three scripts", totals, "s"),
         *(Row(script, times, "s") for script, times in seconds.items()),
     ]
@@ -81,8 +86,13 @@ def label_rows(data_dir: Path, folder: Path, seeds: list[int]) -> list[Row]:
         gain = statistics.mean(found["pretrained"]) - statistics.mean(found["fresh"])
         name = f"{labels:,} labels" if labels else "all 55,000 labels"
         rows += [
-            Row(f"{name}, pretrained trunk", found["pretrained"], "%", f"{gain:+.1f} points"),
-            Row(f"{name}, fresh trunk", found["fresh"], "%"),
+            Row(
+                f"{name}, pretrained trunk",
+                found["pretrained"],
+                "%",
+                f"{gain:+.1f} points in the mean; {by_seed(seeds, found['pretrained'])}",
+            ),
+            Row(f"{name}, fresh trunk", found["fresh"], "%", by_seed(seeds, found["fresh"])),
         ]
     return rows
 

@@ -50,7 +50,7 @@ LIBRARY = ("data", "checkpoints", "runtime", "training", "job", "models")
 FOLDERS = {
     **{f"megakit/{name}": f"megakit/{name}/*.py" for name in LIBRARY},
     **{"mnist": "mnist/*.py", "scripts": "model_*.py", "run": "run"},
-    **{"set-up": "locks/*.sh", "lender": "locks/*.py"},
+    **{name: name for name in ("locks/*.sh", "locks/*.py")},
 }
 CHAINS = ["test_chain.py", "test_changes.py", "test_new.py", "parallel/test_named_values.py"]
 SUITE = ["tests"]

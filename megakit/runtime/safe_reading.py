@@ -3,7 +3,7 @@
 Megatron, NeMo and torch read a checkpoint with Python's unpickler and `torch.load`. The patches
 here install our own readers, which return only tensors and plain values (`plain_pickle`,
 `plain_archive`, `plain_metadata`). Every failure of a load becomes one `UserError`.
-docs/reliability.md lists every place that reads a file, and how this place is protected.
+docs/readers.md lists every place that reads a file, and how this place is protected.
 """
 
 import contextlib
