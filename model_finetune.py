@@ -41,8 +41,8 @@ class FinetuneOptions(DataOptions, CheckpointSizeOptions, TrainingOptions):
     """Optimizer steps to train for."""
 
     lr: float = 6e-2
-    """Peak learning rate, between a warm-up and a cosine decay to zero. It is high, because the
-    classes separate in a few latent numbers only if the trunk's weights change a lot."""
+    """Peak learning rate, between a warm-up and a cosine decay to zero. The rate is high, because
+    the classes separate in a few latent numbers only if the trunk's weights change a lot."""
 
     num_labels: Annotated[int | None, Range(least=10)] = None
     """Train on N labelled images, balanced over the classes; by default on all. With N, the last
@@ -71,7 +71,7 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
     module = BionemoLightningModule(
         config=ExampleFineTuneConfig(
             seed=options.seed,
-            # Only for random initial weights. With a checkpoint, its sizes replace these.
+            # Only for random initial weights. The sizes in a checkpoint replace these.
             hidden_size=options.size("hidden_size"),
             latent_size=options.size("latent_size"),
             initial_ckpt_path=run.plan.start,

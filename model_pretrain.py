@@ -22,7 +22,7 @@ PRETRAIN = Stage(
     model="PretrainModel",
     title="an autoencoder",
     width="hidden_size",  # the config field that tensor parallelism divides
-    num_pipeline_stages=2,  # at most: the encoder is one stage, the decoder the other
+    num_pipeline_stages=2,  # the maximum: the encoder is one stage, the decoder the other
     view=view_of_autoencoder,  # for TensorBoard
 )
 
@@ -43,7 +43,7 @@ class PretrainOptions(DataOptions, SizeOptions, TrainingOptions):
     better, but fine-tuning then separates the digits worse."""
 
     corruption: Annotated[float, Range(least=0, below=1)] = 0.2
-    """Share of each training image's pixels to set to 0; other random pixels in each epoch."""
+    """Share of each training image's pixels to set to 0. Each epoch draws other pixels."""
 
 
 def pretrain(run: Run[PretrainOptions]) -> Path:

@@ -43,10 +43,10 @@ def length_rows(name: str, num_samples: int) -> list[Row]:
     batch = _scaled(seconds_of(lambda: blend.get_batch(indices), 200), 1e6)
     return [
         Row(f"blend of {name}: build", builds, "ms"),
-        Row("its largest memory while building", [memory], "KiB"),
-        Row("its first item", first_item, "us"),
-        Row("its last item", last_item, "us"),
-        Row(f"its last batch of {BATCH_SIZE}", batch, "us"),
+        Row(f"blend of {name}: peak memory of the build", [memory], "KiB"),
+        Row(f"blend of {name}: first item", first_item, "us"),
+        Row(f"blend of {name}: last item", last_item, "us"),
+        Row(f"blend of {name}: last batch of {BATCH_SIZE}", batch, "us"),
     ]
 
 
@@ -60,8 +60,8 @@ def other_rows() -> list[Row]:
     tables = long._members.nbytes + long._before.nbytes
     note = f"{tables / 1000:.0f} kB for a period of {long.counts.sum():,} slots"
     return [
-        Row(f"a batch of {BATCH_SIZE}, {CHUNK_BATCHES} with one call", batch, "us"),
-        Row("build, weights 0.7, 0.2 and the root of 2", builds, "ms", note),
+        Row(f"a batch of {BATCH_SIZE}, {CHUNK_BATCHES} batches per call", batch, "us"),
+        Row("build, weights 0.7, 0.2 and the square root of 2", builds, "ms", note),
     ]
 
 
@@ -84,8 +84,8 @@ def megatron_rows() -> list[Row]:
 
         seconds, size = _scaled(seconds_of(build), 1e3), peak_bytes(build) / 1024
         rows.append(Row(f"Megatron's helper, {name}: build", seconds, "ms"))
-        rows.append(Row("its largest memory while building", [size], "KiB"))
-    rows[-1].note = "10 bytes per sample; 10^12 samples would be 10 TB, not tried"
+        rows.append(Row(f"Megatron's helper, {name}: peak memory of the build", [size], "KiB"))
+    rows[-1].note = "10 bytes per sample; 10^12 samples would need 10 TB and were not tried"
     return rows
 
 
@@ -99,7 +99,7 @@ def deviation(members: Any) -> float:
 def deviation_rows() -> list[Row]:
     ours = deviation(assign(whole_weights(UNEVEN).tolist()))
     theirs = deviation(by_megatron(UNEVEN, sum(UNEVEN)))
-    what = "largest difference from a share, weights 900 and 100 times 1"
+    what = "largest difference from a member's share, one weight of 900 and 100 weights of 1"
     return [
         Row(f"{what}: blend", [ours], "samples", "below 1 for any weights"),
         Row("the same: Megatron's helper", [theirs], "samples"),

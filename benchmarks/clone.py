@@ -53,7 +53,7 @@ def measure(figures: Figures, name: str, data_dir: Path) -> float:
         clone = Path(folder, "clone")
         figures.add(name, seconds)
         set_up = (clone / READY[name]).stat().st_mtime - began
-        figures.add(f"{name}: until all is set up", set_up)
+        figures.add(f"{name}: until the end of the set-up", set_up)
         predictions = (clone / "runs/predict/predictions.csv").read_text()
         figures.add(f"{name}: images predicted", predictions.count("\n") - 1, "images")
         return seconds
@@ -73,8 +73,9 @@ def main() -> None:
         shares.append(took[OURS] / took[PIP])
         each = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in took.items())
         print(f"run {number + 1}: {each}", file=sys.stderr, flush=True)
-    rows = [*figures.rows({}), Row("with uv, of pip's time", [100 * one for one in shares], "%")]
-    rows[-1].note = "each run beside its neighbour"
+    what = "time with uv, as a share of the time with pip"
+    note = "one share for each pair of runs"
+    rows = [*figures.rows({}), Row(what, [100 * one for one in shares], "%", note)]
     text = "\n".join(["## Clone to predictions", "", machine(), "", *HEADER, *map(str, rows)])
     print(text)
     if options.write:

@@ -31,7 +31,7 @@ Undo = list[tuple[Any, str, Any]]
 
 
 def logging(trainer: Any, before: dict[str, Any]) -> Undo:
-    """NeMo logs five values a step, and the learning rate, through Lightning"""
+    """NeMo logs five values per step, and the learning rate, through Lightning"""
     from nemo import lightning as nl
     from nemo.lightning.pytorch.optim import MegatronOptimizerModule
 
@@ -50,12 +50,12 @@ def logging(trainer: Any, before: dict[str, Any]) -> Undo:
 
 
 def schedule(trainer: Any, before: dict[str, Any]) -> Undo:
-    """NeMo's MegatronParallel around Megatron's schedule: look-ups and callbacks at every step"""
+    """NeMo's MegatronParallel calls Megatron's schedule, with callbacks and look-ups per step"""
     return [(trainer.strategy, "_calls_schedule", False)]
 
 
 def collectives(trainer: Any, before: dict[str, Any]) -> Undo:
-    """sums over the one rank of a group go through gloo"""
+    """gloo computes the sums over groups of only one rank"""
     from megatron.core.distributed import param_and_grad_buffer
     from megatron.core.tensor_parallel import layers
     from torch import distributed
@@ -73,7 +73,7 @@ def collectives(trainer: Any, before: dict[str, Any]) -> Undo:
 
 
 def linear(trainer: Any, before: dict[str, Any]) -> Undo:
-    """Megatron's product of its own, with the gradient of the images"""
+    """Megatron's own matrix product also computes the gradient of the images"""
     from megatron.core.tensor_parallel.layers import (
         linear_with_grad_accumulation_and_async_allreduce,
     )
@@ -87,7 +87,7 @@ def linear(trainer: Any, before: dict[str, Any]) -> Undo:
 
 
 def adam(trainer: Any, before: dict[str, Any]) -> Undo:
-    """torch's Adam weight by weight, and a look for CUDA before it"""
+    """torch's Adam updates each weight separately, and checks for CUDA first"""
     import torch
 
     inner = trainer.strategy.optimizers[0].mcore_optimizer.chained_optimizers[0].optimizer
@@ -114,9 +114,9 @@ STEP_CUTS: dict[str, Callable[[Any, dict[str, Any]], Undo]] = {
     function.__name__: function for function in (logging, collectives, linear, adam, schedule)
 }
 START_CUTS = {
-    "torchmetrics": "scipy.signal and torchvision, for torchmetrics",
-    "jit_fuser": "Megatron's fused functions by torch.compile",
-    "collector": "Python's garbage collector during imports",
+    "torchmetrics": "torchmetrics imports scipy.signal and torchvision",
+    "jit_fuser": "torch.compile compiles Megatron's fused functions",
+    "collector": "Python's garbage collector runs during imports",
 }
 
 
@@ -235,7 +235,7 @@ def step_row(cut: str, data_dir: Path, num_steps: int) -> Row:
     gains = [b - a for a, b in zip(made, undone, strict=False)]
     share = statistics.median(gains) / statistics.median(undone)
     what = (STEP_CUTS[cut].__doc__ or "").strip()
-    return Row(what, quartiles(gains), "ms", f"{share:.0%} of a step without it")
+    return Row(what, quartiles(gains), "ms", f"{share:.0%} of a step without the change")
 
 
 def prefetch_row(data_dir: Path, starts: int) -> Row:
@@ -251,8 +251,8 @@ def prefetch_row(data_dir: Path, starts: int) -> Row:
         gains.append(times[1] - times[0])
         undone.append(times[1])
     share = statistics.median(gains) / statistics.median(undone)
-    what = "batches fetched one at a time, by the step"
-    return Row(what, gains, "ms", f"{share:.0%} of a step without it")
+    what = "each step fetches its own batch, without prefetching"
+    return Row(what, gains, "ms", f"{share:.0%} of a step without the change")
 
 
 def quartiles(values: list[float]) -> list[float]:
@@ -266,7 +266,7 @@ def start_rows(starts: int) -> list[Row]:
     for _ in range(starts):
         for cut, times in seconds.items():
             times.append(float(run("--start-of", cut).splitlines()[-1]))
-    rows = [Row("imports, all changes made", seconds["none"], "s")]
+    rows = [Row("imports with all changes", seconds["none"], "s")]
     for cut, what in START_CUTS.items():
         gains = [b - a for a, b in zip(seconds["none"], seconds[cut], strict=True)]
         rows.append(Row(what, gains, "s", "saved"))
@@ -295,8 +295,12 @@ def main() -> None:
     title = "## What each change to the stack is worth"
     parts = [
         *(title, "", machine("nemo_toolkit", "megatron-core"), ""),
-        *("Of a step, the median and the middle half:", "", *HEADER, *map(str, rows), ""),
-        *("Of the start:", "", *HEADER, *map(str, start_rows(options.starts))),
+        "A row names what the frameworks do without a change. The median is the time that the "
+        "change saves per training step; the spread is the middle half of the values.",
+        *("", *HEADER, *map(str, rows), ""),
+        "Processor time of the imports with all changes, and the time that each change saves:",
+        *("", *HEADER),
+        *map(str, start_rows(options.starts)),
     ]
     text = "\n".join(parts)
     print(text)

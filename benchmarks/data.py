@@ -108,7 +108,7 @@ def permutation_rows() -> list[Row]:
 
         name = "bionemo-core's"
     except ImportError:
-        published, name = permute, "our own, as bionemo-core's is not importable"
+        published, name = permute, "megakit's, because bionemo-core is not importable"
 
     indices = np.arange(2**21)
     best = rate(lambda: permute(indices, 2**40, 42), indices.size, 1e6)
@@ -116,8 +116,13 @@ def permutation_rows() -> list[Row]:
     scalar = rate(scalar_loop(published), 20_000, 1e6)
     ratio = statistics.median(best) / statistics.median(scalar)
     return [
-        Row("permute, arrays, length 2^40", best, "M/s", f"{ratio:.0f} times the scalar one"),
-        Row("permute, arrays, length 2^40 + 1", worst, "M/s", "the worst case: most walking"),
+        Row("permute, arrays, length 2^40", best, "M/s", f"{ratio:.0f} times the rate one by one"),
+        Row(
+            "permute, arrays, length 2^40 + 1",
+            worst,
+            "M/s",
+            "the worst case: the most repeated hashes",
+        ),
         Row(f"permute, one by one ({name})", scalar, "M/s"),
     ]
 
@@ -130,11 +135,13 @@ def trillion_rows() -> list[Row]:
 
     resampler, last = build(), TRILLION - 1
     many = MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(Virtual(3)), 1_000_000)
+    first_item = _scaled(seconds_of(lambda: resampler[0], 10_000), 1e6)
+    last_item = _scaled(seconds_of(lambda: resampler[last], 10_000), 1e6)
     return [
         Row("resampler over 10^12: build", _scaled(seconds_of(build, 100), 1e3), "ms"),
         Row("resampler over 10^12: memory", [peak_bytes(build) / 1024], "KiB"),
-        Row("its first item", _scaled(seconds_of(lambda: resampler[0], 10_000), 1e6), "us"),
-        Row("its last item", _scaled(seconds_of(lambda: resampler[last], 10_000), 1e6), "us"),
+        Row("resampler over 10^12: first item", first_item, "us"),
+        Row("resampler over 10^12: last item", last_item, "us"),
         Row("epoch seeds, 10^6 epochs", [many.epoch_seeds.nbytes / 1e6], "bytes each"),
     ]
 
@@ -183,8 +190,8 @@ def flat_memory_rows() -> list[Row]:
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    gained, held = max(0, after - before) / 1024, f"{after / 1024:.0f} KiB held in all"
-    return [Row("memory gained over an epoch of 10^7", [gained], "KiB", held)]
+    gained, held = max(0, after - before) / 1024, f"{after / 1024:.0f} KiB allocated in all"
+    return [Row("growth of memory over an epoch of 10^7 samples", [gained], "KiB", held)]
 
 
 def random_effect_rows() -> list[Row]:
@@ -290,10 +297,10 @@ def loader_rows(data_dir: Path, dataset: Any) -> list[Row]:
         Row("the same with one worker", rates["one worker"], unit),
         *against,
         Row("limit: index_select and conversion", rates["limit"], unit),
-        Row("training loader, 30% of pixels dropped", rates["corrupted"], unit),
+        Row("training loader, 30% of pixels set to 0", rates["corrupted"], unit),
         Row("a forward pass of the autoencoder", _scaled(times["forward"], 1e6), "us"),
         Row(
-            "what dropping adds to a batch",
+            "time that setting pixels to 0 adds to a batch",
             [corruption * 1e6],
             "us",
             f"{corruption / median['forward']:.0%} of the forward pass",

@@ -56,7 +56,7 @@ def main() -> None:
             f"`./run layout`: 1,024 ranks, TP{tensor} x PP{pipeline}",
             [seconds_of_layout(tensor, pipeline) for _ in range(options.runs)],
             "s",
-            f"{number} ranks differ",
+            f"{number} different ranks",
         )
         for (tensor, pipeline), number in LAYOUTS.items()
     ]

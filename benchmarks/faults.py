@@ -139,10 +139,10 @@ def main() -> None:
     text = (
         "## Runs disturbed at random moments\n\n"
         f"{machine('nemo_toolkit', 'megatron-core').partition('; ')[0]}.\n\n"
-        f"`benchmarks/faults.py --runs {options.runs} --seed {options.seed}`: **{count}**; "
-        f"{kinds.total()} disturbances that came in time ({moments}), pretraining and fine-tuning "
-        f"by turns, {minutes:.0f} minutes; {options.runs - disturbed} more runs ended before their "
-        "disturbance."
+        f"`benchmarks/faults.py --runs {options.runs} --seed {options.seed}`: **{count}**. "
+        f"{kinds.total()} disturbances happened before the end of their run ({moments}). "
+        f"Pretraining and fine-tuning alternate. The study took {minutes:.0f} minutes. "
+        f"{options.runs - disturbed} more runs ended before their disturbance."
     )
     print(count)
     if options.write:

@@ -41,7 +41,7 @@ def same_mathematics(options: argparse.Namespace) -> list[str]:
         ours, plain = (train(peer, options, **job)["losses"] for peer in TITLES)
         lines.append(
             f"The losses of the first {PROOF_STEPS} steps differ from plain PyTorch's by at most "
-            f"{difference(plain, ours):.1e} (relative) in {precision}."
+            f"{difference(plain, ours):.1e} (relative) in precision {precision}."
         )
     return lines
 
@@ -65,7 +65,7 @@ def speed_rows(options: argparse.Namespace) -> list[Row]:
             loss = told[peer][0]["val_loss"]
             note = f"validation loss {loss:.4f}"
             note += f"; {share} of plain PyTorch's steps/s" if peer == "ours" else ""
-            rows.append(Row(f"{TITLES[peer]}, {precision}", values, "step/s", note))
+            rows.append(Row(f"{TITLES[peer]}, precision {precision}", values, "step/s", note))
     return rows
 
 
@@ -115,7 +115,8 @@ def main() -> None:
         title = f"## Training steps of examples/gpt{device}, beside plain PyTorch"
         sections["gpt-steps"] = [title, "", caption, "", *HEADER, *map(str, rows), "", *lines]
     if options.seeds:
-        caption = f"{where} The text is {text}, {sizes} bytes for training and validation."
+        caption = f"{where} The text is Python's standard library ({text}), {sizes} bytes for "
+        caption += "training and validation."
         title = f"## The language model of examples/gpt{device}"
         rows = seed_rows(options)
         sections["gpt"] = [title, "", caption, "", *HEADER, *map(str, rows)]

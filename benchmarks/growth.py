@@ -180,8 +180,8 @@ def main() -> None:
             measure(growth, options.data_dir)
         print(f"round {number + 1} done", file=sys.stderr, flush=True)
     caption = machine("nemo_toolkit", "megatron-core").replace("; median, lowest to highest", "")
-    caption += f" Medians of {options.rounds} rounds, one thread, bf16-mixed; batch 128, width 64"
-    lines = ["## Growth", "", f"{caption} where they do not grow."]
+    caption += f" Medians of {options.rounds} rounds, one thread, bf16-mixed. Batch size 128"
+    lines = ["## Growth", "", f"{caption} and width 64, except in the table that varies them."]
     for growth in all_growths:
         lines += ["", *table(growth)]
     print("\n".join(lines))

@@ -174,12 +174,13 @@ def main() -> None:
     text = "\n".join(
         [
             *("## Layouts", "", f"{where}.", ""),
-            f"{options.steps} steps of {jobs.GLOBAL_BATCH}, float32, one run each; largest "
-            f"difference to one process. Four ranks share {cores} cores here.",
+            f"{options.steps} steps of {jobs.GLOBAL_BATCH} samples, float32, one run of each "
+            "layout. The differences are the largest ones from one process, relative for the loss "
+            f"and absolute for weights and probabilities. Four ranks share {cores} cores.",
             *("", *layouts, ""),
-            f"How cost grows: {options.steps} steps, float32, medians of {options.runs} runs; "
-            f"{cores} cores. More than two processes are modelled; a percentage is of as many "
-            "times one process.",
+            f"Scaling with the number of processes: {options.steps} steps, float32, medians of "
+            f"{options.runs} runs, {cores} cores. The rates of more than two processes are "
+            "modelled. A rate of 100% is the rate of one process times the number of processes.",
             *("", *scaling),
         ]
     )

@@ -271,5 +271,5 @@ def slurm_job(bench: Bench, folder: Path) -> Done:
         whole, limited = (folder.joinpath(file).read_bytes() for folder in runs.values())
         if whole != limited:
             raise Failed(f"{file} is not the uninterrupted job's")
-    done.told += f"; restarts: {requeued}, metrics and predictions as uninterrupted"
+    done.told += f"; restarts: {requeued}, metrics and predictions equal the uninterrupted job's"
     return done

@@ -40,23 +40,23 @@ class Row:
 
 
 TWO = "README's two commands"
-TWO_JOBS = "examples/slurm, stopped by its time limit, and uninterrupted"
+TWO_JOBS = "examples/slurm, once stopped by its time limit, once uninterrupted"
 ROWS = {
     "debian12": Row("Debian 12, its own Python", TWO, rows.fresh_debian("bookworm"), cheap=True),
     "debian13": Row("Debian 13, its own Python", TWO, rows.fresh_debian("trixie")),
     "python3.11": Row("this machine, Python 3.11", TWO, rows.python_here("3.11"), cheap=True),
     "python3.12": Row("this machine, Python 3.12", TWO, rows.python_here("3.12"), cheap=True),
     "python3.13": Row("this machine, Python 3.13", TWO, rows.python_here("3.13"), cheap=True),
-    "closed-home": Row("a home that can't be written", TWO, rows.closed_home, cheap=True),
+    "closed-home": Row("a home folder without write permission", TWO, rows.closed_home, cheap=True),
     "path-with-spaces": Row("a path with spaces", TWO, rows.spaces, cheap=True),
     "numpy2": Row(
-        "packages of another's, with numpy 2",
+        "packages of another environment, with numpy 2",
         "`setup --venv`, the tutorial, two processes",
         rows.numpy_2,
         cheap=True,
     ),
     "container": Row(
-        "the Dockerfile on Debian 12: a foreign uid, no network, 64 MB /dev/shm",
+        "the Dockerfile on Debian 12: an unknown user id, no network, /dev/shm of 64 MB",
         "the tutorial",
         rows.container,
     ),
@@ -151,8 +151,8 @@ def main() -> int:
             print(f"{name}, {took:.0f} s in all: {results[name]}", file=sys.stderr, flush=True)
     lines = kept_lines(results) if options.write else list(map(str, results.values()))
     caption = machine().replace("; median, lowest to highest", "")
-    caption += " Each system has a clone, the network and no cache, except that this machine's rows"
-    caption += " share one cache of packages."
+    caption += " Each system has a clone, network access and no cache of packages. Only the rows of"
+    caption += " this machine share one cache."
     text = "\n".join(["## Foreign systems", "", caption, "", *HEADER, *lines])
     print(text)
     if options.write:

@@ -107,9 +107,9 @@ def main() -> None:
     lines = [
         "## Predictions by number of samples",
         "",
-        f"{caption} One run each, one process, float32; images computed from the index, no "
-        "report.html. The predictions of the largest point take "
-        f"{short(max(told['file'] for told in found.values()))} MB as text.",
+        f"{caption} One run for each number of samples, one process, float32. The images are "
+        "computed from the index, and no report.html is written. The largest predictions.csv has "
+        f"{short(max(told['file'] for told in found.values()))} MB.",
         "",
         "| samples | peak memory | whole process | predicting alone | merging and writing |",
         "|---|---|---|---|---|",

@@ -152,7 +152,8 @@ def comparison(options: argparse.Namespace, rehearsed: Path, folder: Path) -> st
     tables = [path / "pretrain" / "metrics.csv" for path in (rehearsed, folder)]
     is_same = tables[0].read_bytes() == tables[1].read_bytes()
     verdict = "equals, byte for byte," if is_same else "DIFFERS from"
-    return f"metrics.csv of the rehearsed pretraining {verdict} the one of a CPU in bf16-mixed."
+    other = "metrics.csv of pretraining on a CPU in bf16-mixed"
+    return f"metrics.csv of the rehearsed pretraining {verdict} {other}."
 
 
 def main() -> None:
@@ -176,9 +177,9 @@ def main() -> None:
     caption = machine("lightning", "nemo_toolkit", "megatron-core", device="cpu")
     caption = caption.replace("; median, lowest to highest", "")
     caption += (
-        f" {options.steps} steps on rehearsed GPUs, bf16-mixed; the language model has steps of "
-        "8 blocks of 128 tokens. The median is the number of a step "
-        "without a log; the mean includes the logs. Copies and megabytes are those between host "
+        f" {options.steps} steps on rehearsed (simulated) GPUs, bf16-mixed; the language model has "
+        "steps of 8 blocks of 128 tokens. The median is the count of a step without a log; the "
+        "mean also covers the steps with a log. Copies and megabytes are transfers between host "
         "and GPU."
     )
     text = "\n".join(

@@ -6,6 +6,7 @@
 import argparse
 import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,10 @@ ALL = {
 
 
 def main() -> int:
-    lines = [f"  {name:11} {one.what} ({one.minutes} min)" for name, one in ALL.items()]
+    lines = [
+        textwrap.fill(f"  {name:11} {one.what} ({one.minutes} min)", 79, subsequent_indent=" " * 14)
+        for name, one in ALL.items()
+    ]
     parser = argparse.ArgumentParser(
         prog="run benchmarks",
         description="Runs benchmarks and writes benchmarks/RESULTS.md; by default all of them:\n"
@@ -80,7 +84,13 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="which; in this order")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument(
+        "--data-dir",
+        metavar="PATH",
+        type=Path,
+        default=Path("data"),
+        help="folder that contains MNIST/raw (default: data)",
+    )
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in ALL]:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")

@@ -111,7 +111,8 @@ def same_mathematics(peers: list[str], **job: Any) -> dict[tuple[str, str], floa
 def proof_lines(differences: dict[tuple[str, str], float]) -> list[str]:
     """What same_mathematics found, in a sentence for each peer."""
     return [
-        f"{TITLES[peer]}: the losses of the first {PROOF_STEPS} steps differ from ours by at most "
+        f"{TITLES[peer]}: the losses of the first {PROOF_STEPS} steps differ from those of "
+        f"{TITLES['ours']} by at most "
         f"{differences[peer, '32']:.1e} (relative) in float32, "
         f"{differences[peer, 'bf16-mixed']:.1e} in bf16-mixed."
         for peer, precision in differences
@@ -128,12 +129,13 @@ def rows_of(measured: Measured) -> list[Row]:
     rows = []
     for (peer, threads), values in rates.items():
         processor = [one["processor_ms_per_step"] for one in measured[peer, threads]]
-        note = f"{statistics.median(processor):.2f} ms of processor time a step"
+        note = f"{statistics.median(processor):.2f} ms of processor time per step"
         if peer != "ours" and best[peer] == threads:
             ours = rates["ours", best["ours"]]
             ratios = [own / other for own, other in zip(ours, values, strict=True)]
             low, high = min(ratios), max(ratios)
-            note += f"; ours is {statistics.median(ratios):.2f} of it ({low:.2f} to {high:.2f})"
+            ratio = f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+            note += f"; {TITLES['ours']} has {ratio} of these steps/s"
         unit = "step/s" if best[peer] == threads else "step/s, not its best"
         rows.append(Row(f"{TITLES[peer]}, {threads} thread(s)", values, unit, note))
     return rows

@@ -43,13 +43,13 @@ def rows(data_dir: Path, folder: Path, seeds: list[int], options: list[str]) -> 
         Row("test accuracy", accuracies, "%", f"seeds {', '.join(map(str, seeds))}: {each}"),
         Row("the three scripts", minutes, "min", f"the goal: {GOAL}"),
         *(Row(script, times, "s") for script, times in seconds.items()),
-        Row("peak memory, of the largest of the three", megabytes, "MB"),
+        Row("peak memory of the script that needs the most", megabytes, "MB"),
     ]
 
 
 def own_lines() -> list[str]:
     """A table of what is new in each file, beside the first model's that it was made from."""
-    table = ["| file | lines | of them not in the first model's |", "|---|---|---|"]
+    table = ["| file | lines | of these, lines that the tutorial's file lacks |", "|---|---|---|"]
     made_from = {script: script for script in SCRIPTS}
     made_from["vit_components.py"] = "model_components.py"
     for name, first in made_from.items():

@@ -33,7 +33,7 @@ class MnistBatch(TypedDict):
 
 
 class MNISTCustom(Dataset[MnistItem]):
-    """MNIST with dictionaries as samples. A sample depends on its index only.
+    """Provides MNIST with dictionaries as samples. A sample depends only on its index.
 
     Args:
         root: Folder that contains `MNIST/raw`.

@@ -54,7 +54,7 @@ def arguments_for(script: str, options: TutorialOptions) -> list[str]:
 
 
 def import_stack(options: TutorialOptions) -> None:
-    """Imports the frameworks once; the scripts' processes, forked from this one, share them.
+    """Imports the frameworks once, for the processes of all scripts, which are forked from here.
 
     This works only for a single process on a CPU: a forked process cannot use a GPU that its parent
     has used.
