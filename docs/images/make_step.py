@@ -1,0 +1,229 @@
+"""Draws the picture of docs/concepts.md: which function calls which in one training step.
+
+    python docs/images/make_step.py
+
+`tests/docs/test_training_step.py` compares `CALLS` with the calls of a real training step.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+PICTURE = Path(__file__).resolve().parent / "training_step.svg"
+WIDTH, ROW, INDENT, MARGIN, TOP = 760, 46, 20, 20, 106
+#: Of each owner: the fill of its rows on a light and on a dark screen.
+FILLS = {
+    "Lightning": ("#eadcf8", "#4a3560"),
+    "NeMo": ("#dcefd6", "#2f4d2a"),
+    "Megatron-Core": ("#d7e8fb", "#26425f"),
+    "yours": ("#fdebc8", "#5c4413"),
+    "megakit": ("#f8d9dc", "#5f2a33"),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a training step.
+
+    Attributes:
+        depth: How many calls of the picture are around this call.
+        owner: Whose function is called; a key of `FILLS`.
+        function: The function as `module:Class.method`.
+        note: What the function does, in a few words.
+        repeated: Whether the call is made for each micro batch.
+    """
+
+    depth: int
+    owner: str
+    function: str
+    note: str
+    repeated: bool = False
+
+    @property
+    def name(self) -> str:
+        """The function without its module."""
+        return self.function.partition(":")[2]
+
+
+_SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+_STRATEGY = "nemo.lightning.pytorch.strategies.megatron_strategy:MegatronStrategy"
+
+CALLS = [
+    Call(0, "Lightning", "lightning.pytorch.trainer.trainer:Trainer.fit", "runs the training"),
+    Call(
+        1,
+        "Lightning",
+        "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop.advance",
+        "runs one step; does not read the data",
+    ),
+    Call(2, "NeMo", f"{_STRATEGY}.optimizer_step", "passes the rest of the step as a closure"),
+    Call(
+        3,
+        "NeMo",
+        "nemo.core.optim.mcore_optim:McoreDistributedOptimizer.step",
+        "runs the closure, and then Megatron's optimizer",
+    ),
+    Call(4, "NeMo", f"{_STRATEGY}.training_step", "sets the gradient buffers to 0"),
+    Call(
+        5,
+        "NeMo",
+        "nemo.lightning.megatron_parallel:MegatronParallel.training_step",
+        "finds your methods; chooses Megatron's schedule",
+    ),
+    Call(
+        6,
+        "Megatron-Core",
+        f"{_SCHEDULES}:forward_backward_no_pipelining",
+        "the schedule: loops over the micro batches",
+    ),
+    Call(
+        7,
+        "Megatron-Core",
+        f"{_SCHEDULES}:forward_step",
+        "computes one micro batch",
+        repeated=True,
+    ),
+    Call(
+        8,
+        "yours",
+        "model_components:ExampleModelTrunk.set_input_tensor",
+        "stores the previous stage's output",
+        repeated=True,
+    ),
+    Call(
+        8,
+        "NeMo",
+        "nemo.lightning.megatron_parallel:default_data_step",
+        "reads one micro batch; copies it to the device",
+        repeated=True,
+    ),
+    Call(
+        8,
+        "yours",
+        "model_components:BionemoLightningModule.training_step",
+        "returns the model's output, not a loss",
+        repeated=True,
+    ),
+    Call(
+        9, "yours", "model_components:PretrainModel.forward", "computes the output", repeated=True
+    ),
+    Call(
+        8,
+        "yours",
+        "model_components:MSELossReduction.forward",
+        "returns the loss and a report for the log",
+        repeated=True,
+    ),
+    Call(
+        7,
+        "Megatron-Core",
+        f"{_SCHEDULES}:backward_step",
+        "adds the gradients to the gradient buffers",
+        repeated=True,
+    ),
+    Call(
+        7,
+        "Megatron-Core",
+        "megatron.core.distributed.finalize_model_grads:finalize_model_grads",
+        "synchronizes the gradients",
+    ),
+    Call(
+        8,
+        "Megatron-Core",
+        "megatron.core.distributed.distributed_data_parallel:"
+        "DistributedDataParallel.finish_grad_sync",
+        "all-reduces the buffers over the data-parallel ranks",
+    ),
+    Call(
+        6,
+        "megakit",
+        "megakit.training.losses:MeanLossReduction.reduce",
+        "averages the reports; returns the value to log",
+    ),
+    Call(
+        4,
+        "Megatron-Core",
+        "megatron.core.optimizer.optimizer:ChainedOptimizer.step",
+        "clips the gradients; updates the weights",
+    ),
+]
+
+TITLE = "One training step: which function calls which"
+DESCRIPTION = (
+    "A numbered list of function calls. A call that is further right is made by the nearest call "
+    "above it that is further left."
+)
+
+
+def described() -> str:
+    """Returns the description for screen readers: all calls in order."""
+    rows = [
+        f"{number}. {call.owner}: {call.name} {call.note}." for number, call in enumerate(CALLS, 1)
+    ]
+    return " ".join([DESCRIPTION, *rows])
+
+
+def style() -> str:
+    """Returns the picture's style sheet, for light and dark screens."""
+    names = {owner: f"o{place}" for place, owner in enumerate(FILLS)}
+    light = "".join(f".{names[owner]}{{fill:{fills[0]}}}" for owner, fills in FILLS.items())
+    dark = "".join(f".{names[owner]}{{fill:{fills[1]}}}" for owner, fills in FILLS.items())
+    return (
+        "text{fill:#1a1a1a}.back{fill:#ffffff}.line{stroke:#555555;fill:none}"
+        f"{light}"
+        "@media (prefers-color-scheme: dark){"
+        f"text{{fill:#f2f2f2}}.back{{fill:#161616}}.line{{stroke:#aaaaaa}}{dark}}}"
+    )
+
+
+def row(number: int, call: Call, top: int) -> list[str]:
+    """Returns the elements of one call."""
+    left = MARGIN + call.depth * INDENT
+    owner = f"o{list(FILLS).index(call.owner)}"
+    return [
+        f'<rect class="{owner}" x="{left}" y="{top}" width="{WIDTH - MARGIN - 60 - left}" '
+        f'height="{ROW - 6}" rx="4"/>',
+        f'<text x="{left + 8}" y="{top + 17}" font-family="monospace" font-size="13" '
+        f'font-weight="bold">{number}. {escape(call.name)}</text>',
+        f'<text x="{left + 8}" y="{top + 33}" font-size="13">'
+        f"{escape(call.owner)}: {escape(call.note)}</text>",
+    ]
+
+
+def bracket() -> list[str]:
+    """Returns the bracket beside the calls that are made for each micro batch."""
+    rows = [place for place, call in enumerate(CALLS) if call.repeated]
+    top, bottom = TOP + rows[0] * ROW, TOP + (rows[-1] + 1) * ROW - 6
+    x, middle = WIDTH - MARGIN - 50, (TOP + rows[0] * ROW + bottom) // 2
+    return [
+        f'<path class="line" d="M{x},{top} h12 V{bottom} h-12"/>',
+        f'<text x="{x + 30}" y="{middle}" font-size="13" text-anchor="middle" '
+        f'transform="rotate(90 {x + 30} {middle})">for each micro batch</text>',
+    ]
+
+
+def picture() -> str:
+    """Returns the picture as SVG."""
+    height = TOP + ROW * len(CALLS) + MARGIN
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif" role="img" aria-labelledby="title desc">',
+        f'<title id="title">{TITLE}</title>',
+        f'<desc id="desc">{escape(described())}</desc>',
+        f"<style>{style()}</style>",
+        f'<rect class="back" width="{WIDTH}" height="{height}"/>',
+        f'<text x="{MARGIN}" y="32" font-size="18" font-weight="bold">{TITLE}</text>',
+        f'<text x="{MARGIN}" y="56" font-size="13">Your script calls trainer.fit. '
+        "The caller of a row is the nearest row above it that starts further left.</text>",
+    ]
+    for place, owner in enumerate(FILLS):
+        x = MARGIN + place * 145
+        out.append(f'<rect class="o{place}" x="{x}" y="70" width="18" height="18" rx="3"/>')
+        out.append(f'<text x="{x + 26}" y="84" font-size="13">{escape(owner)}</text>')
+    for place, call in enumerate(CALLS):
+        out += row(place + 1, call, TOP + place * ROW)
+    return "\n".join([*out, *bracket(), "</svg>"]) + "\n"
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(picture())
