@@ -1,7 +1,7 @@
 """Writes the tutorial's report.html: results of both trainings, and a canvas to draw a digit.
 
 The page classifies drawings with the operations that `megakit.models.graph` traces from the
-classifier. Its script, in `report.html`, converts a drawing as `own_pictures.py` converts pictures.
+classifier. The page's script, in `mnist/report.html`, converts drawings like `own_pictures.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from megakit.checkpoints.folders import list_checkpoints
 from megakit.checkpoints.manifest import read_manifest, verify
 from megakit.errors import UserError
 from megakit.reporting import report_parts as parts
-from megakit.reporting.figure_style import class_color
 from megakit.reporting.metrics import read_metrics
 from megakit.reporting.predictions import Predictions
-from megakit.reporting.report import Section, embed_graph, embed_json, picture, write_report
+from megakit.reporting.report import Section, embed_graph, picture, write_report
 from megakit.reporting.results import Results
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ T = TypeVar("T")
 FOLDER = "checkpoints"
 DRAWING = Path(__file__).with_suffix(".html")
 #: Two classes are tied if their probabilities differ by less than this. Prediction in bfloat16
-#: changes a probability by at most 0.02 on MNIST's 10,000 test images; 0.2 is ten times as much.
+#: changes a probability by at most 0.02 on MNIST's 10,000 test images; 0.2 is ten times that.
 TIE = 0.2
 
 
@@ -51,8 +50,8 @@ def write_digit_report(
         path: Path of the page, `.html`.
         results: Results for the test set.
         images: Images of the test set, (N, 28, 28), indexed by the predictions' `idx`.
-        checkpoint: The classifier's checkpoint in its training's output folder. The page finds the
-            curves and the pretraining's checkpoint from there.
+        checkpoint: The classifier's checkpoint in the output folder of its training. From this
+            path, the page finds the curves and the checkpoint of pretraining.
         dataset: Name of the dataset that the classifier was trained on.
     """
     notes: list[str] = []
@@ -64,11 +63,16 @@ def write_digit_report(
     sections = _latents(predictions) if graph is None else [_drawing(graph, shown, predictions)]
     sections += _curves({"Pretraining": pretrained, "Fine-tuning": checkpoint}, notes)
     if pretrained is not None:
-        originals = shown[_one_of_each(predictions.label)]
+        rows = _one_of_each(predictions.label)
+        originals = shown[rows]
         restored = _or_note(
             lambda: reconstruct(pretrained, originals), "the reconstructions", notes
         )
-        sections += [] if restored is None else [_reconstructions(originals, restored)]
+        sections += (
+            []
+            if restored is None
+            else [_reconstructions(originals, restored, predictions.label[rows])]
+        )
     sections += _mistakes(images, results)
     scores = results.scores()
     facts = {
@@ -79,7 +83,7 @@ def write_digit_report(
     }
     title = "Handwritten digits"
     if predictions.latent is not None:
-        title += f" in {predictions.latent.shape[1]} numbers"
+        title += f" in a latent space of {predictions.latent.shape[1]} dimensions"
     write_report(path, title, facts, sections, notes)
 
 
@@ -178,20 +182,24 @@ def find_pretraining(checkpoint: Path, notes: list[str]) -> Path | None:
 
 def _drawing(graph: Graph, images: NDArray[np.uint8], predictions: Predictions) -> Section:
     samples = [
-        f"<button type=button>{picture(images[row], f'Test image of a {label}')}</button>"
+        f"<button type=button>{picture(images[row], _sample(predictions, row))}</button>"
         for row in _one_of_each(predictions.label)
-        for label in [predictions.label[row]]
     ]
     latents = _latents(predictions)
     pieces = {
         "samples": "".join(samples),
-        "latents": latents[0].body if latents else "",
+        "latents": "".join(f"<p class=about>{each.text}</p>{each.body}" for each in latents),
         "model": embed_graph(graph.description(), graph.weights, "model"),
-        "colors": embed_json([class_color(digit) for digit in range(10)], "colors"),
     }
     body = re.sub(r"\{\{(\w+)\}\}", lambda place: pieces[place[1]], DRAWING.read_text("utf-8"))
-    text = "This page classifies your drawing with the trained weights, in your browser."
-    return Section("Draw a digit", " ".join([text, *(section.text for section in latents)]), body)
+    text = "The trained weights classify your drawing in your browser."
+    return Section("Draw a digit", text, body)
+
+
+def _sample(predictions: Predictions, row: int) -> str:
+    """Returns the name of a test image, with its label and the prediction."""
+    label, prediction = predictions.label[row], predictions.prediction[row]
+    return f"Test image of the digit {label}, predicted as {prediction}"
 
 
 def _latents(predictions: Predictions) -> list[Section]:
@@ -201,12 +209,12 @@ def _latents(predictions: Predictions) -> list[Section]:
     chart = parts.points_in_space(
         predictions.latent,
         predictions.label,
-        "Test images as points in three dimensions, in the colours of their digits",
+        "Test images as points in the latent space, in the colours of their digits",
         name="latents",
     )
     text = (
-        "The trunk maps each image to a point, and the head classifies by the point's position. "
-        "Each point is a test image in the colour of its digit. Drag to rotate the chart."
+        "The trunk maps each test image to a point. The head classifies by the position of the "
+        "point. Each colour is one digit. Drag the chart, or use its buttons, to rotate the view."
     )
     return [Section("Latent space", text, chart)]
 
@@ -228,11 +236,14 @@ def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> list[Secti
     return [Section("Training", text, parts.side_by_side(found))] if found else []
 
 
-def _reconstructions(originals: NDArray[np.uint8], restored: NDArray[np.uint8]) -> Section:
+def _reconstructions(
+    originals: NDArray[np.uint8], restored: NDArray[np.uint8], labels: NDArray[np.int64]
+) -> Section:
+    names = [f"Digit {label}" for label in labels]
     return Section(
         "Reconstructions",
         "Test images, and their reconstructions by the pretrained autoencoder.",
-        parts.pairs(originals, restored, ("original", "reconstruction")),
+        parts.pairs(originals, restored, ("original", "reconstruction"), names),
     )
 
 
@@ -240,7 +251,7 @@ def _mistakes(images: NDArray[np.uint8], results: Results) -> list[Section]:
     matrix = Section(
         "Confusion matrix",
         "Each row shows how the images of one digit were predicted, with one column for each "
-        "predicted digit. Blue cells are right. Darker red cells are more frequent mistakes.",
+        "predicted digit. Blue cells are right. Stronger red cells are more frequent mistakes.",
         parts.confusion_matrix(results.confusions),
     )
     worst = results.mistakes

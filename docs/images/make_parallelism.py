@@ -1,16 +1,22 @@
-"""Draws the pictures of docs/parallelism.md: which weights of the model live on which rank.
+"""Draws the pictures of docs/parallelism.md: which rank holds which weights of the model.
 
     python docs/images/make_parallelism.py
 
-Sizes come from the model's own: 784-64-3 (linear1, linear2) and 3-64-784 (linear3, linear4).
+The sizes are those of the model: 784-64-3 (linear1, linear2) and 3-64-784 (linear3, linear4).
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-WIDTH, ROW, GAP, MARGIN = 300, 40, 110, 20
+WIDTH, ROW, GAP, MARGIN = 330, 40, 110, 20
 FILL = {"cut": "#d7e8fb", "whole": "#e6f4e3", "data": "#fdf0d5"}
+#: The borders differ too, for readers who cannot distinguish the colours.
+BORDER = {
+    "cut": 'stroke="#1f6fb5" stroke-dasharray="6 3"',
+    "whole": 'stroke="#3f7f35"',
+    "data": 'stroke="#9a6a00" stroke-dasharray="2 3"',
+}
 
 
 @dataclass
@@ -38,7 +44,7 @@ def weights(tensor: int = 1, parts: str = "12", rank: int = 0) -> list[tuple[str
 
 
 def draw(name: str, title: str, ranks: list[Rank], between: list[str], below: str) -> Path:
-    """Writes one picture: the ranks side by side, and what travels between them.
+    """Writes one picture: the ranks side by side, and what they communicate.
 
     Args:
         name: Of the file.
@@ -48,10 +54,15 @@ def draw(name: str, title: str, ranks: list[Rank], between: list[str], below: st
         below: A line under the picture.
     """
     height = MARGIN * 2 + 90 + ROW * max(len(rank.rows) for rank in ranks)
+    held = "; ".join(
+        f"{rank.title}: " + ", ".join(f"{label} {shape}" for _, label, shape in rank.rows)
+        for rank in ranks
+    )
     total = MARGIN * 2 + WIDTH * len(ranks) + GAP * (len(ranks) - 1)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {height}" '
         f'font-family="sans-serif" font-size="13" role="img" aria-label="{title}">',
+        f"<title>{title}</title><desc>{held}. Between the ranks: {' '.join(between)}.</desc>",
         f'<rect width="{total}" height="{height}" fill="white"/>',
         f'<text x="{MARGIN}" y="30" font-size="16" font-weight="bold">{title}</text>',
     ]
@@ -67,7 +78,7 @@ def draw(name: str, title: str, ranks: list[Rank], between: list[str], below: st
             top = y + 28 + row * ROW
             out.append(
                 f'<rect x="{x + 8}" y="{top}" width="{WIDTH - 16}" height="{ROW - 6}" rx="4" '
-                f'fill="{FILL[kind]}"/>'
+                f'fill="{FILL[kind]}" {BORDER[kind]}/>'
             )
             out.append(f'<text x="{x + 16}" y="{top + 22}">{label}</text>')
             out.append(f'<text x="{x + 85}" y="{top + 22}">{shape}</text>')
@@ -95,30 +106,30 @@ def main() -> None:
     batch = ("data", "samples", "all of the global batch")
     draw(
         "tensor_parallel",
-        "Tensor parallel 2: every layer is cut along its 64",
+        "Tensor parallel 2: each layer is sharded along its dimension of 64",
         [Rank(f"rank {r}", [*weights(2, "1234", r), batch]) for r in (0, 1)],
         ["all-reduce of", "z (B x 3) and", "x_hat (B x 784)"],
-        "Blue: a part of a weight. Green: the same on both. Yellow: data.",
+        "Blue, dashed: a shard of a weight. Green, solid: a whole weight. Yellow, dotted: data.",
     )
     draw(
         "pipeline_parallel",
-        "Pipeline parallel 2: the encoder on one stage, what follows it on the next",
+        "Pipeline parallel 2: the encoder on one stage, the decoder on the next stage",
         [
             Rank("rank 0: first stage", [*weights(parts="12"), ("data", "samples", "the images")]),
             Rank("rank 1: last stage", [*weights(parts="34"), ("data", "samples", "the targets")]),
         ],
-        ["z (B x 3) there,", "its gradient", "back"],
-        "Each weight lives on one rank only; a step's micro batches follow one another.",
+        ["z (B x 3) forward,", "its gradient", "backward"],
+        "Each weight is on one rank only. The micro batches of a step are computed in succession.",
     )
     draw(
         "data_parallel",
-        "Data parallel 2: the whole model twice, half of the samples each",
+        "Data parallel 2: two copies of the model, half of the samples each",
         [
             Rank(f"rank {r}", [*weights(parts="1234"), ("data", "samples", f"{half} half")])
             for r, half in ((0, "the first"), (1, "the second"))
         ],
         ["all-reduce of", "all gradients,", "once a step"],
-        "With the distributed optimizer each rank keeps Adam's two moments of half the weights.",
+        "With the distributed optimizer, each rank stores Adam's moments of half of the weights.",
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.reporting.figure_style import BAD, GOOD, INK, class_color, figure_style
+from megakit.reporting.figure_style import BAD, GOOD, class_color, figure_style, text_color
 from megakit.reporting.predictions import shares_of_rows
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def confusion_matrix(counts: NDArray[np.int64]) -> Figure:
     """Draws how often each label (row) got each prediction (column), from counts (K, K)."""
+    from matplotlib.colors import to_hex
     from matplotlib.figure import Figure
 
     num_classes, num_samples = len(counts), counts.sum()
@@ -27,12 +28,12 @@ def confusion_matrix(counts: NDArray[np.int64]) -> Figure:
     with figure_style():
         figure = Figure((8, 7.2))
         axes = figure.add_axes((0.09, 0.09, 0.8, 0.8))
-        axes.imshow(_confusion_colors(shares), aspect="auto")
+        cells = _confusion_colors(shares)
+        axes.imshow(cells, aspect="auto")
         style: dict[str, Any] = {"va": "center", "fontsize": 10}
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                is_dark = row == column and shares[row, column] > 0.4
-                color = "white" if is_dark else INK
+                color = text_color(to_hex(cells[row, column]))
                 axes.text(column, row, f"{count:,}", ha="center", color=color, **style)
         for row, (share, total) in enumerate(zip(np.diag(shares), totals, strict=True)):
             axes.text(num_classes - 0.4, row, f"{share:.1%}" if total else "none", **style)
@@ -111,7 +112,7 @@ def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
             axes, flat = figure.add_axes((0.1, 0.1, 0.84, 0.8)), {}
         colors = [class_color(label) for label in labels]
         area = np.clip(30_000 / max(len(points), 1), 5, 40)  # fewer points are larger
-        axes.scatter(*points.T, s=area, c=colors, alpha=0.5, linewidths=0, **flat)
+        axes.scatter(*points.T, s=area, c=colors, alpha=0.7, linewidths=0, **flat)
         for label in np.unique(labels):
             middle = np.median(points[labels == label], axis=0)
             box = {"boxstyle": "circle,pad=0.25", "fc": "white", "ec": class_color(label), "lw": 2}

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from megakit.reporting.drawing import to_png
 from megakit.reporting.figure_style import BAD, GOOD
 from megakit.reporting.files import write_atomically
+from megakit.reporting.page_colors import PAGE_COLORS, style_sheet
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.html"
+CHARTS = TEMPLATE.with_name("charts.js")
 INTERPRETER = TEMPLATE.with_name("graph.js")
 
 
@@ -61,12 +63,16 @@ def write_report(
         ),
         "notes": "".join(f"<p class=note>{html.escape(note)}</p>" for note in notes),
         "sections": "\n".join(
-            f"<section>\n<h2>{html.escape(section.title)}</h2>\n"
+            f'<section aria-label="{html.escape(section.title)}">\n'
+            f"<h2>{html.escape(section.title)}</h2>\n"
             f"<p>{html.escape(section.text)}</p>\n{section.body}\n</section>"
             for section in sections
         ),
+        "colors": style_sheet(),
         "right": GOOD,
         "wrong": BAD,
+        "pairs": embed_json(list(PAGE_COLORS.values()), "page-colors"),
+        "charts": CHARTS.read_text("utf-8"),
         "plotly": importlib.import_module("plotly.offline").get_plotlyjs(),
     }
     # Replaces in one pass, so that inserted text is not searched for placeholders.
@@ -85,7 +91,8 @@ def chart(
     """Returns the HTML of a chart, which plotly draws when the page opens.
 
     Args:
-        traces: The traces in plotly's JSON format; sequences of numbers may be arrays.
+        traces: The traces in plotly's JSON format; sequences of numbers may be arrays. Colours of
+            the light scheme in `page_colors` follow the scheme of the browser.
         layout: The layout in the same format. The template adds the settings of all charts.
         label: A description of the chart, for users who cannot see the chart.
         name: The id of the element, for a script.

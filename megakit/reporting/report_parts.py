@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.reporting.figure_style import BAD, GOOD, class_color
+from megakit.reporting import alternatives
+from megakit.reporting.figure_style import BAD, GOOD, blend, class_color, text_color
 from megakit.reporting.metrics import Metrics, further_columns, in_words
+from megakit.reporting.page_colors import PAGE_COLORS
 from megakit.reporting.predictions import shares_of_rows
 from megakit.reporting.report import chart, picture
 
@@ -19,7 +21,7 @@ TICKS = [times * 10.0**power for power in range(-6, 4) for times in (1, 2, 5)]
 def curves(rows: Sequence[Metrics], label: str) -> str:
     """Returns a chart of losses over steps; below, further values (if any) and the learning rate.
 
-    `label` describes the chart for users who cannot see the chart.
+    `label` names the chart for users who cannot see the chart. First and last values are added.
     """
 
     def line(column: str, title: str, color: str, **more: Any) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def curves(rows: Sequence[Metrics], label: str) -> str:
     traces = [
         line("train_loss", "training loss", GOOD),
         line("val_loss", "validation loss", BAD, mode="lines+markers", marker={"size": 6}),
-        line("lr", "learning rate", "#717581", yaxis="y2"),
+        line("lr", "learning rate", PAGE_COLORS["rate"][0], yaxis="y2"),
     ]
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": "step"}, "anchor": "y2"},
@@ -48,7 +50,28 @@ def curves(rows: Sequence[Metrics], label: str) -> str:
             "yaxis": {**layout["yaxis"], "domain": [0.6, 1]},
             "yaxis3": {"domain": [0.28, 0.54], "nticks": 4},
         }
-    return chart(traces, layout, label)
+    values = alternatives.curves_table(rows, label)
+    return chart(traces, layout, f"{label}. {alternatives.curves_in_words(rows)}") + values
+
+
+#: Buttons that rotate a 3-D chart: text, name, and the directions right, up and near.
+TURNS = (
+    *(("\u2190", "Rotate left", "-1 0 0"), ("\u2192", "Rotate right", "1 0 0")),
+    *(("\u2191", "Rotate up", "0 1 0"), ("\u2193", "Rotate down", "0 -1 0")),
+    *(("+", "Zoom in", "0 0 1"), ("\u2212", "Zoom out", "0 0 -1"), ("reset", "Reset the view", "")),
+)
+
+
+def _turning(chart: str) -> str:
+    """Returns a 3-D chart with buttons that rotate the chart, for users without a mouse."""
+    buttons = "".join(
+        f'<button type=button aria-label="{name}" data-turn="{turn}">{text}</button>'
+        for text, name, turn in TURNS
+    )
+    return (
+        f"<div class=space>{chart}<div class=turns role=group aria-label='View of the chart'>"
+        f"{buttons}<span>or the arrow keys on these buttons</span></div></div>"
+    )
 
 
 def points_in_space(
@@ -61,14 +84,19 @@ def points_in_space(
 ) -> str:
     """Returns a 3-D chart of points, which users can rotate, with one colour for each class.
 
+    Buttons rotate the chart, too. A table gives the median and the separation of each class.
+
     Args:
         points: The points (N, D); only the first three dimensions are shown.
         classes: The class of each point, int64 (N,).
-        label: A description of the chart, for users who cannot see the chart.
+        label: The name of the chart for users who cannot see the chart. Numbers are added.
         name: The id of the element, for a script.
         most: The largest number of points, which are evenly selected from all points.
     """
     shown = np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).astype(np.int64))
+    is_own = alternatives.nearest_to_own(points, classes)
+    label = f"{label}. {alternatives.space_in_words(is_own, classes, len(shown))}"
+    values = alternatives.space_table(points, classes, is_own)
     points, classes = np.round(points[shown, :3].astype(np.float64), 3), classes[shown]
     points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))  # missing dimensions are 0
     traces, names = [], []
@@ -80,10 +108,10 @@ def points_in_space(
         traces.append({**shared, **place, "name": str(k), "marker": marker})
         # Names at the class medians help users who cannot distinguish the colours.
         place = dict(zip("xyz", np.median(of_class, axis=0), strict=True))
-        style = {"showarrow": False, "bgcolor": "rgba(255,255,255,.7)"}
+        style = {"showarrow": False, "bgcolor": PAGE_COLORS["veil"][0]}
         names.append({**place, "text": f"<b>{k}</b>", **style})
     layout = {"legend": {"itemsizing": "constant"}, "scene": {"annotations": names}}
-    return chart(traces, layout, label, name=name, height=540)
+    return _turning(chart(traces, layout, label, name=name, height=540)) + values
 
 
 def confusion_matrix(counts: NDArray[np.int64]) -> str:
@@ -93,21 +121,25 @@ def confusion_matrix(counts: NDArray[np.int64]) -> str:
     # Mistakes are few. A separate colour scale shows the most frequent mistakes.
     is_right = np.eye(num_classes, dtype=bool)
     depths = np.where(is_right, shares, shares / max(shares[~is_right].max(initial=0), 1e-9))
-    kinds = np.where(is_right, np.where(shares > 0.4, "right deep", "right"), "wrong")
+    is_deep = [text_color(blend(GOOD, share)) == "#ffffff" for share in np.diag(shares)]
+    rights = [f"right{' deep' if deep else ''}" for deep in is_deep]
 
     def row(label: int) -> str:
         cells = "".join(
-            f'<td class="{kinds[label, k]}" '
+            f'<td class="{rights[k] if k == label else "wrong"}" '
             f'style="--depth: {depths[label, k]:.2f}">{counts[label, k] or "·"}</td>'
             for k in range(num_classes)
         )
         right = f"{shares[label, label]:.1%}" if totals[label] else "none"
         return f"<tr><th scope=row>{label}</th>{cells}<td class=share>{right}</td></tr>"
 
-    head = "".join(f"<th scope=col>{k}</th>" for k in range(num_classes))
+    named = "<span class=unseen>predicted as </span>"
+    head = "".join(f"<th scope=col>{named}{k}</th>" for k in range(num_classes))
     return (
-        f"<table class=confusion><thead><tr><td></td>{head}<th scope=col class=share>right</th>"
-        f"</tr></thead><tbody>{''.join(map(row, range(num_classes)))}</tbody></table>"
+        f"<table class=confusion><caption>{alternatives.confusions_in_words(counts)}</caption>"
+        "<thead><tr><th scope=col><span class=unseen>label</span></th>"
+        f"{head}<th scope=col class=share>right</th></tr></thead>"
+        f"<tbody>{''.join(map(row, range(num_classes)))}</tbody></table>"
     )
 
 
@@ -118,24 +150,35 @@ def mistakes(
 
     def figure(image: NDArray[np.uint8], label: int, of_class: NDArray[np.float64]) -> str:
         percent = np.floor(of_class.max() * 1000) / 10  # only a probability of 1 is 100%
+        prediction = of_class.argmax()
+        said = f"Label {label}, predicted as {prediction} with probability {percent:.1f}%"
         return (
-            f"<figure>{picture(image, f'A picture of class {label}')}<figcaption><b>{label}</b> "
-            f"as <b class=wrong>{of_class.argmax()}</b><br>{percent:.1f}%</figcaption></figure>"
+            f"<figure>{picture(image, said)}<figcaption><b>{label}</b> "
+            f"as <b class=wrong>{prediction}</b><br>{percent:.1f}%</figcaption></figure>"
         )
 
     shown = map(figure, images, labels.tolist(), probabilities)
     return f"<div class=pictures>{''.join(shown)}</div>"
 
 
-def pairs(upper: NDArray[np.uint8], lower: NDArray[np.uint8], titles: tuple[str, str]) -> str:
-    """Returns pairs of pictures (N, H, W), one above the other, and the titles of both rows."""
-    names = [html.escape(title) for title in titles]
+def pairs(
+    upper: NDArray[np.uint8],
+    lower: NDArray[np.uint8],
+    titles: tuple[str, str],
+    names: Sequence[str],
+) -> str:
+    """Returns pairs of pictures (N, H, W), one above the other, and the titles of both rows.
+
+    `names` are the names of the N pairs, for users who cannot see the pictures.
+    """
+    above, below = map(html.escape, titles)
     columns = [
-        f"<figure>{picture(one, names[0])}{picture(other, names[1])}</figure>"
-        for one, other in zip(upper, lower, strict=True)
+        f"<figure>{picture(one, f'{name}, {titles[0]}')}{picture(other, f'{name}, {titles[1]}')}"
+        "</figure>"
+        for one, other, name in zip(upper, lower, names, strict=True)
     ]
     return (
-        f"<div class=pairs><div class=names><span>{names[0]}</span><span>{names[1]}</span></div>"
+        f"<div class=pairs><div class=names><span>{above}</span><span>{below}</span></div>"
         f"<div class=columns>{''.join(columns)}</div></div>"
     )
 

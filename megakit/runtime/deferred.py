@@ -68,7 +68,9 @@ def import_torchmetrics() -> None:
     """Imports torchmetrics without the packages of metrics that are not used here."""
     if "torchmetrics" in sys.modules:
         return
-    absent = [name for name in NAMES if name not in sys.modules]
+    # An import sets a submodule as an attribute of its package only if it loads the real submodule.
+    loaded = {name for name in NAMES if name in sys.modules}
+    absent = [name for name in NAMES if not {name, name.partition(".")[0]} & loaded]
     sys.modules.update({name: _DeferredModule(name) for name in absent})
     try:
         import torchmetrics  # noqa: F401

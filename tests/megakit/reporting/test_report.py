@@ -42,6 +42,18 @@ def figure_of(part):
     return json.loads(text)
 
 
+def label_of(part):
+    """What a chart tells those who do not see it."""
+    (label,) = (a["aria-label"] for _, a in Reader(part).tags if a.get("role") == "img")
+    return label
+
+
+def rows_of(part):
+    """The lines of a table."""
+    rows = re.findall(r"<tr>(.*?)</tr>", part)
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
@@ -67,8 +79,10 @@ class TestPage:
             for name, value in attributes.items()
             if name in {"src", "href", "data", "action", "srcset"}
         ]
-        assert addresses
-        assert all(address.startswith("data:") for address in addresses)
+        names = {attributes.get("id") for _, attributes in Reader(page).tags}
+        assert "#results" in addresses
+        outside = [each for each in addresses if not each.startswith("data:")]
+        assert [each for each in outside if not (each[0] == "#" and each[1:] in names)] == []
         assert "@import" not in page.split("</style>")[0]
 
     def test_forbids_the_browser_to_fetch_anything(self, page):
@@ -161,6 +175,42 @@ class TestParts:
             ([0.0], [0.0], [1.0]),
         ]
 
+    def test_curves_in_words_and_in_a_table(self):
+        rows = [Metrics(10, 8, 2.0, None, 0.1), Metrics(2000, 16, 3.5, 1.5), Metrics(3000, 24, 1.0)]
+        part = parts.curves(rows, "Curves")
+        assert label_of(part) == (
+            "Curves. Training loss: 2 at step 10, then 1 at step 3,000. "
+            "Validation loss: 1.5 at step 2,000. Learning rate: 0.1 at step 10."
+        )
+        head, training, *others = rows_of(part)
+        assert head == ["value", "first", "last", "lowest", "highest"]
+        assert training == [
+            *("training loss", "2 (step 10)", "1 (step 3,000)"),
+            *("1 (step 3,000)", "3.5 (step 2,000)"),
+        ]
+        assert [row[0] for row in others] == ["validation loss", "learning rate"]
+        assert label_of(parts.curves([], "Curves")) == "Curves. No values."
+
+    def test_points_in_words_and_in_a_table(self):
+        points = np.array([[0, 0], [1, 0], [9, 0], [8, 1], [9, 1], [10, 1]], float)
+        part = parts.points_in_space(points, np.array([0, 0, 0, 4, 4, 4]), "Space", most=5)
+        assert label_of(part) == (
+            "Space. 6 points in 2 classes; 5 are shown. 83% of the points are nearer to the "
+            "median of their own class than to any other: from 67% of class 0 to 100% of class 4."
+        )
+        assert rows_of(part) == [
+            ["class", "points", "median x", "median y", "nearest to own median"],
+            ["0", "3", "1.0", "0.0", "66.7%"],
+            ["4", "3", "9.0", "1.0", "100.0%"],
+        ]
+
+    def test_confusions_in_words(self):
+        caption = (
+            "<caption>5 of 8 are right. The most frequent mistake: label 1 predicted as 0, 2 times."
+        )
+        assert caption in parts.confusion_matrix(np.array([[3, 1], [2, 2]]))
+        assert "<caption>3 of 3 are right.</caption>" in parts.confusion_matrix(np.diag([1, 2]))
+
     def test_confusion_matrix(self):
         counts = np.array([[2, 2, 0], [0, 1, 0], [0, 0, 0]])
         texts = Reader(parts.confusion_matrix(counts)).texts
@@ -177,11 +227,16 @@ class TestParts:
             ("0", "1", "99.9%"),
             ("1", "0", "90.0%"),
         ]
+        assert [attributes["alt"] for tag, attributes in Reader(part).tags if tag == "img"] == [
+            "Label 0, predicted as 1 with probability 99.9%",
+            "Label 1, predicted as 0 with probability 90.0%",
+        ]
 
     def test_pairs_stand_above_each_other(self):
         images = np.arange(4, dtype=np.uint8).repeat(4).reshape(4, 2, 2)
-        part = parts.pairs(images[:2], images[2:], ("before", "after"))
+        names = ["Cat", 'A "dog"']
+        part = parts.pairs(images[:2], images[2:], ("before", "after"), names)
         alternatives = [
             attributes.get("alt") for tag, attributes in Reader(part).tags if tag == "img"
         ]
-        assert alternatives == ["before", "after"] * 2
+        assert alternatives == [*("Cat, before", "Cat, after", 'A "dog", before', 'A "dog", after')]

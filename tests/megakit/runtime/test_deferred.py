@@ -28,6 +28,20 @@ print(type(figure) is matplotlib.pyplot.Figure)
 print(mean.plot(torch.tensor(2.0), ax=axes)[1] is axes)
 """
 
+AFTER_MATPLOTLIB = """
+import sys
+import matplotlib.colors
+from megakit.runtime.deferred import import_torchmetrics
+
+import_torchmetrics()
+print(matplotlib.axes.__name__, matplotlib.pyplot.__name__, "torchvision" in sys.modules)
+"""
+
+
+def test_a_package_that_is_imported_already_is_not_replaced() -> None:
+    """torchmetrics reads `matplotlib.axes` as an attribute of the package."""
+    assert output_of(AFTER_MATPLOTLIB) == "matplotlib.axes matplotlib.pyplot False\n"
+
 
 def test_importing_torchmetrics_leaves_the_rest_for_later() -> None:
     assert output_of(PROGRAM).splitlines() == ["[1, 3, 2]", "True", "ResNet", "True", "True"]

@@ -4,7 +4,6 @@ import base64
 import html
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from mnist.own_pictures import read_pictures, to_training_form
+from tests.mnist.report.browser import OPTIONS, needed_browser
 from tests.mnist.report.pages import Trained, assert_same, formed, given_pictures, strange_pictures
 from tests.scripts import run
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 #: Run by the browser at the page's end; what it finds goes into the document.
 SCRIPT = """
 const violations = [];
@@ -38,6 +37,7 @@ function state() {
   return {
     seen: Array.from(greyOf(document.getElementById("seen").getContext("2d"), 28, 28)),
     answer: document.getElementById("answer").textContent,
+    share: document.getElementById("share").textContent,
     bars: [...document.querySelectorAll("#bars li span")].map((bar) => bar.textContent),
     place: [chart.x[0], chart.y[0], chart.z[0]],
   };
@@ -94,8 +94,7 @@ DRAWINGS = [
 @pytest.fixture(scope="module")
 def found(page: str, trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the page did in a browser, and how its files and network were used."""
-    if BROWSER is None:
-        pytest.skip("no chromium or google-chrome, which opens report.html")
+    browser = needed_browser()
     folder = tmp_path_factory.mktemp("browser")
     given = {
         "images": trained.images[:60].reshape(60, -1).tolist(),
@@ -107,11 +106,10 @@ def found(page: str, trained: Trained, tmp_path_factory: pytest.TempPathFactory)
         f"<script>{SCRIPT}</script>"
     )
     options = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--use-angle=swiftshader"),
-        *("--enable-unsafe-swiftshader", f"--user-data-dir={folder / 'profile'}"),
+        *("--headless", "--no-sandbox", *OPTIONS, f"--user-data-dir={folder / 'profile'}"),
         *("--virtual-time-budget=60000", "--dump-dom", (folder / "page.html").as_uri()),
     ]
-    done = run(BROWSER, *options, timeout=300)
+    done = run(browser, *options, timeout=300)
     result = re.search(r'<pre id="found">(.*?)</pre>', done.out, re.DOTALL)
     assert result, done.err
     return json.loads(html.unescape(result[1]))
@@ -150,6 +148,7 @@ class TestInABrowser:
     def test_empty_paper(self, found: Any) -> None:
         assert found["empty"] == found["cleared"]
         assert found["empty"]["answer"] == "Draw a digit."
+        assert found["empty"]["share"] == ""
         assert set(found["empty"]["bars"]) == {""}
         assert found["empty"]["place"] == [None] * 3
 
@@ -165,7 +164,8 @@ def assert_shows(state: Any, image: NDArray[np.uint8], trained: Trained) -> None
     """The page shows this image, its class, its probabilities and its place."""
     assert state["seen"] == image.ravel().tolist()
     probabilities, latent = trained.classify(image[None])
-    assert state["answer"] == f"This is a {probabilities[0].argmax()}."
+    assert state["answer"] == f"Answer: {probabilities[0].argmax()}"
+    assert state["share"] == f"{state['bars'][probabilities[0].argmax()]} probability"
     shown = [float(text.rstrip("%")) / 100 for text in state["bars"]]
     assert np.allclose(shown, probabilities[0], atol=6e-4)
     assert np.allclose(state["place"], latent[0], atol=1e-4)

@@ -1,6 +1,5 @@
 """The report is found among runs and written, and says what is left out."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from megakit.checkpoints.manifest import read_manifest, write_manifest
-from megakit.reporting.figure_style import CLASS_COLORS
+from megakit.reporting.figure_style import CLASS_COLORS, CLASS_COLORS_ON_DARK
 from megakit.reporting.predictions import Predictions
 from megakit.reporting.report import picture
 from mnist import report as digit_report
@@ -32,6 +31,7 @@ class TestWriting:
         ]
         assert re.findall(r"<h3>(.*?)</h3>", page) == ["Pretraining", "Fine-tuning"]
         assert "Left out" not in page
+        assert "<title>Handwritten digits in a latent space of 3 dimensions</title>" in page
 
     def test_each_part_shows_what_its_title_says(self, page: str, trained: Trained) -> None:
         predictions = trained.predictions
@@ -48,11 +48,14 @@ class TestWriting:
         assert "[0.25]" in first
         assert "[0.5]" in second.partition("</section>")[0]
         for digit in range(10):
-            image = trained.images[predictions.label == digit][0]
-            assert picture(image, f"Test image of a {digit}") in page
-            assert picture(image, "original") in page
-        colors = page.partition('id="colors">')[2].partition("</script>")[0]
-        assert json.loads(colors) == list(CLASS_COLORS)
+            row = np.flatnonzero(predictions.label == digit)[0]
+            image, found = trained.images[row], predictions.prediction[row]
+            name = f"Test image of the digit {digit}, predicted as {found}"
+            assert picture(image, name) in page
+            assert picture(image, f"Digit {digit}, original") in page
+            assert page.count(f"Digit {digit}, reconstruction") == 1
+            assert f"--class-{digit}: {CLASS_COLORS[digit]};" in page
+            assert f"--class-{digit}: {CLASS_COLORS_ON_DARK[digit]};" in page
         wrong = np.flatnonzero(predictions.prediction != predictions.label)
         worst = wrong[np.argsort(-predictions.probabilities.max(axis=1)[wrong], kind="stable")][:25]
         shown = re.findall(r"<b>(\d)</b> as <b class=wrong>(\d)</b>", page)
