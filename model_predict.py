@@ -37,8 +37,9 @@ class PredictOptions(DataOptions, CommonOptions):
     """Checkpoint of a classifier; by default the best one of fine-tuning."""
 
     input: Path | None = None
-    """Your own pictures instead of the test images: a PNG or JPEG file, a folder of such files,
-    or a .npy array (N, 28, 28). Files may have any size and colour. Ink may be dark or bright."""
+    """Your own pictures instead of the test images: a PNG, JPEG or WebP file, a folder of such
+    files, or a .npy array (N, 28, 28). Photos of paper and drawings of any size and colour. Ink may
+    be dark or bright."""
 
     def problems(self) -> list[str]:
         """Returns one message for each option that cannot be used."""
@@ -52,11 +53,11 @@ class PredictOptions(DataOptions, CommonOptions):
 
     @cached_property
     def pictures(self) -> Pictures | None:
-        """Reads the user's pictures, converted to the form of training images; None without."""
+        """Returns the user's pictures in the form of training images; None without --input."""
         return read_pictures(self.input) if self.input else None
 
     def adapt(self, stage: Stage) -> Stage:
-        """Gives predictions for the user's pictures their own folder, `predict-input`."""
+        """Renames the stage for the user's pictures, whose results go to `predict-input`."""
         return replace(stage, name="predict-input") if self.input else stage
 
     def resolve_dataset(
@@ -82,7 +83,10 @@ class PredictOptions(DataOptions, CommonOptions):
 
 
 def predict(run: Run[PredictOptions]) -> Path:
-    """Predicts the digits; returns the path of predictions.csv."""
+    """Predicts the digits; returns the path of predictions.csv.
+
+    For the user's pictures, `inputs.png` shows what the classifier saw of each picture.
+    """
     pictures: Pictures | None = run.options.pictures
     if pictures and pictures.name != run.plan.dataset:
         raise UserError(
@@ -118,7 +122,15 @@ def predict(run: Run[PredictOptions]) -> Path:
         write_digit_report(path, results, images, Path(checkpoint), run.plan.dataset)
 
     sources = pictures.sources if pictures else None
-    return predict_stage(run, module, data, sources, write_report)
+    path = predict_stage(run, module, data, sources, write_report)
+    if pictures and run.is_main:
+        from mnist.inputs import write_inputs
+
+        run.check_directory()
+        shown = run.path / "inputs.png"
+        for remark in write_inputs(shown, pictures.images, pictures.sources, path):
+            run.console.say(remark)
+    return path
 
 
 if __name__ == "__main__":

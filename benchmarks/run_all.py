@@ -54,6 +54,7 @@ ALL = {
     ),
     "chain": Benchmark(3, "accuracy and time of the whole tutorial, by seed", ("chain.py",)),
     "labels": Benchmark(20, "what pretraining is worth", ("chain.py", "--labels")),
+    "photos": Benchmark(3, "right answers for photos of digits, by kind", ("photos.py",)),
     "vit": Benchmark(15, "accuracy, time and memory of examples/vit, by seed", ("vit.py",)),
     "gpt": Benchmark(
         20, "loss and time of examples/gpt; its speed beside plain PyTorch", ("gpt.py",), False

@@ -2,7 +2,8 @@
 
 `to_training_form` converts one grey picture of any size to one training image. It computes with
 integers, so that an implementation in another language gives equal results. The rest of the module
-reads files. Numpy and Pillow are imported only when a file is read.
+reads files; `photos.py` cleans photos before the conversion. Numpy and Pillow are imported only
+when a file is read.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ FAINT = 32
 """Smallest difference from the paper's brightness, of 255, that counts as ink."""
 ARRAY_BYTES = 100_000 * SIDE * SIDE * 8 + 10_000
 """Largest size of a `.npy` file: 100,000 pictures, the limit for a folder, in float64."""
-WHAT_TO_NAME = "--input takes a PNG or JPEG file, a folder of such files, or a .npy array."
+WHAT_TO_NAME = "--input takes a PNG, JPEG or WebP file, a folder of such files, or a .npy array."
+MOST_NAMES = 5
+"""Largest number of file names in one remark."""
 
 
 def to_training_form(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -152,36 +155,43 @@ class Pictures:
 
 
 def read_pictures(path: Path) -> Pictures:
-    """Reads a PNG or JPEG file, all files of a folder, or a `.npy` array of shape (N, 28, 28).
+    """Reads a PNG, JPEG or WebP file, the files of a folder, or a `.npy` array (N, 28, 28).
 
     Args:
         path: A file or a folder. The files of a folder are read in the order of their names;
-            hidden files are skipped. An array contains uint8 from 0 to 255, or floats from 0 to 1.
+            hidden files are skipped. Files that are no pictures, and pictures without ink, are
+            skipped with a remark. An array contains uint8 from 0 to 255, or floats from 0 to 1.
             `megakit.data.foreign_images` defines the largest sizes.
 
     Raises:
-        UserError: Pictures cannot be used; the error lists the first problems, by file or element.
+        UserError: The named file, an element of the array, or every file of the folder cannot be
+            used. The error lists the first problems, by file or element.
     """
     import numpy as np
 
     reader = _Reader()
     with reading(f"--input {path}", WHAT_TO_NAME):
-        files = list_folder(path) if path.is_dir() else [path]
+        is_folder = path.is_dir()
+        files = list_folder(path) if is_folder else [path]
     if not files:
-        reader.refuse(path, "the folder is empty. Put PNG or JPEG files into it")
+        reader.refuse(path, "the folder is empty. Put PNG, JPEG or WebP files into it")
     for file in files:
         if file == path and path.suffix == ".npy":
             reader.add_array(path)
         else:
             reader.add_file(file)
-    if reader.problems:
+    if not reader.images or (reader.problems and not is_folder):
         raise UserError(first(reader.problems))
-    total, changes = len(reader.images), reader.changes.items()
-    remarks = [f"{count:,} of {total:,} pictures: {change}." for change, count in changes]
     images = np.stack(reader.images)
     digest = hashlib.sha256("\n".join(reader.sources).encode() + images.data).hexdigest()
     name = printable(f"{path} (sha256 {digest[:12]})")
-    return Pictures(name, images, reader.sources, remarks)
+    return Pictures(name, images, reader.sources, reader.remarks(len(files)))
+
+
+def listed(names: list[str]) -> str:
+    """Returns the first names of a list, and the number of further names."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 class _Reader:
@@ -192,15 +202,35 @@ class _Reader:
         self.sources: list[str] = []
         self.changes: Counter[str] = Counter()
         self.problems: list[str] = []
+        self.skipped: dict[str, list[str]] = {}
 
     def refuse(self, what: Path | str, why: str) -> None:
         self.problems.append(printable(f"--input {what}: {why}."))
 
+    def remarks(self, num_files: int) -> list[str]:
+        """Returns one line for each kind of change, and for each reason to skip files."""
+        total = len(self.images)
+        return [
+            *(
+                f"{count:,} of {total:,} pictures: {change}."
+                for change, count in self.changes.items()
+            ),
+            *(
+                f"Skipped {len(names):,} of {num_files:,} files, {why}: {listed(names)}."
+                for why, names in self.skipped.items()
+            ),
+        ]
+
     def add_file(self, path: Path) -> None:
         """Reads a picture file; the suffix of its name has no effect."""
+        num_images, num_problems = len(self.images), len(self.problems)
         with self._collecting(), reading(f"--input {path}", WHAT_TO_NAME):
             pixels, changes = _read_grey(path)
-            self._add(path, path.name, pixels, changes)
+            self._add(path, path.name, pixels, changes, may_be_photo=True)
+        if len(self.images) == num_images:
+            is_blank = "contains no ink" in self.problems[num_problems]
+            why = "which contain no ink" if is_blank else "which cannot be read"
+            self.skipped.setdefault(why, []).append(printable(path.name))
 
     def add_array(self, path: Path) -> None:
         """Reads the pictures of a `.npy` file."""
@@ -218,17 +248,27 @@ class _Reader:
             self.problems += error.problems
 
     def _add(
-        self, what: Path | str, source: str, pixels: NDArray[np.uint8], changes: list[str]
+        self,
+        what: Path | str,
+        source: str,
+        pixels: NDArray[np.uint8],
+        changes: list[str],
+        may_be_photo: bool = False,
     ) -> None:
+        from mnist.photos import Cleaned, clean
+
+        paper = paper_of(pixels)
         try:
-            image = to_training_form(pixels)
+            cleaned = clean(pixels, paper) if may_be_photo else Cleaned(pixels, paper >= 128)
+            image = to_training_form(cleaned.pixels)
         except ValueError as error:
             self.refuse(what, f"{error}: its pixels have nearly equal brightness. Remove it")
             return
+        changes = [*changes, *cleaned.changes]
         if image is not pixels:
-            if paper_of(pixels) >= 128:
-                changes = [*changes, "inverted, because the ink was dark"]
-            changes = [*changes, f"scaled to fit {BOX}x{BOX} pixels and centred in {SIDE}x{SIDE}"]
+            if cleaned.is_dark:
+                changes.append("inverted, because the ink was dark")
+            changes.append(f"scaled to fit {BOX}x{BOX} pixels and centred in {SIDE}x{SIDE}")
         self.images.append(image)
         self.sources.append(printable(source))
         self.changes.update(changes)

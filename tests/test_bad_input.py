@@ -90,10 +90,10 @@ class TestInput:
         (folder / "empty.png").touch()
         first, second = refused.problems(PREDICT_PY, "--input", folder)
         assert first.startswith(
-            f"--input {folder / 'drawing.svg'}: cannot be read (neither PNG nor JPEG)"
+            f"--input {folder / 'drawing.svg'}: cannot be read (neither PNG nor JPEG nor WEBP)"
         )
         assert second.startswith(
-            f"--input {folder / 'empty.png'}: cannot be read (neither PNG nor JPEG)"
+            f"--input {folder / 'empty.png'}: cannot be read (neither PNG nor JPEG nor WEBP)"
         )
 
     def test_missing_and_whatever_else_is_wrong(self, refused):

@@ -297,8 +297,44 @@ def test_no_figure_of_an_earlier_prediction_stays(chain: Chain, tmp_path: Path):
     result = run_script("model_predict.py", *arguments)
     assert result.status == 0, result.err
     assert {path.name for path in folder.iterdir()} == {
-        *("predictions.csv", "summary.json", "log.txt", LOCK_FILE, "notes.txt")
+        *("predictions.csv", "summary.json", "log.txt", LOCK_FILE, "notes.txt", "inputs.png")
     }
+
+
+def test_a_folder_of_photos(chain: Chain, tmp_path: Path):
+    """Blank photos and other files are skipped; at most 20 answers are printed."""
+    images = mnist_files.read_digits("test")[0][:23]
+    light = np.linspace(1, 0.6, 280)
+    for number, image in enumerate(images):
+        photo = (230 - 0.7 * image.repeat(10, 0).repeat(10, 1)) * light
+        suffix = (".jpg", ".png", ".webp")[number % 3]
+        Image.fromarray(photo.astype(np.uint8)).save(tmp_path / f"{number:02}{suffix}")
+    Image.new("L", (200, 200), 230).save(tmp_path / "blank.png")
+    (tmp_path / "list.txt").write_text("of the photos")
+    result = run_script("model_predict.py", "--input", tmp_path, "--output-dir", chain.runs)
+    assert result.status == 0, result.err
+    rows = read_csv(chain.runs / "predict-input" / "predictions.csv")
+    assert [row["source"][:2] for row in rows] == [f"{number:02}" for number in range(23)]
+    for said in (
+        "23 of 23 pictures: uneven light and noise of the paper removed.",
+        "Skipped 1 of 25 files, which contain no ink: blank.png.",
+        "Skipped 1 of 25 files, which cannot be read: list.txt.",
+        "and          3 more in predictions.csv",
+    ):
+        assert said in result.err
+    answers = [f"{row['source']:11}  {row['prediction']}, probability" for row in rows]
+    assert [answer in result.err for answer in answers] == [True] * 20 + [False] * 3
+    drawn = Image.open(chain.runs / "predict-input" / "inputs.png")
+    assert drawn.height > 4 * 140 > drawn.height / 2
+
+
+def test_a_folder_of_nothing_but_strangers_is_refused(chain: Chain, tmp_path: Path):
+    Image.new("L", (200, 200), 230).save(tmp_path / "blank.png")
+    (tmp_path / "list.txt").write_text("of the photos")
+    result = run_script("model_predict.py", "--input", tmp_path, "--output-dir", chain.runs)
+    assert result.status == 2
+    assert "blank.png: contains no ink" in result.err
+    assert "list.txt: cannot be read" in result.err
 
 
 def test_a_prediction_that_fails_keeps_the_figures_of_the_earlier_one(chain: Chain, tmp_path: Path):

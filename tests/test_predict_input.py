@@ -1,5 +1,6 @@
 """Predicting a user's own pictures, from the command line to the files that are left."""
 
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mnist import files as mnist_files
-from tests.scripts import accuracy, read_csv, read_json, run_script
+from tests.scripts import REPOSITORY, accuracy, read_csv, read_json, run_script
 
 pytestmark = pytest.mark.long
 
@@ -82,7 +83,7 @@ def test_pictures_get_what_the_same_images_get(
         expected = [float(row[name]) for row in plain]
         assert np.allclose([float(row[name]) for row in own], expected, atol=1e-5)
     assert {path.name for path in (runs / "predict-input").iterdir()} == {
-        *("predictions.csv", "summary.json", "log.txt", ".lock")
+        *("predictions.csv", "summary.json", "log.txt", ".lock", "inputs.png")
     }
     summary = read_json(runs / "predict-input" / "summary.json")
     assert summary["num_samples"] == 300
@@ -115,22 +116,49 @@ def draw_in_three_ways(image: np.ndarray, folder: Path, name: str) -> None:
     Image.fromarray(page.astype(np.uint8)).save(folder / f"on-paper {name}.jpg", quality=75)
 
 
-def test_pictures_of_all_kinds_are_read_as_well(mnist_dir: Path, tmp_path: Path) -> None:
-    """Within two points of the accuracy on the same images as they are."""
-    runs, folder = tmp_path / "runs", tmp_path / "pictures"
+@pytest.fixture(scope="module")
+def mnist_runs(mnist_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of MNIST that has learned enough, and its predictions."""
+    runs = tmp_path_factory.mktemp("mnist-runs")
     train(runs, 300, 600, "--data-dir", mnist_dir)
     predict(runs, "--data-dir", mnist_dir)
-    images, labels = mnist_files.read_mnist(mnist_dir, train=False)
-    folder.mkdir()
-    for number in range(200):
-        draw_in_three_ways(images[number], folder, f"{number:03}")
-    assert "trained on digits" not in predict(runs, "--input", folder)
+    return runs
 
-    assert accuracy(runs / "predict" / "predictions.csv") > 0.85
-    right: dict[str, list[bool]] = {"as-it-is": [], "transparent": [], "on-paper": []}
+
+def shares_right(runs: Path, labels: np.ndarray) -> dict[str, float]:
+    """The share of right answers by kind; a file is named by its kind and the image's number."""
+    right: dict[str, list[bool]] = {}
     for row in read_csv(runs / "predict-input" / "predictions.csv"):
-        kind, _, name = row["source"].partition(" ")
-        right[kind].append(int(row["prediction"]) == labels[int(Path(name).stem)])
-    shares = {kind: np.mean(answers) for kind, answers in right.items()}
-    assert len(right["as-it-is"]) == 200
+        kind, _, name = row["source"].rpartition(" ")
+        answers = right.setdefault(kind, [])
+        answers.append(int(row["prediction"]) == labels[int(Path(name).stem)])
+    return {kind: float(np.mean(answers)) for kind, answers in right.items()}
+
+
+def test_pictures_of_all_kinds_are_read_as_well(
+    mnist_dir: Path, mnist_runs: Path, tmp_path: Path
+) -> None:
+    """Within two points of the accuracy on the same images as they are."""
+    images, labels = mnist_files.read_mnist(mnist_dir, train=False)
+    for number in range(200):
+        draw_in_three_ways(images[number], tmp_path, f"{number:03}")
+    assert "trained on digits" not in predict(mnist_runs, "--input", tmp_path)
+
+    assert accuracy(mnist_runs / "predict" / "predictions.csv") > 0.85
+    shares = shares_right(mnist_runs, labels)
+    assert shares.keys() == {"as-it-is", "transparent", "on-paper"}
     assert min(shares.values()) >= shares["as-it-is"] - 0.02, shares
+
+
+def test_photos_of_every_kind_are_read(
+    mnist_dir: Path, mnist_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 40 digits for each kind; the benchmark has 100, and a classifier that learned more."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    photos = importlib.import_module("photos")
+    digits = photos.Digits(mnist_dir, 40, seed=2)
+    digits.write(tmp_path)
+    predict(mnist_runs, "--input", tmp_path)
+    right = photos.number_right(mnist_runs, digits)
+    assert right.keys() == {photos.UNCHANGED, *photos.KINDS}
+    assert min(right.values()) >= right[photos.UNCHANGED] - 5, right

@@ -26,6 +26,8 @@ SIDE = 20_000  # pixels of a picture's height or width
 # Scans of a JPEG picture. Usual are about ten; decoding each scan takes the time of a whole
 # picture. Scan markers in a video that a phone appends to a JPEG file are counted, too.
 SCANS = 1000
+WEBP_PIXELS = 25_000_000  # pixels of a WebP picture: decoding a pixel takes more memory
+SCALE_DOWN = "scale it down to {:,} pixels at most, and {:,} a side"
 
 
 def list_folder(folder: Path) -> list[Path]:
@@ -44,7 +46,7 @@ def list_folder(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names) if not name.startswith(".")]
 
 
-def read_image(path: Path, formats: tuple[str, ...] = ("PNG", "JPEG")) -> Image:
+def read_image(path: Path, formats: tuple[str, ...] = ("PNG", "JPEG", "WEBP")) -> Image:
     """Decodes a picture and rotates it by its EXIF orientation; reads an animation's first frame.
 
     Args:
@@ -59,7 +61,8 @@ def read_image(path: Path, formats: tuple[str, ...] = ("PNG", "JPEG")) -> Image:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     content = read_regular_file(path, FILE_BYTES)
-    bound = f"scale it down to {PIXELS:,} pixels at most, and {SIDE:,} a side"
+    if "WEBP" in formats:  # Pillow's decoder of WebP allocates the pixels when it opens a file
+        _check_size(*_webp_size(content), WEBP_PIXELS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns by its own, larger limits
         try:
@@ -67,14 +70,37 @@ def read_image(path: Path, formats: tuple[str, ...] = ("PNG", "JPEG")) -> Image:
         except UnidentifiedImageError:  # Pillow's message names the BytesIO object
             raise ValueError(f"neither {' nor '.join(formats)}") from None
         except Image.DecompressionBombError:
-            raise ValueError(bound) from None
-        width, height = file.size
-        if max(width, height) > SIDE or width * height > PIXELS:
-            raise ValueError(f"{width:,} x {height:,} pixels: {bound}")
-        if file.format != "PNG" and content.count(b"\xff\xda") > SCANS:
+            raise ValueError(SCALE_DOWN.format(PIXELS, SIDE)) from None
+        _check_size(*file.size, PIXELS)
+        if file.format not in ("PNG", "WEBP") and content.count(b"\xff\xda") > SCANS:
             raise ValueError(f"more than {SCANS:,} scans: save it as a plain JPEG")
         ImageOps.exif_transpose(file, in_place=True)
     return file
+
+
+def _check_size(width: int, height: int, most: int) -> None:
+    """Raises a `ValueError` if a picture has more than `most` pixels, or a side is too long."""
+    if max(width, height) > SIDE or width * height > most:
+        raise ValueError(f"{width:,} x {height:,} pixels: {SCALE_DOWN.format(most, SIDE)}")
+
+
+def _webp_size(content: bytes) -> tuple[int, int]:
+    """Reads width and height from the header of a WebP file; returns (0, 0) for other files.
+
+    The decoder refuses a file whose frames are larger than the header says.
+    """
+    if content[:4] != b"RIFF" or content[8:12] != b"WEBP":
+        return 0, 0
+    kind, numbers = content[12:16], content[20:30]
+
+    def whole(first: int, length: int) -> int:
+        return int.from_bytes(numbers[first : first + length], "little")
+
+    if kind == b"VP8X":  # 3 bytes each, after 4 bytes of flags
+        return whole(4, 3) + 1, whole(7, 3) + 1
+    if kind == b"VP8L":  # 14 bits each, after one byte
+        return (whole(1, 4) & 0x3FFF) + 1, (whole(1, 4) >> 14 & 0x3FFF) + 1
+    return whole(6, 2) & 0x3FFF, whole(8, 2) & 0x3FFF  # VP8, after 6 bytes
 
 
 def read_array(path: Path, shape: tuple[int, ...], limit: int) -> NDArray[np.generic]:

@@ -36,7 +36,7 @@ from megakit.training.validation import callbacks_of, metrics_of
 from megakit.training.views import MakeView
 
 #: The largest number of pictures whose predictions the console shows.
-MOST_ANSWERS = 10
+MOST_ANSWERS = 20
 #: Height and width in pixels of the largest image in mistakes.png.
 LARGEST_IMAGE = 168
 #: The files that show predictions.
@@ -161,11 +161,7 @@ def predict_stage(
     speed = {"seconds": seconds, "samples_per_second": results.num_samples / seconds}
     summary = _summary(run) | speed | {"checkpoint": run.plan.start} | scores
     write_json(run.directory.summary, summary)
-    rows: dict[str, str] = {}
-    if sources is not None and len(sources) <= MOST_ANSWERS:
-        probabilities = results.shown.probabilities.max(axis=1)
-        shown = zip(sources, results.shown.prediction, probabilities, strict=True)
-        rows = {source: f"{answer}, probability {share:.1%}" for source, answer, share in shown}
+    rows = _answers(sources, results) if sources is not None else {}
     written = []
     if results.is_labelled:
         names = _write_figures(run.path, results, data.predict_dataloader().dataset)
@@ -186,6 +182,16 @@ def predict_stage(
     rows["time"] = f"{time.perf_counter() - run.began:.1f} s in all"
     run.console.table(rows | {"predictions": str(path)})
     return path
+
+
+def _answers(sources: Sequence[str], results: Results) -> dict[str, str]:
+    """Returns a line for each of the first predictions, and the number of further predictions."""
+    first = results.shown[np.arange(min(MOST_ANSWERS, len(results.shown)))]
+    shown = zip(first.idx, first.prediction, first.probabilities.max(axis=1), strict=True)
+    rows = {sources[idx]: f"{answer}, probability {share:.1%}" for idx, answer, share in shown}
+    if (more := len(sources) - len(first)) > 0:
+        rows["and"] = f"{more:,} more in predictions.csv"
+    return rows
 
 
 @contextlib.contextmanager
@@ -321,7 +327,9 @@ def _report_training(
         "curves": shlex.join(["./run", "tensorboard", *_not_default(options, logdir="output_dir")]),
     }
     if next_verb is not None:
-        same = _not_default(options, output_dir="output_dir", data_dir="data_dir")
+        # The next stage finds the paths that this run remembers.
+        names = {"output_dir", "data_dir"} - run.plan.places.keys()
+        same = _not_default(options, **{name: name for name in sorted(names, reverse=True)})
         rows["next"] = shlex.join(["./run", next_verb, *same])
     early = ""
     if steps < options.max_steps:

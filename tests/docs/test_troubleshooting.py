@@ -33,7 +33,10 @@ OURS = (
     *("the check of the GPU ended with status", "this CPU only emulates bfloat16"),
     *("has to divide --global-batch-size", "the gradient's norm is", "MNIST is not in"),
     *("and cannot be downloaded (", "unpacked or as .gz, and they cannot be downloaded"),
+    *("does not contain MNIST any more", "was trained on", "the value is empty"),
+    "trained nothing under this layout",
     *("changed since this command began", "cannot be read (", "differs when read again"),
+    *("contains no ink", "Unlike MNIST's digits"),
     *("the code was changed since its last checkpoint", "has changed since it made"),
     *("no checkpoint to start from", "holds another run", "there is no such validated value"),
     *("does not say whether higher is better", "a named value has to be one number"),
@@ -77,7 +80,8 @@ def messages() -> str:
 
 def shell() -> str:
     """The text of the scripts that set up."""
-    return "".join((REPOSITORY / name).read_text() for name in ("run", "locks/set_up.sh"))
+    names = ("run", "locks/help.sh", "locks/set_up.sh")
+    return "".join((REPOSITORY / name).read_text() for name in names)
 
 
 @pytest.mark.parametrize("piece", OURS)

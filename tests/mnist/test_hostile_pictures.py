@@ -51,6 +51,20 @@ def jpeg(**options: Any) -> bytes:
     return file.getvalue()
 
 
+def riff(kind: bytes, content: bytes) -> bytes:
+    """A WebP file with one chunk."""
+    body = b"WEBP" + kind + struct.pack("<I", len(content)) + content
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def webp(**options: Any) -> bytes:
+    file = io.BytesIO()
+    picture = np.zeros((60, 90), np.uint8)
+    picture[10:50, 25:35] = 255
+    Image.fromarray(picture).save(file, "WEBP", **options)
+    return file.getvalue()
+
+
 TEXT_BOMB = b"a\0\0" + zlib.compress(bytes(100 * MEGABYTE), 1)
 
 
@@ -96,6 +110,61 @@ class TestPictures:
         frames[0].save(tmp_path / "b.png")
         first, only = read_pictures(tmp_path).images
         np.testing.assert_array_equal(first, only)
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            riff(b"VP8X", bytes(4) + (16_382).to_bytes(3, "little") * 2),
+            riff(b"VP8X", bytes(4) + b"\xff" * 6),
+            riff(b"VP8L", b"\x2f" + struct.pack("<I", 16_383 << 14 | 16_383)),
+            riff(b"VP8 ", b"\x10\0\0\x9d\x01\x2a" + struct.pack("<HH", 16_383, 16_383)),
+        ],
+    )
+    def test_a_webp_of_too_many_pixels(self, tmp_path: Path, content: bytes) -> None:
+        """By its header, before Pillow opens it: opening allocates the pixels."""
+        (tmp_path / "a.webp").write_bytes(content + bytes(100))
+        said = refused_within(10, "own_pictures.read_pictures(path)", tmp_path / "a.webp")
+        assert "25,000,000 pixels at most, and 20,000 a side" in said
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"lossless": True},
+            {"quality": 90},
+            {"quality": 90, "exif": b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0"},
+            {"save_all": True, "append_images": [Image.new("L", (90, 60))] * 9},
+        ],
+    )
+    def test_the_size_of_a_webp_is_read_from_its_header(
+        self, tmp_path: Path, options: dict[str, Any]
+    ) -> None:
+        from megakit.data.foreign_images import _webp_size
+
+        assert _webp_size(webp(**options)) == (90, 60)
+        (tmp_path / "a").write_bytes(webp(**options))
+        (tmp_path / "b").write_bytes(webp(lossless=True))
+        first, second = read_pictures(tmp_path).images
+        assert abs((first > 127).sum() - (second > 127).sum()) <= 20
+
+    def test_a_frame_larger_than_the_header_of_a_webp(self, tmp_path: Path) -> None:
+        content = bytearray(webp(exif=b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0"))
+        at = content.index(b"VP8X") + 12
+        content[at : at + 6] = b"\x05\0\0\x05\0\0"
+        (tmp_path / "a.webp").write_bytes(content)
+        assert "cannot be read" in problem(read_pictures, tmp_path / "a.webp")
+
+    def test_a_large_webp(self, tmp_path: Path) -> None:
+        """Of 25 million pixels, in colour and half transparent: the most memory that one takes."""
+        path = tmp_path / "a.webp"
+        Image.new("RGBA", (5_000, 5_000), (9, 8, 7, 200)).save(path, lossless=True, method=0)
+        said = refused_within(1000, "own_pictures.read_pictures(path)", path)
+        assert "contains no ink" in said
+
+    def test_a_truncated_webp(self, tmp_path: Path) -> None:
+        whole = webp(lossless=True)
+        for size in range(0, len(whole), 5):
+            (tmp_path / "a").write_bytes(whole[:size])
+            assert f"--input {tmp_path}/a: " in problem(read_pictures, tmp_path / "a")
 
     def test_a_jpeg_of_many_scans(self, tmp_path: Path) -> None:
         """Each is decoded in the size of the whole: a small file may take hours."""
@@ -171,7 +240,7 @@ class TestFolders:
             path.write_bytes(b"")
         said = problems(read_pictures, tmp_path)
         assert len(said) == 5
-        beginning = f"--input {tmp_path}/a\\nb.jpg: cannot be read (neither PNG nor JPEG)."
+        beginning = f"--input {tmp_path}/a\\nb.jpg: cannot be read (neither PNG nor JPEG nor WEBP)."
         assert said[2].startswith(beginning)
 
 

@@ -310,27 +310,49 @@ class TestArrays:
 
 
 class TestRefusals:
+    def put_strangers(self, folder):
+        """Files that cannot be used, in the order of their names."""
+        draw(folder / "blank.png", np.full((30, 30), 255))
+        draw(folder / "cut.png", np.random.default_rng(0).integers(0, 255, (99, 99)))
+        (folder / "cut.png").write_bytes((folder / "cut.png").read_bytes()[:3000])
+        (folder / "drawing.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+        (folder / "empty.jpg").touch()
+        draw(folder / "film.png", stroke(), format="GIF")
+        (folder / "more").mkdir()
+
     def test_each_file_by_name_and_all_at_once(self, tmp_path):
-        draw(tmp_path / "good.png", stroke())
-        draw(tmp_path / "blank.png", np.full((30, 30), 255))
-        draw(tmp_path / "cut.png", np.random.default_rng(0).integers(0, 255, (99, 99)))
-        (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:3000])
-        (tmp_path / "drawing.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
-        (tmp_path / "empty.jpg").touch()
-        draw(tmp_path / "film.png", stroke(), format="GIF")
-        (tmp_path / "more").mkdir()
+        self.put_strangers(tmp_path)
         with pytest.raises(UserError) as refused:
             read_pictures(tmp_path)
         beginnings = [
             *("blank.png: contains no ink", "cut.png: cannot be read"),
             *(
-                "drawing.svg: cannot be read (neither PNG nor JPEG)",
+                "drawing.svg: cannot be read (neither PNG nor JPEG nor WEBP)",
                 "empty.jpg: cannot be read (neither",
             ),
             *("film.png: cannot be read (neither", "more: cannot be read (Is a directory)"),
         ]
         for problem, beginning in zip(refused.value.problems, beginnings, strict=True):
             assert problem.startswith(f"--input {tmp_path}/{beginning}")
+
+    def test_beside_a_picture_they_are_skipped_with_a_remark(self, tmp_path):
+        self.put_strangers(tmp_path)
+        draw(tmp_path / "good.png", stroke())
+        (tmp_path / "last.txt").touch()
+        read = read_pictures(tmp_path)
+        assert read.sources == ["good.png"]
+        assert np.array_equal(read.images, stroke()[None])
+        assert read.remarks == [
+            "Skipped 1 of 8 files, which contain no ink: blank.png.",
+            "Skipped 6 of 8 files, which cannot be read: "
+            "cut.png, drawing.svg, empty.jpg, film.png, last.txt and 1 more.",
+        ]
+
+    @pytest.mark.parametrize("name", ["blank.png", "empty.jpg", "cut.png"])
+    def test_a_named_file_is_never_skipped(self, tmp_path, name):
+        self.put_strangers(tmp_path)
+        with pytest.raises(UserError, match=name):
+            read_pictures(tmp_path / name)
 
     def test_empty_folder(self, tmp_path):
         with pytest.raises(UserError, match="folder is empty"):
