@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
+# Before all other imports of Megatron; its docstring gives the reason.
+import megakit.runtime.import_megatron  # isort: skip  # noqa: F401
 import lightning.pytorch as pl
 import torch
 from megatron.core import ModelParallelConfig, parallel_state
@@ -126,7 +128,7 @@ class MNISTDataModule(MegatronDataModule):
     loaders, so this class only assigns the sets.
 
     Args:
-        data_dir: Folder that contains `MNIST/raw`.
+        data_dir: Folder that contains `MNIST/raw`; None if no file of MNIST is read.
         batch_size: Micro batch size: samples per rank and forward pass.
         output_log: Whether NeMo's sampler logs its own metrics.
         dataset: `mnist`, or `digits` from scikit-learn.
@@ -135,12 +137,12 @@ class MNISTDataModule(MegatronDataModule):
         options: Options of `MegatronDataModule`: `global_batch_size`, `seed`, `num_workers`.
     """
 
-    # A GPU gets bytes and bits, and computes the batch. So each array goes through `on_device`.
+    # The GPU receives bytes and bits, and computes the batch. `on_device` copies each array to it.
     computes_on_device = True
 
     def __init__(
         self,
-        data_dir: str | Path = "./",
+        data_dir: str | Path | None = "./",
         batch_size: int = 32,
         output_log: bool = False,
         *,
@@ -151,7 +153,7 @@ class MNISTDataModule(MegatronDataModule):
     ) -> None:
         super().__init__(batch_size, output_log=output_log, **options)
         self.max_len = self.data_sampler.seq_len  # a name of the published tutorial
-        self.data_dir, self.dataset = Path(data_dir), dataset
+        self.data_dir, self.dataset = Path(data_dir or "data"), dataset
         self.corruption, self.num_labels = corruption, num_labels
 
     def setup(self, stage: str) -> None:
@@ -177,8 +179,9 @@ class MNISTDataModule(MegatronDataModule):
 
 # --- Models ---------------------------------------------------------------------------------------
 # Megatron requires three attributes of a model: a config of type ModelParallelConfig, `model_type`,
-# and `set_input_tensor`. On each pipeline stage but the first, Megatron's schedule passes the
-# output of the previous stage to `set_input_tensor`.
+# and `set_input_tensor`. Megatron's schedule runs the forward and backward passes of all micro
+# batches. On each pipeline stage but the first, the schedule passes the output of the previous
+# stage to `set_input_tensor`.
 #
 # Tensor parallelism shards two consecutive linear layers along the 64 features between the layers.
 # The first layer is sharded by its outputs (column parallel). The second layer is sharded by its
@@ -187,7 +190,8 @@ class MNISTDataModule(MegatronDataModule):
 # all-reduce sums the results of the ranks.
 #
 # Pipeline parallelism splits each model after the encoder. The first stage has linear1 and linear2.
-# The second stage has the decoder or the head. The first stage sends z to the second stage.
+# The second stage has the decoder or the head. The first stage sends the latent
+# vectors z to the second stage.
 
 
 class ExampleModelOutput(TypedDict):
@@ -292,8 +296,8 @@ class ExampleFineTuneModel(ExampleModelTrunk):
 # calls `configure_model` when the process groups exist.
 #
 # The config also names the loss class and the checkpoint of the initial weights. NeMo writes the
-# config into each checkpoint. The next script reads the sizes of the trunk from the checkpoint. To
-# exclude a field from this, add the field's name to `override_parent_fields`.
+# config into each checkpoint. The next script reads the sizes of the trunk from the checkpoint. A
+# field whose name is in `override_parent_fields` keeps the value that the script sets.
 
 ExampleModelT = TypeVar("ExampleModelT", bound=ExampleModelTrunk)
 
@@ -383,7 +387,7 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
     validation_step = training_step
 
     def predict_step(self, batch: MnistBatch, batch_idx: int | None = None) -> Any:
-        """Returns a dict: `output`, and of the batch `idx`, `label` and `loss_mask` if present.
+        """Returns a dict: the `output`, and the batch's `idx`, `label` and `loss_mask` if present.
 
         Before the last pipeline stage, this method returns only the output, for the next stage.
         """

@@ -13,38 +13,54 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from megakit.errors import UserError
 from megakit.runtime.foreign_files import printable, read_regular_file, reading
+from mnist.data_dir import DEFAULT, UsedFolder, choose_data_dir, holds_mnist, locate
+from mnist.data_dir import MNIST_SHA256 as MNIST_SHA256
+from mnist.digits import GZIP, digits_table, unpack
+from mnist.digits import Split as Split
+from mnist.digits import read_digits as read_digits
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 DatasetName = Literal["mnist", "digits"]
-Split = Literal["train", "validation", "test"]
 
 
 @dataclass(kw_only=True)
 class DataOptions:
     """Options that choose the images."""
 
-    data_dir: Path = Path("data")
-    """Folder that contains MNIST/raw.
-    Missing files are downloaded to this folder; existing files are never changed."""
+    data_dir: Path | None = None
+    """Folder that contains MNIST/raw. Missing files are downloaded to this folder; existing files
+    are never changed. By default: the variable MNIST_DATA_DIR, else the folder that the run or its
+    start checkpoint used, else data."""
 
     dataset: Literal["auto", "mnist", "digits"] = "auto"
-    """mnist: 60,000 + 10,000 images; downloaded if missing.
-    digits: 1,797 scans from scikit-learn, enlarged.
-    auto: the dataset of the run that is resumed, or of the start checkpoint;
-    else mnist if it exists or can be downloaded; else digits."""
+    """mnist: 60,000 + 10,000 images; downloaded if missing. digits: 1,797 scans from scikit-learn,
+    enlarged. auto: the dataset of the run that is resumed, or of the start checkpoint; else mnist
+    if it exists or can be downloaded; else digits."""
 
-    #: These options do not identify the run. The name that `resolve_dataset` returns does.
+    #: These options do not identify the run. Instead, the result of `resolve_dataset` does so.
     harmless: ClassVar[tuple[str, ...]] = ("data_dir", "dataset")
+    #: Each is a `megakit.job.remembered.EarlierRun`. Not a field, because it is no option.
+    _earlier = cast("Sequence[Any]", ())
+
+    def recall(self, earlier: Sequence[Any]) -> None:
+        """Keeps what earlier runs used, for `resolve_dataset`."""
+        self._earlier = earlier
+
+    def places(self) -> dict[str, str]:
+        """Returns the folder of MNIST, which later commands use without `--data-dir`."""
+        if self.data_dir is None or not holds_mnist(self.data_dir):
+            return {}
+        return {"data_dir": str(self.data_dir.absolute())}
 
     def resolve_dataset(
         self,
@@ -52,8 +68,33 @@ class DataOptions:
         report: Callable[[str], None],
         may_download: bool = True,
     ) -> DatasetName:
-        """Finds and checks the images, and returns the name of the dataset; see `find_dataset`."""
-        return find_dataset(self.data_dir, self.dataset, previous, report, may_download)
+        """Finds and checks the images, and returns the name of the dataset; see `find_dataset`.
+
+        Without `--data-dir`, sets `data_dir` to the chosen folder, if the dataset is mnist.
+
+        Raises:
+            UserError: As in `find_dataset`; or `--dataset` names another dataset than that of the
+                start checkpoint.
+        """
+        for run in self._earlier:
+            if run.relation == "start" and self.dataset not in ("auto", run.dataset):
+                raise UserError(
+                    f"--dataset {self.dataset}: the start checkpoint, of {run.path}, was trained "
+                    f"on {run.dataset}. Leave --dataset out, or start from a checkpoint that was "
+                    f"trained on {self.dataset}."
+                )
+        if self.dataset == "digits" or (self.dataset == "auto" and previous == "digits"):
+            return find_dataset(DEFAULT, "digits")
+        used = [
+            UsedFolder(run.path, Path(folder), run.relation == "nearby")
+            for run in self._earlier
+            if (folder := run.places.get("data_dir"))
+        ]
+        data_dir = choose_data_dir(self.data_dir, used, report)
+        found = find_dataset(data_dir, self.dataset, previous, report, may_download)
+        if found == "mnist":
+            self.data_dir = data_dir
+        return found
 
 
 def _print_to_stderr(line: str) -> None:
@@ -90,10 +131,10 @@ def find_dataset(
     """
     wanted = previous if dataset == "auto" and previous else dataset
     if wanted == "digits":
-        _digits_table()
+        digits_table()
         return "digits"
 
-    folder, paths = _locate(data_dir)
+    folder, paths = locate(data_dir)
     if _damages(paths):
         check_mnist(data_dir)  # raises an error that also lists the missing files
     missing = [name for name in MNIST_SHA256 if name not in paths]
@@ -106,15 +147,18 @@ def find_dataset(
         if wanted == "auto" and not paths:
             report(
                 f"MNIST is not in {folder} and cannot be downloaded ({reason}): using digits, "
-                "the 1,797 scans that come with scikit-learn."
+                "the 1,797 scans that come with scikit-learn. --data-dir names the folder that "
+                "contains MNIST/raw."
             )
-            _digits_table()
+            digits_table()
             return "digits"
         source = f" ({previous}, as in the earlier run)" if dataset != wanted else ""
+        remedy = "Copy the files there, choose another --data-dir, or choose --dataset digits."
+        if previous == "mnist":  # another dataset would be refused
+            remedy = "Copy the files there, or choose another --data-dir."
         raise UserError(
             f"--dataset {dataset}{source}: {folder} lacks {', '.join(missing)}, unpacked or as "
-            f".gz, and they cannot be downloaded ({reason}). Copy the files there, choose another "
-            "--data-dir, or choose --dataset digits."
+            f".gz, and they cannot be downloaded ({reason}). {remedy}"
         ) from None
 
 
@@ -145,7 +189,7 @@ def read_splits(
     if dataset == "digits":
         train, validation, test = (make(*read_digits(part)) for part in get_args(Split))
         return train, validation, test
-    if _locate(data_dir)[1].keys() != MNIST_SHA256.keys():
+    if locate(data_dir)[1].keys() != MNIST_SHA256.keys():
         find_dataset(data_dir, "mnist")
     import torch
     from torch.utils.data import random_split
@@ -158,23 +202,9 @@ def read_splits(
 
 # --- MNIST ----------------------------------------------------------------------------------------
 
-MNIST_SHA256 = {
-    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-}
-"""The sha256 of the four unpacked files as published by LeCun, Cortes and Burges."""
-
 REMEDY = (
     "The file is damaged, or it is not MNIST's. Copy it again, or delete it to download it again."
 )
-
-GZIP = 31
-"""Value of zlib's `wbits` for data with a gzip header."""
-
-FOLDERS = ("MNIST/raw", "MNISTCustom/raw")
-"""Folders below `data_dir`. torchvision names a dataset's folder after its class."""
 
 
 def read_mnist(data_dir: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -193,7 +223,7 @@ def read_mnist(data_dir: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[
     """
     import numpy as np
 
-    folder, paths = _locate(data_dir)
+    folder, paths = locate(data_dir)
     part = "train" if train else "t10k"
     names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
     if missing := [_missing(folder, name) for name in names if name not in paths]:
@@ -212,29 +242,10 @@ def check_mnist(data_dir: Path) -> None:
     Raises:
         UserError: Files are missing or differ; the error lists one problem for each file.
     """
-    folder, paths = _locate(data_dir)
+    folder, paths = locate(data_dir)
     missing = [_missing(folder, name) for name in MNIST_SHA256 if name not in paths]
     if problems := _damages(paths) + missing:
         raise UserError(problems)
-
-
-def _locate(data_dir: Path) -> tuple[Path, dict[str, Path]]:
-    """Returns the folder that has most of the four files, and the paths of its files by name."""
-    candidates = []
-    for folder in (data_dir / below for below in FOLDERS):
-        rule = f"--data-dir is the folder that contains {FOLDERS[0]}. Choose one that you may read."
-        with reading(folder, rule):
-            try:
-                there = {path.name for path in folder.iterdir()}
-            except FileNotFoundError:
-                there = set()
-        paths = {
-            name: folder / (name if name in there else f"{name}.gz")
-            for name in MNIST_SHA256
-            if name in there or f"{name}.gz" in there
-        }
-        candidates.append((folder, paths))
-    return max(candidates, key=lambda candidate: len(candidate[1]))
 
 
 def _damages(paths: dict[str, Path]) -> list[str]:
@@ -258,30 +269,12 @@ def _content(name: str, path: Path) -> bytes:
     with reading(path, REMEDY):
         content = read_regular_file(path, 2 * size)
         if path.suffix == ".gz":
-            content = _unpack(content, size)
+            content = unpack(content, size)
     if len(content) != size:
         raise UserError(f"{path}: {len(content):,} bytes, expected {size:,}. {REMEDY}")
     found = hashlib.sha256(content).hexdigest()
     if found != MNIST_SHA256[name]:
         raise UserError(f"{path}: sha256 {found}, expected {MNIST_SHA256[name]}. {REMEDY}")
-    return content
-
-
-def _unpack(packed: bytes, limit: int) -> bytes:
-    """Unpacks one gzip file in memory, up to `limit` bytes.
-
-    Raises:
-        ValueError: The content exceeds `limit`, is truncated, or is followed by further bytes.
-        zlib.error: The content is damaged or is not gzip.
-    """
-    unpacker = zlib.decompressobj(wbits=GZIP)
-    content = unpacker.decompress(packed, limit + 1)  # bounds the memory that a zip bomb uses
-    if len(content) > limit:
-        raise ValueError(f"unpacks to more than {limit:,} bytes")
-    if not unpacker.eof:
-        raise ValueError("ends before the end of its gzip stream")
-    if unpacker.unused_data:
-        raise ValueError("has further bytes after its gzip stream")
     return content
 
 
@@ -312,7 +305,7 @@ MIRRORS = (
 CONNECT_SECONDS = 5.0
 """Time limit for a mirror's first answer, and for each further read."""
 DOWNLOAD_SECONDS = 120.0
-"""Time limit for all four files, 11 MB together."""
+"""Time limit for all four files, 12 MB together."""
 
 
 class _DownloadError(Exception):
@@ -408,91 +401,3 @@ def _reason(error: Exception) -> object:
     """Returns an error's message without the error number and without urllib's wrapper."""
     cause = getattr(error, "reason", error)
     return getattr(cause, "strerror", None) or cause
-
-
-# --- Digits ---------------------------------------------------------------------------------------
-
-DIGITS_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
-"""The sha256 of scikit-learn's digits.csv.gz, unpacked."""
-DIGITS_BYTES = 1 << 20
-"""Upper bound on the size of digits.csv.gz, packed or unpacked."""
-
-
-def read_digits(split: Split) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Reads one split of scikit-learn's 1,797 handwritten digits, enlarged from 8x8 pixels.
-
-    The splits never change: 1,297 images for training, 200 for validation, 300 for test. All splits
-    have the classes in the same proportions. The images are enlarged with integers only and split
-    by sha256. So the result is equal on every machine, with any version of numpy and scikit-learn.
-
-    Args:
-        split: Name of the split.
-
-    Returns:
-        Images, uint8 (N, 28, 28), and labels, uint8 (N,), both in scikit-learn's order.
-
-    Raises:
-        UserError: scikit-learn is not installed, or its digits have changed.
-    """
-    import numpy as np
-
-    table = np.loadtxt(_digits_table(), np.int64, delimiter=",")  # 64 pixels from 0 to 16, label
-    labels = table[:, -1]
-    indices = _digits_split(labels, split)
-    images = _enlarge(table[indices, :-1].reshape(-1, 8, 8))
-    return images, labels[indices].astype(np.uint8)
-
-
-def _digits_table() -> list[str]:
-    """Reads the lines of digits.csv.gz, without importing scikit-learn, which takes a second."""
-    from importlib.util import find_spec
-
-    spec = find_spec("sklearn")
-    places = (spec and spec.submodule_search_locations) or ["scikit-learn (not installed)"]
-    path = Path(places[0], "datasets", "data", "digits.csv.gz")
-    remedy = (
-        "--dataset digits reads this file of scikit-learn. Install scikit-learn again, or choose "
-        "--dataset mnist."
-    )
-    with reading(path, remedy):
-        text = _unpack(read_regular_file(path, DIGITS_BYTES), DIGITS_BYTES)
-    found = hashlib.sha256(text).hexdigest()
-    if found != DIGITS_SHA256:
-        raise UserError(f"{path}: sha256 {found}, expected {DIGITS_SHA256}. {remedy}")
-    return text.decode().splitlines()
-
-
-def _digits_split(labels: NDArray[np.int64], split: Split) -> NDArray[np.int64]:
-    """Returns the indices of one split; of each class, test takes the first, then validation."""
-    import numpy as np
-
-    def in_proportion(total: int) -> NDArray[np.int64]:
-        """Divides `total` among the classes by size; the largest remainders are rounded up."""
-        shares, rests = np.divmod(np.bincount(labels) * total, len(labels))
-        shares[np.argsort(-rests, kind="stable")[: total - shares.sum()]] += 1
-        return shares
-
-    order = sorted(range(len(labels)), key=lambda index: hashlib.sha256(b"%d" % index).digest())
-    drawn = []
-    sizes = zip(in_proportion(300), in_proportion(200), strict=True)
-    for label, (num_test, num_validation) in enumerate(sizes):
-        members = np.array([index for index in order if labels[index] == label])
-        test, validation, train = np.split(members, [num_test, num_test + num_validation])
-        drawn.append({"test": test, "validation": validation, "train": train}[split])
-    return np.sort(np.concatenate(drawn))
-
-
-def _enlarge(pixels: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Enlarges (N, 8, 8) bilinearly to (N, 28, 28), and scales 0..16 to 0..255.
-
-    In units of the 8 old pixels, the center of new pixel i is at (i + 1/2) * 8/28 - 1/2, which is
-    (4 * i - 5) / 14. The weight of an old pixel decreases linearly with the distance to this
-    center. All positions and weights are multiplied by 14, so that they are integers.
-    """
-    import numpy as np
-
-    centers = np.clip(4 * np.arange(28) - 5, 0, 7 * 14)
-    weights = np.maximum(14 - np.abs(centers[:, None] - 14 * np.arange(8)), 0)  # (28, 8)
-    brightest = 16 * 14 * 14
-    images: NDArray[np.int64] = weights @ pixels @ weights.T
-    return ((images * 255 + brightest // 2) // brightest).astype(np.uint8)

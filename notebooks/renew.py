@@ -1,7 +1,7 @@
 """Executes the notebook in a fresh kernel, and writes it and its text form anew.
 
-`./run notebook --renew` starts this. MNIST_DATA_DIR names the folder that holds MNIST/raw, if that
-is not `data`.
+`./run notebook --renew` starts this script. MNIST_DATA_DIR names the folder that contains
+MNIST/raw; without the variable, the notebook uses the same folder as the scripts.
 """
 
 import ast
@@ -92,6 +92,13 @@ def main() -> None:
     """Renews both files."""
     import jupytext
     from jupytext.cli import jupytext as command_line
+
+    sys.path.insert(0, str(FOLDER.parent))  # started as a script, it finds only its own folder
+    from mnist.data_dir import find_data_dir
+
+    # Chosen here, because a choice in the notebook would print the folder's path into it.
+    chosen = find_data_dir(FOLDER.parent / "runs", default=FOLDER.parent / "data")
+    os.environ["MNIST_DATA_DIR"] = str(chosen.absolute())
 
     command_line(["--quiet", "--sync", str(TEXT)])  # the newer of the two is what the author means
     notebook = jupytext.read(NOTEBOOK)

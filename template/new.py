@@ -25,7 +25,8 @@ from template.sources import EXAMPLES, ROOT, copy_example
 TEMPLATE = ROOT / "template"
 #: Files that are copied to every project without changes.
 SHARED = (
-    *("run", "requirements.lock", "locks/set_up.sh", "locks/lender.py", "LICENSE"),
+    *("run", "requirements.lock", "locks/set_up.sh", "locks/help.sh", "locks/lender.py"),
+    "LICENSE",
     *(f"locks/{group}.lock" for group in ("uv", "build", "dev", "export")),
     *("tests/scripts.py", "tests/single_process.py"),
 )
@@ -40,10 +41,12 @@ BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(
 HELP = f"""\
 usage: ./run new PATH [--from NAME] [--venv DIR]
 
-Creates a project of your own in the folder PATH: the scripts, a test suite, and megakit as a wheel.
-With --from NAME, the project is made from examples/NAME instead of the tutorial; the examples are
-{", ".join(ORIGINS)}.
-With --venv DIR, the project uses the packages of that environment and downloads none.
+Creates a project of your own in the folder PATH: the scripts, a test suite, and
+megakit as a wheel.
+
+  --from NAME  Make the project from an example instead of the tutorial:
+               {", ".join(ORIGINS)}.
+  --venv DIR   Use the packages of this environment, and download none.
 """
 
 

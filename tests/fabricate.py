@@ -53,6 +53,7 @@ def make_checkpoint(
     *,
     stage: str = "pretrain",
     model: str = "PretrainModel",
+    dataset: str = "digits",
     val_loss: float | None = None,
     run: dict[str, Any] | None = None,
     context: dict[str, Any] = CONTEXT,
@@ -68,7 +69,7 @@ def make_checkpoint(
     manifest = Manifest(
         stage=stage,
         model=model,
-        dataset="digits",
+        dataset=dataset,
         step=step,
         val_loss=val_loss,
         run=run or {},
@@ -85,7 +86,13 @@ def prepare_run(stage: Stage, options: Any, script: Path | None = None) -> Plan:
     return plan
 
 
-def make_run(stage: Stage, options: Any, steps: tuple[int, ...], done: bool = True) -> RunDirectory:
+def make_run(
+    stage: Stage,
+    options: Any,
+    steps: tuple[int, ...],
+    done: bool = True,
+    dataset: str = "digits",
+) -> RunDirectory:
     """A run directory with a checkpoint for each of the steps, the last of them the best.
 
     If the run is done, a checkpoint of its last step comes on top, which is the best then.
@@ -98,6 +105,7 @@ def make_run(stage: Stage, options: Any, steps: tuple[int, ...], done: bool = Tr
             step,
             stage=stage.name,
             model=stage.model,
+            dataset=dataset,
             val_loss=1 / step,
             run=plan.identity,
         )

@@ -84,10 +84,10 @@ class TestCommands:
             assert abs(reached - promised) < 9  # one seed, and the median of several
 
     def test_output(self, told: tuple[Path, str]) -> None:
-        """Each line shown came, but for its numbers and the processor's name."""
+        """Each line shown came, but for its numbers, the processor's name and the precision."""
 
         def shape(line: str) -> str:
-            line = re.sub(r" on .* \((cpu|gpu)\)", " on this machine", line)
+            line = re.sub(r" on .* \((cpu|gpu)\), .*", " on this machine", line)  # and precision
             return re.sub(r"\s+", " ", re.sub(r"[\d.,:]+|[━╌─╸╺]+", "#", line)).strip()
 
         printed = {shape(line) for line in told[1].replace("\r", "\n").splitlines()}
@@ -146,3 +146,107 @@ def test_pictures_exist() -> None:
     assert pictures
     for picture in pictures:
         assert (REPOSITORY / picture).is_file(), picture
+
+
+# --- Figures ----------------------------------------------------------------------------------
+
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?")
+#: A figure: a number, or two with `to` between them, and its unit.
+FIGURE = re.compile(
+    r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)(?:%? to (\d[\d,]*(?:\.\d+)?))?"
+    r"(%| (?:us|ms|s|min|minutes?|hours?|kB|KiB|MB|GB|steps?/s|samples/s|times|points)\b"
+    r"| of plain (?:Lightning|PyTorch)| (?:\w+ )?per step\b)"
+)
+#: Each figure of README's table, with the section of RESULTS.md and the name of the row in it.
+README_FIGURES = {
+    "95.4% to 96.3%": ("chain", "test accuracy"),
+    "17 s": ("times", "./run tutorial"),
+    "86 s": ("clone", "git clone and ./run tutorial"),
+    "152 s": ("clone", "the same with pip"),
+    "18 s": ("times", "the three scripts"),
+    "50 s": ("times", "published: the three stages"),
+    "3.1 times": ("steps", "the published tutorial's way, 1 thread(s)"),
+    "0.94 of plain Lightning": ("steps", "plain Lightning, 1 thread(s)"),
+    "0.84 of plain PyTorch": ("steps", "plain PyTorch, 1 thread(s)"),
+}
+#: Each figure of a page that is the text of a link to RESULTS.md, in the same form.
+LINKED_FIGURES = {
+    "2e-7": ("parallel", "DP2"),
+    "4 s": ("fake_ranks", "`./run layout`: 1,024 ranks, TP4 x PP2"),
+    "2.5 minutes": ("gpt", "the script, from start to end"),
+}
+#: Figures of docs/performance.md; `test_what_a_log_costs` computes them from several rows.
+PERFORMANCE_FIGURES = ["0.1 to 0.4 synchronizations per step"]
+
+
+def figures(text: str) -> list[str]:
+    """The figures of a text, without code and without what a block shows."""
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [match[0] for match in FIGURE.finditer(prose)]
+
+
+def row_of_results(section: str, name: str) -> list[float]:
+    """All numbers in a row of RESULTS.md, by the section's and the row's name."""
+    part = RESULTS.partition(f"<!-- {section}: begin -->")[2].partition(f"<!-- {section}: end")[0]
+    (cells,) = (
+        row.strip("|").split("|")[1:] for row in part.splitlines() if row.startswith(f"| {name} |")
+    )
+    return [float(number.replace(",", "")) for number in NUMBER.findall(" ".join(cells))]
+
+
+def rounds_to(figure: str, found: list[float]) -> bool:
+    """Whether each number of a figure is one that was found, rounded as the figure is."""
+
+    def form(text: str) -> str:
+        places = len(text.partition(".")[2])
+        return ".0e" if "e" in text else f",.{places}f"
+
+    texts = NUMBER.findall(figure)
+    rounded = [{f"{value:{form(text)}}".replace("e-0", "e-") for value in found} for text in texts]
+    return all(text in values for text, values in zip(texts, rounded, strict=True))
+
+
+def table_text(first: str) -> str:
+    """README's table whose header has `first`."""
+    return README[README.index(f"| {first}") :].partition("\n\n")[0]
+
+
+class TestFigures:
+    @pytest.mark.parametrize(("figure", "row"), [*README_FIGURES.items(), *LINKED_FIGURES.items()])
+    def test_figures_are_those_of_their_row(self, figure: str, row: tuple[str, str]) -> None:
+        assert rounds_to(figure, row_of_results(*row)), row
+
+    def test_each_figure_of_the_table_has_its_row(self) -> None:
+        found = figures(table_text("on MNIST, at the defaults"))
+        assert len(found) >= 8
+        assert set(found) == set(README_FIGURES)
+
+    def test_each_linked_figure_has_its_row(self) -> None:
+        pages = [*REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("examples/*/README.md")]
+        link = re.compile(r"\[(\d[^\]]*)\]\([./]*benchmarks/RESULTS\.md\)")
+        found = [figure for page in pages for figure in link.findall(page.read_text())]
+        assert sorted(found) == sorted(LINKED_FIGURES)
+
+    def test_what_a_log_costs(self) -> None:
+        """Synchronizations of a mean step, less those of a step without a log."""
+        page = (REPOSITORY / "docs" / "performance.md").read_text()
+        assert figures(page) == PERFORMANCE_FIGURES
+        rows = ("pretrain", "finetune", *(f"pretrain, pipeline of two, rank {n}" for n in (0, 1)))
+        numbers = [row_of_results("rehearsal", name) for name in rows]
+        costs = [mean - median for _, median, mean, *_ in numbers]
+        assert rounds_to(PERFORMANCE_FIGURES[0], [min(costs), max(costs)])
+
+    def test_figures_are_found(self) -> None:
+        text = "Of 2,000 steps, `9 s`: 1.5 s, 95.4% to 96.3%; 1,026 MB, 3.1 times, 0.84 of plain "
+        assert figures(f"{text}PyTorch's, 0.1 to 0.3 copies per step\n```\n7 s\n```\n") == [
+            *("1.5 s", "95.4% to 96.3%", "1,026 MB", "3.1 times"),
+            *("0.84 of plain PyTorch", "0.1 to 0.3 copies per step"),
+        ]
+
+    def test_other_figures_are_noticed(self) -> None:
+        assert rounds_to("18 s", [18.3, 17.3])
+        assert rounds_to("1,026 MB", [1026])
+        assert rounds_to("2e-7", [1.9e-7])
+        assert not rounds_to("2e-7", [1.9e-8])
+        assert not rounds_to("19 s", [18.3, 17.3])
+        assert not rounds_to("95.4% to 96.4%", [96, 95.4, 96.3])

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# Before all other imports of Megatron; its docstring gives the reason.
+import megakit.runtime.import_megatron  # isort: skip  # noqa: F401
 import lightning.pytorch as pl
 import numpy as np
 import torch

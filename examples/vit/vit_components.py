@@ -8,6 +8,8 @@ model reconstructs masked patches of images. Its trunk then becomes a digit clas
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+# Before all other imports of Megatron; its docstring gives the reason.
+import megakit.runtime.import_megatron  # isort: skip  # noqa: F401
 import numpy as np
 import torch
 from megatron.core import parallel_state

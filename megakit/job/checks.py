@@ -13,6 +13,7 @@ from megakit.job.identity import changed_names, differences, identify, listed
 from megakit.job.layout import Layout, plan_layout, too_few_gpus
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.ranges import names_are_usable
+from megakit.job.remembered import earlier_runs
 from megakit.job.runs import RunDirectory, StartCheckpoint, check_writable, find_start
 from megakit.job.sizes import Sizes, check_sizes, stated_sizes
 from megakit.job.stage import Stage
@@ -36,6 +37,7 @@ class Checked:
     precision: str
     layout: Layout
     dataset: Any
+    places: dict[str, str]
     identity: dict[str, Any]
 
     @property
@@ -94,6 +96,7 @@ def check(
     checks.problems += start_checks.problems
     precision = _choose_precision(options, accelerator, old)
     previous = old.get("dataset") or (start.manifest.dataset if start else None)
+    options.recall(earlier_runs(stage, options.output_dir, start))
     dataset = _check_data(options, previous, console, checks)
     identity: dict[str, Any] = {}
     if training:
@@ -105,7 +108,10 @@ def check(
         identity = (code or {}) | {"precision": precision} | sizes.by_option
     if accelerator is None or checks.problems:
         raise UserError(checks.problems)
-    checked = Checked(training, directory, start, accelerator, precision, layout, dataset, identity)
+    places = options.places()
+    checked = Checked(
+        *(training, directory, start, accelerator, precision, layout, dataset, places, identity)
+    )
     if training and not training.fresh:
         newest = directory.newest_of(stage.name, identity)
         if problems := other_run(checked) or changed_code(checked, newest):

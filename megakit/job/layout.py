@@ -1,14 +1,21 @@
 """Plans how a job's processes share the work, and checks the plan before the processes start."""
 
+import contextlib
+import json
+import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
+from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.options import CommonOptions
 from megakit.job.ranges import flag
 from megakit.job.sizes import Sizes
 from megakit.runtime.accelerator import Accelerator
+from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
 
 
 @dataclass(frozen=True)
@@ -39,13 +46,52 @@ class Layout:
     @cached_property
     def data(self) -> int:
         """Number of data-parallel ranks, which process different samples."""
-        return max(1, self.world_size // (self.tensor * self.pipeline))
+        # An option may be out of its range; `CommonOptions.problems` reports it.
+        return max(1, self.world_size // max(1, self.tensor * self.pipeline))
+
+    @property
+    def parallel(self) -> dict[str, int]:
+        """Numbers of tensor-parallel ranks, pipeline stages and data-parallel ranks."""
+        return {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
 
     def __str__(self) -> str:
-        if self.world_size == 1:
-            return "1 process"
-        parts = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
-        return f"{self.world_size} processes: " + " x ".join(f"{k} {v}" for k, v in parts.items())
+        return describe(self.parallel)
+
+
+def describe(parallel: Mapping[str, int]) -> str:
+    """Describes a layout in words, such as `2 processes: tensor 2 x pipeline 1 x data 1`."""
+    number = math.prod(parallel.values())
+    if number == 1:
+        return "1 process"
+    return f"{number} processes: " + " x ".join(f"{k} {v}" for k, v in parallel.items())
+
+
+def other_layout(
+    layout: Layout, options: CommonOptions, cluster: Cluster, summary: Path
+) -> str | None:
+    """Returns a remark if a command names another layout than that of its finished run.
+
+    Args:
+        layout: The layout that the command plans.
+        options: Options of the command line. Without an option of the layout, and without a
+            launcher, the command names no layout.
+        cluster: The job as torchrun or srun started it.
+        summary: The `summary.json` of the finished run.
+    """
+    names = ("devices", "num_nodes", "tensor_parallel", "pipeline_parallel")
+    given = [
+        name for name in names if getattr(options, name) not in (None, getattr(CommonOptions, name))
+    ]
+    used: dict[str, int] = {}
+    with contextlib.suppress(UserError), reading(summary, ""):
+        found = json.loads(read_regular_file(summary, JSON_BYTES))["parallel"]
+        used = {name: int(found[name]) for name in layout.parallel}
+    if not (given or cluster.launcher) or used in ({}, layout.parallel):
+        return None
+    return (
+        f"The finished run used {describe(used)}. This command names {layout}, and trained nothing "
+        "under this layout. To train under it, add --fresh or another --output-dir."
+    )
 
 
 def plan_layout(options: CommonOptions, cluster: Cluster, sizes: Sizes) -> tuple[Layout, list[str]]:

@@ -1,14 +1,15 @@
-"""Options of all scripts and of training scripts, without torch, so that `--help` is quick."""
+"""Options of all scripts and of training scripts, without torch, so that a start is quick."""
 
 import difflib
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
+from megakit.job.help import format_help
 from megakit.job.ranges import INT32_MAX, Range, find_problems, flag
 from megakit.job.stage import Stage
 from megakit.runtime.foreign_files import brief
@@ -106,6 +107,27 @@ class CommonOptions:
             UserError: The data is missing or damaged.
         """
         raise NotImplementedError(f"{type(self).__name__}.resolve_dataset")
+
+    def recall(self, earlier: Sequence[Any]) -> None:
+        """Receives what earlier runs used, before `resolve_dataset`; for a script to override.
+
+        Args:
+            earlier: `megakit.job.remembered.EarlierRun`s, the first choice first.
+        """
+
+    def places(self) -> dict[str, str]:
+        """Returns the paths that a run remembers for later commands; for a script to override.
+
+        Returns:
+            Absolute paths by name of the option. Later commands get them by `recall`.
+        """
+        return {}
+
+    def adopt(self, places: Mapping[str, str]) -> None:
+        """Sets the options that the command leaves out to the paths of the job's plan."""
+        for name, path in places.items():
+            if getattr(self, name) is None:
+                setattr(self, name, Path(path))
 
     def adapt(self, stage: Stage) -> Stage:
         """Returns the stage adapted to the options, e.g. renamed; for a script to override."""
@@ -211,10 +233,12 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
         options_class: Its fields are the options; the fields' docstrings are the help texts.
         argv: Arguments without the program's name; by default the arguments of this process.
     """
-    import tyro
-
     arguments = list(sys.argv[1:] if argv is None else argv)
     program = Path(sys.argv[0]).name
+    if {"-h", "--help"} & {*arguments}:
+        print(format_help(options_class, program))
+        sys.exit(0)
+    import tyro
 
     def parse(arguments: Sequence[str]) -> OptionsT:
         with redirect_stderr(io.StringIO()):
@@ -231,9 +255,8 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
         options = parse(arguments)
         if not any(map(_is_empty, groups)):  # an empty Path would mean the current folder
             return options
-    except SystemExit as stopped:
-        if not stopped.code:  # --help
-            raise
+    except SystemExit:
+        pass  # the messages below name all problems
     for problem in _find_parse_errors(options_class, groups, parse):
         print(f"{program}: {problem}", file=sys.stderr)
     sys.exit(2)
@@ -257,7 +280,8 @@ def _find_parse_errors(
             problems.append(f"{given}: there is no such option. {remedy}")
         elif _is_empty(group):
             problems.append(
-                f"{name} '': the value is empty. Give a value, or leave the option out."
+                f"{name} '': the value is empty. Either a variable is not set, or a command in "
+                "$(...) failed; its own message says why. Give a value, or leave the option out."
             )
         else:
             try:

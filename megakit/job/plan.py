@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from megakit.job.layout import Layout
@@ -29,6 +29,8 @@ class Plan:
         lock: Device and inode number of the lock file in the run directory; None for a job
             without a lock.
         old_run: The run that `--fresh` has renamed, or None.
+        places: Absolute paths by name of the option; all ranks use them for options that the
+            command leaves out.
     """
 
     dataset: Any
@@ -41,6 +43,7 @@ class Plan:
     is_done: bool
     lock: tuple[int, int] | None = None
     old_run: str | None = None
+    places: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Serializes the plan for the other ranks."""

@@ -110,6 +110,7 @@ def _lock_and_plan(
             accelerator=checked.accelerator,
             precision=checked.precision,
             layout=checked.layout,
+            places=checked.places,
             identity=checked.identity,
             is_done=is_done,
             lock=own.inode,
@@ -146,11 +147,11 @@ def _open_run(stage: Stage, checked: Checked, console: Console) -> tuple[Path | 
     if problems := changed_code(checked, newest):
         raise UserError(problems)
     if newest and newest.ends(checked.training.max_steps) and directory.summary.is_file():
-        directory.write_identity(newest.run)  # it may have been removed
+        directory.write_identity(newest.run, checked.places)  # it may have been removed
         return path, True
     if newest:
         _record_code_changes(identity, newest, console)
-    directory.write_identity(identity)
+    directory.write_identity(identity, checked.places)
     directory.summary.unlink(missing_ok=True)
     if newest:
         console.say(f"Resuming from {path}, step {newest.step}.")

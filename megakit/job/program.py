@@ -28,7 +28,10 @@ from megakit.job.source import (
 #: Its version is recorded in the checkpoints instead.
 LIBRARY = "megakit"
 #: Members of options classes whose values are compared or shown to the user.
-CHECKS = {"problems", "resolve_dataset", "adapt", "choice", "harmless", "model_sizes"}
+CHECKS = {
+    *("problems", "resolve_dataset", "recall", "places", "adapt", "choice", "harmless"),
+    "model_sizes",
+}
 #: Names of the code that the script runs outside of functions and classes.
 TOP_LEVEL, MAIN_BLOCK = "top level of the script", "main block of the script"
 

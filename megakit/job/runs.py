@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -25,6 +25,8 @@ from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
 
 RUN_FILE = "run.json"
 SUMMARY = "summary.json"
+#: Entry of run.json with the paths that the run used. It is no part of the run's identity.
+PLACES = "places"
 #: Attempts to choose the best checkpoint while its run may remove the chosen checkpoint.
 ATTEMPTS = 5
 
@@ -92,15 +94,20 @@ class RunDirectory:
             content = json.loads(read_regular_file(path, JSON_BYTES))
             if not isinstance(content, dict):
                 raise TypeError("not a JSON object")
+        content.pop(PLACES, None)
         return content
 
-    def write_identity(self, identity: dict[str, Any]) -> None:
-        """Writes the identity of a run to run.json."""
-        with contextlib.suppress(UserError):
-            if self._identity_in_file() == identity:
+    def write_identity(
+        self, identity: dict[str, Any], places: Mapping[str, str] | None = None
+    ) -> None:
+        """Writes the identity of a run to run.json, with the paths that the run uses."""
+        content = identity | ({PLACES: dict(places)} if places else {})
+        path = self.path / RUN_FILE
+        with contextlib.suppress(UserError), reading(path, ""):
+            if json.loads(read_regular_file(path, JSON_BYTES)) == content:
                 return
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / RUN_FILE, identity)
+        write_json(path, content)
 
     def withdraw(self, old_run: str | None = None) -> bool:
         """Undoes the start of a run that was refused before its first checkpoint.

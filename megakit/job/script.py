@@ -21,7 +21,7 @@ from megakit.errors import RunDirectoryLostError, Stopped, UserError
 from megakit.job.checks import failed_check
 from megakit.job.cluster import Cluster
 from megakit.job.launch import launch
-from megakit.job.layout import Layout
+from megakit.job.layout import Layout, other_layout
 from megakit.job.options import MOST_SECONDS, CommonOptions, parse_options
 from megakit.job.plan import PLAN_VARIABLE, Plan
 from megakit.job.preparation import prepare
@@ -246,12 +246,15 @@ def _run(
         plan, locks = share_plan(cluster, check, timeout)
     else:
         plan, locks = check()
+    options.adopt(plan.places)
     directory = RunDirectory(options.output_dir / stage.name)
     console.fall_back_to(directory.log)
     if plan.is_done:
         best = directory.best_checkpoint()
         assert best is not None
         console.say(f"{stage.name} is already done: {directory.path}. --fresh starts over.")
+        if remark := other_layout(plan.layout, options, cluster, directory.summary):
+            console.say(remark)
         console.result(best)
         return 0
     if plan.layout.world_size > 1 and cluster.launcher is None:

@@ -1,13 +1,15 @@
-"""Prints what each rank of a cluster would store and communicate; the cluster is not needed.
+"""Prints what each rank of a cluster would hold; the cluster is not needed.
 
     ./run layout [pretrain | finetune | SCRIPT.py] [the script's options]
     python -m megakit.testing.layout SCRIPT.py [the script's options]
 
-The script is a training script, by default model_pretrain.py. It does not train: its model is
-built on fake ranks, on torch's meta device, for one batch of its data. The options are the script's
-own, such as --tensor-parallel 4 --devices 8 --num-nodes 16. Options that change neither the model
-nor the layout have no effect. --precision auto is bf16-mixed; --checkpoint is refused. Exit status:
-0 success; 2 wrong options, no training script, or a model that reads the values of tensors.
+The script is a training script, by default model_pretrain.py. It does not
+train: its model is built on fake ranks, on torch's meta device, for one batch
+of its data. The options are the script's own, such as --tensor-parallel 4
+--devices 8 --num-nodes 16. Options that change neither the model nor the layout
+have no effect. --precision auto is bf16-mixed; --checkpoint is refused. Exit
+status: 0 success; 2 wrong options, no training script, or a model that reads
+the values of tensors.
 """
 
 import contextlib
@@ -31,6 +33,7 @@ from megakit.job.layout import Layout, plan_layout
 from megakit.job.options import CommonOptions, TrainingOptions, parse_options
 from megakit.job.plan import Plan
 from megakit.job.ranges import names_are_usable
+from megakit.job.remembered import earlier_runs
 from megakit.job.sizes import check_sizes
 from megakit.job.stage import Stage
 from megakit.reporting.console import Console
@@ -178,6 +181,7 @@ def _check(stage: Stage, options: CommonOptions) -> tuple[Layout, Any]:
     layout, found = plan_layout(options, cluster, check_sizes(stage, options, None))
     problems += found
     dataset = None
+    options.recall(earlier_runs(stage, options.output_dir))
     try:
         dataset = options.resolve_dataset(
             None, lambda line: print(line, file=sys.stderr), not problems

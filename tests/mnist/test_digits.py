@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from mnist import files as mnist_files
+from mnist import digits as mnist_digits
 from mnist.files import Split, find_dataset, read_digits
 from tests.hostile import MEGABYTE, bomb, no_file, problem, problems
 
@@ -36,7 +36,7 @@ class TestDigits:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        parts = {split: mnist_files._digits_split(digits.target, split) for split in self.SIZES}
+        parts = {split: mnist_digits._digits_split(digits.target, split) for split in self.SIZES}
         assert sorted(np.concatenate(list(parts.values()))) == list(range(1797))
         for split, count in self.SIZES.items():
             exact = np.bincount(digits.target) * count / 1797
@@ -51,12 +51,12 @@ class TestDigits:
         expected = torch.nn.functional.interpolate(
             torch.from_numpy(pixels[:, None] * 255 / 16), size=(28, 28), mode="bilinear"
         )[:, 0]
-        enlarged = mnist_files._enlarge(pixels)
+        enlarged = mnist_digits._enlarge(pixels)
         assert np.abs(enlarged - expected.numpy()).max() <= 0.5 + 1e-9
 
     def test_enlarging_keeps_the_whole_range(self):
-        assert (mnist_files._enlarge(np.full((1, 8, 8), 16)) == 255).all()
-        assert (mnist_files._enlarge(np.zeros((1, 8, 8), int)) == 0).all()
+        assert (mnist_digits._enlarge(np.full((1, 8, 8), 16)) == 255).all()
+        assert (mnist_digits._enlarge(np.zeros((1, 8, 8), int)) == 0).all()
 
     def test_scikit_learn_is_absent(self, tmp_path, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -66,7 +66,7 @@ class TestDigits:
             assert "--dataset mnist" in problem
 
     def test_scikit_learn_has_other_digits(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(mnist_files, "DIGITS_SHA256", "0" * 64)
+        monkeypatch.setattr(mnist_digits, "DIGITS_SHA256", "0" * 64)
         assert "digits.csv.gz: sha256" in problems(find_dataset, tmp_path, "digits")[0]
 
     def test_a_hostile_file_of_scikit_learn(

@@ -133,7 +133,8 @@ class TestChoosing:
         assert find_dataset(tmp_path, "auto", report=lines.append) == "digits"
         assert lines == [
             f"MNIST is not in {tmp_path}/MNIST/raw and cannot be downloaded (127.0.0.1: Connection "
-            "refused): using digits, the 1,797 scans that come with scikit-learn."
+            "refused): using digits, the 1,797 scans that come with scikit-learn. --data-dir names "
+            "the folder that contains MNIST/raw."
         ]
         assert list(tmp_path.iterdir()) == []
 
@@ -159,6 +160,7 @@ class TestChoosing:
         )
         (problem,) = problems(find_dataset, tmp_path, "auto", "mnist", lines.append)
         assert problem.startswith("--dataset auto (mnist, as in the earlier run): ")
+        assert "digits" not in problem, "another dataset would be refused"
         assert lines == []
 
     def test_no_mnist_is_an_error_if_it_was_asked_for(self, tmp_path, lines, offline):

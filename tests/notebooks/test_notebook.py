@@ -2,6 +2,8 @@
 
 import ast
 import copy
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,36 @@ def stored() -> Any:
 
 def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def sources(notebook: Any) -> list[tuple[str, ...]]:
+    """What `show_source` showed: name, file, line and code."""
+    form = re.compile(r"`([\w.]+)`: (\S+), line (\d+)\n\n```python\n(.*)\n```", re.DOTALL)
+    texts = [o.data.get("text/markdown", "") for o in outputs(notebook) if "data" in o]
+    return [match.groups() for text in texts if (match := form.fullmatch(text))]
+
+
+def outputs(notebook: Any) -> list[Any]:
+    return [output for cell in code_cells(notebook) for output in cell.outputs]
+
+
+def sections(notebook: Any) -> dict[str, list[Any]]:
+    """The cells below each heading, by heading; the last heading of a cell counts."""
+    found: dict[str, list[Any]] = {}
+    for cell in notebook.cells:
+        headings = re.findall(r"^#+ (.*)$", cell.source, re.MULTILINE)
+        if headings and cell.cell_type == "markdown":
+            found[headings[-1]] = []
+        found[list(found)[-1]].append(cell)
+    return found
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a cell of text, without headings; each item of a list is one."""
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    items = re.split(r"\n\s*\n|\n(?=- )", prose)
+    parts = [part for item in items for part in re.split(r"(?<=[.?!])\s+", item.strip())]
+    return [part for part in parts if re.search(r"\w", part)]
 
 
 def definitions(source: str) -> set[str]:
@@ -73,6 +105,66 @@ class TestStored:
         assert len(pictures) >= 7
 
 
+class TestText:
+    """What STYLE asks of the notebook's text can be counted."""
+
+    def test_cells_of_text_are_short(self, stored: Any) -> None:
+        texts = [cell.source for cell in stored.cells if cell.cell_type == "markdown"]
+        assert [text for text in texts if len(sentences(text)) > 5] == []
+
+    def test_sentences_are_short(self, stored: Any) -> None:
+        texts = [cell.source for cell in stored.cells if cell.cell_type == "markdown"]
+        every = [sentence for text in texts for sentence in sentences(text)]
+        assert len(every) > 80
+        assert [sentence for sentence in every if len(sentence.split()) > 25] == []
+
+    def test_sentences_are_counted(self) -> None:
+        text = "# A heading. Two\n\nOne `a.b` and\nmore. Two, this.\n\n- Four\n- Five. Six!\n"
+        assert len(sentences(text)) == 5
+
+
+class TestShown:
+    def test_sources_are_those_of_today(self, stored: Any) -> None:
+        found = sources(stored)
+        assert len(found) >= 20
+        for name, file, _, code in found:
+            lines = (REPOSITORY / file).read_text().splitlines()
+            count = len(code.splitlines())
+            windows = ("\n".join(lines[i : i + count]) for i in range(len(lines) - count + 1))
+            assert any(textwrap.dedent(window) == code for window in windows), (
+                f"{name} in {file} differs; renew the notebook: ./run notebook --renew"
+            )
+
+    def test_most_sources_are_of_the_model(self, stored: Any) -> None:
+        files = [file for _, file, _, _ in sources(stored)]
+        assert files.count("model_components.py") > len(files) / 2
+
+    def test_each_requirement_has_a_source_and_a_result(self, stored: Any) -> None:
+        parts = sections(stored)
+        title, *requirements, last = parts
+        assert title.startswith("What NeMo and Megatron")
+        assert last == "Next steps"
+        assert len(requirements) >= 14
+        for name in requirements:
+            part = copy.deepcopy(stored)
+            part.cells = parts[name]
+            assert sources(part), f"{name}: no source"
+            results = [o for o in outputs(part) if o.output_type != "display_data"]
+            pictures = [o for o in outputs(part) if "image/png" in o.get("data", {})]
+            assert results or pictures, f"{name}: no result"
+
+    def test_each_picture_has_a_text_of_its_own(self, stored: Any) -> None:
+        texts = []
+        for cell in code_cells(stored):
+            for picture, below in zip(cell.outputs, cell.outputs[1:], strict=False):
+                if "image/png" in picture.get("data", {}):
+                    texts.append(picture.metadata["image/png"]["alt"])
+                    assert below.data["text/markdown"] == f"*{texts[-1]}*"
+        pictures = [o for o in outputs(stored) if "image/png" in o.get("data", {})]
+        assert len(texts) == len(pictures) == len(set(texts))
+        assert min(map(len, texts)) > 40
+
+
 class TestImports:
     def test_model_components_is_imported_and_not_copied(self) -> None:
         text = TEXT.read_text()
@@ -109,6 +201,7 @@ def test_gives_what_it_shows(
     execute(notebook, tmp_path)
     assert normalise(notebook, tmp_path) == []
     assert machine_paths(notebook) == []
+    assert sources(notebook) == sources(stored), "renew: ./run notebook --renew"
     expected, found = numbers(stored), numbers(notebook)
     assert [list(part) for part in found] == [list(part) for part in expected]
     for before, after in zip(expected, found, strict=True):

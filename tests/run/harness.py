@@ -12,8 +12,8 @@ from tests.scripts import REPOSITORY
 
 # What `run` calls besides Python; on a PATH of its own it finds these and nothing else.
 TOOLS = """
-    bash basename cat comm cmp cp cut dirname df env find flock getconf grep head ls mkdir mktemp mv
-    readlink realpath rm rmdir sed setpriv sh sort tail touch tr uname xargs
+    bash basename cat comm cmp cp cut dirname df env find flock fold getconf grep head ls mkdir
+    mktemp mv readlink realpath rm rmdir sed setpriv sh sort tail touch tr uname xargs
 """
 BASE_PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 UV = Path(sys.prefix, "bin/uv")
@@ -57,7 +57,7 @@ def write_project(folder):
     wheels, locks = folder / "wheels", folder / "locks"
     wheels.mkdir(parents=True)
     locks.mkdir()
-    for name in ("run", "locks/set_up.sh", "locks/lender.py"):
+    for name in ("run", "locks/set_up.sh", "locks/help.sh", "locks/lender.py"):
         shutil.copy(REPOSITORY / name, folder / name)
     (folder / "requirements.lock").write_text(write_wheel(wheels, "alpha", "1.0"))
     (locks / "dev.lock").write_text(write_wheel(wheels, "beta", "1.0"))

@@ -11,7 +11,7 @@ import pytest
 from tests.run.harness import BASE_PYTHON, as_if_set_up, bare_environment, start, write_program
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",), ("setup", "--help")])
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",), ("help",)])
 def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
     done = start(project, *arguments, python=None)
     assert done.returncode == 0

@@ -1,15 +1,19 @@
 """Layouts: what torchrun and srun say, what fits, and a remedy that works for what does not."""
 
+import json
 import re
 from itertools import product
 
 import pytest
 
 from megakit.job.cluster import Cluster
-from megakit.job.layout import Layout, plan_layout, too_few_gpus
+from megakit.job.layout import Layout, other_layout, plan_layout, too_few_gpus
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.sizes import Sizes
 from megakit.runtime.accelerator import Accelerator
+from model_pretrain import PRETRAIN
+from tests.fabricate import make_run
+from tests.scripts import run_script
 
 
 def plan(options=None, cluster=None, width=64, num_pipeline_stages=2, num_heads=0, **given):
@@ -207,3 +211,67 @@ def remedied(problem, **given):
     else:
         given[found[2].replace("-", "_")] = int(found[3])
     return plan(**given)[1]
+
+
+class TestFinishedRun:
+    """A command that names another layout than its finished run's trains nothing, and says so."""
+
+    def remark(self, tmp_path, parallel, cluster=None, **given):
+        summary = tmp_path / "summary.json"
+        summary.write_text(json.dumps({"parallel": parallel}))
+        options, cluster = TrainingOptions(**given), cluster or Cluster()
+        return other_layout(plan(options, cluster)[0], options, cluster, summary)
+
+    def test_another_layout(self, tmp_path):
+        one = {"tensor": 1, "pipeline": 1, "data": 1}
+        assert self.remark(tmp_path, one, devices=2, tensor_parallel=2) == (
+            "The finished run used 1 process. This command names 2 processes: tensor 2 x pipeline "
+            "1 x data 1, and trained nothing under this layout. To train under it, add --fresh or "
+            "another --output-dir."
+        )
+
+    @pytest.mark.parametrize(
+        ("given", "is_named"),
+        [
+            ({}, False),  # the next command of README, which names no layout
+            ({"devices": 1}, True),
+            ({"devices": 2, "pipeline_parallel": 2}, True),
+            ({"devices": 2, "tensor_parallel": 2}, False),  # the same
+            ({"devices": 4, "tensor_parallel": 2}, True),
+        ],
+    )
+    def test_only_a_named_layout_that_differs(self, tmp_path, given, is_named):
+        two = {"tensor": 2, "pipeline": 1, "data": 1}
+        assert (self.remark(tmp_path, two, **given) is not None) is is_named
+
+    def test_a_launcher_names_a_layout(self, tmp_path):
+        one = {"tensor": 1, "pipeline": 1, "data": 1}
+        torchrun = Cluster(launcher="torchrun", devices=2)
+        remark = self.remark(tmp_path, one, torchrun)
+        assert "This command names 2 processes: tensor 1 x pipeline 1 x data 2" in remark
+        assert self.remark(tmp_path, {**one, "data": 2}, torchrun) is None
+
+    @pytest.mark.parametrize("content", ["", "{}", "[]", '{"parallel": 2}', '{"parallel": {}}'])
+    def test_a_summary_without_a_layout_says_nothing(self, tmp_path, content):
+        (tmp_path / "summary.json").write_text(content)
+        options = TrainingOptions(devices=2)
+        layout = plan(options)[0]
+        assert other_layout(layout, options, Cluster(), tmp_path / "summary.json") is None
+        assert other_layout(layout, options, Cluster(), tmp_path / "absent.json") is None
+
+    def test_the_script_says_so(self, tmp_path, pretrain_options):
+        directory = make_run(PRETRAIN, pretrain_options, (100,))
+        one = {"tensor": 1, "pipeline": 1, "data": 1}
+        directory.summary.write_text(json.dumps({"parallel": one}))
+        where = ("--output-dir", pretrain_options.output_dir)
+        common = (*where, "--dataset", "digits", "--accelerator", "cpu")
+        plain, other = (
+            run_script("model_pretrain.py", *common, *layout)
+            for layout in ((), ("--devices", 2, "--tensor-parallel", 2))
+        )
+        assert plain.output() == other.output() == f"{directory.best_checkpoint()}\n"
+        done = f"pretrain is already done: {directory.path}. --fresh starts over.\n"
+        assert plain.err == done
+        told = "".join(line for line in other.err.splitlines(True) if "processes share" not in line)
+        assert told.startswith(f"{done}The finished run used 1 process. This command names 2 ")
+        assert told.count("\n") == 2

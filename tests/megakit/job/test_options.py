@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 import pytest
 
+from megakit.job.help import format_help
 from megakit.job.options import CommonOptions, TrainingOptions, parse_options
 from megakit.job.ranges import Range, flag
 
@@ -106,6 +107,49 @@ def test_help_without_a_docstring_is_of_the_options_alone(capsys):
     text = capsys.readouterr().out
     assert "--depth" in text
     assert "Undocumented" not in text
+
+
+HELP_OF_WARP = """\
+usage: model_warp.py [options]
+
+Train a warp drive.
+
+Options of this script:
+  --warp-factor FLOAT   How fast it flies. (default: 9.5)
+  --paint STR           What it looks like. (default: grey)
+  --checkpoint STR      Where it starts. What it starts from is compared itself.
+
+Length, learning rate, validation and checkpoints of a training run:
+  --max-steps INT       Optimizer steps to train for. (default: 1000)
+"""
+
+
+def test_help_is_wrapped_and_in_words():
+    """Metavars without None, defaults in words, and paragraphs in place of the source's lines."""
+    text = format_help(WarpOptions, "model_warp.py")
+    assert text.startswith(HELP_OF_WARP)
+    assert "None" not in text
+    assert "False" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    devices = text.index("  --devices INT")
+    assert "1 unless torchrun or" in text[devices : devices + 100]
+    assert "{auto,bf16-mixed,32}\n" in text
+
+
+def test_help_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    lines = format_help(WarpOptions, "model_warp.py").splitlines()
+    assert 40 < max(len(line) for line in lines if "{" not in line) <= 50
+
+
+def test_help_of_a_redefined_option_keeps_its_text_and_place():
+    @dataclass(kw_only=True)
+    class Redefined(TrainingOptions):
+        max_steps: int = 7
+
+    text = format_help(Redefined, "x.py")
+    assert "Optimizer steps to train for. (default: 7)" in text
+    assert "Options of this script" not in text
 
 
 @pytest.mark.parametrize(
@@ -274,7 +318,8 @@ def test_an_empty_value_is_refused(argv, capsys):
     """As a path it would be the current folder."""
     message = refused([*argv, "--warp-factor", "x", "--bent"], capsys, BentOptions)
     option = argv[0].rstrip("=")
-    assert f"{option} '': the value is empty." in message
+    assert f"{option} '': the value is empty. Either a variable is not set, or a" in message
+    assert "command in $(...) failed" in message
     assert message.count(option) == 1
     assert "--warp-factor x: has to be a number" in message
     assert "--bent: there is no such option" in message

@@ -1,0 +1,141 @@
+"""Chooses the folder that contains MNIST's files, and finds the files in a folder.
+
+The choice, in this order: `--data-dir`; the variable MNIST_DATA_DIR; the folder that the run or its
+start checkpoint used; `data`. If `data` has no files, the folder of other runs comes before a
+download into `data`: of the runs in the parent folder of `--output-dir`, and of those in `runs`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from megakit.errors import UserError
+from megakit.runtime.foreign_files import printable, reading
+
+VARIABLE = "MNIST_DATA_DIR"
+DEFAULT = Path("data")
+
+MNIST_SHA256 = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+"""The sha256 of the four unpacked files as published by LeCun, Cortes and Burges."""
+
+FOLDERS = ("MNIST/raw", "MNISTCustom/raw")
+"""Folders below `data_dir`. torchvision names a dataset's folder after its class."""
+
+
+class UsedFolder(NamedTuple):
+    """A folder that an earlier run read MNIST from.
+
+    Attributes:
+        run: The run's directory.
+        folder: The folder, as an absolute path.
+        is_nearby: Whether the run is neither this run nor the run of its start checkpoint.
+    """
+
+    run: Path
+    folder: Path
+    is_nearby: bool = False
+
+
+def choose_data_dir(
+    named: Path | None,
+    used: Sequence[UsedFolder],
+    report: Callable[[str], None],
+    default: Path = DEFAULT,
+) -> Path:
+    """Returns the folder to read MNIST from, or to download MNIST into.
+
+    Args:
+        named: The user's `--data-dir`.
+        used: The folders of earlier runs, the first choice first.
+        report: Receives one line if the folder comes from an earlier run, and one line for each
+            folder of this run or its start checkpoint that no longer contains the files.
+        default: The last choice.
+    """
+    if named is not None:
+        return named
+    if value := os.environ.get(VARIABLE):
+        return Path(value)
+    lost: list[Path] = []
+    for run, folder in ((one.run, one.folder) for one in used if not one.is_nearby):
+        if holds_mnist(folder):
+            return _use(run, folder, report, default)
+        if folder != default.absolute() and folder not in lost:
+            lost.append(folder)
+            report(f"{printable(str(folder))}, which {run} used, does not contain MNIST any more.")
+    if not holds_mnist(default):
+        for run, folder in ((one.run, one.folder) for one in used if one.is_nearby):
+            if holds_mnist(folder):
+                return _use(run, folder, report, default)
+    return default
+
+
+def _use(run: Path, folder: Path, report: Callable[[str], None], default: Path) -> Path:
+    if folder == default.absolute():
+        return default
+    report(
+        f"MNIST is read from {printable(str(folder))}, as for {run}. --data-dir or {VARIABLE} "
+        "names another folder."
+    )
+    return folder
+
+
+def find_data_dir(
+    runs: Path,
+    default: Path = DEFAULT,
+    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+) -> Path:
+    """Chooses the folder for a program without options, such as a notebook.
+
+    Args:
+        runs: The output directory of the scripts, whose runs remember their folder.
+        default: The folder if neither MNIST_DATA_DIR nor a run names a folder with the files.
+        report: As in `choose_data_dir`.
+    """
+    from megakit.job.remembered import read_places
+
+    used = [
+        UsedFolder(run, Path(path))
+        for run in (runs / "finetune", runs / "pretrain")
+        if (path := read_places(run).get("data_dir"))
+    ]
+    return choose_data_dir(None, used, report, default)
+
+
+def holds_mnist(data_dir: Path) -> bool:
+    """Tells whether a folder contains the four files; their content is not checked."""
+    try:
+        return locate(data_dir)[1].keys() == MNIST_SHA256.keys()
+    except UserError:  # the folder cannot be read
+        return False
+
+
+def locate(data_dir: Path) -> tuple[Path, dict[str, Path]]:
+    """Returns the folder that has most of the four files, and the paths of its files by name.
+
+    Raises:
+        UserError: The folder cannot be read.
+    """
+    candidates = []
+    for folder in (data_dir / below for below in FOLDERS):
+        rule = f"--data-dir is the folder that contains {FOLDERS[0]}. Choose one that you may read."
+        with reading(folder, rule):
+            try:
+                there = {path.name for path in folder.iterdir()}
+            except FileNotFoundError:
+                there = set()
+        paths = {
+            name: folder / (name if name in there else f"{name}.gz")
+            for name in MNIST_SHA256
+            if name in there or f"{name}.gz" in there
+        }
+        candidates.append((folder, paths))
+    return max(candidates, key=lambda candidate: len(candidate[1]))

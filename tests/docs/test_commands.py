@@ -1,0 +1,220 @@
+"""Every command that a page shows in a block of bash runs, in a copy of the project.
+
+`tests/test_readme.py` runs most commands of the README, and `COVERED` names the tests that run the
+commands of other pages. `EXCEPTIONS` lists the commands that no test can run here, with the reason.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import REPOSITORY, run
+from tests.test_readme import ELSEWHERE
+
+BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+#: Lines of commands in other blocks than bash would not be tested.
+COMMAND = re.compile(r"^(\$ )?(\./run |\.venv/bin/|sbatch |docker |git clone )", re.MULTILINE)
+
+#: A command of `layout` and what the page shows of its output.
+LAYOUT = re.compile(r"^\./run layout [^`]*```\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+#: Pages whose blocks of bash another test runs, all of them and in their order.
+COVERED = {
+    "docs/adapting.md": "tests/docs/test_adapting.py",
+    "docs/inference.md": "tests/megakit/models/test_export.py",
+}
+
+
+@dataclass(frozen=True)
+class Left:
+    """A command that is not run.
+
+    Attributes:
+        page: The page that shows the command.
+        text: A part of the command's line.
+        reason: Why the command is not run, or which test runs it.
+        is_block: Whether the whole block is left out that has the line.
+    """
+
+    page: str
+    text: str
+    reason: str
+    is_block: bool = False
+
+
+EXCEPTIONS = (
+    Left("README.md", "git clone REPOSITORY", "tests/benchmarks/test_platforms.py runs it"),
+    Left("README.md", "./run new ../my-model", "tests/docs/test_adapting.py runs it"),
+    Left("CONTRIBUTING.md", "renew=(", "needs an index of packages", is_block=True),
+    Left("CONTRIBUTING.md", "-m sphinx", "tests/docs/test_site.py runs it, into another folder"),
+    Left("docs/parallelism.md", "./run layout", "tests/parallel/test_documents.py runs it"),
+    Left("template/files.md", "renew=(", "needs an index of packages", is_block=True),
+    Left("docs/performance.md", "./run benchmarks steps", "takes 5 minutes"),
+    Left("docs/performance.md", "./run benchmarks times", "takes 15 minutes"),
+    Left("docs/performance.md", "./run benchmarks cuts", "takes 15 minutes"),
+    Left("docs/performance.md", "./run benchmarks rehearsal", "takes 5 minutes"),
+    Left("docs/performance.md", "benchmarks/gpu_check.sh", "needs a GPU"),
+    Left("examples/slurm/README.md", "sbatch examples/slurm", "needs a Slurm", is_block=True),
+    Left("examples/slurm/README.md", "LAYOUT=", "needs a Slurm", is_block=True),
+)
+
+#: Text of a page, and what runs instead: shorter trainings of the same kind.
+SUBSTITUTES = {
+    "docs/performance.md": {"--max-steps 500": "--max-steps 20"},
+    "docs/parallelism.md": {
+        "./run pretrain": "./run pretrain --max-steps 20",
+        "./run finetune": "./run finetune --max-steps 20",
+        "--max-steps 100": "--max-steps 10",
+    },
+    "examples/gpt/README.md": {
+        "gpt/model_pretrain.py ": "gpt/model_pretrain.py --max-steps 4 --limit-val-batches 2 ",
+    },
+    "examples/own_images/README.md": {
+        "own_images/model_train.py": "own_images/model_train.py --max-steps 10",
+    },
+    "examples/vit/README.md": {
+        "vit/model_pretrain.py": "vit/model_pretrain.py --max-steps 10 --limit-val-batches 2",
+        "vit/model_finetune.py": "vit/model_finetune.py --max-steps 10 --limit-val-batches 2",
+    },
+}
+
+#: What a reader has done before a page, which then must not keep the page's commands from training.
+BEFORE = {
+    "docs/parallelism.md": "./run pretrain --max-steps 20\n./run finetune --max-steps 20",
+}
+
+#: What a page takes for granted, by the file's place in the project.
+FILES = {
+    "docs/datasets.md": {
+        "my_package/my_module.py": (
+            "from mnist.dataset import MNISTCustom\n"
+            "from mnist.files import read_digits\n\n\n"
+            "def make_dataset():\n"
+            '    return MNISTCustom.from_arrays(*read_digits("test"))\n'
+        )
+    },
+}
+
+
+def pages() -> dict[str, str]:
+    """The texts of all pages that have a block of bash, by their places."""
+    places = ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/**/*.md", "template/*.md")
+    paths = sorted(path for place in places for path in REPOSITORY.glob(place))
+    texts = {str(path.relative_to(REPOSITORY)): path.read_text() for path in paths}
+    return {page: text for page, text in texts.items() if BLOCK.search(text)}
+
+
+def lines_of(block: str) -> list[str]:
+    """The lines of a block; a line that ends with a backslash is joined with the next line."""
+    return [line for line in re.sub(r"\\\n\s*", "", block).splitlines() if line.strip()]
+
+
+def programs(page: str, text: str) -> Iterator[str]:
+    """The blocks of a page without the exceptions, with the substitutes."""
+    left = [one for one in EXCEPTIONS if one.page == page]
+    for block in BLOCK.findall(text):
+        lines = lines_of(block)
+        if any(one.text in line for one in left if one.is_block for line in lines):
+            continue
+        lines = [line for line in lines if not any(one.text in line for one in left)]
+        if page == "README.md":  # tests/test_readme.py runs all others
+            lines = [line for line in lines if ELSEWHERE.search(line)]
+        program = "\n".join(lines)
+        for before, after in SUBSTITUTES.get(page, {}).items():
+            program = program.replace(before, after)
+        if program:
+            yield program
+
+
+PROGRAMS = {page: list(programs(page, text)) for page, text in pages().items()}
+CASES = [page for page, blocks in PROGRAMS.items() if blocks and page not in COVERED]
+
+
+@pytest.fixture
+def copy(tmp_path: Path, mnist_dir: Path) -> Path:
+    """A copy of the project's files, with MNIST and with the packages of this Python."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=True,
+    )
+    folder = tmp_path / "project"
+    for name in filter(None, listed.stdout.split(b"\0")):
+        source, target = REPOSITORY / os.fsdecode(name), folder / os.fsdecode(name)
+        if source.is_file():  # a deleted file is listed until the next commit
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+    (folder / ".venv").symlink_to(sys.prefix)
+    (folder / "data").symlink_to(mnist_dir.resolve())
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", CASES)
+def test_commands_run(page: str, copy: Path) -> None:
+    for name, content in FILES.get(page, {}).items():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text(content)
+    output = ""
+    for program in [*filter(None, [BEFORE.get(page)]), *PROGRAMS[page]]:
+        bash = ("bash", "-euo", "pipefail", "-c", f"exec 2>&1\n{program}")
+        done = run(*bash, cwd=copy, timeout=900, VENV=sys.prefix, PYTHON=None, MNIST_DATA_DIR=None)
+        assert done.status == 0, f"{program}\n{done.out[-5000:]}"
+        assert "is already done" not in done.out, f"trains nothing: {program}\n{done.out}"
+        print(f"{done.seconds:.1f} s: {program}")
+        output += done.out
+    for shown in LAYOUT.findall(pages()[page]):
+        assert shown in output
+
+
+def test_pages_are_found() -> None:
+    """Else the test above could run nothing."""
+    expected = {"docs/parallelism.md", "docs/datasets.md", "docs/performance.md", "CONTRIBUTING.md"}
+    assert expected | {"examples/gpt/README.md", "examples/vit/README.md"} <= set(CASES)
+    assert sum(len(blocks) for blocks in PROGRAMS.values()) >= 25
+    for page, test in COVERED.items():
+        assert page in PROGRAMS
+        name = Path(page).name
+        assert name in (REPOSITORY / test).read_text()
+
+
+@pytest.mark.parametrize("left", EXCEPTIONS, ids=lambda left: f"{left.page}: {left.text}")
+def test_exceptions_are_on_their_page(left: Left) -> None:
+    lines = [line for block in BLOCK.findall(pages()[left.page]) for line in lines_of(block)]
+    assert any(left.text in line for line in lines), "remove it from EXCEPTIONS"
+    if test := re.match(r"(\S+\.py) runs it", left.reason):
+        assert (REPOSITORY / test[1]).is_file()
+
+
+@pytest.mark.parametrize("page", SUBSTITUTES)
+def test_substitutes_are_used(page: str) -> None:
+    text = "\n".join("\n".join(lines_of(block)) for block in BLOCK.findall(pages()[page]))
+    assert [before for before in SUBSTITUTES[page] if before not in text] == []
+
+
+def test_what_is_done_before_belongs_to_a_page() -> None:
+    assert FILES.keys() | BEFORE.keys() <= PROGRAMS.keys()
+
+
+def test_all_commands_are_in_blocks_of_bash() -> None:
+    """A block of another language with a command would not run."""
+    for page, text in pages().items():
+        others = re.findall(r"^```(?!bash\n)\w*\n(.*?)^```$", BLOCK.sub("", text), re.M | re.S)
+        assert [block for block in others if COMMAND.search(block)] == [], page
+
+
+def test_blocks_are_read() -> None:
+    text = "```bash\na \\\n    b\n\n./run c\n```\ntext\n```bash\nd\n```\n```text\ne\n```\n"
+    assert list(programs("docs/x.md", text)) == ["a b\n./run c", "d"]
+    assert list(programs("README.md", text)) == []
+    text = "```bash\n./run benchmarks steps --data-dir PATH\nls\n```\n```bash\nrenew=(a)\nb\n```\n"
+    assert list(programs("docs/performance.md", text)) == ["ls", "renew=(a)\nb"]
+    assert list(programs("CONTRIBUTING.md", text)) == ["./run benchmarks steps --data-dir PATH\nls"]
