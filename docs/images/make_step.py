@@ -54,7 +54,7 @@ CALLS = [
         1,
         "Lightning",
         "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop.advance",
-        "runs one step; does not read the data",
+        "runs one step; passes an iterator instead of a batch",
     ),
     Call(2, "NeMo", f"{_STRATEGY}.optimizer_step", "passes the rest of the step as a closure"),
     Call(
@@ -68,7 +68,7 @@ CALLS = [
         5,
         "NeMo",
         "nemo.lightning.megatron_parallel:MegatronParallel.training_step",
-        "finds your methods; chooses Megatron's schedule",
+        "finds your module's methods; chooses Megatron's schedule",
     ),
     Call(
         6,
@@ -150,8 +150,8 @@ CALLS = [
 
 TITLE = "One training step: which function calls which"
 DESCRIPTION = (
-    "A numbered list of function calls. A call that is further right is made by the nearest call "
-    "above it that is further left."
+    "A numbered list of function calls. The caller of a call is the nearest call above with a "
+    "smaller indent."
 )
 
 
@@ -214,7 +214,7 @@ def picture() -> str:
         f'<rect class="back" width="{WIDTH}" height="{height}"/>',
         f'<text x="{MARGIN}" y="32" font-size="18" font-weight="bold">{TITLE}</text>',
         f'<text x="{MARGIN}" y="56" font-size="13">Your script calls trainer.fit. '
-        "The caller of a row is the nearest row above it that starts further left.</text>",
+        "The caller of a row is the nearest row above with a smaller indent.</text>",
     ]
     for place, owner in enumerate(FILLS):
         x = MARGIN + place * 145
