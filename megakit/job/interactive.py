@@ -15,6 +15,7 @@ from megakit.job.stage import Stage
 from megakit.reporting.console import Console
 from megakit.reporting.streams import diverted
 from megakit.runtime.accelerator import find_accelerator, use_accelerator
+from megakit.runtime.signals import handlers_restored
 from megakit.runtime.teardown import destroy_parallel_state
 from megakit.runtime.threads import limit_threads
 
@@ -64,7 +65,7 @@ def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
                     f"--devices {plan.layout.devices}: open_run uses a single process. "
                     f"Run {stage.script}, which starts all processes."
                 )
-            with diverted(run.directory.log):
+            with diverted(run.directory.log), handlers_restored():
                 use_accelerator(plan.accelerator.name)
                 destroy_parallel_state()
                 yield run

@@ -50,6 +50,22 @@ def handle_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int,
 
 
 @contextlib.contextmanager
+def handlers_restored() -> Iterator[None]:
+    """Restores the handlers of `STOP_SIGNALS` at the end of the block.
+
+    Training that ends with an exception leaves its handlers installed. A script then ends, but in
+    a notebook the next Ctrl-C would have no effect.
+    """
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def stop_signals_blocked() -> Iterator[None]:
     """Blocks `STOP_SIGNALS` in this thread, and in the processes that it starts in the block.
 

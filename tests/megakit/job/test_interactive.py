@@ -126,13 +126,23 @@ for batch in (64, 32):  # two jobs of different sizes, one after the other
 with open_run(FINETUNE, FinetuneOptions(**common)) as run:
     best = finetune(run)
 print(best.relative_to(common["output_dir"]))
+
+import signal
+from megakit.errors import UserError
+from megakit.runtime.signals import handle_signals
+try:
+    with open_run(PRETRAIN, PretrainOptions(**common, fresh=True)):
+        handle_signals(lambda number, frame: None)  # as training that ends with an exception
+        raise UserError("ended")
+except UserError:
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 """
 
 
 @pytest.mark.long
 def test_one_run_after_another_without_a_word_of_the_frameworks(tmp_path: Path) -> None:
     done = run_python("-c", SESSION, tmp_path)
-    assert done.output() == "finetune/checkpoints/step=000004\n"
+    assert done.output() == "finetune/checkpoints/step=000004\nTrue\n"
     assert done.err == ""
     for run in ("pretrain", "pretrain.1", "finetune"):
         assert read_csv(tmp_path / run / "metrics.csv")[-1]["step"] == "4"

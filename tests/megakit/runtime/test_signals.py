@@ -15,6 +15,8 @@ from megakit.runtime.signals import (
     StopRequest,
     die_with_parent,
     exit_status,
+    handle_signals,
+    handlers_restored,
 )
 from tests.scripts import REPOSITORY, environment
 
@@ -130,3 +132,12 @@ def test_children_are_waited_for_where_the_parent_process_ignores_sigchld():
     process = begin(code, ignore_all)
     assert process.stdout.read() == "7\n"  # not `communicate`: a part may have been read ahead
     assert process.communicate(timeout=60)[1] == ""
+
+
+def test_handlers_are_restored_after_an_error() -> None:
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    with contextlib.suppress(ValueError), handlers_restored():
+        handle_signals(lambda number, frame: None)
+        assert signal.getsignal(signal.SIGTERM) is not before[signal.SIGTERM]
+        raise ValueError("inside")
+    assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
