@@ -112,7 +112,7 @@ class CommonOptions:
         """Receives what earlier runs used, before `resolve_dataset`; for a script to override.
 
         Args:
-            earlier: `megakit.job.remembered.EarlierRun`s, the first choice first.
+            earlier: A sequence of `megakit.job.remembered.EarlierRun`, the first choice first.
         """
 
     def places(self) -> dict[str, str]:
