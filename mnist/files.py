@@ -77,7 +77,8 @@ class DataOptions:
                 start checkpoint.
         """
         for run in self._earlier:
-            if run.relation == "start" and self.dataset not in ("auto", run.dataset):
+            known = run.dataset if run.relation == "start" else None  # imported weights have none
+            if known and self.dataset not in ("auto", known):
                 raise UserError(
                     f"--dataset {self.dataset}: the start checkpoint, of {run.path}, was trained "
                     f"on {run.dataset}. Leave --dataset out, or start from a checkpoint that was "

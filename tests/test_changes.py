@@ -29,7 +29,7 @@ EDITS: dict[str, list[tuple[str, str]]] = {
     "the split: the first 200 images left out": [
         ('    if dataset == "digits":\n', '    first = 200\n    if dataset == "digits":\n')
     ],
-    "the corruption: pixels of other epochs": [
+    "the corruption: the random pixels of another epoch": [
         ("index.epoch, index.idx", "index.epoch + 1, index.idx")
     ],
     "a layer more in the trunk": [

@@ -72,7 +72,7 @@ def _report_remarks(stage: Stage, checked: Checked, console: Console, script: Pa
     if accelerator.name == "cpu" and layout.devices > accelerator.count:
         console.say(
             f"{layout.devices} processes share the {accelerator.count} CPU cores of this machine: "
-            "the result is the same, but the job takes longer."
+            "the result is the same up to rounding, but the job takes longer."
         )
 
 

@@ -44,7 +44,7 @@ def earlier_runs(
     own = output_dir / stage.name
     found = [EarlierRun(own, "own", read_places(own))]
     if start is not None:
-        run = start.path.absolute().parents[1]  # above `checkpoints`
+        run = start.path.absolute().parent.parent  # above `checkpoints`
         near = output_dir / start.manifest.stage
         shown = near if near.absolute() == run else run
         found.append(EarlierRun(shown, "start", read_places(run), start.manifest.dataset))

@@ -199,8 +199,18 @@ def run_script(
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # of the log, on a full disk
             stream.flush()
+    if _is_profiled():  # the profiler writes its file during a normal exit
+        sys.exit(status)
     # A normal exit waits seconds for threads and helper processes that the frameworks left.
     os._exit(status)
+
+
+def _is_profiled() -> bool:
+    """Returns whether a profiler runs, such as `python -m cProfile`."""
+    monitoring = getattr(sys, "monitoring", None)  # cProfile uses it from Python 3.12
+    if monitoring is not None and monitoring.get_tool(monitoring.PROFILER_ID) is not None:
+        return True
+    return sys.getprofile() is not None
 
 
 def _processes_per_machine(options: CommonOptions, cluster: Cluster) -> int | None:

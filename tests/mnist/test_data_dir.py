@@ -10,7 +10,7 @@ import pytest
 
 from megakit.checkpoints.folders import checkpoint_name
 from megakit.errors import UserError
-from megakit.job.remembered import earlier_runs
+from megakit.job.remembered import EarlierRun, earlier_runs
 from megakit.job.runs import RunDirectory
 from megakit.job.stage import Stage
 from mnist.data_dir import DEFAULT, UsedFolder, choose_data_dir, find_data_dir, holds_mnist
@@ -231,6 +231,11 @@ class TestDataset:
         finished(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine))
         options = FinetuneOptions(accelerator="cpu", dataset="digits", checkpoint="none")
         assert prepare_run(FINETUNE, options).dataset == "digits"
+
+    def test_imported_weights_have_no_dataset(self):
+        options = FinetuneOptions(accelerator="cpu", dataset="digits")
+        options.recall([EarlierRun(Path("/imported"), "start", {}, "")])
+        assert options.resolve_dataset(None, print) == "digits"
 
     def test_predictions_too(self, mine):
         finished(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine))
