@@ -67,7 +67,6 @@ EXCEPTIONS = (
 
 #: Text of a page, and what runs instead: shorter trainings of the same kind.
 SUBSTITUTES = {
-    "docs/performance.md": {"--max-steps 500": "--max-steps 20"},
     "docs/parallelism.md": {
         "./run pretrain": "./run pretrain --max-steps 20",
         "./run finetune": "./run finetune --max-steps 20",
