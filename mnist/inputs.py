@@ -76,13 +76,13 @@ def oddities(image: NDArray[np.uint8], answer: Answer) -> list[str]:
 def remarks_on(
     images: NDArray[np.uint8], sources: list[str], answers: list[Answer], hint: str
 ) -> list[str]:
-    """Returns one line for each kind of oddity, with the first names, and a hint where to look.
+    """Returns one line for each kind of oddity, with the first names, and the hint where to look.
 
     Args:
         images: uint8 (N, 28, 28).
         sources: The name of each picture.
         answers: The answer for each picture.
-        hint: A sentence that follows the remarks, if there are any.
+        hint: A sentence that follows the remarks.
     """
     names: dict[str, list[str]] = {}
     for image, source, answer in zip(images, sources, answers, strict=True):
@@ -94,7 +94,7 @@ def remarks_on(
         f"{listed(found)}."
         for oddity, found in names.items()
     ]
-    return [*lines, hint] if lines else []
+    return [*lines, hint]
 
 
 def draw_inputs(

@@ -68,7 +68,7 @@ class TestOddities:
             "1.png, 2.png, 3.png, 4.png, 5.png and 2 more.",
             "Look.",
         ]
-        assert remarks_on(images[:1], names[:1], [SURE], "Look.") == []
+        assert remarks_on(images[:1], names[:1], [SURE], "Look.") == ["Look."]
 
 
 class TestDrawing:
