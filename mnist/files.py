@@ -40,7 +40,7 @@ class DataOptions:
     data_dir: Path | None = None
     """Folder that contains MNIST/raw. Missing files are downloaded to this folder; existing files
     are never changed. By default: the variable MNIST_DATA_DIR, else the folder that the run or its
-    start checkpoint used, else data."""
+    start checkpoint used, else data; if data has no files, the folder of other runs."""
 
     dataset: Literal["auto", "mnist", "digits"] = "auto"
     """mnist: 60,000 + 10,000 images; downloaded if missing. digits: 1,797 scans from scikit-learn,
