@@ -5,7 +5,6 @@ import faulthandler
 import functools
 import itertools
 import multiprocessing
-import os
 import signal
 import weakref
 from collections.abc import Callable, Iterator, Sized
@@ -184,14 +183,15 @@ def _end_workers() -> None:
             worker.kill()
 
 
-def _begin_worker(begin: Callable[[int], Any] | None, worker: int) -> None:
+def _begin_worker(begin: Callable[[int], Any] | None, has_fork_server: bool, worker: int) -> None:
     # A terminal, `scancel` or systemd signals all processes of a job. The training process handles
     # the signal, and needs batches until it has completed its step and its validation.
     ignore_signals()
     faulthandler.disable()  # its report of an abort is the training process's
-    parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid == os.getppid():  # not with the method `forkserver`
-        die_with_parent(os.getppid())
+    training_process = multiprocessing.parent_process()
+    if training_process is not None and not has_fork_server:
+        # If it has ended by now, torch's worker would watch the process that adopted it, for ever.
+        die_with_parent(cast(int, training_process.pid))
     exit_on_failed_send()
     if begin is not None:
         begin(worker)
@@ -229,7 +229,10 @@ def make_loader(
         "generator": template.generator or torch.Generator(),
     }
     if template.num_workers:
-        options["worker_init_fn"] = functools.partial(_begin_worker, template.worker_init_fn)
+        context: Any = template.multiprocessing_context or multiprocessing
+        options["worker_init_fn"] = functools.partial(
+            _begin_worker, template.worker_init_fn, context.get_start_method() == "forkserver"
+        )
         options["timeout"] = template.timeout or WORKER_TIMEOUT
         for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
             options[name] = getattr(template, name)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from torch.utils.data._utils import signal_handling
 
 from megakit.data.loader import WORKER_TIMEOUT, make_loader
@@ -272,6 +272,54 @@ def test_workers_that_hang_end_with_a_program_that_ends_at_once():
     done = leave_open(8, ends_at_once=True)
     assert done.status == 3, done.err
     assert len(done.out.split()) == 2
+
+
+STARTS_LATE = """
+import os
+import time
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
+from megakit.data.loader import make_loader
+
+PARENT = os.getpid()
+begin = signal_handling._set_worker_signal_handlers
+
+def begin_late():
+    while os.getppid() == PARENT:
+        time.sleep(0.01)
+    begin()
+
+signal_handling._set_worker_signal_handlers = begin_late
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+class Batches(list):
+    num_samples = end = 4
+
+template = DataLoader(Numbers(), num_workers=2, multiprocessing_context="fork")
+batches = iter(make_loader(template, Batches(np.arange(4).reshape(2, 2))))
+os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_of_each_start_method(method: str):
+    """A worker of the fork server has another parent process, which is not its training process."""
+    dataset = TensorDataset(torch.arange(10))  # of a module that the new process can import
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": method, "timeout": 60}
+    batches = loader(dataset, whole_batches(), **options)
+    assert len(list(batches)) == len(list(whole_batches()))
+
+
+def test_workers_that_start_after_the_program_has_ended_end():
+    """Torch's worker compares its parent process with the one that it found when it started."""
+    assert run_python("-c", STARTS_LATE, timeout=60).status == 3  # and the pipe is closed
 
 
 def test_a_loader_s_dataset_has_a_length():
