@@ -17,6 +17,7 @@ Colour = tuple[int, int, int]
 HEIGHT, WIDTH = 360, 480
 WHITE: Colour = (236, 234, 228)
 BLACK: Colour = (45, 45, 52)
+BROWN: Colour = (95, 70, 50)
 SUFFIXES = (".jpg", ".png", ".webp")
 
 
@@ -35,6 +36,7 @@ class Kind:
         blur: Radius of the blur in pixels.
         tilt: Largest rotation of the photo in degrees, in both directions.
         lines: `ruled` or `squared` paper, or none.
+        has_table: Whether a dark table is in view, on one to four sides of the paper.
         is_off_centre: Whether the digit is in a corner of the photo.
         is_cropped: Whether the photo ends close to the digit.
         is_flat: Whether the paper has one brightness, as in a scan; otherwise it has a texture.
@@ -50,6 +52,7 @@ class Kind:
     blur: float = 0.7
     tilt: float = 0
     lines: str = ""
+    has_table: bool = False
     is_off_centre: bool = False
     is_cropped: bool = False
     is_flat: bool = False
@@ -77,6 +80,7 @@ KINDS = {
     "thin pen on ruled paper, light, noise, tilt": Kind(
         pen=0.025, light=0.2, noise=7, tilt=5, lines="ruled"
     ),
+    "dark table in view, light, tilt": Kind(light=0.2, tilt=5, has_table=True),
 }
 
 
@@ -99,7 +103,10 @@ def make_photo(digit: NDArray[np.uint8], kind: Kind, seed: tuple[int, ...]) -> I
     if kind.lines:
         paper = _with_lines(paper, kind, max(stroke.shape), random)
     ink = ink[..., None]
-    photo = _tilted(paper * (1 - ink) + np.array(kind.ink, np.float32) * ink, kind, random)
+    page = paper * (1 - ink) + np.array(kind.ink, np.float32) * ink
+    if kind.has_table:
+        page = _on_table(page, random)
+    photo = _tilted(page, kind, random)
     photo = photo * _light(kind, random)[..., None]
     photo = np.asarray(
         Image.fromarray(_whole(photo)).filter(ImageFilter.GaussianBlur(kind.blur)), np.float32
@@ -191,6 +198,15 @@ def _with_lines(paper: Grey, kind: Kind, size: int, random: np.random.Generator)
         share = share.reshape([-1, 1, 1] if axis == 0 else [1, -1, 1]).astype(np.float32)
         paper = paper * (1 - share) + color * share
     return paper
+
+
+def _on_table(page: Grey, random: np.random.Generator) -> Grey:
+    """Replaces 4% to 12% of the page by a table, on one to four sides."""
+    made = page.copy()
+    for side in random.permutation(4)[: random.integers(1, 4, endpoint=True)]:
+        turned = np.rot90(made, side)  # a view of `made`
+        turned[: int(len(turned) * random.uniform(0.04, 0.12))] = BROWN
+    return made
 
 
 def _tilted(photo: Grey, kind: Kind, random: np.random.Generator) -> Grey:

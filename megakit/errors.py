@@ -35,4 +35,4 @@ class Stopped(BaseException):
 
 
 class RunDirectoryLostError(Exception):
-    """The run directory was removed or replaced while the run was writing to it."""
+    """The run directory was removed, renamed or replaced while the run was writing to it."""

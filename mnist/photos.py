@@ -91,7 +91,7 @@ def clean(pixels: NDArray[np.uint8], paper: int) -> Cleaned:
     found = {
         "uneven light and noise of the paper removed": not is_even,
         "lines of the paper removed": num_lines > 0,
-        "specks removed": is_even and _has_ink_beyond(digit, pixels, paper),
+        "ink beside the digit removed": is_even and _has_ink_beyond(digit, pixels, paper),
         "thin strokes thickened": is_thickened,
     }
     changes = tuple(change for change, happened in found.items() if happened)
@@ -192,19 +192,17 @@ def _ink_on_any_paper(grey: NDArray[np.uint8]) -> tuple[Plane, bool]:
 
 
 def _has_dark_ink(grey: NDArray[np.uint8]) -> bool:
-    """Returns whether the ink is darker than a plane through the brightness of the border."""
+    """Returns whether the ink is darker than a plane through the brightness of the paper."""
     values = grey[::SPARSE, ::SPARSE].astype(np.float64)
     y, x = np.mgrid[: values.shape[0], : values.shape[1]] / max(values.shape)
-    terms = np.stack([np.ones_like(y), y, x])
-    is_border = np.ones(values.shape, bool)
-    is_border[1:-1, 1:-1] = False
-    at_border, of_border = terms[:, is_border].T, values[is_border]
-    away = np.abs(of_border - np.median(of_border))
-    for _ in range(3):  # without what differs most, such as the edge of a table
-        kept = away <= np.quantile(away, 0.7)
-        plane = np.linalg.lstsq(at_border[kept], of_border[kept], rcond=None)[0]
-        away = np.abs(of_border - at_border @ plane)
-    rest = values - np.tensordot(plane, terms, 1)
+    terms = np.stack([np.ones_like(y), y, x]).reshape(3, -1).T
+    flat = values.ravel()
+    away = np.abs(flat - np.median(flat))
+    for _ in range(4):  # without what differs most, such as the ink and a table beside the paper
+        kept = away <= np.quantile(away, 0.6)
+        plane = np.linalg.lstsq(terms[kept], flat[kept], rcond=None)[0]
+        away = np.abs(flat - terms @ plane)
+    rest = flat - terms @ plane
     darkest, brightest = np.quantile(rest, [0.004, 0.996])
     return bool(-darkest >= brightest)
 

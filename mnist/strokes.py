@@ -107,7 +107,7 @@ def main_parts(mask: Mask, ink: Plane) -> Mask:
     top, left, bottom, right = parts.boxes.T
     at_edge = (top <= 1) | (left <= 1) | (bottom >= height - 2) | (right >= width - 2)
     inner = np.where(at_edge, 0, masses)
-    if inner.max() > 0.15 * masses.max():
+    if inner.max() > 0.02 * masses.max():
         masses = inner
     main = int(masses.argmax())
     reach = NEAR * max(bottom[main] - top[main], right[main] - left[main])

@@ -103,7 +103,8 @@ def keep_own_checkpoints(
             if is_temporary or isinstance(cause, MemoryError):
                 raise  # the checkpoint may be undamaged
             aside = set_aside(checkpoint, "damaged")
-            report(f"{error} The checkpoint was renamed to {aside.name}.")
+            problem = str(error).removesuffix(" Use another checkpoint.")  # as the run does
+            report(f"{problem} The checkpoint was renamed to {aside.name}.")
             continue
         if manifest.stage == stage and same_run(manifest.run, run):
             kept[checkpoint] = manifest

@@ -65,9 +65,9 @@ def _report_remarks(stage: Stage, checked: Checked, console: Console, script: Pa
             changed = changed_names(checked.start.manifest.run, {CODE: code_of(before)})
             if changed:
                 console.say(
-                    f"{before.name} has changed since it made {checked.start.path}: "
-                    f"{listed(changed)}. To start from the new code's result, run "
-                    f"{before.name} again with --fresh."
+                    f"The code of {before.name} or of its imports has changed since it made "
+                    f"{checked.start.path}: {listed(changed)}. To start from the new code's "
+                    f"result, run {before.name} again with --fresh."
                 )
     if accelerator.name == "cpu" and layout.devices > accelerator.count:
         console.say(

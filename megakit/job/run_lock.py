@@ -90,12 +90,12 @@ def check_still_ours(folder: Path, inode: tuple[int, int]) -> None:
         inode: Device and inode number of the lock file when it was locked.
 
     Raises:
-        RunDirectoryLostError: The directory was removed or replaced.
+        RunDirectoryLostError: The directory was removed, renamed or replaced.
     """
     found = lock_inode(folder)
     if found == inode:
         return
-    what = "was removed" if found is None else "was replaced by another run's"
+    what = "was removed or renamed" if found is None else "was replaced by another run's"
     raise RunDirectoryLostError(
         f"{folder} {what} while this run was writing to it, and its checkpoints with it. "
         "Nothing more can be saved; this run ends."

@@ -100,7 +100,7 @@ class Run(Generic[OptionsT_co]):
         """Checks that the run directory is still the directory that this job has locked.
 
         Raises:
-            RunDirectoryLostError: The directory was removed or replaced.
+            RunDirectoryLostError: The directory was removed, renamed or replaced.
         """
         if self.plan.lock is not None and self.is_main:
             check_still_ours(self.path, self.plan.lock)

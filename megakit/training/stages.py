@@ -328,8 +328,9 @@ def _report_training(
     }
     if next_verb is not None:
         # The next stage finds the paths that this run remembers.
-        names = {"output_dir", "data_dir"} - run.plan.places.keys()
-        same = _not_default(options, **{name: name for name in sorted(names, reverse=True)})
+        names = ("output_dir", "data_dir", "precision")
+        kept = {name: name for name in names if name not in run.plan.places}
+        same = _not_default(options, **kept)
         rows["next"] = shlex.join(["./run", next_verb, *same])
     early = ""
     if steps < options.max_steps:

@@ -44,7 +44,7 @@ def check_removal(training: Training, process: Any) -> None:
     shutil.rmtree(training.path)
     ended = go_on(process)
     assert (ended.status, ended.out) == (1, "")
-    assert f"{training.path} was removed while this run was writing to it" in ended.err
+    assert f"{training.path} was removed or renamed while this run was writing to it" in ended.err
     assert "untouched" not in ended.err
     assert "Traceback" not in ended.err
     assert not training.path.exists()

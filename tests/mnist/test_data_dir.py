@@ -271,10 +271,10 @@ def test_the_commands_after_a_tutorial_with_a_folder_of_its_own(mnist_dir, elsew
         start("model_finetune.py", *short, *common, "--checkpoint", checkpoint).output()
         written = start("model_predict.py", "--accelerator", "cpu", *common).output().strip()
         assert len(read_csv(elsewhere / written)) == 10_000
-    next_line = re.search(
-        r"^  next +(.*)$", start("model_pretrain.py", *short, "--fresh").err, re.M
-    )
+    again = start("model_pretrain.py", *short, "--fresh", "--precision", 32)
+    next_line = re.search(r"^  next +(.*)$", again.err, re.M)
     assert next_line is not None
-    assert next_line[1] == "./run finetune", "the next stage finds the folder itself"
+    expected = "./run finetune --precision 32"
+    assert next_line[1] == expected, "the next stage finds the folder itself"
     assert RunDirectory(elsewhere / "runs" / "pretrain").newest_step == 4
     assert len(MNIST_SHA256) == 4

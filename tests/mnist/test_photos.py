@@ -147,12 +147,20 @@ class TestClean:
         for y, x in ((10, 10), (220, 300), (15, 290)):
             specks[y : y + 4, x : x + 4] = 60
         cleaned = clean(specks, 230)
-        assert cleaned.changes == ("specks removed",)
+        assert cleaned.changes == ("ink beside the digit removed",)
         assert np.array_equal(form(specks) > 127, form(with_bar(page())) > 127)
 
-    def test_the_edge_of_the_table_is_no_digit(self):
-        table = with_bar(page())
-        table[:, 300:] = 50
+    @pytest.mark.parametrize("brightness", [50, 130, 250])
+    @pytest.mark.parametrize("sides", [(0,), (1, 2), (0, 1, 3), (0, 1, 2, 3)], ids=str)
+    def test_a_table_beside_the_paper_is_no_digit(self, sides, brightness):
+        """On any sides; it is most of the border, and has much more ink than the digit."""
+        table = with_bar(page()) * np.linspace(1, 0.8, 320)
+        for side in sides:
+            turned = np.rot90(table, side)
+            turned[: len(turned) // 10] = brightness
+        grain = np.random.default_rng(0).normal(0, 2, table.shape)
+        table = np.clip(table + grain, 0, 255).astype(np.uint8)
+        assert clean(table, paper_of(table)).is_dark
         assert np.array_equal(form(table) > 127, form(with_bar(page())) > 127)
 
     def test_a_digit_at_the_edge_alone_is_kept(self):

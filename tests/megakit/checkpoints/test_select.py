@@ -144,6 +144,7 @@ class TestOwn:
         assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "step=000020"]
         for line, step in zip(lines, (10, 30, 40, 50), strict=True):
             assert str(made[step]) in line
+            assert "Use another checkpoint" not in line, "the run does it itself"
         assert (tmp_path / "damaged-step=000010" / "weights").is_dir()
 
     def test_one_of_another_version_is_refused_and_stays(self, tmp_path):

@@ -170,7 +170,10 @@ class TestRemarks:
         assert self.said(capsys, SECOND, later, second) == ""
         write_script(tmp_path, FIRST.script, 2)
         said = self.said(capsys, SECOND, later, second)
-        assert f"first.py has changed since it made {checkpoints}/step=001000: work." in said
+        assert (
+            f"The code of first.py or of its imports has changed since it made "
+            f"{checkpoints}/step=001000: work."
+        ) in said
         first.unlink()
         assert self.said(capsys, SECOND, later, second) == ""
 

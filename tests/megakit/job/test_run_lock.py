@@ -104,7 +104,7 @@ class TestCheck:
 
     def test_removed(self, guard: RunLock) -> None:
         shutil.rmtree(guard.folder)
-        with pytest.raises(RunDirectoryLostError, match=f"{guard.folder} was removed"):
+        with pytest.raises(RunDirectoryLostError, match=f"{guard.folder} was removed or renamed"):
             check_still_ours(guard.folder, guard.inode)
 
     def test_replaced(self, guard: RunLock) -> None:

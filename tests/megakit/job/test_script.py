@@ -96,4 +96,6 @@ def test_an_error_of_a_file_in_a_removed_folder_is_explained(tmp_path: Path) -> 
     done = eat(tmp_path)
     assert (done.status, done.out) == (1, "looking for plums\n")
     (line,) = done.err.splitlines()
-    assert line.startswith(f"eat.py: {tmp_path / 'eat'} was removed while this run was writing")
+    assert line.startswith(
+        f"eat.py: {tmp_path / 'eat'} was removed or renamed while this run was writing"
+    )
