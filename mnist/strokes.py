@@ -89,8 +89,9 @@ def parts_of(mask: Mask) -> Parts:
 def main_parts(mask: Mask, ink: Plane) -> Mask:
     """Returns the mask of the digit: its largest part, and parts that belong to the digit.
 
-    A part at the edge of the picture is the largest only if there is no other large part. Other
-    parts belong to the digit if they are large enough and near.
+    A part at the edge of the picture is the largest only if there is no other large part; a part at
+    two sides with a common corner, only if there is nearly no other ink. Other parts belong to the
+    digit if they are large enough and near.
 
     Args:
         mask: The pixels with ink, (height, width).
@@ -105,10 +106,13 @@ def main_parts(mask: Mask, ink: Plane) -> Mask:
     masses = parts.sums(np.where(mask, ink, 0).astype(np.float32))
     height, width = mask.shape
     top, left, bottom, right = parts.boxes.T
-    at_edge = (top <= 1) | (left <= 1) | (bottom >= height - 2) | (right >= width - 2)
-    inner = np.where(at_edge, 0, masses)
-    if inner.max() > 0.02 * masses.max():
-        masses = inner
+    at_rows = (top <= 1) | (bottom >= height - 2)
+    at_columns = (left <= 1) | (right >= width - 2)
+    # A table beside the paper reaches a corner, and has much more ink than the digit.
+    for at_edge, share in ((at_rows & at_columns, 0.02), (at_rows | at_columns, 0.15)):
+        inner = np.where(at_edge, 0, masses)
+        if inner.max() > share * masses.max():
+            masses = inner
     main = int(masses.argmax())
     reach = NEAR * max(bottom[main] - top[main], right[main] - left[main])
     away_y = np.maximum(top - bottom[main], top[main] - bottom)

@@ -280,6 +280,17 @@ class TestStrokes:
         assert not kept[50, 46]
         assert not kept[90:98, 90:98].any()
 
+    def test_a_digit_that_the_edge_cuts_keeps_its_parts(self):
+        """The inner part has a tenth of the ink. A table has more ink, and reaches a corner."""
+        cut = np.zeros((100, 100), bool)
+        cut[40:100, 30:46] = cut[20:26, 50:66] = True
+        assert main_parts(cut, cut.astype(np.float32))[cut].all()
+        beside_table = np.zeros((100, 100), bool)
+        beside_table[40:60, 60:65] = beside_table[:, :20] = True
+        kept = main_parts(beside_table, beside_table.astype(np.float32))
+        assert kept[40:60, 60:65].all()
+        assert not kept[:, :20].any()
+
     @pytest.mark.parametrize("width", [4, 10, 20])
     def test_width(self, width):
         mask = np.zeros((140, 60), bool)
