@@ -373,8 +373,9 @@ show_figure(f"Twelve corrupted digits and their reconstructions; mean squared er
 #
 # The classifier has the same trunk as the autoencoder and another head. The config names the
 # weights that the checkpoint need not contain: those whose names begin with `digit_classifier`.
-# Any other weight of the classifier that the checkpoint lacks is an error. Otherwise, a renamed layer
-# would keep its random initial weights without any message. The decoder's weights are not used.
+# Any other weight of the classifier that the checkpoint lacks is an error. Otherwise, a renamed
+# layer would keep its random initial weights without any message. The decoder's weights are not
+# used.
 
 # %%
 from model_components import ExampleFineTuneConfig, ExampleFineTuneModel

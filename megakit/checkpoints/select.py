@@ -103,7 +103,7 @@ def keep_own_checkpoints(
             if is_temporary or isinstance(cause, MemoryError):
                 raise  # the checkpoint may be undamaged
             aside = set_aside(checkpoint, "damaged")
-            problem = str(error).removesuffix(" Use another checkpoint.")  # as the run does
+            problem = str(error).removesuffix(" Use another checkpoint.")  # the run does so
             report(f"{problem} The checkpoint was renamed to {aside.name}.")
             continue
         if manifest.stage == stage and same_run(manifest.run, run):
