@@ -45,7 +45,7 @@ resumed_is_the_same() {
   diff "$work/whole/pretrain/metrics.csv" "$work/stopped/pretrain/metrics.csv"
 }
 
-step "tests marked gpu" "$python" -m pytest -q -m gpu tests
+step "tests marked gpu" "$python" -m pytest -q -m gpu tests/gpu
 for script in pretrain finetune predict; do
   step "$script, bf16-mixed" "$python" "model_$script.py" "${common[@]}" --output-dir "$work/runs"
 done

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from megakit.runtime.accelerator import is_certainly_cpu
 from mnist.files import MNIST_SHA256
@@ -28,9 +27,6 @@ BEGAN = time.monotonic()
 LIMITS = {"platform": 3600, "long": 1200, "": 300}
 terminal = 2  # standard error's descriptor while pytest captures it: see `pytest_configure`
 SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
-
-settings.register_profile("without a deadline", deadline=None)  # busy machines pause a test
-settings.load_profile("without a deadline")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,8 +47,13 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--data-dir {given}: MNIST/raw and its four files are not in it.")
     global terminal
     terminal = os.dup(2)  # while a test runs, pytest has another file in its place
-    if config.option.hypothesis_seed is None:  # before hypothesis reads it
-        config.option.hypothesis_seed = SEED
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # tests/gpu needs pytest alone
+        from hypothesis import settings
+
+        settings.register_profile("without a deadline", deadline=None)  # busy machines pause
+        settings.load_profile("without a deadline")
+        if config.option.hypothesis_seed is None:  # before hypothesis reads it
+            config.option.hypothesis_seed = SEED
     # Tests signal processes that they start; these inherit what a shell's `&` or `nohup` ignores.
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
@@ -69,7 +70,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    seed = config.option.hypothesis_seed
+    seed = getattr(config.option, "hypothesis_seed", None)
     return f"Random tests draw from seed {seed}; HYPOTHESIS_SEED={seed} repeats them."
 
 

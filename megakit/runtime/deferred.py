@@ -9,6 +9,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -56,6 +57,9 @@ class _DeferredModule(ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__ = []  # marks a package; only its submodules in NAMES can be imported
+        # torchmetrics imports transformers where it is installed, and transformers calls
+        # `importlib.util.find_spec`, which raises a ValueError for a loaded module without a spec.
+        self.__spec__ = ModuleSpec(name, loader=None, is_package=True)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

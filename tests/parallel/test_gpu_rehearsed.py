@@ -21,15 +21,7 @@ SHORT = ("--dataset", "digits", "--max-steps", 50, "--global-batch-size", 64)
 
 def test_the_tests_of_gpus(tmp_path: Path) -> None:
     """None of them is skipped."""
-    files = ("parallel/test_gpu.py", "megakit/models/test_inference.py", "megakit/runtime")
-    tests = (
-        *(f"tests/{name}" for name in files),
-        "-m",
-        "gpu",
-        "--all",
-        "--basetemp",
-        tmp_path / "tests",
-    )
+    tests = ("tests/gpu", "-m", "gpu", "--basetemp", tmp_path / "tests")
     options = ("-p", "no:cacheprovider", "-q", "-rs")
     done = run_python(
         "-P", "-m", "pytest", *options, *tests, cwd=REPOSITORY, timeout=1100, **rehearsed(2)

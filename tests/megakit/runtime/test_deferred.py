@@ -1,6 +1,8 @@
 """What torchmetrics imports and nobody uses comes when it is used."""
 
-from tests.scripts import output_of
+from pathlib import Path
+
+from tests.scripts import REPOSITORY, output_of
 
 PROGRAM = """
 import sys
@@ -28,6 +30,14 @@ print(type(figure) is matplotlib.pyplot.Figure)
 print(mean.plot(torch.tensor(2.0), ax=axes)[1] is axes)
 """
 
+WITH_TRANSFORMERS = """
+import importlib.util
+
+FOUND = {name: importlib.util.find_spec(name) for name in ("torchvision", "scipy.signal")}
+class AutoModel: ...
+class AutoTokenizer: ...
+"""
+
 AFTER_MATPLOTLIB = """
 import sys
 import matplotlib.colors
@@ -41,6 +51,21 @@ print(matplotlib.axes.__name__, matplotlib.pyplot.__name__, "torchvision" in sys
 def test_a_package_that_is_imported_already_is_not_replaced() -> None:
     """torchmetrics reads `matplotlib.axes` as an attribute of the package."""
     assert output_of(AFTER_MATPLOTLIB) == "matplotlib.axes matplotlib.pyplot False\n"
+
+
+def test_transformers_may_ask_which_packages_are_there(tmp_path: Path) -> None:
+    """As a real transformers does, which torchmetrics imports where a recent one is installed."""
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text(WITH_TRANSFORMERS)
+    metadata = tmp_path / "transformers-5.17.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 5.17.0")
+    told = output_of(
+        "from megakit.runtime.deferred import import_torchmetrics; import_torchmetrics()\n"
+        "import sys; print({name: spec.name for name, spec in sys.modules['transformers'].FOUND.items()})",
+        PYTHONPATH=f"{REPOSITORY}:{tmp_path}",
+    )
+    assert told == "{'torchvision': 'torchvision', 'scipy.signal': 'scipy.signal'}\n"
 
 
 def test_importing_torchmetrics_leaves_the_rest_for_later() -> None:

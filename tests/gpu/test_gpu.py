@@ -1,11 +1,18 @@
-"""On a GPU: the chain in bf16, resumption, NCCL, and the same results as a CPU in float32."""
+"""On a GPU: the chain in bf16, resumption, NCCL, and the same results as a CPU in float32.
+
+pytest is all that these tests need beyond the tutorial's packages. Each test computes in processes
+of its own, because a pytest that has opened a GPU keeps it.
+"""
+
+import json
+import os
 
 import numpy as np
 import pytest
 
 from megakit.testing import RankError, Ranks, distributed_model_parallel_state
 from tests.faults.harness import BEFORE_STEP, Fault, Training
-from tests.scripts import accuracy, read_csv, read_json, run_script
+from tests.scripts import accuracy, output_of, read_csv, read_json, run_script
 
 pytestmark = pytest.mark.gpu
 
@@ -31,6 +38,18 @@ def test_the_chain_in_bf16(tmp_path):
     summary = read_json(tmp_path / "predict" / "summary.json")
     assert (summary["accelerator"], summary["precision"]) == ("gpu", "bf16-mixed")
     assert accuracy(tmp_path / "predict" / "predictions.csv") >= 0.9
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32"])
+def test_a_gpu_that_works_is_found(precision):
+    told = output_of(
+        "from megakit.runtime import find_accelerator\n"
+        f"found = find_accelerator('gpu', '{precision}')\n"
+        f"assert found == find_accelerator('auto', '{precision}')\n"
+        "print(found.name, found.count >= 1, found.remark, found.device)",
+        CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0"),
+    )
+    assert told.startswith("gpu True None ")
 
 
 def test_resumption_is_exact(tmp_path):
@@ -67,6 +86,21 @@ def test_a_checkpoint_of_the_cpu_predicts_the_same_on_the_gpu(tmp_path):
         table = read_csv(tmp_path / device / "predict" / "predictions.csv")
         found[device] = np.array([[float(row[f"p{k}"]) for k in range(10)] for row in table])
     assert np.abs(found["cpu"] - found["gpu"]).max() <= 1e-4
+    plain = np.array(json.loads(output_of(PLAIN_MODULE, start)))
+    assert np.abs(found["cpu"] - plain).max() <= 1e-4
+
+
+PLAIN_MODULE = """
+import sys
+from megakit.runtime import use_accelerator
+use_accelerator("gpu")
+import model_components, torch
+from megakit.models import load_for_inference
+from mnist.files import read_digits
+images = torch.from_numpy(read_digits("test")[0]).cuda().float().div(255).reshape(-1, 1, 28, 28)
+model = load_for_inference(sys.argv[1], device="cuda")
+print(model(images).softmax(dim=1).tolist())
+"""
 
 
 def sum_of_ranks():
