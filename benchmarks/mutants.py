@@ -52,7 +52,10 @@ FOLDERS = {
     **{"mnist": "mnist/*.py", "scripts": "model_*.py", "run": "run"},
     **{name: name for name in ("locks/*.sh", "locks/*.py")},
 }
-CHAINS = ["test_chain.py", "test_changes.py", "test_new.py", "parallel/test_named_values.py"]
+CHAINS = [
+    *("test_chain.py", "test_changes.py", "test_refusals.py", "test_exit_statuses.py"),
+    *("faults/test_run_machine.py", "faults/test_exact.py", "parallel/test_named_values.py"),
+]
 SUITE = ["tests"]
 PARALLEL = ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]  # as ./run tests
 TOGETHER = 12  # mutants that are run against the whole suite at once

@@ -4,6 +4,7 @@ import faulthandler
 import hashlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,13 +19,13 @@ import pytest
 
 from megakit.runtime.accelerator import is_certainly_cpu
 from mnist.files import MNIST_SHA256
-from tests.refusals import Refusals, set_traps
+from tests.chain import Chain, trained_chain
 from tests.single_process import single_process
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BEGAN = time.monotonic()
 #: Seconds that a test may take, by its mark: twice the longest or more.
-LIMITS = {"platform": 3600, "long": 1200, "": 300}
+LIMITS = {"long": 900, "": 200}
 terminal = 2  # standard error's descriptor while pytest captures it: see `pytest_configure`
 SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
 
@@ -64,9 +65,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Runs the tests of a file in one process, and all that use the pool of ranks in another."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OnePool(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "ranks" if uses_ranks(REPOSITORY / file) else file
+
+    return OnePool(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_xdist_auto_num_workers() -> int:
     """One more than cores, because many tests wait, and not too many for the memory."""
     return min(len(os.sched_getaffinity(0)) + 1, 6)
+
+
+@cache
+def uses_ranks(path: Path) -> bool:
+    """Whether a file's tests or fixtures ask for the pool of ranks."""
+    return bool(re.search(r"^ *def \w+\([^)]*\branks\b", path.read_text(), re.MULTILINE))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -112,16 +132,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    reasons = {
-        "long": "long: takes minutes, give --all",
-        "platform": "platform: takes many minutes and gigabytes, give -m platform",
-    }
     for item in items:
-        marks = [mark for mark in reasons if item.get_closest_marker(mark)]
-        if "platform" in marks and "platform" in config.option.markexpr:
-            continue
-        if marks and not (marks[0] == "long" and config.getoption("--all")):
-            item.add_marker(pytest.mark.skip(reason=reasons[marks[0]]))
+        if item.get_closest_marker("long") and not config.getoption("--all"):
+            item.add_marker(pytest.mark.skip(reason="long: takes minutes, give --all"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -206,31 +219,16 @@ def made_up_mnist(
     return root
 
 
-@pytest.fixture
-def traps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages by the frameworks' names; importing one leaves a file behind."""
-    folder = tmp_path_factory.mktemp("traps")
-    set_traps(folder)
-    return folder
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    """The tutorial at its defaults on the bundled digits, once for all tests; to be read only."""
+    return trained_chain(tmp_path_factory)
 
 
-@pytest.fixture
-def refused(tmp_path: Path, traps: Path) -> Refusals:
-    """Runs scripts that have to refuse, below a folder of its own."""
-    return Refusals(tmp_path, traps)
+@pytest.fixture(scope="session")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The pool of rank processes: it imports the frameworks once. See `OnePool`."""
+    from megakit.testing import Ranks
 
-
-@pytest.fixture
-def pretrain_options(tmp_path: Path) -> Any:
-    """Options of a pretraining in the folder of runs that `refused` has."""
-    from model_pretrain import PretrainOptions
-
-    return PretrainOptions(output_dir=tmp_path / "runs", dataset="digits", accelerator="cpu")
-
-
-@pytest.fixture
-def finetune_options(tmp_path: Path) -> Any:
-    """Options of a fine-tuning in the folder of runs that `refused` has."""
-    from model_finetune import FinetuneOptions
-
-    return FinetuneOptions(output_dir=tmp_path / "runs", dataset="digits", accelerator="cpu")
+    with Ranks(4) as pool:
+        yield pool

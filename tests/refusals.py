@@ -1,14 +1,30 @@
 """Running scripts that have to refuse: they end with status 2, say why, and change nothing.
 
-None of them may load torch or NeMo, whose place folders of the same names take that leave a mark.
+A script runs as a fork of the process that runs the tests, which saves the start of Python. The
+fork imports the project's modules again. None of them may import a framework: the trap ends it.
 """
 
+import contextlib
+import gc
+import importlib.abc
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NoReturn
 
-from tests.scripts import run_script
+from tests.scripts import REPOSITORY, Result, environment
 
 PRETRAIN_PY, FINETUNE_PY, PREDICT_PY = "model_pretrain.py", "model_finetune.py", "model_predict.py"
 SCRIPTS = (PRETRAIN_PY, FINETUNE_PY, PREDICT_PY)
+FRAMEWORKS = ("torch", "nemo", "lightning", "megatron", "torchvision")
+OURS = ("megakit", "mnist", "examples")
+TRAPPED = 97
+HANGS_AFTER = 60  # seconds
 
 EVERYWHERE = {
     *("--help", "--data-dir", "--dataset", "--output-dir", "--precision", "--accelerator"),
@@ -30,71 +46,119 @@ OPTIONS = {
 CLOSED_PROXY = "http://127.0.0.1:9"
 
 
+class Trap(importlib.abc.MetaPathFinder):
+    """Ends the process at the import of a framework, also where the program would go on."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name.partition(".")[0] in FRAMEWORKS:
+            traceback.print_stack()
+            sys.stderr.flush()
+            os._exit(TRAPPED)
+
+
+def run_forked(
+    script: str | Path, *arguments: object, folder: Path, **changes: str | None
+) -> Result:
+    """Runs a script to its end in a fork; `changes` are variables of its environment.
+
+    Args:
+        script: A script of the project's, or the path of another one.
+        arguments: Its arguments.
+        folder: Gets what it prints.
+    """
+    streams = {1: folder / "stdout", 2: folder / "stderr"}
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            _become(script, [*map(str, arguments)], streams, environment(**changes))
+        os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    out, err = (path.read_text() for path in streams.values())
+    return Result(status, out, err, 0.0)
+
+
+def _become(
+    script: str | Path, arguments: list[str], streams: dict[int, Path], variables: dict[str, str]
+) -> NoReturn:
+    gc.disable()  # what this process inherits may wait, when destroyed, for threads that it has not
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(HANGS_AFTER)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for descriptor, path in streams.items():
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), descriptor)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(variables)
+    for name in [*sys.modules]:
+        root = name.partition(".")[0]
+        if root in OURS or root.startswith("model_") or name in FRAMEWORKS:
+            del sys.modules[name]
+    sys.meta_path.insert(0, Trap())
+    path = REPOSITORY / script
+    sys.argv, sys.path[0] = [str(path), *arguments], str(path.parent)
+    sys.path.insert(1, str(REPOSITORY))
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as exit_:
+        status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    else:
+        status = 0
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
+
+
+@dataclass
 class Refusals:
     """Runs scripts that have to refuse, below one folder in which nothing may change."""
 
-    def __init__(self, folder, traps):
-        self.folder, self.traps = folder, traps
-        self.runs = folder / "runs"
-        self.data = folder / "data"
+    folder: Path
+    printed: Path
+    runs: Path = field(init=False)
+    data: Path = field(init=False)
 
-    def __call__(self, script, *arguments, light=True, **environment):
+    def __post_init__(self) -> None:
+        self.runs, self.data = self.folder / "runs", self.folder / "data"
+
+    def __call__(self, script: str, *arguments: object, **changes: str) -> str:
         """What a script says, without its name; all else that a refusal promises is checked."""
         before = snapshot(self.folder)
         given = ["--output-dir", self.runs, "--data-dir", self.data, *arguments]
         for option, value in (("--dataset", "digits"), ("--accelerator", "cpu")):
             if option not in given:
                 given += [option, value]
-        result = run_script(
-            script,
-            *given,
-            timeout=60,
-            **{
-                **{"COLUMNS": "80", "https_proxy": CLOSED_PROXY, "HTTPS_PROXY": CLOSED_PROXY},
-                **({"PYTHONPATH": str(self.traps)} if light else {}),
-                **environment,
-            },
-        )
+        variables = {"COLUMNS": "80", "https_proxy": CLOSED_PROXY, "HTTPS_PROXY": CLOSED_PROXY}
+        result = run_forked(script, *given, folder=self.printed, **(variables | changes))
         assert result.status == 2, result.err
         assert result.out == ""
         assert "Traceback" not in result.err
         assert snapshot(self.folder) == before
-        loaded = [path.name for path in self.traps.glob("*.loaded")]
-        assert loaded == []
         return result.err
 
-    def problems(self, script, *arguments, **options):
+    def problems(self, script: str, *arguments: object, **changes: str) -> list[str]:
         """The messages, each on one line that begins with the script's name."""
-        lines = self(script, *arguments, **options).splitlines()
+        lines = self(script, *arguments, **changes).splitlines()
         for line in lines:
             assert line.startswith(f"{script}: ")
             # short, apart from the paths in it
             assert len(line.replace(str(self.folder), "")) < 500
         return [line.removeprefix(f"{script}: ") for line in lines]
 
-    def problem(self, script, *arguments, **options):
-        (problem,) = self.problems(script, *arguments, **options)
+    def problem(self, script: str, *arguments: object, **changes: str) -> str:
+        (problem,) = self.problems(script, *arguments, **changes)
         return problem
 
 
-def set_traps(folder: Path) -> None:
-    """Makes packages by the frameworks' names; importing one leaves a file behind."""
-    for name in ("torch", "nemo", "lightning", "megatron", "torchvision"):
-        (folder / name).mkdir()
-        (folder / name / "__init__.py").write_text(
-            "from pathlib import Path\n"
-            f"Path({str(folder)!r}, '{name}.loaded').touch()\n"
-            f"raise ImportError('{name} is not to be loaded')\n"
-        )
-
-
-def snapshot(folder):
+def snapshot(folder: Path) -> dict[Path, Any]:
     """All that lies below a folder, with content and time."""
-    return {
-        path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
-        for path in [folder, *folder.rglob("*")]
-    }
 
+    def entries() -> Iterator[tuple[Path, Any]]:
+        for path in [folder, *folder.rglob("*")]:
+            yield path, (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
 
-def spoil(checkpoint):
-    (checkpoint / "weights" / "__0_0.distcp").write_bytes(b"spoilt")
+    return dict(entries())

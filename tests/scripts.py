@@ -66,7 +66,7 @@ def run(
     return Result(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
 
 
-def run_script(script: str, *arguments: object, **options: Any) -> Result:
+def run_script(script: str | Path, *arguments: object, **options: Any) -> Result:
     """Runs a script of the project to its end; options are those of `run`."""
     return run(sys.executable, REPOSITORY / script, *arguments, **options)
 

@@ -4,6 +4,7 @@ import ast
 import graphlib
 import re
 import statistics
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -39,8 +40,12 @@ LIBRARY = sorted(
 
 def imports(path):
     """The modules that a file imports, at its top or inside functions, by full name."""
+    yield from imports_of(ast.parse(path.read_text(), str(path)), path)
+
+
+def imports_of(tree, path):
     package = path.relative_to(REPOSITORY).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -203,6 +208,100 @@ class TestNames:
             if (match := pattern.search((REPOSITORY / path).read_text(errors="replace")))
         ]
         assert found == []
+
+
+class TestGpus:
+    """A machine with a GPU may have neither our locks nor a network."""
+
+    def test_their_tests_are_in_one_folder(self):
+        marked = [
+            path.relative_to(REPOSITORY / "tests").as_posix()
+            for path in (REPOSITORY / "tests").rglob("*.py")
+            if re.search(r"^(pytestmark = |@)pytest\.mark\.gpu", path.read_text(), re.MULTILINE)
+        ]
+        assert marked == ["gpu/test_gpu.py"]
+
+    def test_the_folder_needs_pytest_alone(self):
+        """Beyond what the tutorial itself needs; also the test helpers that it imports."""
+        found, left = (
+            set(),
+            [*(REPOSITORY / "tests/gpu").glob("*.py"), REPOSITORY / "tests/conftest.py"],
+        )
+        while left:
+            path = left.pop()
+            if path in found:
+                continue
+            found.add(path)
+            tree = ast.parse(path.read_text())
+            tree.body = [
+                node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)
+            ]
+            names = {*imports_of(tree, path)}
+            roots = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names}
+            allowed = {"pytest", "numpy", "filelock", "wrapt", "megakit", "mnist", "tests"}
+            assert roots <= allowed, path
+            ours = (name.split(".")[:3] for name in names if name.startswith("tests."))
+            files = (
+                REPOSITORY.joinpath(*parts[:n]).with_suffix(".py") for parts in ours for n in (2, 3)
+            )
+            left += [file for file in files if file.is_file()]
+        assert REPOSITORY / "tests/scripts.py" in found
+
+
+#: Most lines of each room: its Python and shell. A number only goes down; where it has to go up, a
+#: sentence beside it says why.
+ROOMS = {
+    "megakit/job": 0,
+    "megakit/runtime": 0,
+    "megakit/checkpoints": 0,
+    "megakit/training": 0,
+    "megakit/data": 0,
+    "megakit/models": 0,
+    "megakit/testing": 0,
+    "megakit/reporting": 0,
+    "mnist": 0,
+    "model_components.py": 0,
+    "model_pretrain.py": 0,
+    "model_finetune.py": 0,
+    "model_predict.py": 0,
+    "examples": 0,
+    "template": 0,
+    "notebooks": 0,
+    "benchmarks": 0,
+    "tests": 0,
+    "run": 0,
+    "locks": 0,
+    ".ci/run": 0,
+}
+#: A room that is smaller by more than this has to have its number lowered.
+SLACK = 100
+
+
+def lines_of(room):
+    place = REPOSITORY / room
+    files = [place] if place.is_file() else place.rglob("*")
+    kinds = (".py", ".pyi", ".sh")
+    counted = [path for path in files if path.suffix in kinds or path == place]
+    return sum(len(path.read_text().splitlines()) for path in counted if path.is_file())
+
+
+class TestSizes:
+    def test_no_room_grows(self):
+        """With `-s`, pytest shows the table."""
+        found = {room: lines_of(room) for room in ROOMS}
+        print(
+            *("", *(f"{room:<20} {found[room]:>6} of {ROOMS[room]:>6}" for room in ROOMS)), sep="\n"
+        )
+        grown = [f"{room}: {found[room]} lines" for room in ROOMS if found[room] > ROOMS[room]]
+        assert grown == [], "remove from the room as much as you add, or say why beside the number"
+        shrunk = {room: found[room] for room in ROOMS if found[room] < ROOMS[room] - SLACK}
+        assert shrunk == {}, "these rooms became smaller: lower their numbers"
+
+    def test_every_room_is_in_the_table(self):
+        folders = {
+            f"megakit/{path.parent.name}" for path in REPOSITORY.glob("megakit/*/__init__.py")
+        }
+        assert folders <= ROOMS.keys()
 
 
 @cache

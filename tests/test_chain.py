@@ -5,29 +5,16 @@ import resource
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from megakit.checkpoints.folders import list_checkpoints
-from megakit.checkpoints.manifest import verify
-from megakit.job.run_lock import LOCK_FILE
-from megakit.runtime.accelerator import has_fast_bfloat16
 from mnist import files as mnist_files
-from tests.faults.harness import curves
-from tests.megakit.reporting.test_tensorboard import hyperparameters
-from tests.scripts import (
-    REPOSITORY,
-    Result,
-    accuracy,
-    environment,
-    read_csv,
-    read_json,
-    run_script,
-)
+from tests.chain import Chain
+from tests.left_behind import LOCK, curves, hyperparameters, list_checkpoints, read_whole
+from tests.scripts import REPOSITORY, accuracy, environment, read_csv, read_json, run_script
 
 #: Samples per step of each stage.
 BATCH_SIZES = {"pretrain": 128, "finetune": 256}
@@ -39,22 +26,10 @@ SUMMARY_FIELDS = {
 }
 
 
-@dataclass(frozen=True)
-class Chain:
-    runs: Path
-    result: Result
-
-
-@pytest.fixture(scope="session")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
-    """The whole tutorial at its defaults, on the digits that ship with scikit-learn."""
-    folder = tmp_path_factory.mktemp("chain")
-    runs, data = folder / "runs", folder / "no-data"
-    result = run_script(
-        "mnist/tutorial.py", "--dataset", "digits", "--data-dir", data, "--output-dir", runs
-    )
-    assert result.status == 0, result.err
-    return Chain(runs, result)
+@pytest.fixture(scope="module")
+def copied(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the runs, for predictions to write into."""
+    return Path(shutil.copytree(chain.runs, tmp_path_factory.mktemp("copied") / "runs"))
 
 
 def test_one_line_on_standard_output(chain: Chain):
@@ -220,10 +195,11 @@ def test_best_and_last_checkpoint_are_kept_whole(chain: Chain, stage: str):
         for row in read_csv(chain.runs / stage / "metrics.csv")
         if row["val_loss"]
     ]
-    manifest = verify(best)
-    assert manifest.val_loss == pytest.approx(min(losses))
-    assert (manifest.stage, manifest.dataset) == (stage, "digits")
-    assert {name.split("/")[0] for name in manifest.files} == {"weights", "context", "metrics.csv"}
+    manifest = read_whole(best)
+    assert manifest["val_loss"] == pytest.approx(min(losses))
+    assert (manifest["stage"], manifest["dataset"]) == (stage, "digits")
+    parts = {name.split("/")[0] for name in manifest["files"]}
+    assert parts == {"weights", "context", "metrics.csv"}
 
 
 @pytest.mark.parametrize(("stage", "lr"), [("pretrain", 0.002), ("finetune", 0.06)])
@@ -249,9 +225,10 @@ def test_console_says_what_a_person_wants_and_no_more(chain: Chain):
         "pretrain: digits on",
         "finetune: digits on",
         "predict: digits on",
-        "bf16-mixed" if has_fast_bfloat16() else "32 (this CPU only emulates bfloat16)",
     ):
         assert wanted in text
+    # Which of the two depends on the processor: tests/test_precision.py.
+    assert re.search(r", (bf16-mixed|32 \(this CPU only emulates bfloat16\))$", text, re.MULTILINE)
     assert re.search(r"500/500  loss 0\.\d+  validation 0\.\d+", text)
     assert re.search(r"accuracy +9\d\.\d\d%", text)
     assert str(chain.runs / "finetune" / "checkpoints") in text
@@ -263,7 +240,7 @@ def test_console_says_what_a_person_wants_and_no_more(chain: Chain):
 def test_a_second_start_says_that_it_is_done(chain: Chain, stage: str):
     def times() -> dict[Path, int]:
         """Of all files but the lock, which names its last holder."""
-        files = [path for path in (chain.runs / stage).rglob("*") if path.name != LOCK_FILE]
+        files = [path for path in (chain.runs / stage).rglob("*") if path.name != LOCK]
         return {path: path.stat().st_mtime_ns for path in files}
 
     before = times()
@@ -275,33 +252,33 @@ def test_a_second_start_says_that_it_is_done(chain: Chain, stage: str):
     assert times() == before
 
 
-def test_predicting_again_replaces_the_file(chain: Chain):
-    path = chain.runs / "predict" / "predictions.csv"
+def test_predicting_again_replaces_the_file(copied: Path):
+    path = copied / "predict" / "predictions.csv"
     before, written = path.read_bytes(), path.stat().st_mtime_ns
-    again = run_script("model_predict.py", "--output-dir", chain.runs, "--micro-batch-size", 77)
+    again = run_script("model_predict.py", "--output-dir", copied, "--micro-batch-size", 77)
     assert again.status == 0
     assert path.read_bytes() == before
     assert path.stat().st_mtime_ns > written
 
 
-def test_no_figure_of_an_earlier_prediction_stays(chain: Chain, tmp_path: Path):
+def test_no_figure_of_an_earlier_prediction_stays(copied: Path, tmp_path: Path):
     """Without labels, a prediction draws nothing; with labels, it replaces what it draws."""
     image = mnist_files.read_digits("test")[0][0]
     Image.fromarray(image).save(tmp_path / "picture.png")
-    folder = chain.runs / "predict-input"
-    folder.mkdir()
+    folder = copied / "predict-input"
+    folder.mkdir(exist_ok=True)
     for name in ("confusion_matrix.png", "mistakes.png", "latent_space.png", "report.html"):
         (folder / name).write_text("of an earlier prediction")
     (folder / "notes.txt").write_text("of the user")
-    arguments = ("--input", tmp_path / "picture.png", "--output-dir", chain.runs)
+    arguments = ("--input", tmp_path / "picture.png", "--output-dir", copied)
     result = run_script("model_predict.py", *arguments)
     assert result.status == 0, result.err
     assert {path.name for path in folder.iterdir()} == {
-        *("predictions.csv", "summary.json", "log.txt", LOCK_FILE, "notes.txt", "inputs.png")
+        *("predictions.csv", "summary.json", "log.txt", LOCK, "notes.txt", "inputs.png")
     }
 
 
-def test_a_folder_of_photos(chain: Chain, tmp_path: Path):
+def test_a_folder_of_photos(copied: Path, tmp_path: Path):
     """Blank photos and other files are skipped; at most 20 answers are printed."""
     images = mnist_files.read_digits("test")[0][:23]
     light = np.linspace(1, 0.6, 280)
@@ -311,9 +288,9 @@ def test_a_folder_of_photos(chain: Chain, tmp_path: Path):
         Image.fromarray(photo.astype(np.uint8)).save(tmp_path / f"{number:02}{suffix}")
     Image.new("L", (200, 200), 230).save(tmp_path / "blank.png")
     (tmp_path / "list.txt").write_text("of the photos")
-    result = run_script("model_predict.py", "--input", tmp_path, "--output-dir", chain.runs)
+    result = run_script("model_predict.py", "--input", tmp_path, "--output-dir", copied)
     assert result.status == 0, result.err
-    rows = read_csv(chain.runs / "predict-input" / "predictions.csv")
+    rows = read_csv(copied / "predict-input" / "predictions.csv")
     assert [row["source"][:2] for row in rows] == [f"{number:02}" for number in range(23)]
     for said in (
         "23 of 23 pictures: uneven light and noise of the paper removed.",
@@ -324,27 +301,17 @@ def test_a_folder_of_photos(chain: Chain, tmp_path: Path):
         assert said in result.err
     answers = [f"{row['source']:11}  {row['prediction']}, probability" for row in rows]
     assert [answer in result.err for answer in answers] == [True] * 20 + [False] * 3
-    drawn = Image.open(chain.runs / "predict-input" / "inputs.png")
+    drawn = Image.open(copied / "predict-input" / "inputs.png")
     assert drawn.height > 4 * 140 > drawn.height / 2
 
 
-def test_a_folder_of_nothing_but_strangers_is_refused(chain: Chain, tmp_path: Path):
-    Image.new("L", (200, 200), 230).save(tmp_path / "blank.png")
-    (tmp_path / "list.txt").write_text("of the photos")
-    result = run_script("model_predict.py", "--input", tmp_path, "--output-dir", chain.runs)
-    assert result.status == 2
-    assert "blank.png: contains no ink" in result.err
-    assert "list.txt: cannot be read" in result.err
-
-
-def test_a_prediction_that_fails_keeps_the_figures_of_the_earlier_one(chain: Chain, tmp_path: Path):
-    shutil.copytree(chain.runs, tmp_path / "runs")
-    folder = tmp_path / "runs" / "predict"
+def test_a_prediction_that_fails_keeps_the_figures_of_the_earlier_one(copied: Path):
+    folder = copied / "predict"
     drawn = {path.name: path.read_bytes() for path in folder.glob("*.[ph][nt]*")}
     assert "report.html" in drawn
     limit = 8_000  # bytes of a file: predictions.csv is larger
     limited = subprocess.run(
-        [sys.executable, "model_predict.py", "--output-dir", tmp_path / "runs"],
+        [sys.executable, "model_predict.py", "--output-dir", copied],
         cwd=REPOSITORY,
         env=environment(),
         capture_output=True,
@@ -356,13 +323,6 @@ def test_a_prediction_that_fails_keeps_the_figures_of_the_earlier_one(chain: Cha
     assert limited.returncode == 1, limited.stderr
     assert "File too large" in limited.stderr
     assert {path.name: path.read_bytes() for path in folder.glob("*.[ph][nt]*")} == drawn
-
-
-def test_another_option_is_refused_by_name(chain: Chain):
-    again = run_script("model_pretrain.py", "--output-dir", chain.runs, "--lr", 0.5)
-    assert again.status == 2
-    assert "--lr was 0.002, now 0.5" in again.err
-    assert "--fresh" in again.err
 
 
 @pytest.mark.long

@@ -2,16 +2,13 @@
 
 import re
 import shutil
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from megakit.job.program import code_of
 from tests.faults.harness import BEFORE_STEP, Fault, Training
-from tests.scripts import REPOSITORY, environment, read_json
+from tests.refusals import run_forked
+from tests.scripts import REPOSITORY, Result, read_json, run_script
 
 PAGE = (REPOSITORY / "docs" / "adapting.md").read_text()
 TABLE = re.findall(r"^\| ([^|]+) \| `(\S+)` \| ([^|]+) \|$", PAGE, re.MULTILINE)
@@ -68,14 +65,6 @@ EDITS: dict[str, list[tuple[str, str]]] = {
 NOTHING = "comments, docstrings, formatting, the order of definitions"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A start of the reader's script."""
-
-    status: int
-    err: str
-
-
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output directory of a pretraining that was killed before its 25th step of 40."""
@@ -112,18 +101,9 @@ def change(project: Path, file: str, edits: list[tuple[str, str]]) -> None:
     (project / file).write_text(source)
 
 
-def start(project: Path, output_dir: Path, *options: object) -> Ended:
-    training = Training(output_dir)
-    arguments = (*training.common, *options)
-    ended = subprocess.run(
-        [sys.executable, project / "model_pretrain.py", *map(str, arguments)],
-        env=environment(PYTHONPATH=str(REPOSITORY)),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    return Ended(ended.returncode, ended.stderr)
+def start(project: Path, output_dir: Path, *options: object) -> Result:
+    arguments = (*Training(output_dir).common, *options)
+    return run_script(project / "model_pretrain.py", *arguments, PYTHONPATH=str(REPOSITORY))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -149,7 +129,8 @@ def test_a_change_is_named(
     output_dir: Path = request.getfixturevalue(state)
     before = contents(output_dir)
     change(project, file, EDITS[what])
-    ended = start(project, output_dir)
+    script, arguments = project / "model_pretrain.py", Training(output_dir).common
+    ended = run_forked(script, *arguments, folder=project)
     assert ended.status == 2, ended.err
     assert len(ended.err.splitlines()) == 1
     names = named.replace("`", "")
@@ -176,13 +157,13 @@ def test_what_computes_the_same_changes_nothing(
     assert here == there
 
 
-@pytest.mark.parametrize("script", ["model_pretrain.py", "model_finetune.py"])
-def test_what_tensorboard_shows_is_no_code_of_the_result(project: Path, script: str) -> None:
-    before = code_of(project / script)
+def test_what_tensorboard_shows_is_no_code_of_the_result(project: Path, done: Path) -> None:
     views = project / "mnist" / "views.py"
     assert "def view_of_" in views.read_text()
     views.write_text(views.read_text().replace('batch["data"]', 'batch["data"][:, :1]'))
-    assert code_of(project / script) == before
+    script, arguments = project / "model_pretrain.py", Training(done).common
+    ended = run_forked(script, *arguments, folder=project)
+    assert (ended.status, "is already done" in ended.err) == (0, True), ended.err
 
 
 def test_keeping_a_change(project: Path, stopped: Path, tmp_path: Path) -> None:
@@ -232,22 +213,15 @@ def test_the_next_stage_says_that_its_start_is_of_old_code(
     # A seed that the config does not get still decides the order of samples.
     change(project, "model_finetune.py", [("\n            seed=options.seed,", "")])
     shutil.copytree(done, tmp_path / "runs")
-    ended = subprocess.run(
-        [
-            *(sys.executable, project / "model_finetune.py", "--dataset", "digits"),
-            *("--output-dir", tmp_path / "runs", "--max-steps", "2", "--seed", "7"),
-        ],
-        env=environment(PYTHONPATH=str(REPOSITORY)),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    ended = run_script(
+        *(project / "model_finetune.py", "--dataset", "digits", "--output-dir", tmp_path / "runs"),
+        *("--max-steps", 2, "--seed", 7),
+        PYTHONPATH=str(REPOSITORY),
     )
-    assert ended.returncode == 0, ended.stderr
-    assert (
-        "The code of model_pretrain.py or of its imports has changed since it made" in ended.stderr
-    )
-    assert ": MSELossReduction.forward. " in ended.stderr
+    assert ended.status == 0, ended.err
+    told = "The code of model_pretrain.py or of its imports has changed since it made"
+    assert told in ended.err
+    assert ": MSELossReduction.forward. " in ended.err
 
 
 def test_a_size_that_the_config_does_not_get(project: Path, tmp_path: Path) -> None:

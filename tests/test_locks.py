@@ -60,18 +60,6 @@ def test_each_lock_has_what_its_list_asks_for(python: str) -> None:
             assert asked.specifier.contains(version), f"{lock.name}: {line}"
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
-def test_every_line_is_read(lock: Path) -> None:
-    """What `entries` does not understand would not be tested."""
-    lines = [line for line in lock.read_text().splitlines() if line and line[0] not in " #"]
-    assert len(lines) == len(entries(lock))
-
-
-def test_a_clone_of_the_tutorial_does_not_get_what_few_need() -> None:
-    names = installed(LOCKS[0], "3.12", "x86_64")
-    assert not {"onnxruntime", "notebook", "sphinx", "pytest", "copier", "mypy"} & set(names)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("python", PYTHONS)

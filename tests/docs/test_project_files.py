@@ -1,6 +1,5 @@
-"""The files that other programs read: citation, licence, containers."""
+"""The files that other programs read: citation, containers."""
 
-import hashlib
 import json
 import re
 
@@ -11,19 +10,9 @@ from tests.scripts import REPOSITORY
 
 
 def test_citation():
-    """What CFF 1.2.0 requires, and nothing that it does not know."""
     content = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
     assert content["cff-version"] == "1.2.0"
-    assert {"message", "title", "authors"} <= content.keys()
-    known = {"type", "abstract", "version", "license", "keywords", "cff-version"}
-    assert content.keys() <= known | {"message", "title", "authors"}
     assert content["version"] == megakit.__version__
-    assert all(author.keys() == {"name"} for author in content["authors"])  # entities
-
-
-def test_licence_is_the_published_text():
-    digest = hashlib.sha256((REPOSITORY / "LICENSE").read_bytes()).hexdigest()
-    assert digest == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 
 
 def test_dev_container():
@@ -34,11 +23,6 @@ def test_dev_container():
     set_up, verb, *groups = content["postCreateCommand"].split()
     assert (set_up, verb) == ("./run", "setup")
     assert all((REPOSITORY / f"locks/{group}.lock").is_file() for group in groups)
-    assert (
-        f"useradd --create-home --shell /bin/bash {content['remoteUser']}"
-        in (folder / content["build"]["dockerfile"]).read_text()
-    )
-    assert content["portsAttributes"].keys() == {str(port) for port in content["forwardPorts"]}
 
 
 def test_the_image_gets_no_more_than_git_has():

@@ -2,7 +2,6 @@
 
 import math
 import os
-import platform
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,16 +80,6 @@ def test_the_end_of_a_single_file_is_for_validation(tmp_path: Path) -> None:
     assert (whole(training), whole(validation)) == (bytes(range(245)), bytes(range(245, 250)))
 
 
-def test_by_default_it_is_the_standard_library() -> None:
-    spans = find_spans(None)
-    names = {span.path.name for span in spans}
-    assert {"argparse.py", "dataclasses.py"} <= names
-    assert {span.path.suffix for span in spans} == {".py"}
-    assert not any("site-packages" in span.path.parts for span in spans)
-    name = TextOptions().resolve_dataset(None, print)
-    assert name.startswith(f"python-{platform.python_version()}-")
-
-
 def test_a_text_in_memory_and_one_on_disk_are_equal(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,14 +93,6 @@ def test_a_text_in_memory_and_one_on_disk_are_equal(
         for stop in range(start, min(start + 40, len(on_disk) + 3)):
             assert on_disk.read(start, stop) == in_memory.read(start, stop)
     assert b"".join(on_disk.chunks()) == whole(in_memory)
-
-
-def test_a_file_that_becomes_shorter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "MEMORY_BYTES", 0)
-    text = Text([Span(folder / "a.txt", 0, 11)])
-    os.truncate(folder / "a.txt", 5)
-    with pytest.raises(UserError, match="it has become shorter than 11 bytes"):
-        text.read(0, 11)
 
 
 def test_the_name_depends_on_the_bytes(folder: Path) -> None:
@@ -130,17 +111,6 @@ def test_texts_that_cannot_be_used(tmp_path: Path) -> None:
     assert "contains no text" in problem(tmp_path)
     (tmp_path / "short").write_bytes(b"abc")
     assert "has 3 and 0 bytes for training and validation" in problem(tmp_path)
-    os.mkfifo(tmp_path / "pipe")
-    assert "not a regular file" in problem(tmp_path)
-
-
-def test_folders_that_cannot_be_read_are_refused(folder: Path) -> None:
-    (folder / "b").chmod(0)
-    try:
-        if not os.access(folder / "b", os.R_OK):  # root may read all
-            assert "Permission denied" in problem(folder)
-    finally:
-        (folder / "b").chmod(0o755)
 
 
 # --- Its parts ------------------------------------------------------------------------------------
@@ -215,8 +185,7 @@ def test_the_loss_is_also_given_in_bits(gpt: ModuleType) -> None:
 # --- Sampling -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_stored_keys_and_values_change_nothing(gpt: ModuleType, temperature: float) -> None:
+def test_stored_keys_and_values_change_nothing(gpt: ModuleType) -> None:
     """Also where the text becomes longer than a block, and half of the block is forgotten."""
     from examples.gpt.sampling import NextLogits, ParallelNextLogits, generate
 
@@ -233,7 +202,7 @@ def test_stored_keys_and_values_change_nothing(gpt: ModuleType, temperature: flo
     model = small_model(gpt, init_method_std=0.3)
     prompt = torch.randint(256, (2, 5))
     texts = [
-        generate(kind(model, 2), prompt, 40, temperature=temperature, seed=1)
+        generate(kind(model, 2), prompt, 40, temperature=0.7, seed=1)
         for kind in (Recomputed, NextLogits, ParallelNextLogits)
     ]
     assert texts[0].shape == (2, 45)
@@ -309,16 +278,6 @@ def test_options_that_do_not_fit_together(tmp_path: Path) -> None:
     assert "--hidden-size 30: has to be a multiple of --num-attention-heads 4. Try 32." in done.err
     assert "--sequence-parallel: needs tensor-parallel ranks" in done.err
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_prompt_of_any_bytes(runs: Path) -> None:
-    """Several lines, and what is no UTF-8; nothing in the text controls the terminal."""
-    prompt = b"the\n\tquick \xff\x1b[31m"
-    command = (SAMPLE, "--output-dir", runs, "--num-bytes", 5, "--accelerator", "cpu")
-    done = run_script(*command, "--prompt", os.fsdecode(prompt))
-    assert Path(done.output().strip()).read_bytes().startswith(prompt)
-    assert "\\x1b[31m" in done.err
-    assert "\x1b[31m" not in done.err
 
 
 def test_a_sample_on_ranks_that_would_repeat_it(runs: Path) -> None:

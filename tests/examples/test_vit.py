@@ -93,14 +93,6 @@ def test_each_validation_hides_the_same(vit: ModuleType) -> None:
     assert "shown" not in data.mnist_test[0]
 
 
-def test_only_training_images_are_shifted(vit: ModuleType) -> None:
-    data = vit.VitDataModule(dataset="digits", shift=2)
-    data.setup("fit")
-    assert isinstance(data.mnist_train.dataset, vit.ShiftImages)
-    assert torch.equal(data.mnist_val[3]["data"], data.mnist_val[3]["data"])
-    assert not hasattr(data.mnist_val, "pixels")
-
-
 # --- Models ---------------------------------------------------------------------------------------
 
 
@@ -119,14 +111,6 @@ def test_every_patch_sees_every_other(vit: ModuleType) -> None:
     first_patch = model(images)["x_hat"].view(28, 28)[:7, :7]
     (gradient,) = torch.autograd.grad(first_patch.sum(), images)
     assert vit.to_patches(gradient, 7).abs().sum(dim=(1, 2)).gt(0).all()
-
-
-def test_the_trunk_is_the_same_in_both_models(vit: ModuleType) -> None:
-    restores = dict(vit.VitPretrainConfig(seed=1).configure_model().named_parameters())
-    classifies = dict(vit.VitClassifierConfig(seed=1).configure_model().named_parameters())
-    trunk = {name for name in restores if not name.startswith("unembedding")}
-    assert trunk == {name for name in classifies if not name.startswith("head")}
-    assert all(torch.equal(restores[name], classifies[name]) for name in trunk)
 
 
 # --- Scripts --------------------------------------------------------------------------------------

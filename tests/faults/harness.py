@@ -17,9 +17,7 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints.folders import list_checkpoints
-from megakit.checkpoints.manifest import verify
-from megakit.checkpoints.select import best_checkpoint
+from tests.left_behind import curves, list_checkpoints, lowest_loss, read_whole
 from tests.scripts import REPOSITORY, environment
 
 MARK = "MEGAKIT_TEST_RUN"
@@ -210,7 +208,7 @@ class Training:
         """Everything that a stop must not change."""
         checkpoints = list_checkpoints(self.checkpoints)
         assert [path for path in self.checkpoints.iterdir() if path not in checkpoints] == []
-        best = best_checkpoint(self.checkpoints)
+        best = lowest_loss(checkpoints)
         return {
             "checkpoints": {path.name: _content(path) for path in checkpoints},
             "best": best.name if best else None,
@@ -221,35 +219,11 @@ class Training:
 
 def _content(checkpoint: Path) -> dict[str, Any]:
     """A checkpoint's weights and optimizer states, byte by byte, and its validation loss."""
-    manifest = verify(checkpoint)
+    manifest = read_whole(checkpoint)
     shards = sorted((checkpoint / "weights").glob("*.distcp"))
     assert shards
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in shards}
-    return {"val_loss": manifest.val_loss, **digests}
-
-
-def curves(folder: Path) -> dict[str, list[tuple[int, Any]]]:
-    """TensorBoard's curves and pictures, as TensorBoard reads them, in the order of writing.
-
-    Of the speed, which is another each time, only the steps.
-    """
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    found: dict[str, list[tuple[int, Any]]] = {}
-    for part in ("train", "validation"):
-        guidance = {"scalars": 0, "images": 0}
-        events = EventAccumulator(str(folder / part), size_guidance=guidance).Reload()
-        for name in events.Tags()["scalars"]:
-            is_speed = name.endswith("samples_per_second")
-            found[f"{part}/{name}"] = [
-                (p.step, None if is_speed else p.value) for p in events.Scalars(name)
-            ]
-        for name in events.Tags()["images"]:
-            found[f"{part}/{name}"] = [
-                (p.step, hashlib.sha256(p.encoded_image_string).hexdigest())
-                for p in events.Images(name)
-            ]
-    return found
+    return {"val_loss": manifest["val_loss"], **digests}
 
 
 def leftover_processes(mark: str, patience: float = 10.0) -> list[str]:

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints.folders import list_checkpoints
-from megakit.checkpoints.manifest import verify
 from tests.faults.harness import BEFORE_STEP, Fault, Training, mounted
+from tests.left_behind import list_checkpoints, read_whole
 
 pytestmark = pytest.mark.long
 
 
 def failed_save(training: Training, why: str) -> None:
-    before = [(path, verify(path)) for path in list_checkpoints(training.checkpoints)]
+    before = [(path, read_whole(path)) for path in list_checkpoints(training.checkpoints)]
     start = training.start()
     assert start.status == 1, start.err
     (line,) = [line for line in start.err.splitlines() if "cannot save" in line]
@@ -25,7 +24,7 @@ def failed_save(training: Training, why: str) -> None:
     assert "The last complete checkpoint is unchanged." in line
     assert "Traceback" not in start.err
     assert before
-    assert [(path, verify(path)) for path in list_checkpoints(training.checkpoints)] == before
+    assert [(path, read_whole(path)) for path in list_checkpoints(training.checkpoints)] == before
 
 
 def test_a_full_disk(tmp_path: Path, never_stopped: dict[str, Any]) -> None:

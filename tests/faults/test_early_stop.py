@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from megakit.checkpoints import best_checkpoint, read_manifest
-from tests.faults.harness import AFTER_THE_LAST_SAVE, BEFORE_STEP, Fault, Start, Training, curves
+from tests.faults.harness import AFTER_THE_LAST_SAVE, BEFORE_STEP, Fault, Start, Training
+from tests.left_behind import curves, read_whole
 from tests.scripts import read_csv, read_json
 
 #: The learning rate is so high that the loss soon rises now and then.
@@ -55,12 +55,9 @@ def test_it_stops_after_two_validations_without_a_better_accuracy(whole: Trainin
     for number in range(1, len(running) - 1):
         since = 0 if running[number] > running[number - 1] else since + 1
         assert since < 2, "it should have stopped earlier"
-    best = best_checkpoint(whole.checkpoints, "val_accuracy")
-    assert best is not None
-    assert read_manifest(best).values["val_accuracy"] == pytest.approx(validated[best_step])
-    assert read_manifest(best).step == best_step
-    assert not read_manifest(best).final
-    assert read_manifest(whole.checkpoints / f"step={last:06}").final
+    best = Path(read_json(whole.path / "summary.json")["checkpoint"])
+    assert read_whole(best)["values"]["val_accuracy"] == pytest.approx(validated[best_step])
+    assert read_whole(best)["step"] == best_step
     # The learning rate is that of step N of 200.
     assert float(rows[-1]["lr"]) > 0.01
 
@@ -74,7 +71,7 @@ def test_the_same_command_says_done(whole: Training) -> None:
     start = whole.start()
     assert start.status == 0
     assert "finetune is already done" in start.err
-    assert start.out == f"{best_checkpoint(whole.checkpoints, 'val_accuracy')}\n"
+    assert start.out == read_json(whole.path / "summary.json")["checkpoint"] + "\n"
 
 
 @pytest.mark.long

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints import best_checkpoint, read_manifest
-from megakit.checkpoints.folders import list_checkpoints
 from tests.faults.harness import (
     ACCUMULATED,
     BEFORE_PRUNING,
@@ -18,6 +16,7 @@ from tests.faults.harness import (
     Training,
 )
 from tests.faults.test_killed import kill
+from tests.left_behind import list_checkpoints, lowest_loss, read_whole
 from tests.scripts import read_csv
 
 STATUS = {"SIGTERM": 143, "SIGUSR1": 143, "SIGINT": 130}
@@ -39,7 +38,7 @@ def finish(training: Training, after: int, *options: object) -> Start:
     start = training.start(None, *options)
     assert start.status == 0, start.err
     assert f"Resuming from {training.checkpoints}/step={after:06}, step {after}." in start.err
-    assert start.out == f"{best_checkpoint(training.checkpoints)}\n"
+    assert start.out == f"{lowest_loss(list_checkpoints(training.checkpoints))}\n"
     return start
 
 
@@ -49,8 +48,8 @@ def test_stopped_by_signals_and_a_full_disk_and_killed_while_it_saves(
     """One run with all of it, since each start takes seconds; it ends as the undisturbed run."""
     training = Training(tmp_path)
     stop_after(training, 7, "SIGINT")
-    stopped_at_7 = read_manifest(training.checkpoints / "step=000007")
-    assert stopped_at_7.val_loss is None
+    stopped_at_7 = read_whole(training.checkpoints / "step=000007")
+    assert stopped_at_7["val_loss"] is None
 
     # No file may grow beyond 100 kB: what a full disk is to a save.
     full = training.start(largest_file=100_000)
@@ -60,13 +59,13 @@ def test_stopped_by_signals_and_a_full_disk_and_killed_while_it_saves(
     assert "could not be written" in line or "too large" in line
     assert "The last complete checkpoint is unchanged." in line
     assert [path.name for path in training.checkpoints.iterdir()] == ["step=000007"]
-    assert read_manifest(training.checkpoints / "step=000007") == stopped_at_7
+    assert read_whole(training.checkpoints / "step=000007") == stopped_at_7
 
     stop_after(training, 15, "SIGUSR1", done=7)
     names = sorted(path.name for path in training.checkpoints.iterdir())
     assert names == ["step=000015"], "the stop's own gives way to the next one"
     # Validated at step 15, but saved by a stop: it shall not count as the best.
-    assert read_manifest(training.checkpoints / "step=000015").val_loss is None
+    assert read_whole(training.checkpoints / "step=000015")["val_loss"] is None
 
     kill(training, Fault(BETWEEN_WEIGHTS_AND_CONTEXT))
     partial, complete = sorted(training.checkpoints.iterdir())
@@ -110,7 +109,7 @@ def test_pretraining_and_finetuning(tmp_path: Path, precision: str, model: str) 
     options = (*ACCUMULATED, "--precision", precision)
     # After a save, after a validation, after both, and after the last step but one.
     pretrain, _ = compare(tmp_path, f"{model}model_pretrain.py", options, (10, 15, 30))
-    start = ("--checkpoint", best_checkpoint(pretrain.checkpoints))
+    start = ("--checkpoint", lowest_loss(list_checkpoints(pretrain.checkpoints)))
     compare(tmp_path / "next", f"{model}model_finetune.py", (*options, *start), (5, 20, 39))
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints.folders import list_checkpoints
-from megakit.checkpoints.manifest import verify
 from tests.faults.harness import (
     AFTER_THE_LAST_SAVE,
     BEFORE_STEP,
@@ -15,6 +13,7 @@ from tests.faults.harness import (
     Fault,
     Training,
 )
+from tests.left_behind import list_checkpoints, read_whole
 from tests.scripts import read_json
 
 
@@ -35,7 +34,7 @@ def kill(training: Training, fault: Fault) -> None:
     after = list_checkpoints(training.checkpoints)
     assert after or not before, f"no complete checkpoint left after {fault}"
     for checkpoint in after:
-        verify(checkpoint)
+        read_whole(checkpoint)
 
 
 @pytest.mark.long

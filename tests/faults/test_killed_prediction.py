@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from megakit.job.run_lock import LOCK_FILE
 from tests.faults.harness import HOOK
+from tests.left_behind import LOCK
 from tests.scripts import Result, run_script
 
 OUTPUTS = ".outputs.partial"
@@ -48,7 +48,7 @@ def predict(runs: Path, *options: object, fault: str | None = None) -> Result:
 
 def leftovers(runs: Path) -> set[str]:
     """The hidden files of the run directory, except for the lock."""
-    return {path.name for path in (runs / "predict").glob(".*")} - {LOCK_FILE}
+    return {path.name for path in (runs / "predict").glob(".*")} - {LOCK}
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints.folders import list_checkpoints
-from megakit.checkpoints.manifest import verify
-from megakit.runtime.signals import exit_status
 from tests.faults.harness import Training
+from tests.left_behind import list_checkpoints, read_whole
 from tests.scripts import REPOSITORY, environment
 
 ENDLESS = ("--max-steps", 1_000_000, "--save-interval", 1_000_000)
+STATUS: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -38,7 +37,8 @@ def saved_step(training: Training) -> int:
     """The step of the only checkpoint; it is complete."""
     assert training.left_behind() == []
     (checkpoint,) = list_checkpoints(training.checkpoints)
-    return verify(checkpoint).step
+    step: int = read_whole(checkpoint)["step"]
+    return step
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_signal_to_every_process(tmp_path: Any, number: int, options: tuple[ob
     wait_for_steps(training, process)
     os.killpg(process.pid, number)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == exit_status(number), err
+    assert process.returncode == STATUS[number], err
     assert f"Stopped after step {saved_step(training)};" in err
     assert "Traceback" not in err
     assert out == ""
@@ -143,39 +143,3 @@ def test_a_reader_that_ends_early(tmp_path: Any, script: str) -> None:
         assert re.search(r"pretrain .* 40/40 .* left", log)
         assert f"\n{tmp_path}/pretrain/checkpoints/step=000040\n" in log
     assert "Exception ignored" not in log
-
-
-@pytest.mark.parametrize("closed", [(0, 1, 2), pytest.param((1,), marks=pytest.mark.long)])
-def test_streams_that_are_closed_at_the_start(tmp_path: Any, closed: tuple[int, ...]) -> None:
-    """`<&- >&- 2>&-`: no file of the run takes their place."""
-
-    def close() -> None:
-        for descriptor in closed:
-            os.close(descriptor)
-
-    command = [sys.executable, f"{REPOSITORY}/model_pretrain.py", "--dataset", "digits"]
-    done = subprocess.run(
-        [*command, "--accelerator", "cpu", "--max-steps", "10", "--output-dir", str(tmp_path)],
-        preexec_fn=close,
-        env=environment(),
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0
-    (checkpoint,) = list_checkpoints(tmp_path / "pretrain" / "checkpoints")
-    assert verify(checkpoint).step == 10
-
-
-@pytest.mark.long
-def test_the_tutorial_where_sigchld_is_ignored(tmp_path: Any) -> None:
-    """As some service managers start a process."""
-    command = [sys.executable, f"{REPOSITORY}/mnist/tutorial.py", "--dataset", "digits"]
-    done = subprocess.run(
-        [*command, "--accelerator", "cpu", "--output-dir", str(tmp_path)],
-        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
-        env=environment(),
-        capture_output=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr

@@ -27,11 +27,6 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_names_are_missing() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'CACHE'"):
-        megakit.CACHE  # noqa: B018
-
-
 STUBS = sorted((REPOSITORY / "megakit").glob("*/__init__.pyi"))
 
 

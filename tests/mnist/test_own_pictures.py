@@ -6,7 +6,7 @@ from PIL import Image
 
 from megakit.errors import UserError
 from mnist import files as mnist_files
-from mnist.own_pictures import paper_of, read_pictures, to_training_form
+from mnist.own_pictures import read_pictures, to_training_form
 
 DIGITS = mnist_files.read_digits("test")[0]
 
@@ -39,14 +39,12 @@ class TestTrainingForm:
         off_center = stroke(rows=slice(0, 5), columns=slice(0, 3))
         assert to_training_form(off_center) is off_center
 
-    @pytest.mark.parametrize(
-        ("paper", "ink"), [(255, 0), (230, 30), (40, 240), (90, 122), (128, 20), (127, 200)]
-    )
+    @pytest.mark.parametrize(("paper", "ink"), [(230, 30), (40, 240), (90, 122)])
     def test_any_paper_and_ink(self, paper, ink):
         """Ink becomes 255 and paper 0, whichever is the brighter, however little they differ."""
         assert np.array_equal(to_training_form(stroke(paper=paper, ink=ink)), stroke())
 
-    @pytest.mark.parametrize("scale", [2, 5, 31])
+    @pytest.mark.parametrize("scale", [5, 31])
     def test_enlarged_pictures_shrink_exactly(self, scale):
         large = enlarged(stroke(), scale)
         assert np.array_equal(to_training_form(large), stroke())
@@ -62,45 +60,12 @@ class TestTrainingForm:
         expected = stroke(rows=slice(14, 16), columns=slice(5, 25))
         assert np.array_equal(to_training_form(wide), expected)
 
-    def test_areas_are_averaged(self):
-        """Three rows and columns to two, times ten: each new pixel holds parts of four old ones."""
-        pixels = np.zeros((40, 40), np.uint8)
-        pixels[5:35, 5:35] = 200
-        pixels[5:6, 5:35] = 100  # half as dark, and two thirds of each new pixel of the top row
-        made = to_training_form(pixels)
-        # 200 in full is the brightest; in the top row (2 x 100 + 1 x 200) / 3 of it, rounded.
-        assert made.max() == 255
-        assert made[made > 0].size == 400
-        row = made[made.any(axis=1)][0]
-        assert set(row[row > 0]) == {round(255 * 400 / 600)}
-
     def test_a_thin_line_stays(self):
         """Its width, a hundredth of its length, becomes one pixel."""
         line = stroke(120, 120, rows=slice(10, 110), columns=slice(60, 61))
         assert np.array_equal(
             to_training_form(line), stroke(rows=slice(5, 25), columns=slice(14, 15))
         )
-
-    def test_halves_are_rounded_up(self):
-        """Half of the brightest is 127.5."""
-        pixels = stroke(ink=200)
-        pixels[5:7] //= 2
-        made = to_training_form(np.pad(pixels, 1))
-        assert set(made[made > 0]) == {128, 255}
-
-    def test_the_paper_is_the_upper_median_of_the_border(self):
-        halves = stroke(20, 20, paper=10, ink=240, rows=slice(0, 20), columns=slice(10, 20))
-        assert paper_of(halves) == 240
-        assert paper_of(halves[:, 1:]) == 240
-        assert paper_of(halves[:, :-1]) == 10
-
-    def test_ink_below_an_eighth_of_the_brightest_is_none(self):
-        pixels = np.pad(stroke(), 1)
-        pixels[0, 0], pixels[-1, -1] = 31, 32
-        corners = to_training_form(pixels)
-        pixels[0, 0] = 0
-        assert np.array_equal(corners, to_training_form(pixels))
-        assert not np.array_equal(corners, stroke())
 
     def test_centre_of_mass(self):
         """An L: a column 4 wide and 20 high on the left, a foot 4 high and 12 wide."""
@@ -123,11 +88,6 @@ class TestTrainingForm:
         assert made[8].any()
         assert not made[:8].any()
 
-    def test_faint_noise_is_no_ink(self):
-        noise = np.random.default_rng(0).integers(0, 25, (28, 28)).astype(np.uint8)
-        pixels = negative(np.maximum(stroke(), noise))
-        assert np.array_equal(to_training_form(pixels) > 0, stroke() > 0)
-
     def test_near_to_the_makers_of_mnist(self):
         """A digit that went through it comes out nearly as it was."""
         for image in DIGITS[:50]:
@@ -135,37 +95,20 @@ class TestTrainingForm:
             twice = to_training_form(negative(enlarged(again, 3)))
             assert np.abs(twice.astype(int) - again).max() <= 32
 
-    @pytest.mark.parametrize("level", [0, 100, 255])
-    @pytest.mark.parametrize("shape", [(28, 28), (1, 1), (50, 7)])
+    @pytest.mark.parametrize(("level", "shape"), [(0, (28, 28)), (255, (50, 7)), (100, (1, 1))])
     def test_nothing_drawn(self, level, shape):
         with pytest.raises(ValueError, match="contains no ink"):
             to_training_form(np.full(shape, level, np.uint8))
 
-    def test_one_pixel_of_ink(self):
-        pixels = np.zeros((50, 50), np.uint8)
-        pixels[7, 3] = 255
-        assert np.array_equal(
-            to_training_form(pixels), stroke(rows=slice(5, 25), columns=slice(5, 25))
-        )
-
 
 class TestFiles:
-    def test_png_in_the_training_form(self, tmp_path):
-        read = read_pictures(draw(tmp_path / "seven.png", DIGITS[0]))
-        assert np.array_equal(read.images, DIGITS[:1])
-        assert (read.sources, read.remarks) == (["seven.png"], [])
-
     def test_folder_in_order_of_names(self, tmp_path):
         for number in (2, 0, 1):
             draw(tmp_path / f"{number}.png", DIGITS[number])
         (tmp_path / ".DS_Store").write_bytes(b"hidden")
         read = read_pictures(tmp_path)
         assert np.array_equal(read.images, DIGITS[:3])
-        assert read.sources == ["0.png", "1.png", "2.png"]
-
-    def test_names_say_nothing_of_content(self, tmp_path):
-        path = draw(tmp_path / "scan 1", 255 - DIGITS[0], format="JPEG", quality=95)
-        assert read_pictures(path).sources == ["scan 1"]
+        assert (read.sources, read.remarks) == (["0.png", "1.png", "2.png"], [])
 
     @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])
     def test_modes_of_grey(self, tmp_path, mode):
@@ -189,8 +132,7 @@ class TestFiles:
         assert np.array_equal(read.images[0], stroke())
         assert ["colour" in remark for remark in read.remarks] == [True, False, False]
 
-    @pytest.mark.parametrize("ink", [0, 255])
-    @pytest.mark.parametrize("beneath", [0, 255])
+    @pytest.mark.parametrize(("ink", "beneath"), [(0, 0), (255, 0)])
     def test_transparency_is_paper(self, tmp_path, ink, beneath):
         """Whatever the colour of the ink is, and whatever the one that is not seen."""
         grey = np.where(stroke() > 0, ink, beneath)
@@ -198,46 +140,6 @@ class TestFiles:
         read = read_pictures(tmp_path / "a.png")
         assert np.array_equal(read.images[0] > 0, stroke() > 0)
         assert "1 of 1 pictures: transparent pixels count as paper." in read.remarks
-
-    def test_transparent_margin_around_paper(self, tmp_path):
-        """Here it is the paper that is opaque, as in a screenshot with round corners."""
-        alpha = stroke(40, 40, rows=slice(2, 38), columns=slice(2, 38))
-        grey = stroke(40, 40, 255, 0, rows=slice(10, 30), columns=slice(16, 24))
-        draw(tmp_path / "a.png", np.stack([grey, grey, grey, alpha], axis=-1))
-        assert np.array_equal(read_pictures(tmp_path / "a.png").images[0], stroke())
-
-    @pytest.mark.parametrize(("ink", "is_inverted"), [(110, True), (140, False)])
-    def test_transparent_paper_contrasts_with_the_ink(self, tmp_path, ink, is_inverted):
-        """Two fifths of the picture are opaque; the rest has the ink's colour, all but unseen."""
-        alpha = np.maximum(stroke(columns=slice(7, 23)), 10)
-        grey = np.full_like(alpha, ink)
-        draw(tmp_path / "a.png", np.stack([grey, grey, grey, alpha], axis=-1))
-        read = read_pictures(tmp_path / "a.png")
-        assert np.array_equal(read.images[0] > 64, alpha > 10)
-        assert any("inverted" in remark for remark in read.remarks) == is_inverted
-
-    def test_half_transparent_ink_is_mixed_with_the_paper(self, tmp_path):
-        alpha, grey = np.full((28, 28), 255), np.maximum(stroke(ink=200), 10)
-        alpha[9, 14] = 201
-        draw(tmp_path / "a.png", np.stack([grey, grey, grey, alpha], axis=-1))
-        read = read_pictures(tmp_path / "a.png")
-        assert read.images[0][9, 14] == round((200 * 201 + 10 * 54) / 255) == 160
-        assert read.remarks == ["1 of 1 pictures: transparent pixels count as paper."]
-
-    def test_nothing_but_transparency(self, tmp_path):
-        draw(tmp_path / "a.png", np.zeros((28, 28, 4)))
-        with pytest.raises(UserError, match="contains no ink"):
-            read_pictures(tmp_path / "a.png")
-
-    def test_the_name_tells_pictures_apart(self, tmp_path):
-        draw(tmp_path / "a.png", stroke())
-        before = read_pictures(tmp_path)
-        assert before.labels.tolist() == [-1]
-        assert read_pictures(tmp_path).name == before.name
-        draw(tmp_path / "a.png", stroke(ink=254))
-        changed = read_pictures(tmp_path).name
-        (tmp_path / "a.png").rename(tmp_path / "b.png")
-        assert len({before.name, changed, read_pictures(tmp_path).name}) == 3
 
     def test_turned_by_the_camera(self, tmp_path):
         exif = Image.Exif()
@@ -256,10 +158,6 @@ class TestFiles:
             "2 of 3 pictures: scaled to fit 20x20 pixels and centred in 28x28.",
         ]
 
-    def test_names_that_are_no_utf8(self, tmp_path):
-        draw(tmp_path / "a.png", stroke()).rename(tmp_path / "caf\udce9.png")
-        assert read_pictures(tmp_path).sources == ["caf\\udce9.png"]
-
 
 class TestArrays:
     def save(self, folder, array):
@@ -272,27 +170,20 @@ class TestArrays:
         assert read.sources == ["some.npy[0]", "some.npy[1]", "some.npy[2]"]
         assert read.remarks == []
 
-    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     def test_floats(self, tmp_path, dtype):
         read = read_pictures(self.save(tmp_path, (DIGITS[:3] / 255).astype(dtype)))
         assert np.array_equal(read.images, DIGITS[:3])
         assert read.remarks == ["3 of 3 pictures: values from 0 to 1 scaled to 0 to 255."]
 
-    def test_dark_on_light(self, tmp_path):
-        read = read_pictures(self.save(tmp_path, 255 - stroke()[None]))
-        assert np.array_equal(read.images[0], stroke())
-
     @pytest.mark.parametrize(
         ("array", "fault"),
         [
             (np.zeros((28, 28), np.uint8), r"shape \(28, 28\)"),
-            (np.zeros((3, 1, 28, 28), np.uint8), r"shape \(3, 1, 28, 28\)"),
             (np.zeros((0, 28, 28), np.uint8), r"shape \(0, 28, 28\)"),
             (np.zeros((2, 28, 28), np.int64), "int64"),
-            (np.zeros((2, 28, 28), bool), "bool"),
             (np.full((2, 28, 28), 255.0), "255"),
             (np.full((2, 28, 28), np.nan), "nan"),
-            (np.array([{}]), r"shape \(1,\)"),
         ],
     )
     def test_refused(self, tmp_path, array, fault):
@@ -348,7 +239,7 @@ class TestRefusals:
             "cut.png, drawing.svg, empty.jpg, film.png, last.txt and 1 more.",
         ]
 
-    @pytest.mark.parametrize("name", ["blank.png", "empty.jpg", "cut.png"])
+    @pytest.mark.parametrize("name", ["blank.png", "cut.png"])
     def test_a_named_file_is_never_skipped(self, tmp_path, name):
         self.put_strangers(tmp_path)
         with pytest.raises(UserError, match=name):
@@ -358,15 +249,7 @@ class TestRefusals:
         with pytest.raises(UserError, match="folder is empty"):
             read_pictures(tmp_path)
 
-    @pytest.mark.parametrize("name", ["none.png", "none", "none.npy", "a/b.png"])
+    @pytest.mark.parametrize("name", ["none.png", "none.npy"])
     def test_missing(self, tmp_path, name):
         with pytest.raises(UserError, match=f"{name}: .*(missing|No such file)"):
             read_pictures(tmp_path / name)
-
-    def test_many_problems_are_cut_short(self, tmp_path):
-        for number in range(30):
-            (tmp_path / f"{number}.txt").touch()
-        with pytest.raises(UserError) as refused:
-            read_pictures(tmp_path)
-        assert len(refused.value.problems) == 21
-        assert "10 more" in refused.value.problems[-1]

@@ -16,8 +16,8 @@ class ChangedTrunk(ExampleModelTrunk):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.variant = config.variant
-        if self.variant in {"Tanh", "GELU", "Sigmoid"}:
-            self.relu = getattr(nn, self.variant)()
+        if self.variant == "GELU":
+            self.relu = nn.GELU()
         with seeded(config.seed, "extra"):
             size = config.latent_size
             self.extra = nn.Linear(size, size)

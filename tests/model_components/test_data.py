@@ -1,9 +1,7 @@
 """The data module: the published split, balanced labels, and pixels that are dropped."""
 
-import itertools
-import warnings
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -63,40 +61,11 @@ def test_the_tutorials_attributes(components: ModuleType) -> None:
     assert components.MNISTDataModule("./", 16, global_batch_size=64).global_batch_size == 64
 
 
-def test_a_subclass_may_assign_the_tutorials_names(components: ModuleType) -> None:
-    class Mine(components.MNISTDataModule):  # type: ignore[name-defined]
-        def setup(self, stage: str) -> None:
-            super().setup(stage)
-            self.mnist_val = self.mnist_test
-
-    data: Any = Mine(dataset="digits", batch_size=16)
-    data.setup("fit")
-    assert data.val_set is data.mnist_val is data.test_set
-
-
 def test_nemo_logs_metrics_of_its_own_only_if_asked(components: ModuleType) -> None:
     """It would log five values at every step."""
     for options in ({}, {"output_log": True}):
         sampler = components.MNISTDataModule(dataset="digits", **options).data_sampler
         assert sampler.output_log == bool(options)
-
-
-def test_digits_need_no_files(components: ModuleType) -> None:
-    data = digits(components, data_dir="/no/such/folder")
-    assert (len(data.mnist_train), len(data.mnist_val), len(data.mnist_test)) == (1297, 200, 300)
-    item = data.mnist_train[0]
-    assert (item["data"].shape, item["data"].dtype) == ((1, 28, 28), torch.float32)
-    assert 0 <= item["data"].min() < item["data"].max() <= 1
-
-
-def test_an_epoch_sees_every_image_once_in_another_order(components: ModuleType) -> None:
-    data = digits(components)
-    data.trainer = SimpleNamespace(max_steps=100, global_step=0)
-    data.setup("fit")
-    assert len(data.mnist_train) == 100 * 32  # as long as the training
-    epochs = [[data.mnist_train[e * 1297 + i]["idx"] for i in range(1297)] for e in (0, 1)]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(1297))
-    assert epochs[0] != epochs[1]
 
 
 def labelled(components: ModuleType, num_labels: int, seed: int) -> tuple[set[int], list[int]]:
@@ -154,16 +123,3 @@ def test_batches_equal_samples(components: ModuleType, corruption: float) -> Non
         indices = np.array([5, 0, 41, 5])
         samples = [dataset[index] for index in indices.tolist()]
         assert_elements_equal(dataset.get_batch(indices), default_collate(samples))
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_workers_give_the_same_batches_without_a_warning(
-    components: ModuleType, num_workers: int
-) -> None:
-    data = digits(components, corruption=0.3, num_workers=num_workers)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        loader = data.data_sampler.transform_dataloader(data.train_dataloader())
-        batches = list(itertools.islice(loader, 4))
-    expected = [data.mnist_train.get_batch(np.arange(n * 32, n * 32 + 32)) for n in range(4)]
-    assert_elements_equal(batches, expected)

@@ -1,9 +1,7 @@
-"""Both models by hand, whole and in pipeline stages, and the module that trains them."""
+"""Both models by hand, and the module that trains them."""
 
 from types import ModuleType
-from typing import Any
 
-import pytest
 import torch
 
 
@@ -60,32 +58,6 @@ def test_the_classifier_returns_latents_when_asked(components: ModuleType) -> No
     assert not hasattr(model, "z")
 
 
-def test_stages_before_the_last_return_what_the_next_one_needs(
-    components: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether latents are asked for or not: only the last stage returns them."""
-    from megatron.core import parallel_state
-
-    whole = components.ExampleFineTuneConfig(seed=1).configure_model()
-    images = torch.rand(4, 1, 28, 28)
-    logits, z = whole(images, return_latent=True)
-    stages = []
-    for is_first in (True, False):
-        for name, answer in (("first", is_first), ("last", not is_first)):
-            monkeypatch.setattr(
-                parallel_state, f"is_pipeline_{name}_stage", lambda *_, a=answer, **__: a
-            )
-        stages.append(components.ExampleFineTuneModel(components.ExampleFineTuneConfig(seed=1)))
-    first, last = stages
-    for options in ({}, {"return_latent": True}):
-        assert torch.equal(first(images, **options), z[None])
-    last.set_input_tensor([first(images)])
-    assert torch.equal(last(images), logits)
-    found = last(images, return_latent=True)
-    assert torch.equal(found[0], logits)
-    assert torch.equal(found[1], z)
-
-
 def test_the_trunk_starts_alike_in_both_models(components: ModuleType) -> None:
     """So that with and without pretraining differ by the pretraining."""
     pretrain = components.PretrainConfig(seed=3).configure_model()
@@ -107,46 +79,3 @@ def test_the_model_is_given_the_corrupted_images(components: ModuleType) -> None
     ):
         for step in (module.training_step, module.forward_step, module.validation_step):
             assert torch.equal(step(batch)["x_hat"], module.module(seen)["x_hat"])
-
-
-@pytest.mark.parametrize("has_latent", [True, False])
-def test_prediction_asks_for_latents_where_there_are_some(
-    components: ModuleType, has_latent: bool
-) -> None:
-    class WithoutLatents(components.ExampleFineTuneModel):  # type: ignore[name-defined]
-        def forward(self, x: torch.Tensor) -> Any:
-            return super().forward(x)
-
-    config = components.ExampleFineTuneConfig()
-    if not has_latent:
-        config.model_cls = WithoutLatents
-    module = components.BionemoLightningModule(config=config)
-    module.configure_model()
-    batch = {
-        **{"data": torch.rand(4, 1, 28, 28), "label": torch.arange(4)},
-        **{"idx": torch.arange(4), "loss_mask": torch.ones(4)},
-    }
-    found = module.predict_step(batch)
-    expected = {"output", "idx", "label", "loss_mask", *(["latent"] if has_latent else [])}
-    assert found.keys() == expected
-    assert torch.equal(found["output"], module.module(batch["data"]))
-    if has_latent:
-        assert found["latent"].shape == (4, 3)
-    assert torch.equal(module.training_step(batch), found["output"])
-    # The data module of the published tutorial has no loss mask.
-    del batch["loss_mask"]
-    assert module.predict_step(batch).keys() == expected - {"loss_mask"}
-
-
-def test_configs_name_their_models_and_losses(components: ModuleType) -> None:
-    for config, model, loss in (
-        ("PretrainConfig", "PretrainModel", "MSELossReduction"),
-        ("ExampleFineTuneConfig", "ExampleFineTuneModel", "ClassifierLossReduction"),
-    ):
-        made = getattr(components, config)()
-        assert made.model_cls is getattr(components, model)
-        assert made.get_loss_reduction_class() is getattr(components, loss)
-        module = components.BionemoLightningModule(config=made)
-        assert module.loss_reduction_class() is getattr(components, loss)
-        for reduction in (module.training_loss_reduction, module.validation_loss_reduction):
-            assert isinstance(reduction(), getattr(components, loss))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +15,10 @@ import numpy as np
 
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
-from megakit.job.plan import Plan
 from megakit.job.script import Run
 from megakit.job.stage import Stage
-from megakit.reporting.console import Console
-from megakit.runtime.accelerator import find_accelerator
 
+FOLDER = str(Path(__file__).parent)
 TEXT = Path(__file__).parents[2] / "LICENSE"
 GLOBAL_BATCH = 8
 SIZES: dict[str, Any] = {
@@ -34,7 +32,12 @@ STEPS = 20
 
 @dataclass(frozen=True)
 class Case:
-    """A layout, and the script's options that change the memory or the communication."""
+    """A layout, and what else changes the memory or the communication.
+
+    Attributes:
+        overlapped: Whether gradients and weights are communicated during other work.
+        rms_norm: Whether the model has RMSNorm, also of queries and keys.
+    """
 
     tensor: int = 1
     pipeline: int = 1
@@ -43,6 +46,9 @@ class Case:
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
     dropout: float = 0.0
+    precision: Literal["32", "bf16-mixed"] = "32"
+    overlapped: bool = False
+    rms_norm: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -52,40 +58,28 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        names = ("recompute", "sequence_parallel", "distributed_optimizer", "dropout")
+        names = ("recompute", "sequence_parallel", "distributed_optimizer", "dropout", "precision")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What one rank saw: the losses of the steps, on the last stage, and its last weights."""
+    """What one rank saw: the losses of the steps, on the last stage, and its weights."""
 
     losses: list[float]
+    first: dict[str, np.ndarray]
     weights: dict[str, np.ndarray]
     checkpoint: str
+    num_parameters: int
 
 
-def make_run(stage: Stage, options: CommonOptions, case: Case, **plan: str | None) -> Run:
+def make_run(stage: Stage, options: CommonOptions, case: Case, **plan: str | None) -> Run[Any]:
     """What a script's work is given, as `prepare` would have planned it."""
-    identity: dict[str, Any] = {}
-    dataset = "text"
-    if isinstance(options, TrainingOptions):
-        dataset = options.resolve_dataset(None, print)
-        identity = options.identity()
-        identity |= {"model": stage.model, "dataset": dataset, "best_by": options.choice()}
-    work = Plan(
-        dataset=dataset,
-        start=plan.get("start"),
-        resume=plan.get("resume"),
-        accelerator=find_accelerator("cpu"),
-        precision=options.precision,
-        layout=case.layout,
-        identity=identity,
-        is_done=False,
-    )
-    is_main = os.environ.get("RANK", "0") == "0"
-    run = Run(stage, options, work, Console(silent=True), is_main, began=0.0)
-    run.path.mkdir(parents=True, exist_ok=True)
+    sys.path.insert(0, FOLDER)  # a rank does not know the package `tests`
+    is_training = isinstance(options, TrainingOptions)
+    dataset = options.resolve_dataset(None, print) if is_training else "text"
+    make: Any = importlib.import_module("jobs").make_run
+    run: Run[Any] = make(stage, options, case.layout, dataset=dataset, **plan)
     return run
 
 
@@ -102,11 +96,11 @@ def train(case: Case, folder: Path, resume: str | None = None, untied: bool = Fa
     from examples.gpt.model_pretrain import PRETRAIN, PretrainOptions, pretrain
     from megakit.training import build_trainer
     from megakit.training import train as fit
+    from megakit.training.progress import parameters_of_the_job
 
     options = PretrainOptions(
         output_dir=folder,
         text=TEXT,
-        precision="32",
         max_steps=STEPS,
         lr=5e-3,
         global_batch_size=GLOBAL_BATCH,
@@ -117,9 +111,13 @@ def train(case: Case, folder: Path, resume: str | None = None, untied: bool = Fa
     )
     run = make_run(PRETRAIN, options, case, resume=resume)
     losses: list[float] = []
+    first: dict[str, np.ndarray] = {}
     kept = folder / "kept" / f"step={STEPS // 2:06}"  # the run keeps its last and its best one
 
     class Watch(pl.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            first.update(_weights(pl_module))
+
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
             if parallel_state.is_pipeline_last_stage():
                 losses.append(float(outputs["loss"]))
@@ -132,7 +130,13 @@ def train(case: Case, folder: Path, resume: str | None = None, untied: bool = Fa
     with mock.patch.object(megakit.training, "train_stage") as train_stage:
         pretrain(run)
     _, module, data = train_stage.call_args.args
-    trainer = build_trainer(run, strategy=train_stage.call_args.kwargs["strategy"])
+    strategy = train_stage.call_args.kwargs["strategy"]
+    if case.overlapped:
+        gathers = case.distributed_optimizer
+        strategy |= {"overlap_grad_reduce": True, "overlap_param_gather": gathers}
+    if case.rms_norm:
+        module.config.normalization, module.config.qk_layernorm = "RMSNorm", True
+    trainer = build_trainer(run, strategy=strategy)
     trainer.callbacks.append(Watch())
     resumption = _resumption(resume) if resume else None
     # The package has a function of the module's name.
@@ -140,11 +144,15 @@ def train(case: Case, folder: Path, resume: str | None = None, untied: bool = Fa
     left_out = mock.patch.object(module_of_sums, "_allreduce_word_embedding_grads")
     with left_out if untied else contextlib.nullcontext():
         fit(model=module, data=data, trainer=trainer, resume=resumption)
-    weights = {
+    count = parameters_of_the_job(module)
+    return Trained(losses, first, _weights(module), str(kept), count)
+
+
+def _weights(module: Any) -> dict[str, np.ndarray]:
+    return {
         key.replace("module.", ""): weight.detach().float().numpy().copy()
         for key, weight in module.named_parameters()
     }
-    return Trained(losses, weights, str(kept))
 
 
 def _resumption(checkpoint: str) -> Any:
@@ -161,3 +169,20 @@ def sample(
 
     options = SampleOptions(output_dir=folder, precision=precision, num_bytes=50, prompt="The ")
     return str(sample(make_run(SAMPLE, options, case, start=checkpoint)))
+
+
+def sample_of_the_plain_model(checkpoint: str) -> bytes:
+    """The same text, by a model outside of Megatron's parallelism."""
+    import torch
+
+    from megakit.testing import distributed_model_parallel_state
+
+    with distributed_model_parallel_state():
+        from examples.gpt import gpt_components as gpt_components  # the checkpoint names its config
+        from examples.gpt.sampling import NextLogits, generate
+        from megakit.models import load_for_inference
+
+        prompt = torch.tensor([list(b"The ")])
+        model = load_for_inference(checkpoint)
+        tokens = generate(NextLogits(model, 1), prompt, 50, temperature=0.7, top_k=50, seed=42)
+        return bytes(tokens[0].tolist())

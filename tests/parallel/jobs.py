@@ -62,15 +62,22 @@ class Trained:
     seconds: float
 
 
-def make_run(stage: Stage, options: CommonOptions, layout: Layout, start: str | None = None) -> Run:
+def make_run(
+    stage: Stage,
+    options: CommonOptions,
+    layout: Layout,
+    start: str | None = None,
+    resume: str | None = None,
+    dataset: str = "digits",
+) -> Run:
     """What a script's work is given, as `prepare` would have planned it."""
     identity: dict[str, Any] = {}
     if isinstance(options, TrainingOptions):
         identity = options.identity()
-        identity |= {"model": stage.model, "dataset": "digits", "best_by": options.choice()}
+        identity |= {"model": stage.model, "dataset": dataset, "best_by": options.choice()}
     accelerator = find_accelerator("cpu")
     precision = "bf16-mixed" if options.precision == "auto" else options.precision
-    plan = Plan("digits", start, None, accelerator, precision, layout, identity, is_done=False)
+    plan = Plan(dataset, start, resume, accelerator, precision, layout, identity, is_done=False)
     is_main = os.environ.get("RANK", "0") == "0"
     run = Run(stage, options, plan, Console(silent=True), is_main, began=0.0)
     run.path.mkdir(parents=True, exist_ok=True)

@@ -1,18 +1,12 @@
-"""docs/parallelism.md: its code runs, its pictures are what their script draws."""
+"""docs/parallelism.md: its examples run."""
 
 import re
-import runpy
-import shutil
-import subprocess
 import sys
 from typing import Any
-
-import pytest
 
 from tests.scripts import REPOSITORY, run, run_python
 
 DOCUMENT = REPOSITORY / "docs" / "parallelism.md"
-IMAGES = REPOSITORY / "docs" / "images"
 
 
 def python_blocks() -> list[str]:
@@ -54,61 +48,7 @@ def train_ten_steps(device):
 """
 
 
-@pytest.mark.parametrize("is_twice", [False, True])
-def test_the_example_without_a_gpu_runs(is_twice: bool) -> None:
-    """And fails when the host waits more often."""
+def test_the_example_without_a_gpu_runs() -> None:
     _, _, code = python_blocks()
-    if is_twice:
-        code = re.sub(r"( *train_ten_steps.*\n)", r"\1\1", code)
     done = run_python("-c", TEN_STEPS + code)
-    assert done.status == is_twice, done.err
-    assert (
-        "AssertionError: 10 _local_scalar_dense at <string>:6 train_ten" in done.err
-    ) == is_twice
-
-
-def test_the_rates_are_those_of_the_results() -> None:
-    results = (REPOSITORY / "benchmarks" / "RESULTS.md").read_text()
-    rates = re.findall(r"^\|.*samples/s.*$", DOCUMENT.read_text(), re.MULTILINE)
-    assert len(rates) == 8
-    assert [row for row in rates if row not in results] == []
-
-
-def test_the_pictures_are_what_the_script_draws(tmp_path):
-    pictures = runpy.run_path(str(IMAGES / "make_parallelism.py"))
-    pictures["draw"].__globals__["FOLDER"] = tmp_path
-    pictures["main"]()
-    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    shown = set(re.findall(r"\(images/(\w+\.svg)\)", DOCUMENT.read_text()))
-    assert drawn.keys() == shown
-    for name, text in drawn.items():
-        assert (IMAGES / name).read_text() == text
-
-
-def test_numbers_of_weights(ranks):
-    """Those in the text, and those that the pictures give each rank."""
-    (number,) = ranks.run(count, world_size=1)
-    assert f"{number:,} numbers" in DOCUMENT.read_text()
-    picture = (IMAGES / "tensor_parallel.svg").read_text()
-    for shape in ("32 x 784, bias 32", "3 x 32", "32 x 3, bias 32", "784 x 32"):
-        assert picture.count(f">{shape} (of 64") == 2
-
-
-def count():
-    from megakit.testing import distributed_model_parallel_state
-    from model_components import PretrainConfig
-
-    with distributed_model_parallel_state():
-        model = PretrainConfig().configure_model()
-        return sum(weight.numel() for weight in model.parameters())
-
-
-def test_the_gpu_check_is_sound_bash_and_says_where_there_is_no_gpu():
-    script = REPOSITORY / "benchmarks" / "gpu_check.sh"
-    subprocess.run(["bash", "-n", script], check=True)
-    result = run(script, PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="")
-    assert result.status == 2
-    assert result.err.endswith("gpu_check: no GPU that works, see above.\n")
-    if shutil.which("shellcheck") is None:
-        pytest.skip("shellcheck is not there")
-    subprocess.run(["shellcheck", script], check=True)
+    assert done.status == 0, done.err

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from tests.parallel import gpt_example
 from tests.parallel.gpt_example import Case
-from tests.scripts import read_csv
 
+LONG = pytest.mark.long
 TOLERANCE = 1e-5  # relative, of a loss in float32: sums in another order differ in the last bits
 LAYOUTS = {
     "tp2": Case(tensor=2),
@@ -22,18 +21,25 @@ LAYOUTS = {
     "dp2": Case(data=2),
     "dp2-distributed": Case(data=2, distributed_optimizer=True),
     "tp2-sequence": Case(tensor=2, sequence_parallel=True),
+    "tp2-pp2-recompute": Case(tensor=2, pipeline=2, sequence_parallel=True, recompute=True),
+    "dp2-overlapped": Case(data=2, overlapped=True),
+    "pp2-dp2-overlapped": Case(pipeline=2, data=2, distributed_optimizer=True, overlapped=True),
 }
-SHORT = ("pp2", "tp2-sequence")
-#: The distributed optimizer identifies the run, so other runs cannot resume its checkpoints.
-NOT_DISTRIBUTED = [name for name, case in LAYOUTS.items() if not case.distributed_optimizer]
+SHORT = ("pp2", "dp2-distributed", "tp2-sequence")
+#: Layouts before and after a resumption; runs without the distributed optimizer cannot resume its
+#: checkpoints.
+RESUMED = [
+    *itertools.pairwise(("tp2", "pp2", "dp2", "tp2-pp2-recompute", "pp4", "tp2-sequence", "tp2")),
+    *itertools.permutations(("dp2-distributed", "pp2-dp2-overlapped")),
+]
+DROPOUT = {
+    "one": Case(dropout=0.1),
+    "tp2-sequence": Case(tensor=2, sequence_parallel=True, dropout=0.1),
+    "pp2": Case(pipeline=2, recompute=True, dropout=0.1),
+}
 CASES = [
-    pytest.param(
-        replace(case, recompute=recompute),
-        id=f"{name}-recompute" if recompute else name,
-        marks=[] if name in SHORT and not recompute else pytest.mark.long,
-    )
+    pytest.param(case, id=name, marks=[] if name in SHORT else LONG)
     for name, case in LAYOUTS.items()
-    for recompute in (False, True)
 ]
 
 
@@ -85,21 +91,40 @@ def test_a_resumed_run_is_bit_identical(trained, case):
             np.testing.assert_array_equal(after.weights[name], weight, err_msg=name)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", [Case(), Case(tensor=2), Case(pipeline=2), Case(data=2)])
-def test_a_resumed_run_with_dropout_is_bit_identical(trained, case):
-    test_a_resumed_run_is_bit_identical(trained, replace(case, dropout=0.1))
-
-
-@pytest.mark.long
+@LONG
 @pytest.mark.parametrize(
-    ("before", "after"),
+    "case",
     [
-        (before, after)
-        for (i, before), (j, after) in itertools.permutations(enumerate(NOT_DISTRIBUTED), 2)
-        if (j - i) % len(NOT_DISTRIBUTED) in (1, 4)  # each layout twice before and twice after
+        *DROPOUT.values(),
+        Case(data=2, distributed_optimizer=True, precision="bf16-mixed"),
+        Case(precision="bf16-mixed"),
     ],
+    ids=str,
 )
+def test_a_resumed_run_with_dropout_or_in_bfloat16_is_bit_identical(trained, case):
+    test_a_resumed_run_is_bit_identical(trained, case)
+
+
+@LONG
+def test_activations_are_computed_again_with_the_same_dropout(trained):
+    found = trained(DROPOUT["pp2"])
+    assert losses_of(found)[0].tolist() == (
+        losses_of(trained(replace(DROPOUT["pp2"], recompute=False)))[0].tolist()
+    )
+    assert losses_of(found)[0].tolist() != losses_of(trained(Case(pipeline=2)))[0].tolist()
+
+
+@LONG
+def test_norms_with_sequence_parallelism(trained):
+    """Each rank normalizes other tokens; Megatron sums the gradients of weights that are marked."""
+    (expected,) = losses_of(trained(Case(rms_norm=True)))
+    case = Case(tensor=2, sequence_parallel=True, rms_norm=True)
+    for losses in losses_of(trained(case)):
+        np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
+
+
+@LONG
+@pytest.mark.parametrize(("before", "after"), RESUMED)
 def test_any_layout_resumes_any(trained, before, after):
     (expected,) = losses_of(trained(Case()))
     checkpoint = trained(LAYOUTS[before])[0].checkpoint
@@ -107,46 +132,32 @@ def test_any_layout_resumes_any(trained, before, after):
         np.testing.assert_allclose(losses, expected[gpt_example.STEPS // 2 :], rtol=TOLERANCE)
 
 
-def test_the_validation_loss_is_the_mean_over_all_tokens(trained, megatron):
-    """The validation text has 14 blocks of 16 bytes and a rest, in global batches of 8."""
-    from examples.gpt import gpt_components
-    from examples.gpt.text_files import read_splits
-    from megakit.models import load_for_inference
-
+def test_every_weight_has_its_own_numbers(trained):
     (rank,) = trained(Case())
-    checkpoint = Path(rank.checkpoint)
-    model = load_for_inference(checkpoint).double()
-    _, text = read_splits(gpt_example.TEXT)
-    blocks = gpt_components.TextBlocks(text, gpt_example.SIZES["block_size"])
-    assert len(text) % len(blocks)
-    losses: list[float] = []
-    for block in (blocks[index] for index in range(len(blocks))):
-        logits = model(block["tokens"][None])[0]
-        each = torch.nn.functional.cross_entropy(logits, block["labels"], reduction="none")
-        losses += each[block["loss_mask"] > 0].tolist()
-    assert len(losses) == len(text) - 1
-    row = next(row for row in read_csv(checkpoint / "metrics.csv") if row["val_loss"])
-    assert float(row["val_loss"]) == pytest.approx(sum(losses) / len(losses), abs=1e-6)
+    drawn = [weight.ravel() for weight in rank.first.values() if len(np.unique(weight)) > 2]
+    assert len(drawn) == 2 + 4 * 4  # two embeddings, and four a layer
+    assert len({weight[:5].tobytes() for weight in drawn}) == len(drawn)
 
 
-@pytest.mark.parametrize(
-    "case", [Case(), Case(tensor=2), Case(pipeline=2), Case(tensor=2, pipeline=2)], ids=str
-)
-def test_samples_are_those_of_the_plain_model(trained, ranks, megatron, tmp_path, case):
-    from examples.gpt import gpt_components as gpt_components  # the checkpoint names its config
-    from examples.gpt.sampling import NextLogits, generate
-    from megakit.models import load_for_inference
-
-    (rank,) = trained(Case())
-    prompt = torch.tensor([list(b"The ")])
-    model = load_for_inference(rank.checkpoint)
-    tokens = generate(NextLogits(model, 1), prompt, 50, temperature=0.7, top_k=50, seed=42)
-    text = bytes(tokens[0].tolist())
-    assert len(set(text)) > 10
-    paths = ranks.run(
-        gpt_example.sample, case, tmp_path, rank.checkpoint, world_size=case.layout.world_size
+@pytest.mark.parametrize("case", [LAYOUTS["pp2"], pytest.param(LAYOUTS["tp2-pp2"], marks=LONG)])
+def test_every_rank_counts_the_parameters_of_the_whole_model(trained, case):
+    """Tied weights count once, although the last stage has a copy of the embedding."""
+    (alone,) = trained(Case())
+    number = sum(weight.size for weight in alone.weights.values())
+    assert [rank.num_parameters for rank in (alone, *trained(case))] == (
+        [number] * (1 + case.layout.world_size)
     )
-    assert {Path(path).read_bytes() for path in paths} == {text}
+
+
+def test_samples_are_those_of_the_plain_model(trained, ranks, tmp_path):
+    (rank,) = trained(Case())
+    (text,) = ranks.run(gpt_example.sample_of_the_plain_model, rank.checkpoint, world_size=1)
+    assert len(set(text)) > 10
+    for case in (Case(), Case(tensor=2, pipeline=2)):
+        paths = ranks.run(
+            gpt_example.sample, case, tmp_path, rank.checkpoint, world_size=case.layout.world_size
+        )
+        assert {Path(path).read_bytes() for path in paths} == {text}
 
 
 def test_samples_in_bfloat16_under_pipelines(trained, ranks, tmp_path):
@@ -157,3 +168,47 @@ def test_samples_in_bfloat16_under_pipelines(trained, ranks, tmp_path):
         paths = ranks.run(gpt_example.sample, *arguments, world_size=case.layout.world_size)
         texts.add(Path(paths[0]).read_bytes())
     assert len(texts) == 1
+
+
+def test_a_shard_without_weights(ranks):
+    """A rank whose shard of the buffer is padding only has a state to save and to restore."""
+    assert ranks.run(restore_small_shards, world_size=2) == [[], []]
+
+
+def restore_small_shards():
+    """Saves and restores the optimizer of four weights, which are all on rank 0; lists problems."""
+    import torch
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer import TransformerConfig
+
+    from megakit.testing import distributed_model_parallel_state
+    from megakit.training.distributed_optimizer import make_resumption_exact
+
+    make_resumption_exact()
+    with distributed_model_parallel_state():
+        states = []
+        for _ in range(2):
+            model = DistributedDataParallel(
+                TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1),
+                DistributedDataParallelConfig(use_distributed_optimizer=True),
+                torch.nn.Linear(4, 1, bias=False),
+            )
+            config = OptimizerConfig(lr=0.1, use_distributed_optimizer=True)
+            optimizer = get_megatron_optimizer(config, [model])
+            if states:
+                optimizer.load_state_dict(states[0])
+            else:
+                for _ in range(3):
+                    for weight in model.parameters():
+                        weight.main_grad.fill_(1.0)
+                    optimizer.step()
+            states.append(optimizer.state_dict())
+        saved, restored = (
+            [group["step"] for group in state["optimizer"]["param_groups"]] for state in states
+        )
+        is_empty = not optimizer.chained_optimizers[0].optimizer.state
+        problems = [] if is_empty == (torch.distributed.get_rank() == 1) else ["the shards"]
+        expected = [0.0 if is_empty else 3.0] * len(saved)
+        problems += [] if saved == expected else [f"saved {saved}"]
+        return problems + ([] if restored == expected else [f"restored {restored}"])

@@ -7,16 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import (
-    REPOSITORY,
-    environment,
-    output_of,
-    read_json,
-    rehearsed,
-    run,
-    run_python,
-)
-from tests.test_conftest import pytest_in
+from tests.scripts import REPOSITORY, environment, output_of, read_json, rehearsed, run_python
 
 
 def opened(folder: Path) -> dict[int, set[int]]:
@@ -61,17 +52,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("gpus", "expected"), [(2, [{0}, {1}]), (1, [{0}, {0}])])
-def test_ranks_of_a_pool_open_their_own(
-    tmp_path: Path, gpus: int, expected: list[set[int]]
-) -> None:
-    """Also where each process sees a single GPU. None computes in TF32, as NVIDIA's images do."""
+def test_ranks_of_a_pool_open_their_own(tmp_path: Path) -> None:
+    """None computes in TF32, as NVIDIA's images do."""
     (tmp_path / "job.py").write_text(RANKS)
     image = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
-    changes = rehearsed(gpus, report=tmp_path, **image)
+    changes = rehearsed(2, report=tmp_path, **image)
     told = run_python(tmp_path / "job.py", **changes).output()
     assert told == "(3, 'highest') (3, 'highest')\n"
-    assert sorted(opened(tmp_path).values(), key=list) == expected
+    assert sorted(opened(tmp_path).values(), key=list) == [{0}, {1}]
 
 
 @pytest.mark.parametrize("in_child", [False, True])
@@ -89,53 +77,3 @@ def test_a_process_that_computes_checks_its_gpu_itself(tmp_path: Path, in_child:
     found = opened(tmp_path)
     assert list(found.values()) == [{1}]
     assert (int(process) in found) == (not in_child)
-
-
-MARKED = """
-import os
-import pytest
-
-def test_of_a_cpu():
-    from megakit.runtime import cpu
-
-    cpu.patch_torch()
-
-@pytest.mark.gpu
-def test_of_a_gpu():
-    print(f"<{os.getpid()}>")
-"""
-
-
-@pytest.mark.long
-def test_tests_of_a_gpu_run_after_those_of_a_cpu(tmp_path: Path) -> None:
-    """And pytest itself opens no GPU, since it would keep it."""
-    changes = rehearsed(1, report=tmp_path)
-    told = pytest_in(tmp_path, MARKED, status=0, **changes)
-    assert "2 passed" in told
-    pytest_itself = int(told.partition("<")[2].partition(">")[0])
-    assert pytest_itself not in opened(tmp_path)
-
-
-# Notes what the check starts, and starts only what finds the GPUs.
-PYTHON = """#!/usr/bin/env bash
-[[ $1 != -c ]] || exec "$REAL_PYTHON" "$@"
-echo "${FAULT:+$PYTHONPATH }$*" >> "$LOG"
-"""
-
-
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_the_gpu_check_counts_as_the_scripts_do(tmp_path: Path, gpus: int) -> None:
-    python, log = tmp_path / "python", tmp_path / "log"
-    python.write_text(PYTHON)
-    python.chmod(0o755)
-    own = {"PYTHON": str(python), "REAL_PYTHON": sys.executable, "LOG": str(log)}
-    changes = rehearsed(gpus, **own)
-    done = run(REPOSITORY / "benchmarks" / "gpu_check.sh", **changes)
-    assert done.status == 1  # no signal came, so the resumption has failed
-    assert f"{gpus} GPU(s)" in done.out
-    started = log.read_text().splitlines()
-    assert sum("--devices 2" in line for line in started) == (3 if gpus == 2 else 0)
-    assert any(
-        line.startswith(f"tests/faults/hook:{changes['PYTHONPATH']} model_pretrain.py")
-        for line in started
-    )

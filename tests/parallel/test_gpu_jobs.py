@@ -2,17 +2,13 @@
 
 import contextlib
 import random
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import jupytext
 import pytest
 
-from notebooks.renew import TEXT, execute
 from tests.scripts import REPOSITORY, environment, read_csv, read_json, rehearsed
 
 SHORT = ("--dataset", "digits", "--max-steps", "10", "--global-batch-size", "64")
@@ -76,27 +72,6 @@ def test_two_tasks_do_not_share_a_gpu(tmp_path: Path) -> None:
     assert "--devices 2: this machine has 1 GPU, and each process needs its own" in first
 
 
-@pytest.mark.long
-def test_a_rank_that_nccl_aborts_says_why(tmp_path: Path) -> None:
-    """After its time-out NCCL aborts the process, which then runs no Python code any more."""
-    options = ("--max-steps", 100_000, "--save-interval", 100_000, "--timeout", 77)
-    with two_tasks_of_srun(tmp_path, 2, 2, *options) as tasks:
-        metrics = tmp_path / "pretrain" / "metrics.csv"
-        deadline = time.monotonic() + 120
-        while not metrics.exists() or not read_csv(metrics):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        tasks[1].send_signal(signal.SIGABRT)
-        statuses, (_, message) = ends(tasks)
-    assert statuses == [1, -signal.SIGABRT]
-    log = tmp_path / "pretrain" / "log.txt"
-    assert message == (
-        "Rank 1 was aborted, probably because it waited for another rank for more than 77 s "
-        f"(--timeout). A rank without this message hangs or is slow. The log is {log}.\n"
-    )
-    assert "Fatal Python error: Aborted" in log.read_text()
-
-
 KEEPS_THE_GPU_S_GENERATOR = """
 import torch
 from megakit.runtime import use_accelerator
@@ -123,6 +98,10 @@ def test_the_notebook_compares_runs_on_the_same_kind_of_device(
     mnist_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine with one GPU, one process would use the GPU and two processes the CPU."""
+    import jupytext  # the environment of tests/gpu lacks it
+
+    from notebooks.renew import TEXT, execute
+
     for name, value in rehearsed(MNIST_DATA_DIR=str(mnist_dir)).items():
         monkeypatch.setenv(name, value)
     execute(jupytext.read(TEXT), tmp_path)

@@ -5,7 +5,6 @@ Real trainings. The functions below run in the pool's processes.
 
 import importlib
 import math
-import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,65 +18,6 @@ from tests.parallel import jobs
 from tests.scripts import read_csv
 
 STEPS = 20
-
-
-def count_parameters(sizes: dict[str, Any]) -> int:
-    from megakit.testing import distributed_model_parallel_state
-    from megakit.training.progress import parameters_of_the_job
-    from model_components import PretrainConfig
-
-    with distributed_model_parallel_state(**sizes):
-        return parameters_of_the_job(PretrainConfig().configure_model())
-
-
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_every_rank_counts_the_parameters_of_the_whole_model(
-    ranks: Any, tensor: int, pipeline: int
-) -> None:
-    """Data-parallel copies of it do not count."""
-    sizes = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
-    assert ranks.run(count_parameters, sizes) == [101_651] * 4
-
-
-def count_parameters_of_gpt(sizes: dict[str, Any]) -> int:
-    import torch
-    from megatron.core import parallel_state
-    from megatron.core.transformer import TransformerConfig
-    from megatron.core.transformer.enums import AttnMaskType
-
-    from megakit.models import SeededGPTModel, transformer_block_spec
-    from megakit.testing import distributed_model_parallel_state
-    from megakit.training.progress import parameters_of_the_job
-
-    with distributed_model_parallel_state(**sizes):
-        config = TransformerConfig(
-            num_layers=4,
-            hidden_size=32,
-            num_attention_heads=4,
-            use_cpu_initialization=True,
-            pipeline_dtype=torch.float32,
-            **sizes,
-        )
-        config.seed = 42
-        model = SeededGPTModel(
-            config,
-            transformer_block_spec(config, AttnMaskType.causal),
-            vocab_size=64,
-            max_sequence_length=16,
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=True,
-        )
-        return parameters_of_the_job(model)
-
-
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (1, 4), (2, 2)])
-def test_tied_weights_count_once(ranks: Any, tensor: int, pipeline: int) -> None:
-    """Under pipelines, the last stage has a copy of the embedding."""
-    sizes = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
-    layer = 12 * 32**2 + 13 * 32
-    expected = 64 * 32 + 16 * 32 + 4 * layer + 2 * 32
-    assert ranks.run(count_parameters_of_gpt, sizes) == [expected] * 4
 
 
 @dataclass(frozen=True)
@@ -200,35 +140,3 @@ def test_gradients_are_clipped_and_the_log_has_their_norm_before(
 def test_a_row_has_the_loss_of_its_own_step(training: Any) -> None:
     run = training("pretrain")
     assert run.column("train_loss") == logged(run.used.losses)
-
-
-def timeouts_of_the_groups(folder: Path) -> tuple[set[float], bool]:
-    """Seconds that the process groups wait, and whether torch's own heartbeat was changed."""
-
-    from torch.distributed import distributed_c10d
-
-    from megakit.training import build_trainer, train
-
-    script = importlib.import_module("model_pretrain")
-    options = script.PretrainOptions(
-        output_dir=folder, dataset="digits", max_steps=1, global_batch_size=64, timeout=77
-    )
-    run = jobs.make_run(script.PRETRAIN, options, jobs.layout(world_size=2, tensor=2))
-    module, data = jobs.built_by(script.pretrain, run)
-    make = "_new_process_group_helper"
-    with mock.patch.object(distributed_c10d, make, wraps=getattr(distributed_c10d, make)) as made:
-        train(model=module, data=data, trainer=build_trainer(run))
-    waits = {
-        call.kwargs["timeout"].total_seconds()
-        for call in made.call_args_list
-        if not str(call.kwargs.get("group_desc")).startswith("EXPERT")  # Megatron sets none there
-    }
-    return waits, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC" in os.environ
-
-
-def test_every_group_waits_for_the_timeout_and_torchs_heartbeat_is_its_own(
-    ranks: Any, tmp_path: Path
-) -> None:
-    """torch ends a process whose NCCL watchdog is slower than the heartbeat's time."""
-    cloudpickle.register_pickle_by_value(jobs)
-    assert ranks.run(timeouts_of_the_groups, tmp_path, world_size=2) == [({77.0}, False)] * 2

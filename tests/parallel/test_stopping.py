@@ -62,13 +62,12 @@ def take_steps(received: dict[int, int], step_seconds: float) -> tuple[Any, ...]
 
 
 @pytest.mark.parametrize(
-    "received",
-    [{0: signal.SIGTERM}, {1: signal.SIGTERM}, {0: signal.SIGINT, 1: signal.SIGTERM}],
-    ids=["rank 0", "rank 1", "both"],
-)
-@pytest.mark.parametrize(
-    ("step_seconds", "most_steps"),
-    [(3.0, 1), (0.4, 2), (0.001, 8)],
+    ("received", "step_seconds", "most_steps"),
+    [
+        ({0: signal.SIGTERM}, 3.0, 1),
+        ({1: signal.SIGTERM}, 0.4, 2),
+        ({0: signal.SIGINT, 1: signal.SIGTERM}, 0.001, 8),
+    ],
     ids=["slow", "2 steps a second", "quick"],
 )
 def test_all_ranks_stop_after_the_same_step(

@@ -6,17 +6,15 @@ The functions below run in the pool's processes.
 import runpy
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
 from megakit.testing import distributed_model_parallel_state
-from tests.parallel import jobs
+from tests.parallel import token_jobs
 from tests.scripts import REPOSITORY
 
-STEPS = 10
 TOKENS = str(REPOSITORY / "tests" / "megakit" / "training" / "tokens.py")
 
 
@@ -41,56 +39,14 @@ def compare(num_micro_batches: int) -> bool:
 @pytest.mark.long
 def test_training_is_the_same_under_every_layout(ranks: Any, tmp_path: Path) -> None:
     """Through NeMo's strategy, its pipeline's schedule and validation with padding included."""
-    cloudpickle.register_pickle_by_value(jobs)  # see above
-    layouts = {
-        "1 micro batch": jobs.layout(micro_batches=1),
-        "4 micro batches": jobs.layout(micro_batches=4),
-        "data": jobs.layout(2),
-        "pipeline": jobs.layout(2, pipeline=2),
-    }
-    losses, validations = {}, {}
-    for name, layout in layouts.items():
-        folder = tmp_path / name
-        results = ranks.run(train, layout, folder, world_size=layout.world_size)
-        losses[name] = results[-1].losses
-        rows = (folder / "pretrain" / "metrics.csv").read_text().splitlines()
-        validations[name] = [float(row.split(",")[3]) for row in rows[1:] if row.split(",")[3]]
-    expected, expected_validation = losses["1 micro batch"], validations["1 micro batch"]
-    assert len(expected) == STEPS
-    assert expected[-1] < expected[0]
-    assert len(expected_validation) == 2
-    for name in layouts:
-        np.testing.assert_allclose(losses[name], expected, rtol=1e-5, err_msg=name)
-        np.testing.assert_allclose(validations[name], expected_validation, rtol=1e-5, err_msg=name)
-
-
-def train(layout: Any, folder: Path) -> jobs.Trained:
-    from torch import Tensor
-
-    import model_components
-    from megakit.training import TokenMeanLossReduction
-
-    class InkLoss(TokenMeanLossReduction):
-        """Squared error of inked pixels, of which each image has another number."""
-
-        def token_losses(self, batch: Any, forward_out: Any) -> Tensor:
-            target: Tensor = batch["data"].flatten(1)
-            return (forward_out["x_hat"].float() - target).square()
-
-        def token_mask(self, batch: Any) -> Tensor:
-            ink: Tensor = batch["data"].flatten(1) > 0
-            weights = super().token_mask(batch)
-            return ink if weights is None else ink * weights.unsqueeze(1)
-
-    config = model_components.PretrainConfig
-    build = config.configure_model
-
-    def configure_model(self: Any) -> Any:
-        self.calculate_per_token_loss = True
-        return build(self)
-
-    with (
-        mock.patch.object(config, "configure_model", configure_model),
-        mock.patch.object(config, "get_loss_reduction_class", return_value=InkLoss),
-    ):
-        return jobs.pretrain(layout, folder, STEPS, look_at_samples=False)
+    cloudpickle.register_pickle_by_value(token_jobs)  # see above
+    ((initial, _),) = ranks.run(token_jobs.exact, world_size=1)
+    found = {}
+    for name in ("one micro batch", "other micro batches", "dp2", "pp2-dp2"):
+        sizes, folder = token_jobs.layout(name), tmp_path / name
+        logged = ranks.run(token_jobs.train, sizes, folder, world_size=sizes.world_size)
+        found[name] = [one["val_loss"] for one in logged]
+    (expected,) = found["one micro batch"]
+    assert expected < 0.98 * initial
+    for name, losses in found.items():
+        np.testing.assert_allclose(losses, expected, rtol=1e-5, err_msg=name)

@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 
 from tests.parallel import token_jobs
 
-#: The layouts of the short suite.
-SHORT = ("one process", "pp2")
-
 
 @pytest.fixture(scope="session")
 def logits(ranks: Any) -> NDArray[np.float32]:
@@ -23,15 +20,20 @@ def logits(ranks: Any) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "sequence_parallel"),
     [
-        pytest.param(name, marks=[] if name in SHORT else pytest.mark.long)
-        for name in token_jobs.LAYOUTS
+        *(("one process", False), ("pp2", False)),
+        pytest.param("tp2", True, marks=pytest.mark.long),
+        pytest.param("pp2-dp2", False, marks=pytest.mark.long),
     ],
 )
-def test_every_layout(ranks: Any, logits: Any, tmp_path: Path, name: str) -> None:
+def test_layouts(
+    ranks: Any, logits: Any, tmp_path: Path, name: str, sequence_parallel: bool
+) -> None:
     sizes = token_jobs.layout(name)
-    told, *others = ranks.run(token_jobs.predict, sizes, tmp_path, world_size=sizes.world_size)
+    told, *others = ranks.run(
+        *(token_jobs.predict, sizes, tmp_path, sequence_parallel), world_size=sizes.world_size
+    )
     assert others == [None] * (sizes.world_size - 1)
     in_memory, (on_disk,) = told
     assert in_memory["output"].dtype == np.float32
@@ -41,9 +43,3 @@ def test_every_layout(ranks: Any, logits: Any, tmp_path: Path, name: str) -> Non
     assert np.array_equal(in_memory["output"][order], on_disk["output"])
     for columns in (in_memory, on_disk):
         assert columns["label"] is columns["latent"] is None
-
-
-def test_an_output_without_an_index(ranks: Any, logits: Any, tmp_path: Path) -> None:
-    sizes = token_jobs.layout("one process")
-    with pytest.raises(Exception, match="returned output, loss_mask without a tensor for idx"):
-        ranks.run(token_jobs.predict, sizes, tmp_path, "idx", world_size=1)

@@ -1,18 +1,14 @@
 """What the pool's ranks run on `masked_text`: validations, trainings and predictions."""
 
 import importlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
-from megakit.job.plan import Plan
 from megakit.job.script import Run
 from megakit.job.stage import Stage
-from megakit.reporting.console import Console
-from megakit.runtime.accelerator import find_accelerator
 
 FOLDER = str(Path(__file__).parent)
 GLOBAL_BATCH = 6
@@ -33,32 +29,26 @@ def layout(name: str) -> Layout:
     return Layout(world_size, 1, tensor, pipeline, GLOBAL_BATCH, micro)
 
 
-def make_run(folder: Path, sizes: Layout, **training: Any) -> Run:
+def make_run(folder: Path, sizes: Layout, **training: Any) -> Run[Any]:
     """A run of a stage, which trains if there are options of a training."""
     kind = TrainingOptions if training else CommonOptions
     options = kind(output_dir=folder, precision="32", **training)
     stage = Stage(name="stage", script="model_stage.py", model="LanguageModel")
-    identity: dict[str, Any] = {}
-    if isinstance(options, TrainingOptions):
-        identity = {**options.identity(), "model": stage.model, "best_by": options.choice()}
-    accelerator = find_accelerator("cpu")
-    plan = Plan("tokens", None, None, accelerator, "32", sizes, identity, is_done=False)
-    is_main = os.environ.get("RANK", "0") == "0"
-    run = Run(stage, options, plan, Console(silent=True), is_main, began=0.0)
-    run.path.mkdir(parents=True, exist_ok=True)
+    run: Run[Any] = import_here("jobs").make_run(stage, options, sizes, dataset="tokens")
     return run
 
 
-def import_masked_text() -> Any:
+def import_here(name: str) -> Any:
+    """A file of this folder; a rank does not know the package `tests`."""
     sys.path.insert(0, FOLDER)
-    return importlib.import_module("masked_text")
+    return importlib.import_module(name)
 
 
 def exact(num_blocks: int | None = None) -> tuple[float, Any]:
     """The loss of some blocks, and the logits of all, of the initial weights in plain torch."""
     from megakit.testing import distributed_model_parallel_state
 
-    masked_text = import_masked_text()
+    masked_text = import_here("masked_text")
     with distributed_model_parallel_state(accelerator="cpu"):
         module = masked_text.make_module()
         module.configure_model()
@@ -82,7 +72,7 @@ def validate(
 
     from megakit.training import build_trainer
 
-    masked_text = import_masked_text()
+    masked_text = import_here("masked_text")
     trainer = build_trainer(make_run(folder, sizes))
     if of_nemo:
         trainer = nl.Trainer(
@@ -102,7 +92,9 @@ def validate(
 
 
 def train(sizes: Layout, folder: Path) -> dict[str, float]:
-    """Trains for some steps; the exact loss and the logged values of the last weights."""
+    """Trains for some steps; the logged values of the last weights, and without stages the exact
+    loss.
+    """
     from torchmetrics import MeanMetric
 
     from megakit.training import ValidationMetric, build_trainer, train
@@ -111,7 +103,7 @@ def train(sizes: Layout, folder: Path) -> dict[str, float]:
     def real_losses(batch: Any, losses: Any) -> Any:
         return losses, batch["loss_mask"] > 0
 
-    masked_text = import_masked_text()
+    masked_text = import_here("masked_text")
     module = masked_text.make_module()
     metric = ValidationMetric(MeanMetric(), real_losses, higher_is_better=False)
     module.validation_metrics = lambda: {"mean": metric}
@@ -120,29 +112,22 @@ def train(sizes: Layout, folder: Path) -> dict[str, float]:
     trainer = build_trainer(run, callbacks=metrics_of(module))
     train(model=module, data=masked_text.make_data(sizes), trainer=trainer)
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    if sizes.pipeline > 1:
+        return logged
     return {**logged, "exact": masked_text.exact_loss(module.module.eval())}
 
 
-def predict(sizes: Layout, folder: Path, left_out: str = "") -> Any:
-    """The columns that `predict` and `predict_to_disk` return for the initial weights.
-
-    `predict_step` leaves out an entry.
-    """
+def predict(sizes: Layout, folder: Path, sequence_parallel: bool = False) -> Any:
+    """The columns that `predict` and `predict_to_disk` return for the initial weights."""
     from megakit.training import build_trainer, predict, predict_to_disk
 
-    masked_text = import_masked_text()
+    masked_text = import_here("masked_text")
     run, module = make_run(folder, sizes), masked_text.make_module()
-    step = module.predict_step
-
-    def predict_step(*arguments: Any) -> dict[str, Any]:
-        return {name: value for name, value in step(*arguments).items() if name != left_out}
-
-    module.predict_step = predict_step
+    strategy: Any = {"sequence_parallel": True} if sequence_parallel else {}
     data = masked_text.make_data(sizes)
-    in_memory = predict(model=module, data=data, trainer=build_trainer(run))
-    stored = predict_to_disk(
-        model=module, data=data, trainer=build_trainer(run), folder=folder / "parts"
-    )
+    in_memory = predict(model=module, data=data, trainer=build_trainer(run, strategy=strategy))
+    trainer = build_trainer(run, strategy=strategy)
+    stored = predict_to_disk(model=module, data=data, trainer=trainer, folder=folder / "parts")
     if in_memory is None or stored is None:
         return None
     return vars(in_memory), [vars(block) for block in stored]

@@ -44,14 +44,6 @@ def write_wheel(folder, name, version, requires=(), scripts=None):
     return f"{pin} \\\n    --hash=sha256:{digest}\n"
 
 
-def write_index(folder):
-    """Makes a folder of wheels an index of packages."""
-    for wheel in folder.glob("*.whl"):
-        package = folder / wheel.name.split("-")[0].replace("_", "-")
-        package.mkdir()
-        (package / "index.html").write_text(f'<a href="../{wheel.name}">{wheel.name}</a>')
-
-
 def write_project(folder):
     """`run` with the lock of one package, a group of another, and a script that shows its start."""
     wheels, locks = folder / "wheels", folder / "locks"

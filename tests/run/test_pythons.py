@@ -3,8 +3,6 @@
 import json
 import os
 import platform
-import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,50 +18,31 @@ from tests.run.harness import (
     lacks,
     set_up,
     start,
-    write_index,
     write_program,
     write_wheel,
 )
-from tests.scripts import REPOSITORY
 
 # ---- The machine -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("program", "answer", "found"),
-    [
-        ("uname", "echo Darwin arm64", "this is Darwin arm64, 64 bits"),
-        ("uname", "echo Linux armv7l", "this is Linux armv7l"),
-        ("getconf", '[[ $1 == LONG_BIT ]] && echo 32 || echo "glibc 2.36"', "32 bits, glibc 2.36"),
-        ("getconf", "[[ $1 == LONG_BIT ]] && echo 64 || exit 1", "64 bits, no glibc"),  # musl
-        ("getconf", '[[ $1 == LONG_BIT ]] && echo 64 || echo "glibc 2.27"', "glibc 2.27"),
-        ("getconf", '[[ $1 == LONG_BIT ]] && echo 64 || echo "glibc 2.9"', "glibc 2.9."),
-    ],
-)
-def test_other_machines_are_told_what_to_do(project, program, answer, found):
-    write_program(project.parent / "bin" / program, answer)
+def test_other_machines_are_told_what_to_do(project):
+    write_program(project.parent / "bin/uname", "echo Darwin arm64")
     done = start(project, "predict")
     assert done.returncode == 2
-    assert found in done.stderr
+    assert "this is Darwin arm64, 64 bits" in done.stderr
     assert "x86_64 or aarch64, 64 bits, glibc 2.28 or later" in done.stderr
     assert "WSL2" in done.stderr
     assert "Dockerfile" in done.stderr
     assert not (project / ".venv").exists()
 
 
-def test_arm_is_a_machine_like_others(project):
-    write_program(project.parent / "bin/uname", "echo Linux aarch64")
-    set_up(project)
-
-
 # ---- uv ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["pip", "venv", "another uv"])
+@pytest.mark.parametrize("way", ["pip", "venv"])
 def test_uv_is_installed_by_what_is_there(project, tmp_path, way):
-    """By any Python's pip; by that of a virtual environment; or by a uv of another version."""
-    if way != "another uv":
-        (project.parent / "bin/uv").unlink()
+    """By any Python's pip, or by that of a virtual environment; elsewhere, by a uv on the PATH."""
+    (project.parent / "bin/uv").unlink()
     bare = tmp_path / "bare"
     subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", bare], check=True)
     python = bare / "bin/python" if way == "venv" else BASE_PYTHON
@@ -82,38 +61,24 @@ def test_where_nothing_can_install_uv_the_message_says_what_to_type(project):
     assert not (project / ".venv").exists()
 
 
-def test_the_lock_of_uv_is_for_every_python_that_may_install_it():
-    """pip skips a line whose marker doesn't hold, and calls that success."""
-    lock = (REPOSITORY / "locks/uv.lock").read_text()
-    assert re.match(r"uv==[\d.]+ \\\n", lock)
-
-
 # ---- The Python --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("script", "found"),
+    ("name", "found"),
     [
-        ("[[ $1 == --version ]] && echo 'Python 3.7.9'", "Python 3.7.9"),
-        ("echo 'Python 3.10.13'", "Python 3.10.13"),
-        ("echo 'Python 3.14.0'", "Python 3.14.0"),
-        ("exit 127", "no Python that runs"),
+        ("old", "Python 3.10.13"),
+        ("broken", "no Python that runs"),
+        ("3.10", "no program here"),
+        ("/nowhere/python3.12", "no program here"),
     ],
 )
-def test_a_python_of_no_use_is_refused_by_name(project, script, found):
-    python = write_program(project.parent / "chosen", script)
-    done = start(project, "predict", python=python)
-    assert done.returncode == 2
-    expected = f"PYTHON={python}: is {found}; name 3.11, 3.12 or 3.13, or the path of one"
-    assert expected in done.stderr
-    assert not (project / ".venv").exists()
-
-
-@pytest.mark.parametrize("name", ["3.10", "3.14", "3.1", "nonsense", "/nowhere/python3.12"])
-def test_a_python_that_is_not_there_is_refused_by_name(project, name):
+def test_a_python_of_no_use_is_refused_by_name(project, name, found):
+    write_program(project.parent / "bin/old", "echo 'Python 3.10.13'")
+    write_program(project.parent / "bin/broken", "exit 127")
     done = start(project, "predict", python=name)
     assert done.returncode == 2
-    expected = f"PYTHON={name}: is no program here; name 3.11, 3.12 or 3.13, or the path of one"
+    expected = f"PYTHON={name}: is {found}; name 3.11, 3.12 or 3.13, or the path of one"
     assert expected in done.stderr
     assert not (project / ".venv").exists()
 
@@ -127,12 +92,6 @@ def test_a_python_is_named_by_its_number(project):
     done = start(project, "predict", python=other)  # isn't here, and can't be fetched
     assert done.returncode == 2
     assert f"uv neither found nor fetched Python {other}" in done.stderr
-
-
-def test_a_python_by_a_relative_path(project):
-    (project / "python here").symlink_to(BASE_PYTHON)
-    set_up(project, python="./python here")
-    assert os.path.realpath(project / ".venv/bin/python") == BASE_PYTHON
 
 
 def without_packages(file):
@@ -195,14 +154,6 @@ def test_a_container_with_a_fitting_nemo_is_used_and_only_the_missing_added(proj
     assert holds(project, versions) == "2.9 2.7.0rc1\n"
 
 
-def test_a_python_asked_for_by_number_gets_a_nemo_of_its_own(project):
-    lender = container(project, "2.7.0rc1", "0.15.2")
-    number = "{}.{}".format(*sys.version_info)
-    (project.parent / f"bin/python{number}").symlink_to(lender)
-    set_up(project, python=number)
-    assert lacks(project, "torch")
-
-
 def test_an_environment_named_by_its_folder_is_used_with_the_projects_own_megakit(project):
     others, wheels = (project / "wheels").rename(project / "others"), project / "wheels"
     wheels.mkdir()
@@ -218,7 +169,9 @@ def test_an_environment_named_by_its_folder_is_used_with_the_projects_own_megaki
     write_wheel(lender, "megakit", "1.0")
     zipfile.ZipFile(lender / "megakit-1.0-py3-none-any.whl").extractall(packages)
     # As on a network; what the project carries itself is not asked for there.
-    write_index(others)
+    package = others / "beta"
+    package.mkdir()
+    (package / "index.html").write_text('<a href="../beta-1.0-py3-none-any.whl">beta</a>')
     index = {"UV_DEFAULT_INDEX": others.as_uri(), "UV_OFFLINE": "0"}
     write_program(project.parent / "bin/df", "echo Avail; echo 1GB")  # no gigabytes are needed
     done = start(project, "setup", "--venv", lender, **index)
@@ -237,44 +190,19 @@ def test_an_environment_named_by_its_folder_is_used_with_the_projects_own_megaki
     assert "has no bin/python" in again.stderr
 
 
-def test_numpy_2_is_lent_like_any_other_version(project):
-    """The lock has numpy 1.26 for this Python, and the lender another."""
-    lender = container(project, "2.7.0", "0.15.2").parents[1]
-    (packages,) = lender.glob("lib/python3*/site-packages")
-    write_wheel(lender, "numpy", "2.4.0")
-    zipfile.ZipFile(lender / "numpy-2.4.0-py3-none-any.whl").extractall(packages)
-    add_to_lock(project, "numpy==1.26.4", "alpha==1.0", alpha=["numpy<2"])
-    set_up_from = {"UV_FIND_LINKS": str(project / "wheels")}
-    done = start(project, "setup", "--venv", lender, **set_up_from)
-    assert done.returncode == 0, done.stderr
-    assert holds(project, "import alpha, numpy; print(numpy.version)") == "2.4.0\n"
-
-
-@pytest.mark.parametrize(
-    ("held", "reason"),
-    [
-        (".locks", "<venv> is set up already; remove it first"),
-        ("pyvenv.cfg", "<venv> was not made by ./run"),
-    ],
-)
-def test_a_folder_that_is_in_use_borrows_nothing(project, held, reason):
+def test_an_environment_that_is_set_up_borrows_nothing(project):
     as_if_set_up(project, "echo ran")
-    venv = project / ".venv"
-    (venv / "pyvenv.cfg").touch()
-    if held == "pyvenv.cfg":
-        shutil.rmtree(venv / ".locks")
-        (venv / ".setup-lock").unlink()
     lender = container(project, "2.7.0rc1", "0.15.2").parents[1]
-    before = sorted(venv.rglob("*"))
+    before = sorted((project / ".venv").rglob("*"))
     done = start(project, "setup", "--venv", lender, python=None)
     assert done.returncode == 2
-    assert reason.replace("<venv>", str(venv)) in done.stderr
-    assert sorted(venv.rglob("*")) == before
+    assert f"{project}/.venv is set up already; remove it first" in done.stderr
+    assert sorted((project / ".venv").rglob("*")) == before
 
 
 @pytest.mark.parametrize(
     ("nemo", "megatron", "python"),
-    [("2.5.0", "0.15.2", "3.12.1"), ("2.7.0", "0.13.1", "3.12.1"), ("2.7.0", "0.15.2", "3.10.13")],
+    [("2.7.0", "0.13.1", "3.12.1"), ("2.7.0", "0.15.2", "3.10.13")],
 )
 def test_a_python_that_does_not_fit_lends_nothing(project, nemo, megatron, python):
     answer = f"Python {python} with nemo-toolkit {nemo} megatron-core {megatron}"
@@ -286,20 +214,3 @@ def test_a_python_that_does_not_fit_lends_nothing(project, nemo, megatron, pytho
     assert f"nemo-toolkit {nemo} megatron-core {megatron} torchvision 0.24." in done.stderr
     assert "NeMo 2.7, Megatron-Core 0.15 and torchvision is needed" in done.stderr
     assert not (project / ".venv").exists()
-
-
-def test_a_nemo_of_no_use_is_named_before_room_is_asked_for(project):
-    write_program(project.parent / "bin/df", "echo Avail; echo 3GB")
-    done = start(project, "setup", python=container(project, "2.5.0", "0.13.1"))
-    assert done.returncode == 2
-    named, last = done.stderr.splitlines()
-    assert "with nemo-toolkit 2.5.0 megatron-core 0.13.1" in named
-    assert named.endswith("gets its own.")
-    assert "this needs 6 GB" in last
-    assert not (project / ".venv").exists()
-
-
-@pytest.mark.long
-def test_a_python_with_another_nemo_is_left_alone(project):
-    set_up(project, python=container(project, "2.5.0", "0.13.1"))
-    assert lacks(project, "torch")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from tests.scripts import output_of, run_python
+from tests.scripts import output_of, read_json, run_python
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
@@ -23,11 +24,11 @@ def loader() -> DataLoader:
     return DataLoader(NUMBERS)
 
 
-def make_module(make: Any = loader, base: Any = None, **sampler_options: Any) -> Any:
+def make_module(make: Any = loader, **sampler_options: Any) -> Any:
     """A data module whose four methods each return what `make` makes."""
     from megakit.data import ExactDataSampler, MegatronDataModule
 
-    class Data(base or MegatronDataModule):  # type: ignore[misc]
+    class Data(MegatronDataModule):
         def __init__(self) -> None:
             super().__init__()
             self.data_sampler = ExactDataSampler(
@@ -78,38 +79,6 @@ def test_a_loader_without_a_mode_gets_the_methods(method: str) -> None:
     assert get(lambda: wrapped(mode="test")).mode == "test", "a mode that was chosen stays"
 
 
-def test_modes_reach_subclasses_and_mixins() -> None:
-    from megakit.data import MegatronDataModule
-
-    class Loaders:
-        def test_dataloader(self) -> DataLoader:
-            return loader()
-
-    class Mixed(Loaders, MegatronDataModule):
-        data_sampler = make_module().data_sampler
-
-    base: Any = type(make_module())
-
-    class Sub(base):
-        def val_dataloader(self) -> Any:
-            return super().val_dataloader()
-
-    assert Mixed().test_dataloader().mode == "test"  # type: ignore[attr-defined]
-    assert Sub().val_dataloader().mode == "validation"
-    assert Sub().predict_dataloader().mode == "predict"
-
-
-def test_a_loader_without_a_mode_would_resume() -> None:
-    """What the modes are for: NeMo takes a loader without one for a training loader."""
-    module = at_step(make_module(), 5)
-    module.update_init_global_step()
-    transform = module.data_sampler.transform_dataloader
-    assert next(iter(transform(loader())))[0] == 40
-    assert next(iter(transform(module.train_dataloader())))[0] == 40
-    with pytest.raises(TypeError, match="evaluation batch"):  # a list's items are no dicts
-        next(iter(transform(module.val_dataloader())))
-
-
 def test_a_checkpoint_remembers_and_a_new_start_goes_on() -> None:
     first = at_step(make_module(), 0)
     first.train_dataloader()
@@ -155,18 +124,6 @@ def test_another_global_batch_size_goes_on_after_the_same_sample() -> None:
     assert module.consumed_samples == 56 + 16
 
 
-def test_what_other_data_modules_saved_is_understood() -> None:
-    module = at_step(make_module(), 0)
-    module.load_state_dict({"consumed_samples": 56})
-    module.trainer.global_step = 7
-    assert module.consumed_samples == 56
-
-
-def test_no_ramp_up() -> None:
-    with pytest.raises(ValueError, match="constant global batch size"):
-        make_module(rampup_batch_size=[8, 8, 100]).train_dataloader()
-
-
 def limited(micro_batches: int, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> Any:
     module = make_module()
     names = ("train", "val", "test", "predict")
@@ -198,20 +155,6 @@ def with_datasets(**options: Any) -> Any:
             self.val_set, self.test_set = NUMBERS[:10], NUMBERS[:20]
 
     return Data(4, 8, **options)
-
-
-def test_nemos_sampler_does_not_resume_several_epochs() -> None:
-    from nemo.lightning.pytorch.plugins import MegatronDataSampler
-
-    module = with_datasets()
-    module.data_sampler = MegatronDataSampler(1, micro_batch_size=4, global_batch_size=8)
-    at_step(module, 3)
-    module.trainer.max_steps, module.trainer.max_epochs = 30, None
-    module.train_set = list(range(240))  # as long as the training
-    module.train_dataloader()
-    module.train_set = list(range(239))
-    with pytest.raises(ValueError, match=r"240 samples, and its dataset 239.*ExactDataSampler"):
-        module.train_dataloader()
 
 
 def test_loaders_follow_from_the_datasets() -> None:
@@ -253,6 +196,8 @@ def test_without_a_dataset_there_is_no_loader() -> None:
 
 def test_training_without_validation(tmp_path: Path) -> None:
     """As modules for NeMo or BioNeMo train that have a training loader alone."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     program = """
 import sys
 from megakit.job.script import run_script
@@ -272,11 +217,19 @@ def work(run):
 run_script(PRETRAIN, PretrainOptions, work)
 """
     options = ("--dataset", "digits", "--accelerator", "cpu", "--output-dir", tmp_path)
-    output_of(program, *options, "--max-steps", "4", "--val-interval", "2")
+    output_of(program, *options, "--max-steps", "24", "--val-interval", "12")
     rows = (tmp_path / "pretrain" / "metrics.csv").read_text().splitlines()
-    assert rows[-1].startswith("4,512,")
+    assert rows[-1].startswith("24,3072,")
     assert {row.split(",")[3] for row in rows[1:]} == {""}  # no val_loss
-    assert (tmp_path / "pretrain" / "checkpoints" / "step=000004").is_dir()
+    assert (tmp_path / "pretrain" / "checkpoints" / "step=000024").is_dir()
+    # The curve of the speed: the times between its points are those of the steps.
+    events = EventAccumulator(str(tmp_path / "pretrain" / "tensorboard" / "train")).Reload()
+    points = events.Scalars("pretrain/samples_per_second")
+    speeds = {point.step: point.value for point in points}
+    steps = pairwise([0, *speeds])
+    seconds = sum(128 * (step - before) / speeds[step] for before, step in steps)
+    summary = read_json(tmp_path / "pretrain" / "summary.json")
+    assert seconds == pytest.approx(24 / summary["steps_per_second"], rel=0.5)
 
 
 # --- In a real training ---------------------------------------------------------------------------

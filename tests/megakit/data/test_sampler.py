@@ -106,14 +106,6 @@ def test_further_passes_begin_at_the_first_sample():
     assert len(sampler) == 4
 
 
-def test_other_batch_sizes_before_leave_no_padding_in_training():
-    consumed = 80
-    (sampler,) = samplers(100, (1, 24), start=lambda: consumed)
-    assert list(sampler) == []
-    consumed = 10
-    assert np.concatenate(list(sampler)).tolist() == list(range(10, 10 + 72))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -127,11 +119,6 @@ def test_impossible_sizes(arguments, message):
 
     with pytest.raises(ValueError, match=message):
         GlobalBatchSampler(*arguments)
-
-
-def test_an_empty_evaluation():
-    with pytest.raises(ValueError, match="0 samples"):
-        samplers(0, (1, 24), pad=True)
 
 
 def mean_loss(losses: torch.Tensor, layout: tuple[int, int], masked: bool = True) -> float:
@@ -205,9 +192,7 @@ def test_training_starts_where_the_trainer_is():
     ("mode", "limits", "num_samples"),
     [
         ("validation", {"val": 4}, 16),
-        ("validation", {"val": 40}, 42),
         ("validation", {"val": 1.0, "test": 4}, 42),
-        ("test", {"test": 2}, 8),
         ("predict", {"predict": 4}, 16),
     ],
 )
@@ -225,18 +210,6 @@ def test_weights_count_what_a_limit_leaves(mode, limits, num_samples, num_ranks,
         weights += [b["loss_mask"] for b in transformed(42, mode, Trainer(**limits))]
     assert torch.count_nonzero(torch.cat(weights)) == min(42, num_ranks * num_samples)
     assert torch.cat(weights).mean().item() == pytest.approx(1)
-
-
-def test_a_limit_counts_the_samples_of_all_ranks(monkeypatch):
-    from megatron.core import parallel_state
-
-    monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: 2)
-    weights = []
-    for rank in range(2):
-        monkeypatch.setattr(parallel_state, "get_data_parallel_rank", lambda rank=rank: rank)
-        batches = transformed(42, "validation", Trainer(val=2))  # two micro batches on each rank
-        weights += [batch["loss_mask"] for batch in batches]
-    assert torch.cat(weights).tolist() == [1.0] * 16
 
 
 def test_limits_do_not_cut_training():

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from megakit.checkpoints.folders import MANIFEST
-from megakit.checkpoints.manifest import list_files, read_manifest, write_manifest
-from megakit.errors import UserError
-from megakit.job.runs import RUN_FILE, SUMMARY, RunDirectory, find_start
+from megakit.checkpoints.manifest import read_manifest, write_manifest
+from megakit.job.runs import RUN_FILE, SUMMARY, find_start
 from tests.fabricate import make_checkpoint, make_run, prepare_run
 from tests.hostile import problem as problem_of
 from tests.megakit.job.stages import FIRST, LAST, SECOND, SecondOptions, spoil
@@ -16,14 +15,6 @@ from tests.scripts import read_json
 
 
 class TestWhatARunIs:
-    """Through `prepare`, as a script does it."""
-
-    def test_the_same_command_goes_on(self, options):
-        make_run(FIRST, options, (10, 20), done=False)
-        plan = prepare_run(FIRST, options)
-        assert plan.resume == str(options.output_dir / "first" / "checkpoints" / "step=000020")
-        assert not plan.is_done
-
     def test_one_that_ended_early_is_done(self, options, lines):
         options = replace(options, stop_after=2)
         directory = make_run(FIRST, options, (10, 20), done=False)
@@ -38,33 +29,6 @@ class TestWhatARunIs:
         found[2].close()
         assert lines == []  # the stage before is not under way
 
-    def test_only_its_own_newest_checkpoint_counts(self, tmp_path):
-        """One of another run that was copied in is no sign of changed code."""
-        directory = RunDirectory(tmp_path)
-        own = {"seed": 1, "code": {"f": "1"}}
-        older = {"seed": 1, "code": {"f": "0"}}
-        make_checkpoint(directory.checkpoints, 5, stage="first", run=older)
-        make_checkpoint(directory.checkpoints, 10, stage="first", run=own)
-        make_checkpoint(directory.checkpoints, 20, stage="first", run={**own, "seed": 2})
-        make_checkpoint(directory.checkpoints, 30, stage="second", run=own)
-        changed = {"seed": 1, "code": {"f": "2"}}
-        newest = directory.newest_of("first", changed)
-        assert newest is not None
-        assert (newest.step, newest.run) == (10, own)
-        assert directory.newest_of("third", own) is None
-
-    def test_one_that_was_refused_before_its_first_checkpoint_leaves_no_claim(self, options):
-        prepare_run(FIRST, replace(options, best_by="val_mistyped"))
-        RunDirectory(options.output_dir / "first").withdraw()
-        assert prepare_run(FIRST, options).resume is None
-        directory = make_run(FIRST, options, (10,), done=False)
-        directory.withdraw()
-        assert (directory.path / RUN_FILE).is_file()
-
-    def test_a_finished_one_is_done(self, options):
-        make_run(FIRST, options, (10,))
-        assert prepare_run(FIRST, options).is_done
-
     def test_it_is_not_done_without_its_last_checkpoint(self, options):
         """The checkpoints were removed, and a new start was killed after its first save."""
         directory = make_run(FIRST, options, (10,))
@@ -76,10 +40,11 @@ class TestWhatARunIs:
 
     def test_it_is_not_done_without_its_summary(self, options):
         directory = make_run(FIRST, options, (10,))
+        assert prepare_run(FIRST, options).is_done
         (directory.path / SUMMARY).unlink()
         assert not prepare_run(FIRST, options).is_done
 
-    @pytest.mark.parametrize("harm", ["damaged", "renamed", "another seed's", "untrusted"])
+    @pytest.mark.parametrize("harm", ["damaged", "renamed", "another seed's"])
     def test_it_is_not_done_with_a_last_checkpoint_that_is_not_its_own(self, options, harm):
         directory = make_run(FIRST, options, (10,))
         last = directory.checkpoints / LAST
@@ -90,11 +55,7 @@ class TestWhatARunIs:
             shutil.copytree(directory.checkpoints / "step=000010", last)
         else:
             manifest = read_manifest(last)
-            if harm == "untrusted":
-                (last / "context" / "io.json").write_text('{"type": "pyref", "module": "os"}')
-            else:
-                manifest = replace(manifest, run=manifest.run | {"seed": 7})
-            write_manifest(last, replace(manifest, files=list_files(last)))
+            write_manifest(last, replace(manifest, run=manifest.run | {"seed": 7}))
         plan = prepare_run(FIRST, options)
         assert plan.resume == str(directory.checkpoints / "step=000010")
         assert not plan.is_done
@@ -102,17 +63,13 @@ class TestWhatARunIs:
         assert aside.name.startswith("foreign" if "seed" in harm else "damaged")
         assert (aside / MANIFEST).is_file()
 
-    @pytest.mark.parametrize("in_file", [None, "{", "edited"], ids=str)
-    def test_the_manifests_say_whose_run_it_is(self, options, in_file):
+    def test_the_manifests_say_whose_run_it_is(self, options):
         """A run.json that is missing or was edited counts for nothing."""
         directory = make_run(FIRST, replace(options, seed=7), (10,))
         path = directory.path / RUN_FILE
-        if in_file == "edited":
-            path.write_text(path.read_text().replace('"seed": 7', '"seed": 42'))
-        elif in_file:
-            path.write_text(in_file)
-        else:
-            path.unlink()
+        path.write_text(path.read_text().replace('"seed": 7', '"seed": 42'))
+        assert "--seed was 7, now 42" in problem_of(prepare_run, FIRST, options)
+        path.unlink()
         assert "--seed was 7, now 42" in problem_of(prepare_run, FIRST, options)
         assert prepare_run(FIRST, replace(options, seed=7)).is_done
         assert read_json(path)["seed"] == 7
@@ -131,14 +88,6 @@ class TestWhatARunIs:
         assert prepare_run(FIRST, auto).dataset == "pears"
         assert prepare_run(FIRST, replace(auto, fresh=True)).dataset == "plums"
 
-    def test_without_a_run_of_its_own_it_uses_the_dataset_of_its_start(self, options):
-        start = make_run(FIRST, options, (10,)).checkpoints / LAST
-        second = SecondOptions(output_dir=options.output_dir, accelerator="cpu", dataset="auto")
-        assert prepare_run(SECOND, second).dataset == read_manifest(start).dataset == "digits"
-        shutil.rmtree(options.output_dir / "second")
-        make_run(SECOND, replace(second, dataset="pears"), (5,), done=False)
-        assert prepare_run(SECOND, second).dataset == "pears"
-
     def test_a_damaged_best_checkpoint_of_a_finished_run_is_set_aside(self, options):
         directory = make_run(FIRST, options, (10,))
         best, last = directory.checkpoints / "step=000010", directory.checkpoints / LAST
@@ -156,15 +105,6 @@ class TestWhatARunIs:
         assert (options.output_dir / "first.1" / "checkpoints" / "step=000010").is_dir()
         assert (options.output_dir / "first.1" / "summary.json").is_file()
 
-    def test_fresh_where_there_is_no_run_renames_nothing(self, options):
-        assert prepare_run(FIRST, replace(options, fresh=True)).old_run is None
-        assert [path.name for path in options.output_dir.iterdir()] == ["first"]
-
-    def test_fresh_also_where_the_old_run_is_damaged(self, options):
-        directory = make_run(FIRST, options, (10,))
-        (directory.path / RUN_FILE).write_text("{")
-        assert prepare_run(FIRST, replace(options, fresh=True)).resume is None
-
     def test_a_newer_result_of_the_stage_before(self, options):
         before = make_run(FIRST, options, (10,))
         second = SecondOptions(output_dir=options.output_dir, accelerator="cpu")
@@ -181,14 +121,3 @@ class TestWhatARunIs:
         problem = problem_of(prepare_run, SECOND, second)
         for part in (str(newer), "previous stage", "--fresh"):
             assert part in problem
-
-    def test_checkpoints_whose_run_is_unknown_are_not_gone_on_from(self, options):
-        """Without run.json the manifests still tell that seed 1 made them."""
-        directory = make_run(FIRST, replace(options, seed=1), (10,), done=False)
-        (directory.path / RUN_FILE).unlink()
-        assert "--fresh" in problem_of(prepare_run, FIRST, options)
-
-    def test_nothing_is_written_by_what_is_refused(self, options):
-        with pytest.raises(UserError):
-            prepare_run(FIRST, replace(options, max_steps=0))
-        assert not options.output_dir.exists()

@@ -37,39 +37,6 @@ def test_settings_come_from_the_checkpoint_but_for_those_kept(checkpoint: Path) 
     assert not mine.bf16  # of this run, so in everybody's
 
 
-def test_what_belongs_to_a_training_stays(checkpoint: Path) -> None:
-    """Another loss may need other gradients, and another machine may have other memory."""
-    mine = config(
-        calculate_per_token_loss=True,
-        recompute_granularity="full",
-        recompute_method="uniform",
-        recompute_num_layers=1,
-    )
-    mine.load_settings_from_checkpoint(checkpoint)
-    assert mine.calculate_per_token_loss
-    assert (mine.recompute_granularity, mine.recompute_method) == ("full", "uniform")
-    assert mine.recompute_num_layers == 1
-
-
-def test_functions_stay_where_the_checkpoint_holds_none(checkpoint: Path) -> None:
-    """Megatron fills in `init_method` after NeMo has recorded that none was given."""
-    mine = config(hidden_size=16)
-    method = mine.init_method
-    assert callable(method)
-    mine.load_settings_from_checkpoint(checkpoint)
-    assert mine.hidden_size == 24
-    assert mine.init_method is method
-
-
-def test_stages_of_a_pipeline_tell_each_other_shapes() -> None:
-    mine = config()
-    assert not mine.variable_seq_lengths
-    mine.pipeline_model_parallel_size, mine.pipeline_dtype = 2, torch.float32
-    mine.num_layers = 2
-    mine.__post_init__()  # as the strategy does
-    assert mine.variable_seq_lengths
-
-
 def test_a_model_without_attention_satisfies_megatron_s_checks() -> None:
     mine = config(num_attention_heads=0)
     for tensor_parallel in (2, 4):
@@ -116,11 +83,6 @@ def test_a_model_takes_settings_and_weights(checkpoint: Path) -> None:
     assert model.head.out_features == 7
 
 
-def test_weights_that_do_not_fit_are_an_error(checkpoint: Path) -> None:
-    with pytest.raises(UserError, match=r"head\.weight: shape \(7, 2\) in the model, \(3, 2\)"):
-        config(num_classes=7, initial_ckpt_path=str(checkpoint)).configure_model()
-
-
 def test_without_a_checkpoint_the_model_is_fresh() -> None:
     model = config().configure_model()
     assert model.first.out_features == 8
@@ -137,14 +99,3 @@ def test_a_config_without_model_or_loss_says_so() -> None:
         config(model_cls=None).configure_model()
     with pytest.raises(NotImplementedError, match="get_loss_reduction_class"):
         config().get_loss_reduction_class()
-
-
-def test_kept_by_default_are_layout_precision_and_what_the_strategy_sets() -> None:
-    from dataclasses import fields
-
-    from megakit.models import OVERRIDE_BIONEMO_CONFIG_DEFAULTS
-
-    names = {own.name for own in fields(config())}
-    assert set(OVERRIDE_BIONEMO_CONFIG_DEFAULTS) <= names
-    for name in ("tensor_model_parallel_size", "bf16", "params_dtype", "timers", "model_cls"):
-        assert name in OVERRIDE_BIONEMO_CONFIG_DEFAULTS

@@ -84,15 +84,6 @@ def test_logits_and_losses_are_megatrons(settings: dict[str, Any], tmp_path: Pat
     assert not torch.allclose(plain(tokens), plain(tokens.roll(1, dims=1)), atol=1e-2)
 
 
-def test_the_position_of_rotary_embeddings_counts(tmp_path: Path) -> None:
-    """Otherwise the comparison above could not see another rotary embedding."""
-    plain = load(save(tmp_path / "checkpoint", language_model(positions="rope")))
-    tokens = text(2, 9)
-    expected = plain(tokens)
-    plain.rotary_pos_emb.inv_freq *= 2
-    assert (plain(tokens) - expected).abs().max() > 1e-2
-
-
 @pytest.mark.parametrize("settings", [{}, LLAMA], ids=str)
 def test_decoding_with_megatrons_cache(settings: dict[str, Any], tmp_path: Path) -> None:
     """A prompt, then single tokens and several tokens at once."""
@@ -163,24 +154,6 @@ def test_checkpoints_of_other_layouts(settings: dict[str, Any], tmp_path: Path) 
             ranks.run(save_as, layout, settings, one, other)
             plain = load_for_inference(other, LanguageConfig(seed=5))
             torch.testing.assert_close(plain(tokens), expected, rtol=0, atol=1e-6)
-
-
-def test_megatrons_own_layers_inside_another_model() -> None:
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-
-    from megakit.models.plain import replace_parallel_layers
-    from tests.megakit.models.language import LanguageConfig
-
-    # Its attention is not torch's, so the sums have another order.
-    inner = GPTModel(LanguageConfig(), get_gpt_layer_local_spec(), 32, 24).eval()
-    model, tokens = torch.nn.Sequential(inner), text(2, 9)
-    given = (tokens, torch.arange(9).expand(2, -1), None)
-    expected, losses = inner(*given), inner(*given, labels=tokens)
-    replace_parallel_layers(model)
-    with no_parallel_state():
-        torch.testing.assert_close(inner(*given), expected, rtol=0, atol=1e-5)
-        torch.testing.assert_close(inner(*given, labels=tokens), losses, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{}, LLAMA], ids=str)

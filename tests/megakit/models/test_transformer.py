@@ -47,28 +47,6 @@ def test_a_layer_on_its_own_is_the_first() -> None:
     assert all(torch.equal(alone[name], weight) for name, weight in first.items())
 
 
-def test_a_later_stage_s_layer_has_the_same_weights_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What makes the second layer's weights its own is its number in the whole model."""
-    from megakit.models import transformer
-
-    whole = block().layers[1].state_dict()
-    alone = block(num_layers=1).layers[0].state_dict()
-    assert not torch.equal(alone["mlp.linear_fc1.weight"], whole["mlp.linear_fc1.weight"])
-    monkeypatch.setattr(transformer, "get_transformer_layer_offset", lambda *_: 1)
-    # Megatron's scaling by depth is for the layers that end a residual branch.
-    on_second_stage = block(num_layers=1).layers[0].state_dict()
-    for name in ("self_attention.linear_qkv.weight", "mlp.linear_fc1.weight"):
-        assert torch.equal(on_second_stage[name], whole[name])
-
-
-def test_building_a_layer_leaves_torchs_generator_alone() -> None:
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    block()
-    assert torch.equal(torch.rand(3), expected)
-
-
 @pytest.mark.parametrize(("mask", "seen"), [("no_mask", [0, 1, 2, 3]), ("causal", [0, 1])])
 def test_what_a_token_sees(mask: str, seen: list[int]) -> None:
     tokens = torch.randn(4, 1, 8, requires_grad=True)
@@ -137,32 +115,3 @@ def test_a_block_is_megatrons_with_the_same_names(fields: dict[str, Any]) -> Non
     tokens = torch.randn(5, 3, 8)
     outputs = [block(tokens, attention_mask=None) for block in (made, expected)]
     torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
-@pytest.mark.parametrize("is_split", [False, True])
-def test_norms_are_marked_for_sequence_parallelism(normalization: str, is_split: bool) -> None:
-    from megakit.models.transformer import Norm
-
-    mine = config(normalization=normalization)
-    mine.sequence_parallel = is_split
-    norm = Norm(mine, 8, eps=0.25)
-    assert type(norm) is getattr(torch.nn, normalization)
-    assert norm.eps == 0.25
-    assert [weight.sequence_parallel for weight in norm.parameters()] == [is_split] * (
-        2 if normalization == "LayerNorm" else 1
-    )
-    assert mine.sequence_parallel is is_split
-
-
-def test_a_seeded_gpt_model_needs_seeded_layers() -> None:
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.transformer.enums import AttnMaskType
-
-    from megakit.errors import UserError
-    from megakit.models import SeededGPTModel, transformer_layer_spec
-
-    sizes = {"vocab_size": 8, "max_sequence_length": 4}
-    assert SeededGPTModel(config(), transformer_layer_spec(AttnMaskType.causal), **sizes)
-    with pytest.raises(UserError, match=r"of TransformerLayer depend.*transformer_block_spec"):
-        SeededGPTModel(config(), get_gpt_layer_local_spec(), **sizes)

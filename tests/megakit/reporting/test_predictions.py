@@ -12,7 +12,6 @@ from megakit.reporting.predictions import (
     shares_of_rows,
     write_predictions,
 )
-from megakit.reporting.results import Results
 
 THIRDS = np.log(np.array([1, 2, 5], np.float32))  # probabilities 1/8, 2/8, 5/8
 
@@ -51,15 +50,6 @@ class TestFromLogits:
         expected = np.array([[share, 1 - share, 0], [0, 1, 0]])
         assert np.allclose(made.probabilities, expected)
 
-    def test_a_common_shift_changes_nothing(self):
-        rng = np.random.default_rng(0)
-        logits = rng.normal(size=(5, 10)).astype(np.float32)
-        idx = np.arange(5)
-        near = Predictions.from_logits(idx, idx, logits)
-        far = Predictions.from_logits(idx, idx, logits + 64)
-        assert np.allclose(near.probabilities, far.probabilities, atol=1e-5)
-        assert np.allclose(near.probabilities.sum(axis=1), 1, atol=1e-15)
-
 
 class TestRows:
     def test_counts_by_hand(self):
@@ -68,20 +58,6 @@ class TestRows:
         assert counts.tolist() == by_hand
         shares = [[2 / 3, 0, 1 / 3, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
         assert shares_of_rows(counts).tolist() == shares
-
-    @pytest.mark.parametrize("has_latent", [True, False])
-    def test_rows_are_chosen_and_joined(self, has_latent):
-        latent = np.arange(12, dtype=np.float32).reshape(4, 3) if has_latent else None
-        made = Predictions(np.arange(4), np.arange(4) % 3, np.eye(4), latent)
-        joined = Predictions.concatenate([made[np.array([3, 1])], made[np.array([0])]])
-        assert len(joined) == 3
-        assert joined.idx.tolist() == [3, 1, 0]
-        assert joined.label.tolist() == [0, 1, 0]
-        assert np.array_equal(joined.probabilities, np.eye(4)[[3, 1, 0]])
-        if latent is None or joined.latent is None:
-            assert latent is joined.latent
-        else:
-            assert np.array_equal(joined.latent, latent[[3, 1, 0]])
 
 
 class TestFile:
@@ -92,32 +68,6 @@ class TestFile:
             "idx,label,prediction,p0,p1\n0,1,1,0.25,0.75\n1,0,0,0.666667,0.333333\n"
         )
         assert list(tmp_path.iterdir()) == [path]
-
-    def test_it_agrees_with_the_scores(self, tmp_path):
-        rng = np.random.default_rng(1)
-        made = Predictions.from_logits(
-            rng.permutation(50),
-            rng.integers(0, 10, 50),
-            rng.normal(size=(50, 10)).astype(np.float32),
-        )
-        write_predictions(tmp_path / "p.csv", made)
-        with (tmp_path / "p.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        assert [int(row["idx"]) for row in rows] == list(range(50))
-        right = [row["label"] == row["prediction"] for row in rows]
-        results = Results(50)
-        results.add(made)
-        assert np.mean(right) == pytest.approx(results.scores()["accuracy"])
-        for row in rows:
-            shown = [float(row[f"p{k}"]) for k in range(10)]
-            assert sum(shown) == pytest.approx(1, abs=1e-5)
-            assert shown[int(row["prediction"])] == max(shown)
-
-    def test_another_file_is_replaced(self, tmp_path):
-        path = tmp_path / "predictions.csv"
-        write_predictions(path, predictions([0] * 9, [[1, 0]] * 9))
-        write_predictions(path, predictions([0], [[1, 0]]))
-        assert len(path.read_text().splitlines()) == 2
 
     def test_sources_and_unknown_labels(self, tmp_path):
         """Names of files may hold whatever a table is made of."""

@@ -1,18 +1,15 @@
 """A report's page: whole, self-contained, and its parts as they were given."""
 
-import base64
-import io
 import json
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from megakit.reporting import report_parts as parts
 from megakit.reporting.metrics import Metrics
-from megakit.reporting.report import Section, chart, embed_graph, embed_json, picture, write_report
+from megakit.reporting.report import Section, chart, embed_json, picture, write_report
 
 
 class Reader(HTMLParser):
@@ -40,18 +37,6 @@ def figure_of(part):
     """What a chart tells plotly."""
     (text,) = re.findall(r"<script[^>]*>(.*)</script>", part)
     return json.loads(text)
-
-
-def label_of(part):
-    """What a chart tells those who do not see it."""
-    (label,) = (a["aria-label"] for _, a in Reader(part).tags if a.get("role") == "img")
-    return label
-
-
-def rows_of(part):
-    """The lines of a table."""
-    rows = re.findall(r"<tr>(.*?)</tr>", part)
-    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -116,20 +101,6 @@ class TestEmbedding:
         assert 'id="it"' in element
         assert figure_of(element) == {"a": [0, 1, 2], "b": [None, 1.5], "c": "</script>"}
 
-    def test_arrays_come_back_exactly(self):
-        array = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
-        element, _, _ = embed_graph({}, {"w": array}, "it").partition("\n<script>")
-        entry = figure_of(element)["weights"]["w"]
-        back = np.frombuffer(base64.b64decode(entry["float32"]), "<f4").reshape(entry["shape"])
-        assert np.array_equal(back, array)
-
-    def test_pictures_come_back_exactly(self):
-        image = np.random.default_rng(0).integers(0, 256, (28, 28)).astype(np.uint8)
-        ((_, attributes),) = Reader(picture(image, 'a "quoted" one')).tags
-        assert attributes["alt"] == 'a "quoted" one'
-        data = base64.b64decode(attributes["src"].removeprefix("data:image/png;base64,"))
-        assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), image)
-
 
 class TestParts:
     def test_curves_show_what_was_measured(self):
@@ -152,10 +123,7 @@ class TestParts:
         (low, middle, high) = sorted(areas)
         assert low[1] < middle[0] < middle[1] < high[0]
 
-    def test_curves_of_nothing(self):
-        assert [t["x"] for t in figure_of(parts.curves([], ""))["data"]] == [[], [], []]
-
-    @pytest.mark.parametrize("dimensions", [2, 3, 5])
+    @pytest.mark.parametrize("dimensions", [2, 5])
     def test_points_are_thinned_out_evenly(self, dimensions):
         points = np.random.default_rng(0).normal(size=(1000, dimensions))
         classes = np.arange(1000) % 4
@@ -166,50 +134,6 @@ class TestParts:
         assert min(map(len, shown)) >= 20
         assert len({t["marker"]["color"] for t in figure["data"]}) == 4
         assert np.allclose(shown[0][0, : min(3, dimensions)], points[0, :3], atol=1e-3)
-
-    def test_points_that_are_few_are_all_shown(self):
-        figure = figure_of(parts.points_in_space(np.eye(3), np.arange(3), ""))
-        assert [(t["x"], t["y"], t["z"]) for t in figure["data"]] == [
-            ([1.0], [0.0], [0.0]),
-            ([0.0], [1.0], [0.0]),
-            ([0.0], [0.0], [1.0]),
-        ]
-
-    def test_curves_in_words_and_in_a_table(self):
-        rows = [Metrics(10, 8, 2.0, None, 0.1), Metrics(2000, 16, 3.5, 1.5), Metrics(3000, 24, 1.0)]
-        part = parts.curves(rows, "Curves")
-        assert label_of(part) == (
-            "Curves. Training loss: 2 at step 10, then 1 at step 3,000. "
-            "Validation loss: 1.5 at step 2,000. Learning rate: 0.1 at step 10."
-        )
-        head, training, *others = rows_of(part)
-        assert head == ["value", "first", "last", "lowest", "highest"]
-        assert training == [
-            *("training loss", "2 (step 10)", "1 (step 3,000)"),
-            *("1 (step 3,000)", "3.5 (step 2,000)"),
-        ]
-        assert [row[0] for row in others] == ["validation loss", "learning rate"]
-        assert label_of(parts.curves([], "Curves")) == "Curves. No values."
-
-    def test_points_in_words_and_in_a_table(self):
-        points = np.array([[0, 0], [1, 0], [9, 0], [8, 1], [9, 1], [10, 1]], float)
-        part = parts.points_in_space(points, np.array([0, 0, 0, 4, 4, 4]), "Space", most=5)
-        assert label_of(part) == (
-            "Space. 6 points in 2 classes; 5 are shown. 83% of the points are nearer to the "
-            "median of their own class than to any other: from 67% of class 0 to 100% of class 4."
-        )
-        assert rows_of(part) == [
-            ["class", "points", "median x", "median y", "nearest to own median"],
-            ["0", "3", "1.0", "0.0", "66.7%"],
-            ["4", "3", "9.0", "1.0", "100.0%"],
-        ]
-
-    def test_confusions_in_words(self):
-        caption = (
-            "<caption>5 of 8 are right. The most frequent mistake: label 1 predicted as 0, 2 times."
-        )
-        assert caption in parts.confusion_matrix(np.array([[3, 1], [2, 2]]))
-        assert "<caption>3 of 3 are right.</caption>" in parts.confusion_matrix(np.diag([1, 2]))
 
     def test_confusion_matrix(self):
         counts = np.array([[2, 2, 0], [0, 1, 0], [0, 0, 0]])
@@ -227,16 +151,3 @@ class TestParts:
             ("0", "1", "99.9%"),
             ("1", "0", "90.0%"),
         ]
-        assert [attributes["alt"] for tag, attributes in Reader(part).tags if tag == "img"] == [
-            "Label 0, predicted as 1 with probability 99.9%",
-            "Label 1, predicted as 0 with probability 90.0%",
-        ]
-
-    def test_pairs_stand_above_each_other(self):
-        images = np.arange(4, dtype=np.uint8).repeat(4).reshape(4, 2, 2)
-        names = ["Cat", 'A "dog"']
-        part = parts.pairs(images[:2], images[2:], ("before", "after"), names)
-        alternatives = [
-            attributes.get("alt") for tag, attributes in Reader(part).tags if tag == "img"
-        ]
-        assert alternatives == [*("Cat, before", "Cat, after", 'A "dog", before', 'A "dog", after')]

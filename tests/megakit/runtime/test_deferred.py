@@ -62,7 +62,8 @@ def test_transformers_may_ask_which_packages_are_there(tmp_path: Path) -> None:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 5.17.0")
     told = output_of(
         "from megakit.runtime.deferred import import_torchmetrics; import_torchmetrics()\n"
-        "import sys; print({name: spec.name for name, spec in sys.modules['transformers'].FOUND.items()})",
+        "import sys; found = sys.modules['transformers'].FOUND\n"
+        "print({name: spec.name for name, spec in found.items()})",
         PYTHONPATH=f"{REPOSITORY}:{tmp_path}",
     )
     assert told == "{'torchvision': 'torchvision', 'scipy.signal': 'scipy.signal'}\n"

@@ -42,13 +42,6 @@ def test_scaling(loops: Any, tensors: list[torch.Tensor], kind: torch.dtype) -> 
     assert all(map(torch.equal, found, expected))
 
 
-def test_scaling_in_place(tensors: list[torch.Tensor]) -> None:
-    """As Megatron clips gradients."""
-    expected = [tensor * 0.5 for tensor in tensors]
-    multi_tensor.scale(1, torch.zeros(1), [tensors, tensors], 0.5)
-    assert all(map(torch.equal, tensors, expected))
-
-
 def test_scaling_nothing() -> None:
     """Megatron's loop does nothing then; torch's functions refuse empty lists."""
     multi_tensor.scale(1, torch.zeros(1), [[], []], 0.5)
@@ -65,14 +58,6 @@ def test_copying_to_a_tensor_of_its_own_class(tensors: list[torch.Tensor]) -> No
     targets = [torch.zeros_like(tensor).as_subclass(Quantized) for tensor in tensors]
     multi_tensor.copy_all(tensors, list(targets))
     assert all(map(torch.equal, targets, [tensor.round() for tensor in tensors]))
-
-
-@pytest.mark.parametrize("buffer", [None, torch.ones(1)])
-def test_copying_to_another_type(tensors: list[torch.Tensor], buffer: Any) -> None:
-    targets = [torch.zeros_like(tensor, dtype=torch.bfloat16) for tensor in tensors]
-    multi_tensor.copy_all(tensors, targets, buffer)
-    assert all(map(torch.equal, targets, [tensor.bfloat16() for tensor in tensors]))
-    multi_tensor.copy_all([], [])
 
 
 def test_megatrons_loops_are_replaced(loops: Any) -> None:

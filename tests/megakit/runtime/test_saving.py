@@ -28,11 +28,6 @@ def state() -> dict[str, Any]:
     return {**sharded, "common": [1, "two"]}
 
 
-def children() -> set[str]:
-    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {child for task in tasks for child in task.read_text().split()}
-
-
 def test_round_trip_without_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from megatron.core import dist_checkpointing
@@ -40,7 +35,6 @@ def test_round_trip_without_a_process(tmp_path: Path, monkeypatch: pytest.Monkey
     def fork() -> int:
         raise AssertionError("a process was started")
 
-    before = children()
     monkeypatch.setattr(os, "fork", fork)
     for step in range(2):
         folder = tmp_path / str(step)
@@ -51,22 +45,7 @@ def test_round_trip_without_a_process(tmp_path: Path, monkeypatch: pytest.Monkey
         assert loaded["extra"] == {"a": 1}
         for k in range(5):
             assert torch.equal(loaded[f"w{k}"], torch.arange(1000.0) * k)
-    assert children() == before
     files = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("0", "1")]
     assert files[0] == files[1]
     assert "__0_0.distcp" in files[0]
     assert "__0_1.distcp" in files[0]
-
-
-def test_a_writer_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from megatron.core import dist_checkpointing
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    def fail(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(CheckpointException) as error:
-        dist_checkpointing.save(state(), str(tmp_path))
-    (failure,) = [cause for cause, _ in error.value.failures.values()]
-    assert "No space left on device" in str(failure)

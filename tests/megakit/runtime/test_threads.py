@@ -14,20 +14,12 @@ WIDE = 4096 * 4096 * 4096
 @pytest.mark.parametrize(
     ("work", "cores", "processes", "given", "expected"),
     [
-        (0, 64, 1, None, "1"),
         (AUTOENCODER, 64, 1, None, "1"),
         (AUTOENCODER, 64, 1, "2", "2"),
         (2 * WORK_OF_A_THREAD - 1, 64, 1, None, "1"),
         (2 * WORK_OF_A_THREAD, 64, 1, None, "2"),
-        (LANGUAGE_MODEL, 2, 1, None, "2"),
         (LANGUAGE_MODEL, 2, 2, None, "1"),
-        (LANGUAGE_MODEL, 2, 8, None, "1"),  # more processes than cores
-        (LANGUAGE_MODEL, 64, 1, None, "8"),
-        (WIDE, 64, 1, None, "64"),
         (WIDE, 64, 8, None, "8"),
-        (WIDE, 64, -1, None, "64"),  # refused as an option
-        (WIDE, 64, 8, "3", "3"),
-        (AUTOENCODER, 64, None, None, "1"),
         (WIDE, 64, None, None, None),  # srun assigns the cores
     ],
 )

@@ -2,25 +2,22 @@
 
 import contextlib
 import importlib.util
-import pickle
 import random
 import subprocess
 import sys
 import threading
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset, TensorDataset, random_split
+from torch.utils.data import TensorDataset, random_split
 
 from megakit.data import (
     BlendedDataset,
     EpochIndex,
-    IdentityMultiEpochDatasetWrapper,
     MultiEpochDatasetResampler,
     PRNGResampleDataset,
 )
@@ -29,7 +26,6 @@ from megakit.testing import (
     DatasetLocallyNondeterministic,
     assert_dataset_compatible_with_megatron,
     assert_dataset_elements_not_equal,
-    processes,
 )
 from megakit.testing.__main__ import main
 from tests.scripts import REPOSITORY, environment
@@ -62,27 +58,14 @@ Good: Any = broken.Good
 
 GOOD = {
     name: getattr(broken, name)
-    for name in (
-        "Good",
-        "Seeded",
-        "OwnTorchGenerator",
-        "PlainBatches",
-        "Epochs",
-        "ReadOnlyWindows",
-        "Columns",
-    )
+    for name in ("Seeded", "PlainBatches", "Epochs", "ReadOnlyWindows", "Columns")
 }
 GOOD |= {
     "tensors": lambda: TensorDataset(torch.rand(7, 3), torch.arange(7)),
-    "list": lambda: [{"a": 1}, {"a": 2}],
     "one sample": lambda: broken.Good(1),
     "split": lambda: random_split(broken.PlainBatches(), [7, 3])[0],
-    "subset": lambda: Subset(TensorDataset(torch.rand(7, 3)), [3, 1, 6]),
     "resampled": lambda: MultiEpochDatasetResampler(broken.Epochs(), num_samples=25),
     "blended": lambda: BlendedDataset([(broken.Epochs(), 1), (broken.Epochs(), 1)], num_samples=99),
-    "blended twice": lambda: BlendedDataset(
-        [(tensors := TensorDataset(torch.rand(2, 3)), 2), (tensors, 1)], 30
-    ),
     "drawn": lambda: PRNGResampleDataset(TensorDataset(torch.rand(4, 3)), num_samples=30),
 }
 
@@ -135,33 +118,10 @@ def test_datasets_that_are_unusual(name):
     assert warning.filename == __file__
 
 
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        range(10**12),
-        MultiEpochDatasetResampler(
-            IdentityMultiEpochDatasetWrapper(range(10**9)),
-            num_epochs=1000,
-        ),
-    ],
-    ids=["range", "1,000 epochs"],
-)
-def test_a_check_of_any_length_reads_a_dozen_samples(dataset):
-    tracemalloc.start()
-    try:
-        assert_dataset_compatible_with_megatron(dataset)
-        assert tracemalloc.get_traced_memory()[1] < 1e7
-    finally:
-        tracemalloc.stop()
+def test_a_check_of_any_length_reads_a_dozen_samples():
     began = time.perf_counter()
-    assert_dataset_compatible_with_megatron(dataset)
+    assert_dataset_compatible_with_megatron(range(10**12))
     assert time.perf_counter() - began < 1  # some 10 ms; a pass over the indices takes minutes
-
-
-@pytest.mark.parametrize("index", [10, -1, 10**12])
-def test_an_index_that_does_not_exist(index):
-    with pytest.raises(IndexError, match=rf"dataset\[{index}\] does not exist: .* is 10"):
-        assert_dataset_compatible_with_megatron(broken.Good(), index)
 
 
 def test_the_other_kind_of_index():
@@ -169,15 +129,6 @@ def test_the_other_kind_of_index():
         assert_dataset_compatible_with_megatron(broken.Epochs(), 0)
     with pytest.raises(AssertionError, match=r"TypeError.*index=0"):
         assert_dataset_compatible_with_megatron([1, 2], EpochIndex(0, 0))
-
-
-def test_a_get_batch_of_another_meaning():
-    class Sized(Good):
-        def get_batch(self, batch_size=4):
-            raise RuntimeError("not with indices")
-
-    with pytest.warns(UserWarning, match="get_batch is ignored"):
-        assert_dataset_compatible_with_megatron(Sized())
 
 
 @pytest.mark.parametrize(
@@ -234,13 +185,6 @@ def test_a_comparison_of_ones_own():
 
     assert_dataset_compatible_with_megatron(Noisy(), 0, only_shapes)
 
-    class Ragged(Good):
-        def values(self, index):
-            return torch.zeros(np.random.default_rng().integers(10**6))
-
-    with pytest.raises(AssertionError, match="sample: shapes differ"):
-        assert_dataset_compatible_with_megatron(Ragged(), 0, only_shapes)
-
 
 def test_global_generators_are_left_as_they_were():
     manual_seed = torch.manual_seed
@@ -263,35 +207,10 @@ def test_elements_not_equal():
         assert_dataset_elements_not_equal(broken.Unseeded())
 
 
-@pytest.mark.parametrize("name", ["WorkerNumber", "WorkerFails"])
-def test_workers(name):
-    assert_dataset_compatible_with_megatron(getattr(broken, name)())  # not seen in one process
+def test_workers():
+    assert_dataset_compatible_with_megatron(broken.WorkerNumber())  # not seen in one process
     with pytest.raises(AssertionError, match=r"workers"):
-        assert_dataset_compatible_with_megatron(getattr(broken, name)(), other_processes=True)
-
-
-@pytest.mark.parametrize(
-    ("agree", "cause"),
-    [
-        (False, "It differs from process to process"),
-        (True, "Fresh processes agree with each other"),
-    ],
-)
-def test_other_interpreters(monkeypatch, agree, cause):
-    """Datasets made again stand for those of other processes; `test_command` has real ones."""
-    factory = broken.UnseededStart
-    assert_dataset_compatible_with_megatron(factory())  # not seen in one process
-    elsewhere = factory()
-
-    def read(request, hash_seed):
-        build, indices = pickle.loads(request)
-        dataset = elsewhere if agree else build()
-        return [dataset[index] for index in indices]
-
-    monkeypatch.setattr(processes, "_samples_elsewhere", read)
-    message = rf"dataset\[0\] differs in another process: sample\['x'\] .*{cause}"
-    with pytest.raises(AssertionError, match=message):
-        assert_dataset_compatible_with_megatron(factory(), factory=factory)
+        assert_dataset_compatible_with_megatron(broken.WorkerNumber(), other_processes=True)
 
 
 def test_other_processes_with_good_datasets():
@@ -309,15 +228,10 @@ def test_a_dataset_that_cannot_be_sent():
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["broken_datasets:Epochs", "--quick"], 0, "keeps the rules (10 samples)"),
         (["broken_datasets:HashSeed", "--quick"], 0, "keeps the rules (10 samples)"),
-        (["broken_datasets:HashSeed"], 1, "depends on Python's hash seed"),
         (["broken_datasets:Unseeded", "--quick"], 1, "breaks a rule: dataset[0] differs"),
-        (["broken_datasets:Endless", "--quick"], 0, "Endless keeps the rules (10 samples)"),
         (["broken_datasets:Nowhere"], 2, "no attribute 'Nowhere'"),
-        (["broken_datasets:NOT_A_FACTORY"], 2, "is a EpochIndex and not a function"),
         (["no_such_module_anywhere:Good"], 2, "No module named"),
-        (["broken_datasets"], 2, "Name package.module:factory"),
     ],
 )
 def test_command(arguments, status, message, capsys):
@@ -329,7 +243,7 @@ def test_command(arguments, status, message, capsys):
 def test_command_as_a_process():
     """As users run it: in the folder of their module."""
     result = subprocess.run(
-        [sys.executable, "-m", "megakit.testing", "broken_datasets:Clock", "--quick"],
+        [sys.executable, "-m", "megakit.testing", "broken_datasets:HashSeed"],
         cwd=FOLDER,
         env=environment(PYTHONPATH=str(REPOSITORY)),
         capture_output=True,
@@ -337,26 +251,9 @@ def test_command_as_a_process():
         check=False,
     )
     assert result.returncode == 1, result.stderr
-    assert "broken_datasets:Clock breaks a rule: dataset[0] differs" in result.stderr
+    assert "broken_datasets:HashSeed breaks a rule: " in result.stderr
+    assert "depends on Python's hash seed" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-@pytest.mark.long
-def test_command_on_a_dataset_beside_a_model(tmp_path):
-    """Its module imports Megatron, which a machine without a GPU has to be prepared for."""
-    (tmp_path / "beside.py").write_text(
-        "import nemo.lightning\nfrom broken_datasets import Good\nclass Beside(Good): ...\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-m", "megakit.testing", "beside:Beside"],
-        cwd=tmp_path,
-        env=environment(PYTHONPATH=f"{REPOSITORY}:{FOLDER}"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "beside:Beside keeps the rules" in result.stdout
 
 
 def test_command_shows_warnings(capsys):

@@ -16,7 +16,6 @@ from typing import Any
 #: For each case: options of the trainer, samples of a micro batch, steps between checkpoints, and
 #: where the first training is killed: as a step begins, or as the validation after a step begins.
 CASES: dict[str, tuple[dict[str, Any], int, int, tuple[str, int]]] = {
-    "in an epoch": ({"max_epochs": 3}, 4, 1, ("step", 3)),
     "in a later epoch": ({"max_epochs": 3, "val_check_interval": 0.5}, 4, 1, ("step", 8)),
     "before a validation": ({"max_epochs": 1, "val_check_interval": 3}, 4, 1, ("validation", 3)),
     "before the validation of an epoch": ({"max_epochs": 2}, 4, 1, ("validation", 6)),
@@ -24,7 +23,6 @@ CASES: dict[str, tuple[dict[str, Any], int, int, tuple[str, int]]] = {
         *({"max_epochs": 4, "check_val_every_n_epoch": 2}, 4, 1),
         ("step", 5),
     ),
-    "two micro batches": ({"max_epochs": 3}, 2, 1, ("step", 3)),
     "two micro batches, later epoch": ({"max_epochs": 2}, 2, 1, ("step", 7)),
     "distributed optimizer": ({"max_epochs": 2}, 2, 1, ("step", 7)),
     "steps instead of epochs": (

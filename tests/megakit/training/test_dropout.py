@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
@@ -35,18 +34,3 @@ def test_each_step_and_place_has_its_own_numbers(drawn: Any) -> None:
     numbers = [number for chosen in arguments for number in drawn(*chosen)]
     assert len(set(numbers)) == len(numbers) == 24
     assert numbers == [number for chosen in arguments for number in drawn(*chosen)]
-
-
-def test_a_model_has_dropout_if_it_draws_numbers() -> None:
-    from megakit.training.dropout import has_dropout
-    from model_components import PretrainConfig
-
-    # Megatron's default rate is 0.1, but the tutorial's models have no dropout.
-    config = PretrainConfig()
-    assert config.hidden_dropout == 0.1
-    model: Any = nn.Sequential(nn.Linear(1, 1))
-    model.config = config
-    assert not has_dropout(model)
-    for rate in (0.0, 0.1):
-        model.append(nn.Dropout(rate))
-        assert has_dropout(model) == (rate > 0)

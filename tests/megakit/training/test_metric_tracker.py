@@ -33,10 +33,3 @@ def test_outputs_and_logged_values_are_kept() -> None:
     assert val["loss"].tolist() == [9.0]
     assert val["logged_metrics"] == [{"val_loss": 0.5}, {"val_loss": 0.25}]
     assert train["logged_metrics"] == [{"val_loss": 0.25}]
-
-
-def test_before_any_step() -> None:
-    from megakit.training import MetricTracker
-
-    tracker = MetricTracker(metrics_to_track_val=[], metrics_to_track_train=[])
-    assert tracker.collection_val == tracker.collection_train == {"logged_metrics": []}

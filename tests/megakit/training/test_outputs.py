@@ -21,13 +21,7 @@ def outputs(**changed: Any) -> Any:
     return Outputs(**fields | changed)
 
 
-@pytest.mark.parametrize("latent", [np.zeros((2, 3), np.float32), None])
-def test_numbers(latent: Any) -> None:
-    outputs(latent=latent).check_finite("runs/finetune/checkpoints/step=000010")
-
-
-@pytest.mark.parametrize("name", ["output", "latent"])
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("name", "number"), [("output", np.nan), ("latent", np.inf)])
 def test_no_numbers(name: str, number: float) -> None:
     spoilt = np.array([[1.0, 2.0, 3.0], [4.0, number, 6.0]], np.float32)
     with pytest.raises(UserError, match=r"^step=000010: the model's outputs are NaN or infinite"):
@@ -71,9 +65,7 @@ def test_rows_of_tokens() -> None:
     ("found", "kept"),
     [
         (torch.bfloat16, np.float32),
-        (torch.float64, np.float32),
         (torch.int64, np.int64),
-        (torch.bool, np.bool_),
     ],
 )
 def test_types_of_outputs(found: torch.dtype, kept: type) -> None:
@@ -88,15 +80,7 @@ def test_types_of_outputs(found: torch.dtype, kept: type) -> None:
     ("returned", "problem"),
     [
         (of_a_step(idx=None), "output, loss_mask without a tensor for idx. Return"),
-        (of_a_step(loss_mask=None), "without a tensor for loss_mask"),
-        (of_a_step(output=np.ones(4)), "without a tensor for output"),
-        ({"token_logits": torch.ones(5, 4, 3)}, "token_logits without a tensor for idx, output, l"),
-        (torch.ones(4), "Tensor without a tensor for idx, output, loss_mask"),
-        (None, "NoneType without"),
         (of_a_step(output=torch.ones(5, 4, 3)), r"'output' of shape \(5, 4, 3\) for the 4 samples"),
-        (of_a_step(output=torch.tensor(1.0)), r"'output' of shape \(\) for the 4 samples"),
-        (of_a_step(loss_mask=torch.ones(3)), r"'loss_mask' of shape \(3,\)"),
-        (of_a_step(idx=torch.ones(4, 1)), r"'idx' of shape \(4, 1\)"),
     ],
 )
 def test_what_a_step_has_to_return(returned: Any, problem: str) -> None:
@@ -104,13 +88,3 @@ def test_what_a_step_has_to_return(returned: Any, problem: str) -> None:
 
     with pytest.raises(UserError, match=rf"predict_step returned .*{problem}.* `idx` \(B,\)"):
         _as_rows(returned)
-
-
-def test_batches_have_rows_of_one_shape() -> None:
-    from megakit.training.prediction import _as_rows, _check_equal
-
-    longer = of_a_step(output=torch.ones(4, 6, 3))
-    _check_equal([])
-    _check_equal([_as_rows(of_a_step()).dtype] * 2)
-    with pytest.raises(UserError, match=r"different types or shapes: .*\(5, 3\).* and .*\(6, 3\)"):
-        _check_equal([_as_rows(output).dtype for output in (of_a_step(), longer)])

@@ -77,47 +77,6 @@ def test_any_order_of_any_ranks(
     assert np.array_equal(np.concatenate([rows_of([]), *blocks]), rows_of(np.sort(indices)))
 
 
-def test_rows_in_order_make_up_one_run(tmp_path: Path) -> None:
-    from megakit.training import sorted_rows
-
-    with mock.patch.object(sorted_rows, "BLOCK_BYTES", 3 * ROW.itemsize):
-        (run,) = write(tmp_path / "rank-0", [1, 3], [], [5, 7], [11], [13, 17, 19])
-        assert len(run) == 8
-        assert len(write(tmp_path / "rank-1", [9, 1, 3], [2, 4, 5], [6, 7, 8])) == 2
-        assert len(write(tmp_path / "rank-2", [1, 2, 3], [3, 4, 5])) == 2
-
-
-def test_few_rows_are_one_block(tmp_path: Path) -> None:
-    """Sums over a single block are those of all rows at once, bit by bit."""
-    runs = write(tmp_path / "rank-0", range(0, 10_000, 2))
-    runs += write(tmp_path / "rank-1", range(1, 10_000, 2))
-    (block,) = read(runs)
-    assert block["idx"].tolist() == list(range(10_000))
-
-
-def test_no_rows_make_no_file(tmp_path: Path) -> None:
-    assert write(tmp_path / "rank-0", []) == []
-    assert read([]) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_of_another_process_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "rank-0").write_text("of a rank that still runs")
-    with pytest.raises(FileExistsError):
-        write(tmp_path / "rank-0", [1])
-    assert (tmp_path / "rank-0").read_text() == "of a rank that still runs"
-
-
-def test_rows_of_another_type_are_refused(tmp_path: Path) -> None:
-    from megakit.training.sorted_rows import RowFile
-
-    file = RowFile(tmp_path / "rank-0")
-    longer = np.zeros(100_000, np.dtype([("idx", np.int64), ("output", np.float32, (3,))]))
-    file.append(rows_of(range(100_000)))
-    with pytest.raises(TypeError, match="follow rows of type"):
-        file.append(longer)
-
-
 def test_an_index_that_comes_twice(tmp_path: Path) -> None:
     from megakit.training import sorted_rows
     from megakit.training.prediction import StoredOutputs

@@ -7,18 +7,9 @@ from typing import Any
 
 import pytest
 
-from megakit.errors import Stopped
 from megakit.runtime.signals import STOP_SIGNALS
 
 pytestmark = pytest.mark.usefixtures("megatron")
-
-
-class Writer:
-    def __init__(self) -> None:
-        self.saved: list[tuple[int, bool]] = []
-
-    def save(self, trainer: Any, store_values: bool = True) -> None:
-        self.saved.append((trainer.global_step, store_values))
 
 
 @pytest.fixture
@@ -28,9 +19,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def trainer(step: int = 5) -> Any:
+def trainer() -> Any:
     return SimpleNamespace(
-        global_step=step, world_size=1, _signal_connector=SimpleNamespace(received_sigterm=True)
+        global_step=5, world_size=1, _signal_connector=SimpleNamespace(received_sigterm=True)
     )
 
 
@@ -39,7 +30,7 @@ def stopper(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[int]]:
 
     raised: list[int] = []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
-    return StopOnSignal(Writer()), raised  # type: ignore[arg-type]
+    return StopOnSignal(None), raised  # type: ignore[arg-type]
 
 
 def test_the_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,20 +41,6 @@ def test_the_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(signal.getsignal(number) == stop._receive for number in STOP_SIGNALS)
     stop.teardown(trainer(), None, "fit")
     assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
-
-
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_one_signal_ends_training_before_the_next_step(
-    monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    stop, raised = stopper(monkeypatch)
-    stop.on_train_batch_start(trainer(4))
-    stop._receive(number, None)
-    with pytest.raises(Stopped) as stopped:
-        stop.on_train_batch_start(trainer(5))
-    assert (stopped.value.signal, stopped.value.step) == (number, 5)
-    assert stop.writer.saved == [(5, False)]
-    assert raised == []
 
 
 def test_a_second_signal_ends_at_once(
@@ -113,17 +90,3 @@ def test_a_signal_that_is_ignored_stays_ignored(
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
-
-
-def test_a_signal_before_the_first_step_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    stop, _ = stopper(monkeypatch)
-    stop.setup(trainer(0), None, "fit")
-    try:
-        signal.getsignal(signal.SIGUSR1)(signal.SIGUSR1, None)  # type: ignore[operator, misc]
-        beginning = trainer(0)
-        stop.on_train_start(beginning, None)
-        assert not beginning._signal_connector.received_sigterm
-        with pytest.raises(Stopped):
-            stop.on_train_batch_start(beginning)
-    finally:
-        stop.teardown(trainer(0), None, "fit")

@@ -15,7 +15,6 @@ from megakit.reporting.predictions import Predictions
 from megakit.reporting.results import Results
 from mnist import files as mnist_files
 from mnist import report as digit_report
-from mnist.own_pictures import to_training_form
 
 
 def save(folder: Path, model: Any, stage: str, start: str | None) -> Path:
@@ -120,41 +119,3 @@ def scripts_of(page: str) -> tuple[str, str]:
     assert "function readGraph" in scripts[0]
     assert "function classify" in scripts[1]
     return model, "".join(scripts)
-
-
-def strange_pictures() -> list[NDArray[np.uint8]]:
-    """Of many sizes, dark on bright and bright on dark, with noise, and with next to nothing."""
-    random = np.random.default_rng(0)
-    pictures: list[NDArray[Any]] = []
-    for height, width in [(28, 28), (5, 90), (90, 5), (61, 33), (33, 61), (20, 20), (1, 1), (3, 2)]:
-        noise = random.integers(0, 256, (height, width)).astype(np.uint8)
-        line = np.full((height, width), 250, np.uint8)
-        line[height // 3 : height // 2 + 1, width // 4 : width // 2 + 1] = 40
-        empty = np.full((height, width), 9, np.uint8)
-        pictures += [noise, line, 255 - line, empty]
-    blob = random.integers(0, 256, (40, 40)).astype(np.uint8)
-    blob[:9] = blob[-4:] = blob[:, :2] = blob[:, -13:] = 20
-    halves = np.full((20, 20), 10, np.uint8)  # whose border has as many bright pixels as dark
-    halves[:, 10:] = 240
-    halves[4:8, 13:15] = 10
-    greys = [np.full((30, 30), paper, np.uint8) for paper in (127, 128, 100, 100)]
-    for grey, ink in zip(greys, (240, 20, 131, 132), strict=True):
-        grey[8:20, 10:14] = ink
-    faint = np.pad(halves[:, :10], 3)
-    faint[0, 0], faint[-1, -1] = 255, 31  # an eighth of the brightest is 31.875
-    pictures += [blob, 255 - blob, halves, *greys, faint]
-    return pictures
-
-
-def formed(picture: NDArray[np.uint8]) -> list[int] | None:
-    try:
-        return to_training_form(picture).ravel().tolist()
-    except ValueError:
-        return None
-
-
-def given_pictures() -> list[dict[str, Any]]:
-    return [
-        {"pixels": p.ravel().tolist(), "height": p.shape[0], "width": p.shape[1]}
-        for p in strange_pictures()
-    ]

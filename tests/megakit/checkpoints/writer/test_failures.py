@@ -1,6 +1,5 @@
 """What a save that fails says, and what it leaves behind."""
 
-import errno
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +13,6 @@ from megakit.errors import RunDirectoryLostError
 from tests.megakit.checkpoints.writer.training import names, no_space, run_to
 
 
-def caused(how: str) -> RuntimeError:
-    """An error with a system's error as its cause or context, and a loop as Python allows it."""
-    error, loop = RuntimeError("the save failed"), RuntimeError("of it")
-    loop.__context__ = error
-    loop.__cause__ = no_space() if how == "__cause__" else None
-    error.__context__ = loop if how == "__cause__" else no_space()
-    return error
-
-
 class Wrapped(BaseException):
     """As torch's CheckpointException, which is no Exception."""
 
@@ -34,18 +24,11 @@ class Wrapped(BaseException):
     ("error", "reason"),
     [
         (no_space(), "No space left on device"),
-        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
         (Wrapped(RuntimeError("Worker failure"), no_space()), "No space left on device"),
         (Wrapped(RuntimeError(f"Worker failure: {no_space()}")), "No space left on device"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), "completely"),
-        (OSError("no number"), "no number"),
-        (caused("__cause__"), "No space left on device"),
-        (caused("__context__"), "No space left on device"),
     ],
-    ids=[
-        *("full", "read-only", "wrapped", "text", "torch's archive"),
-        *("no number", "a cause", "a context"),
-    ],
+    ids=["full", "wrapped", "text", "torch's archive"],
 )
 def test_a_failed_save(
     writer: CheckpointWriter,
@@ -89,9 +72,7 @@ def test_a_save_that_fails_on_another_rank_is_removed_by_rank_0(
 
 def test_an_error_of_the_program_stays_what_it_is(writer: CheckpointWriter, trainer: Any) -> None:
     def fail(folder: Path) -> None:
-        error, other = ValueError("a bug"), KeyError("another")
-        error.__cause__, other.__cause__ = other, error  # whose causes have no end
-        raise error
+        raise ValueError("a bug")
 
     trainer.save_checkpoint = fail
     with pytest.raises(ValueError, match="a bug"):
@@ -109,28 +90,3 @@ def test_nothing_is_written_where_the_folder_is_no_longer_the_runs(
     with pytest.raises(RunDirectoryLostError):
         run_to(writer, trainer, 10, 0.5)
     assert not writer.folder.exists()
-
-
-def test_a_folder_that_is_lost_during_a_save_is_the_reason_that_is_told(
-    writer: CheckpointWriter, trainer: Any
-) -> None:
-    answers: list[Exception | None] = [None, RunDirectoryLostError("removed")]
-
-    def check() -> None:
-        if answer := answers.pop(0):
-            raise answer
-
-    def fail(folder: Path) -> None:
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-
-    writer.check_place, trainer.save_checkpoint = check, fail
-    with pytest.raises(RunDirectoryLostError):
-        run_to(writer, trainer, 10, 0.5)
-
-
-def test_a_first_save_into_a_folder_that_cannot_be_made(
-    writer: CheckpointWriter, trainer: Any
-) -> None:
-    writer.folder.write_text("a file")
-    with pytest.raises(OSError, match=r"cannot save .*step=000010: .*MB are free"):
-        run_to(writer, trainer, 10, 0.5)

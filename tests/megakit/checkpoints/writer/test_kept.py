@@ -1,8 +1,6 @@
 """Which checkpoints are kept, which are removed, and which are left alone."""
 
-import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,30 +31,6 @@ def test_a_stops_checkpoint_is_never_the_best_and_goes(
     assert writer.best_model_path.endswith("step=000010")
     run_to(writer, trainer, 20, 0.6)
     assert names(writer) == ["step=000010", "step=000020"]
-
-
-def test_there_is_always_a_complete_one(
-    writer: CheckpointWriter, trainer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whenever something is removed or renamed, one that stays is complete."""
-    complete: list[int] = []
-
-    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if (writer.folder / "step=000010").exists() or complete:
-                found = [p for p in writer.folder.glob("step=*") if verify(p)]
-                assert found
-                complete.append(len(found))
-            return function(*args, **kwargs)
-
-        return call
-
-    monkeypatch.setattr(shutil, "rmtree", watched(shutil.rmtree))
-    monkeypatch.setattr(Path, "rename", watched(Path.rename))
-    for step, loss in ((10, 0.5), (20, 0.3), (30, 0.4)):
-        run_to(writer, trainer, step, loss)
-    assert complete
-    assert min(complete) >= 1
 
 
 def test_an_earlier_starts_checkpoints_are_known(writer: CheckpointWriter, trainer: Any) -> None:
@@ -93,15 +67,6 @@ def test_one_that_a_killed_start_left_is_removed(
     assert names(again) == ["step=000010", "step=000020", "step=000030"][is_removed:]
 
 
-def test_what_a_killed_save_left_is_replaced(writer: CheckpointWriter, trainer: Any) -> None:
-    partial = writer.folder / ".step=000010"
-    partial.mkdir(parents=True)
-    (partial / "rest").write_text("of before")
-    run_to(writer, trainer, 10, 0.5)
-    assert names(writer) == ["step=000010"]
-    assert not (writer.folder / "step=000010" / "rest").exists()
-
-
 def test_one_that_is_being_read_is_kept_until_the_next_save(
     writer: CheckpointWriter, trainer: Any
 ) -> None:
@@ -128,23 +93,3 @@ def test_strangers_are_neither_chosen_nor_removed(writer: CheckpointWriter, trai
     assert names(writer) == [*(f"step=0000{step}" for step in (11, 12, 13)), "step=000020"]
     assert Path(writer.best_model_path).name == "step=000020"
     assert damaged.is_dir()
-
-
-def test_a_stranger_in_the_place_of_a_save_is_set_aside(
-    writer: CheckpointWriter, trainer: Any
-) -> None:
-    run_to(writer, trainer, 10, 0.5)
-    shutil.copytree(writer.folder / "step=000010", writer.folder / "step=000020")
-    run_to(writer, trainer, 20, 0.4)
-    assert names(writer) == ["foreign-step=000020", "step=000020"]
-    assert verify(writer.folder / "step=000020").val_loss == 0.4
-
-
-def test_what_else_lies_in_the_folder_is_not_opened(writer: CheckpointWriter, trainer: Any) -> None:
-    """A checkpoint that was set aside may hold a pipe, which would block a save for ever."""
-    aside = writer.folder / "damaged-step=000005"
-    aside.mkdir(parents=True)
-    os.mkfifo(aside / "pipe")
-    (aside / "gone").symlink_to("/nowhere")
-    run_to(writer, trainer, 10, 0.5)
-    verify(writer.folder / "step=000010")

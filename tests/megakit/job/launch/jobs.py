@@ -1,18 +1,18 @@
 """Jobs of the launcher whose ranks succeed, fail and are ended."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 from tests.scripts import REPOSITORY, environment
 
 # Launcher and rank in one file, as the project's scripts are. Each rank writes what it got, then
-# does what the command line says for it. `--grace` shortens the time that stubborn ranks are given.
+# does what the command line says for it.
 JOB = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -97,7 +97,7 @@ class Job:
         return {path.name: path.read_text() for path in self.folder.glob("signal-*")}
 
 
-@contextmanager
+@contextlib.contextmanager
 def job(*args, **options):
     """A job that leaves no process behind, whatever the test finds."""
     started = Job(*args, **options)
@@ -115,11 +115,9 @@ def job(*args, **options):
 
 def is_alive(pid):
     """Whether a process runs; one that has ended and waits to be collected does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 def wait_until(condition, seconds=60):

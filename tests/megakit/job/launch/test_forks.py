@@ -7,12 +7,10 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from contextlib import contextmanager
 
 import pytest
 
-from megakit.runtime.signals import STOP_SIGNALS
 from tests.megakit.job.launch.jobs import is_alive, wait_until
 from tests.scripts import REPOSITORY, environment
 
@@ -36,15 +34,15 @@ def work():
     for _ in range(600):
         time.sleep(0.05)
 
-sys.exit(run_in_fork(work if len(sys.argv) < 2 else lambda: sys.exit(5)))
+sys.exit(run_in_fork(work))
 """
 
 
 @contextmanager
-def fork(*arguments, **options):
-    """A process that works in a fork of its own; yields it and, where the fork waits, its id."""
+def fork(**options):
+    """A process that works in a fork of its own; yields it and the id of the fork."""
     process = subprocess.Popen(
-        [sys.executable, "-c", FORK, *arguments],
+        [sys.executable, "-c", FORK],
         stdout=subprocess.PIPE,
         text=True,
         env=environment(PYTHONPATH=str(REPOSITORY)),
@@ -53,35 +51,17 @@ def fork(*arguments, **options):
     )
     assert process.stdout is not None
     try:
-        yield process, None if arguments else int(process.stdout.readline())
+        yield process, int(process.stdout.readline())
     finally:
         process.kill()
         process.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_fork_receives_signals(number):
     with fork() as (process, _):
         process.send_signal(number)
         assert process.communicate(timeout=60)[0] == f"{number.name}\n"
-        assert process.returncode == 7
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGCHLD, signal.SIGHUP])
-def test_a_fork_where_a_signal_is_ignored_at_the_start(number):
-    """Some service managers ignore SIGCHLD, and the kernel then keeps no exit status."""
-
-    def ignore():
-        signal.signal(number, signal.SIG_IGN)
-
-    with fork("end", preexec_fn=ignore) as (process, _):
-        assert process.wait(timeout=60) == 5
-    with fork(preexec_fn=ignore) as (process, child):
-        os.killpg(process.pid, number)
-        time.sleep(0.3)
-        assert is_alive(child)
-        process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=60)[0] == "SIGTERM\n"
         assert process.returncode == 7
 
 

@@ -1,0 +1,134 @@
+"""How real processes end, and what goes to which stream.
+
+The statuses of trainings that are stopped or killed on the way are in tests/faults, those of jobs
+of several ranks in tests/parallel/test_starting.py.
+"""
+
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chain import Chain
+from tests.scripts import REPOSITORY, environment, run_python, run_script
+
+DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
+
+
+def test_help_is_quick() -> None:
+    """Half a second of the processor, or five times the parser of options: a slow machine."""
+
+    def processor_time(*command: object) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert run_python(*command).status == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    needed = min(processor_time(REPOSITORY / "model_pretrain.py", "--help") for _ in range(3))
+    assert needed < 0.5 or needed < 5 * processor_time("-P", "-c", "import tyro")
+
+
+@pytest.mark.parametrize("script", ["model_pretrain.py", "mnist/tutorial.py"])
+def test_a_refusal(script: str, tmp_path: Path) -> None:
+    result = run_script(script, *DIGITS, "--devices", 0, "--output-dir", tmp_path / "runs")
+    assert (result.status, result.out) == (2, "")
+    assert result.err.splitlines()[-1].endswith(": --devices 0: has to be at least 1.")
+    assert "Traceback" not in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_path_without_the_script_s_folder() -> None:
+    """`python -P`, or PYTHONSAFEPATH."""
+    assert run_script("model_predict.py", "--help", PYTHONSAFEPATH="1").status == 0
+
+
+@pytest.mark.parametrize("name", ["predictions", "chain"])
+def test_results_alone_go_to_standard_output(name: str, chain: Chain) -> None:
+    """`checkpoint=$(./run finetune)`: one line, the path of what was made."""
+    if name == "chain":
+        assert chain.result.out == f"{chain.runs}/predict/predictions.csv\n"
+        return
+    done = run_script("model_finetune.py", "--output-dir", chain.runs)
+    assert done.status == 0
+    (line,) = done.out.splitlines()
+    assert Path(line).parent == chain.runs / "finetune" / "checkpoints"
+    assert "is already done" in done.err
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [
+        (signal.SIGTERM, 143, ""),
+        (signal.SIGINT, 130, "Interrupted.\n"),
+        (signal.SIGHUP, 129, ""),
+        (signal.SIGUSR1, 143, ""),
+    ],
+)
+def test_a_signal_before_training_begins(
+    number: int, status: int, said: str, tmp_path: Path
+) -> None:
+    """The frameworks' import takes seconds, and hears a signal."""
+    script = subprocess.Popen(
+        [sys.executable, REPOSITORY / "model_pretrain.py", *DIGITS, "--output-dir", tmp_path],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not (tmp_path / "pretrain" / "run.json").exists():
+            assert script.poll() is None
+            time.sleep(0.01)
+        script.send_signal(number)
+        out, err = script.communicate(timeout=60)
+        assert (script.returncode, out) == (status, ""), err
+        assert err.endswith(said)
+        assert "Traceback" not in err
+    finally:
+        script.kill()
+        script.communicate()
+
+
+OWN_SCRIPT = """
+from dataclasses import dataclass
+
+from megakit.errors import UserError
+from megakit.job import Stage, TrainingOptions, run_script
+
+@dataclass(kw_only=True)
+class Options(TrainingOptions):
+    fails: bool = False
+
+    def resolve_dataset(self, previous, report, may_download=True):
+        print("looking for plums")
+        if not self.fails:
+            raise UserError(["there are no plums.", "nor pears."])
+        return "plums"
+
+def work(run):
+    print("eating plums")
+    raise RuntimeError("a stone")
+
+if __name__ == "__main__":
+    run_script(Stage(name="eat", script="eat.py", model="Eater"), Options, work)
+"""
+
+
+def test_errors_of_a_script_of_the_reader_s_own(tmp_path: Path) -> None:
+    """One that the user can mend; and another one, whose traceback is there for its author."""
+    (tmp_path / "eat.py").write_text(OWN_SCRIPT)
+    options = ("--output-dir", tmp_path, "--accelerator", "cpu")
+    refused = run_python(tmp_path / "eat.py", *options)
+    told = "eat.py: there are no plums.\neat.py: nor pears.\n"
+    assert (refused.status, refused.out, refused.err) == (2, "looking for plums\n", told)
+
+    failed = run_python(tmp_path / "eat.py", *options, "--fails")
+    assert (failed.status, failed.out) == (1, "looking for plums\n")
+    assert "RuntimeError: a stone" in failed.err
+    log = tmp_path / "eat" / "log.txt"
+    assert failed.err.endswith(f"eat.py failed; the log is {log}.\n")
+    assert "eating plums" in log.read_text()  # as all that is printed once the work has begun

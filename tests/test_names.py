@@ -1,0 +1,91 @@
+"""The names that code of readers and of the published documents imports, and where they are."""
+
+import dataclasses
+import importlib
+import inspect
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("megatron")
+
+NAMES = {
+    "model_components": (
+        *("SameSizeLossDict", "MSELossReduction", "ClassifierLossReduction", "MnistItem"),
+        *("MNISTCustom", "MNISTDataModule", "ExampleModelOutput", "ExampleModelTrunk"),
+        *("PretrainModel", "ExampleFineTuneModel", "ExampleGenericConfig", "PretrainConfig"),
+        *("ExampleFineTuneConfig", "BionemoLightningModule", "MetricTracker"),
+    ),
+    "megakit": ("CACHE_DIR",),
+    "megakit.data": (
+        *("EpochIndex", "SizedDataset", "MultiEpochDataset", "MultiEpochDatasetResampler"),
+        *("MultiEpochDatasetWrapper", "IdentityMultiEpochDatasetWrapper", "PRNGResampleDataset"),
+        *("permute", "MegatronDataModule", "WrappedDataLoader"),
+    ),
+    "megakit.models": (
+        *("MegatronBioNeMoTrainableModelConfig", "OVERRIDE_BIONEMO_CONFIG_DEFAULTS"),
+        *("IOMixinWithGettersSetters", "MegatronLossType", "load_for_inference"),
+    ),
+    "megakit.training": (
+        *("LightningPassthroughPredictionMixin", "PassthroughLossReduction", "train"),
+    ),
+    "megakit.testing": (
+        *("assert_dataset_compatible_with_megatron", "assert_dataset_elements_not_equal"),
+        "distributed_model_parallel_state",
+    ),
+    "megakit.runtime": ("use_accelerator",),
+}
+#: Parameters of the documents, in their order; further ones may follow.
+PARAMETERS = {
+    "model_components.MNISTDataModule": ["data_dir", "batch_size", "output_log"],
+    "model_components.MNISTCustom": ["root", "train", "transform"],
+    "model_components.MetricTracker": ["metrics_to_track_val", "metrics_to_track_train"],
+    "megakit.data.PRNGResampleDataset": ["dataset", "seed", "num_samples"],
+    "megakit.data.MultiEpochDatasetResampler": ["dataset", "num_epochs", "num_samples", "shuffle"],
+    "megakit.data.permute": ["index", "length", "seed"],
+    "megakit.training.train": ["model", "data", "trainer", "log", "resume"],
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in NAMES.items() for name in names]
+)
+def test_name(module: str, name: str) -> None:
+    assert getattr(importlib.import_module(module), name) is not None
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name: str) -> None:
+    module, _, name_in_module = name.rpartition(".")
+    found = inspect.signature(getattr(importlib.import_module(module), name_in_module)).parameters
+    assert list(found)[: len(PARAMETERS[name])] == PARAMETERS[name]
+
+
+def test_fields_of_the_configs() -> None:
+    from model_components import ExampleFineTuneConfig, PretrainConfig
+
+    for config in (PretrainConfig(), ExampleFineTuneConfig()):
+        fields = {field.name for field in dataclasses.fields(config)}
+        assert {"hidden_size", "latent_size", "initial_ckpt_path"} <= fields
+        assert "initial_ckpt_skip_keys_with_these_prefixes" in fields
+        assert (config.hidden_size, config.latent_size) == (64, 3)
+
+
+def test_layers_have_torch_s_attributes() -> None:
+    from model_components import ExampleFineTuneConfig, PretrainConfig
+
+    pretrain, finetune = (
+        config.configure_model() for config in (PretrainConfig(), ExampleFineTuneConfig())
+    )
+    sizes = {
+        name: (layer.in_features, layer.out_features)
+        for model in (pretrain, finetune)
+        for name in ("linear1", "linear2", "linear3", "linear4", "digit_classifier")
+        if (layer := getattr(model, name, None)) is not None
+    }
+    assert sizes == {
+        "linear1": (784, 64),
+        "linear2": (64, 3),
+        "linear3": (3, 64),
+        "linear4": (64, 784),
+        "digit_classifier": (3, 10),
+    }
