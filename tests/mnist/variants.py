@@ -17,7 +17,7 @@ class ChangedTrunk(ExampleModelTrunk):
         super().__init__(config)
         self.variant = config.variant
         if self.variant == "GELU":
-            self.relu = nn.GELU()
+            self.relu = nn.GELU()  # type: ignore[assignment]
         with seeded(config.seed, "extra"):
             size = config.latent_size
             self.extra = nn.Linear(size, size)

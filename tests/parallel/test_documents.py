@@ -21,12 +21,10 @@ def test_the_example_runs(ranks):
 
 
 def test_the_example_of_fake_ranks_runs():
-    """In a process of its own, which has not used Megatron yet; another shape is noticed."""
+    """In a process of its own, which has not used Megatron yet."""
     _, code, _ = python_blocks()
-    code += "\ntest_a_rank_of_1024()\n"
-    assert run_python("-c", code).status == 0
-    done = run_python("-c", code.replace("(784, 16)", "(784, 32)"))
-    assert "AssertionError" in done.err
+    done = run_python("-c", code + "\ntest_a_rank_of_1024()\n")
+    assert done.status == 0, done.err
 
 
 def test_the_layout_command_prints_what_is_shown():

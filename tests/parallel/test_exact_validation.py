@@ -9,7 +9,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import pytest
 
 from megakit.checkpoints import read_manifest
-from tests.faults.harness import curves
+from tests.left_behind import curves
 from tests.parallel import token_jobs
 from tests.scripts import read_csv
 

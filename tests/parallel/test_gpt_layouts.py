@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,7 +188,7 @@ def restore_small_shards():
 
     make_resumption_exact()
     with distributed_model_parallel_state():
-        states = []
+        states: list[Any] = []
         for _ in range(2):
             model = DistributedDataParallel(
                 TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1),

@@ -17,7 +17,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from tests.faults.harness import curves
+from tests.left_behind import curves
 from tests.parallel import jobs
 from tests.scripts import read_csv, read_json
 

@@ -223,7 +223,7 @@ def test_out_of_bounds(index):
 
 def test_a_plain_integer_is_no_epoch_index():
     with pytest.raises(TypeError, match="indexed by EpochIndex"):
-        AddEpoch(Virtual(7))[3]
+        AddEpoch(Virtual(7))[3]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def test_a_rank_of_srun_has_the_variables_of_our_own_launcher(
         rendezvous, "join_store", lambda cluster, timeout: contextlib.nullcontext(HashStore())
     )
     os.environ.update(given)
-    cluster, plan = Cluster("srun", address="node1"), SimpleNamespace(to_json=lambda: "{}")
+    cluster = Cluster("srun", address="node1")
+    plan: Any = SimpleNamespace(to_json=lambda: "{}")
     made: Any = (plan, None)
     assert rendezvous.share_plan(cluster, lambda: made, 0)[0] is plan
     assert os.environ["OMP_NUM_THREADS"] == threads
