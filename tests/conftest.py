@@ -66,15 +66,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Runs the tests of a file in one process, and all that use the pool of ranks in another."""
+    """Runs the tests of a file in one process, and those that share what is dear in one, too."""
     from xdist.scheduler import LoadFileScheduling
 
-    class OnePool(LoadFileScheduling):
+    class Sharing(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "ranks" if uses_ranks(REPOSITORY / file) else file
+            if uses_ranks(REPOSITORY / file):
+                return "ranks"
+            return "report" if file.startswith("tests/mnist/report/") else file
 
-    return OnePool(config, log)
+    return Sharing(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
@@ -227,7 +229,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
 
 @pytest.fixture(scope="session")
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The pool of rank processes: it imports the frameworks once. See `OnePool`."""
+    """The pool of rank processes: it imports the frameworks once."""
     from megakit.testing import Ranks
 
     with Ranks(4) as pool:

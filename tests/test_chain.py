@@ -305,6 +305,7 @@ def test_a_folder_of_photos(copied: Path, tmp_path: Path):
     assert drawn.height > 4 * 140 > drawn.height / 2
 
 
+@pytest.mark.long
 def test_a_prediction_that_fails_keeps_the_figures_of_the_earlier_one(copied: Path):
     folder = copied / "predict"
     drawn = {path.name: path.read_bytes() for path in folder.glob("*.[ph][nt]*")}

@@ -194,6 +194,7 @@ def test_a_refused_fresh_start_leaves_the_old_run_in_its_place(
     assert contents(tmp_path / "runs") == before
 
 
+@pytest.mark.long
 def test_without_a_checkpoint_nothing_is_mixed(
     project: Path, stopped: Path, tmp_path: Path
 ) -> None:
@@ -206,6 +207,7 @@ def test_without_a_checkpoint_nothing_is_mixed(
     assert read_json(tmp_path / "runs" / "pretrain" / "summary.json")["changes"] == []
 
 
+@pytest.mark.long
 def test_the_next_stage_says_that_its_start_is_of_old_code(
     project: Path, done: Path, tmp_path: Path
 ) -> None:
@@ -224,6 +226,7 @@ def test_the_next_stage_says_that_its_start_is_of_old_code(
     assert ": MSELossReduction.forward. " in ended.err
 
 
+@pytest.mark.long
 def test_a_size_that_the_config_does_not_get(project: Path, tmp_path: Path) -> None:
     """Such an option would be accepted, and would change nothing."""
     change(project, "model_pretrain.py", [(" hidden_size=options.hidden_size,", "")])

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.scripts import run_script
 
 HOOK = Path(__file__).with_name("python_3_11_2")
 
 
+@pytest.mark.long
 def test_a_chain_on_python_3_11_2(tmp_path: Path) -> None:
     """It pickles an Enum's member as a call of `getattr`; Megatron's `.metadata` holds one."""
     options = ("--dataset", "digits", "--accelerator", "cpu", "--max-steps", 2)

@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.scripts import run_script
 
 
+@pytest.mark.long
 def test_a_processor_that_emulates_bfloat16_computes_in_float32(tmp_path: Path) -> None:
     """Emulated, pretraining takes four times as long."""
     script = ("model_pretrain.py", "--dataset", "digits", "--max-steps", 2, "--devices", 2)

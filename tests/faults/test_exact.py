@@ -42,6 +42,15 @@ def finish(training: Training, after: int, *options: object) -> Start:
     return start
 
 
+def test_stopped_and_killed_while_it_saves(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
+    training = Training(tmp_path)
+    stop_after(training, 7, "SIGINT")
+    kill(training, Fault(BETWEEN_WEIGHTS_AND_CONTEXT))
+    finish(training, after=7)
+    assert training.result() == never_stopped
+
+
+@pytest.mark.long
 def test_stopped_by_signals_and_a_full_disk_and_killed_while_it_saves(
     tmp_path: Path, never_stopped: dict[str, Any]
 ) -> None:

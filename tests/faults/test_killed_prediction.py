@@ -22,6 +22,8 @@ PLACES = {
 }
 WRITING, MERGING = list(PLACES)[1:3]
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -51,10 +53,7 @@ def leftovers(runs: Path) -> set[str]:
     return {path.name for path in (runs / "predict").glob(".*")} - {LOCK}
 
 
-@pytest.mark.parametrize(
-    "place",
-    [pytest.param(place, marks=[] if place == MERGING else pytest.mark.long) for place in PLACES],
-)
+@pytest.mark.parametrize("place", PLACES)
 def test_killed(predicted: Path, runs: Path, place: str) -> None:
     killed = predict(runs, fault=f"{place}:1 SIGKILL 0")
     assert killed.status == -9, killed.err
@@ -66,7 +65,6 @@ def test_killed(predicted: Path, runs: Path, place: str) -> None:
     assert leftovers(runs) == set()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank(predicted: Path, runs: Path, rank: int) -> None:
     killed = predict(runs, "--devices", 2, fault=f"{WRITING}:1 SIGKILL {rank}")
@@ -78,7 +76,6 @@ def test_a_killed_rank(predicted: Path, runs: Path, rank: int) -> None:
     assert leftovers(runs) == set()
 
 
-@pytest.mark.long
 def test_an_error_leaves_no_incomplete_files(runs: Path) -> None:
     failed = predict(runs, fault=f"{MERGING}:1 OSError 0")
     assert failed.status == 1

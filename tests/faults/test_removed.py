@@ -29,6 +29,7 @@ def go_on(process: Any) -> Start:
     return Start(process.returncode, out, err, 0.0)
 
 
+@pytest.mark.long
 def test_a_removed_folder_ends_the_run_with_the_truth(tmp_path: Path) -> None:
     """The folder is removed while the run trains, and while the next run loads a checkpoint."""
     trains, loads = Training(tmp_path / "trains"), Training(tmp_path / "loads")

@@ -119,9 +119,8 @@ def test_a_terminal_that_hangs_up(tmp_path: Any, script: str, devices: int) -> N
     assert f"Stopped after step {saved_step(training)};" in log
 
 
-@pytest.mark.parametrize(
-    "script", ["model_pretrain.py", pytest.param("mnist/tutorial.py", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("script", ["model_pretrain.py", "mnist/tutorial.py"])
 def test_a_reader_that_ends_early(tmp_path: Any, script: str) -> None:
     """`./run pretrain 2>&1 | head -2`: the run goes on to its end, and says so in its log."""
     steps = ("--max-steps", "40") if script != "mnist/tutorial.py" else ()

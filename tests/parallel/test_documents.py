@@ -4,6 +4,8 @@ import re
 import sys
 from typing import Any
 
+import pytest
+
 from tests.scripts import REPOSITORY, run, run_python
 
 DOCUMENT = REPOSITORY / "docs" / "parallelism.md"
@@ -20,6 +22,7 @@ def test_the_example_runs(ranks):
     names["test_every_rank_has_half"](ranks)
 
 
+@pytest.mark.long
 def test_the_example_of_fake_ranks_runs():
     """In a process of its own, which has not used Megatron yet."""
     _, code, _ = python_blocks()
@@ -46,6 +49,7 @@ def train_ten_steps(device):
 """
 
 
+@pytest.mark.long
 def test_the_example_without_a_gpu_runs() -> None:
     _, _, code = python_blocks()
     done = run_python("-c", TEN_STEPS + code)

@@ -62,6 +62,7 @@ def test_ranks_of_a_pool_open_their_own(tmp_path: Path) -> None:
     assert sorted(opened(tmp_path).values(), key=list) == [{0}, {1}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_child", [False, True])
 def test_a_process_that_computes_checks_its_gpu_itself(tmp_path: Path, in_child: bool) -> None:
     """A child would import torch once more; a process that does not compute needs no torch."""

@@ -52,9 +52,10 @@ def ends(tasks: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
     return [task.returncode for task in tasks], messages
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "visible",
-    [pytest.param(1, marks=pytest.mark.long), 2],
+    [1, 2],
     ids=["--gpus-per-task=1", "--gpus-per-node=2"],
 )
 def test_each_task_uses_its_own_gpu(visible: int, tmp_path: Path) -> None:
@@ -65,6 +66,7 @@ def test_each_task_uses_its_own_gpu(visible: int, tmp_path: Path) -> None:
     assert len(read_csv(tmp_path / "pretrain" / "metrics.csv")) > 1
 
 
+@pytest.mark.long
 def test_two_tasks_do_not_share_a_gpu(tmp_path: Path) -> None:
     with two_tasks_of_srun(tmp_path, 1, 1) as tasks:
         statuses, (first, _) = ends(tasks)
@@ -87,6 +89,7 @@ assert torch.equal(torch.rand(3, device="cuda").cpu(), expected)
 """
 
 
+@pytest.mark.long
 def test_initial_weights_leave_the_gpu_s_generator_alone() -> None:
     """A seed of all generators would stay: only the CPU's generator is restored."""
     command = [sys.executable, "-c", KEEPS_THE_GPU_S_GENERATOR]

@@ -50,8 +50,7 @@ def cases(model, short=()):
     ]
 
 
-#: Of the second model, the short suite has the layouts that split it once.
-CASES = [*cases("first", LAYOUTS), *cases("vit", ("tp2", "pp2"))]
+CASES = [*cases("first", LAYOUTS), *cases("vit")]
 LONG_FOR_VIT = [*cases("first", LAYOUTS), *cases("vit")]
 #: Without data parallelism, the distributed optimizer has nothing to shard.
 DISTRIBUTED = [*cases("first", ("dp2", "tp2-dp2", "pp2-dp2")), *cases("vit")]

@@ -153,7 +153,7 @@ def start(job, starter, port):
             job.begin(*SHORT, *TP2, **says)
 
 
-@pytest.mark.parametrize("starter", ["two machines", "srun"])
+@pytest.mark.parametrize("starter", [pytest.param("two machines", marks=pytest.mark.long), "srun"])
 def test_the_same_job_whoever_starts_it(job, by_itself, starter):
     start(job, starter, free_port())
     first, *others = job.ends()
@@ -228,7 +228,8 @@ class TestSlurm:
         assert "within 1 s (--timeout)" in second.err
         assert [len(end.err.splitlines()) for end in (first, second)] == [1, 1]
 
-    @pytest.mark.parametrize("tasks", [1, pytest.param(2, marks=pytest.mark.long)])
+    @pytest.mark.long
+    @pytest.mark.parametrize("tasks", [1, 2])
     def test_the_time_limit_s_signal_saves(self, job, tasks):
         """Lightning would requeue the job by itself, and lose what was done since the last save."""
         port = free_port()

@@ -194,6 +194,7 @@ def test_without_a_dataset_there_is_no_loader() -> None:
     assert not hasattr(MegatronDataModule(), "data_sampler")  # the subclass's to assign
 
 
+@pytest.mark.long
 def test_training_without_validation(tmp_path: Path) -> None:
     """As modules for NeMo or BioNeMo train that have a training loader alone."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -235,6 +236,7 @@ run_script(PRETRAIN, PretrainOptions, work)
 # --- In a real training ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_stops_other_layouts_and_validations_change_no_sample() -> None:
     """NeMo's trainer, stopped twice, the second part with other micro batches and workers."""
     from model_components import MNISTDataModule

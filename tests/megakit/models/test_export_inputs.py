@@ -29,6 +29,7 @@ def export(checkpoint: Path) -> Any:
     return lambda *options: main([*command, *map(str, options)])
 
 
+@pytest.mark.long
 def test_a_language_model(
     export: Any, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.scripts import REPOSITORY, output_of
 
 PROGRAM = """
@@ -69,5 +71,6 @@ def test_transformers_may_ask_which_packages_are_there(tmp_path: Path) -> None:
     assert told == "{'torchvision': 'torchvision', 'scipy.signal': 'scipy.signal'}\n"
 
 
+@pytest.mark.long
 def test_importing_torchmetrics_leaves_the_rest_for_later() -> None:
     assert output_of(PROGRAM).splitlines() == ["[1, 3, 2]", "True", "ResNet", "True", "True"]

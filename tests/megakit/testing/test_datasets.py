@@ -240,6 +240,7 @@ def test_command(arguments, status, message, capsys):
     assert message in (output.err if status else output.out)
 
 
+@pytest.mark.long
 def test_command_as_a_process():
     """As users run it: in the folder of their module."""
     result = subprocess.run(

@@ -3,6 +3,8 @@
 import re
 import sys
 
+import pytest
+
 from megakit.testing.layout import in_bytes
 from tests.scripts import REPOSITORY, run
 
@@ -49,12 +51,14 @@ def test_a_cluster_of_1024_ranks(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.long
 def test_another_model():
     script = REPOSITORY / "examples/vit/model_finetune.py"
     done = layout(script, *DIGITS, "--devices", 2, "--pipeline-parallel", 2)
     assert [row[3] for row in rows(done.output())] == ["104,192", "100,746"]
 
 
+@pytest.mark.long
 def test_a_loss_that_reads_a_value(tmp_path):
     """The message names its line."""
     code = (REPOSITORY / "model_components.py").read_text()
