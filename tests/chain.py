@@ -17,11 +17,6 @@ class Chain:
     runs: Path
     result: Result
 
-    @property
-    def no_data(self) -> Path:
-        """The empty folder of its --data-dir."""
-        return self.runs.parent / "no-data"
-
 
 def trained_chain(factory: pytest.TempPathFactory) -> Chain:
     """Runs the tutorial, unless another process of the tests has run it."""
