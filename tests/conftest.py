@@ -25,7 +25,7 @@ from tests.single_process import single_process
 REPOSITORY = Path(__file__).resolve().parents[1]
 BEGAN = time.monotonic()
 #: Seconds that a test may take, by its mark: twice the longest or more.
-LIMITS = {"long": 900, "": 200}
+LIMITS = {"long": 1200, "gpu": 600, "": 200}
 terminal = 2  # standard error's descriptor while pytest captures it: see `pytest_configure`
 SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
 

@@ -65,10 +65,15 @@ def test_transformers_may_ask_which_packages_are_there(tmp_path: Path) -> None:
     told = output_of(
         "from megakit.runtime.deferred import import_torchmetrics; import_torchmetrics()\n"
         "import sys; found = sys.modules['transformers'].FOUND\n"
-        "print({name: spec.name for name, spec in found.items()})",
+        "print({name: spec.name for name, spec in found.items()})\n"
+        "from importlib import import_module\n"
+        "user = import_module('torchmetrics.functional.image.arniqa')\n"
+        "print(type(user.transforms.Normalize(0, 1)).__module__)",  # the real one, now
         PYTHONPATH=f"{REPOSITORY}:{tmp_path}",
     )
-    assert told == "{'torchvision': 'torchvision', 'scipy.signal': 'scipy.signal'}\n"
+    found, real = told.splitlines()
+    assert found == "{'torchvision': 'torchvision', 'scipy.signal': 'scipy.signal'}"
+    assert real.startswith("torchvision.")
 
 
 @pytest.mark.long
