@@ -13,19 +13,20 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from megakit.runtime.accelerator import is_certainly_cpu
 from mnist.files import MNIST_SHA256
 from tests.chain import Chain, trained_chain
 from tests.single_process import single_process
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BEGAN = time.monotonic()
-#: Seconds that a test may take, by its mark: twice the longest or more.
-LIMITS = {"long": 1200, "gpu": 600, "": 200}
+#: Time limit of a test in seconds, by its mark, at least twice what the slowest such test takes.
+LIMITS = {"long": 1200, "gpu": 600}
+LIMIT = 200  # without a mark; the first tests also wait for the chain or the pool of ranks
 terminal = 2  # standard error's descriptor while pytest captures it: see `pytest_configure`
 SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
 
@@ -66,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Runs the tests of a file in one process, and those that share what is dear in one, too."""
+    """Keeps a file's tests in one worker, and all files that share a costly fixture in one, too."""
     from xdist.scheduler import LoadFileScheduling
 
     class Sharing(LoadFileScheduling):
@@ -108,15 +109,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Ends a test that hangs, and the processes that it waits for; the next test then runs."""
-    limit = next(LIMITS[mark] for mark in LIMITS if not mark or item.get_closest_marker(mark))
+    """Fails a test that hangs; the next test then runs."""
+    marks = {mark.name for mark in item.iter_markers()}
+    limit = max((LIMITS[name] for name in marks & LIMITS.keys()), default=LIMIT)
 
     def fail(*_: object) -> None:
         pytest.fail(f"{item.nodeid} takes longer than {limit} s")
 
     previous = signal.signal(signal.SIGALRM, fail)
     signal.alarm(limit)
-    # C++ code that never returns to Python hears no signal: the whole suite ends, and says where.
+    # C++ code that never returns to Python hears no signal: the process ends, and says where.
     faulthandler.dump_traceback_later(limit + 60, exit=True, file=terminal)
     try:
         return (yield)
@@ -155,7 +157,8 @@ def why_no_gpu() -> str | None:
     Tests apply the patches for a CPU to this process, and a GPU that this process has opened stays
     open, so that ranks may not get it.
     """
-    if is_certainly_cpu("auto"):
+    rehearsed = "REHEARSE_GPUS" in os.environ
+    if not rehearsed and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):
         return "no driver of an NVIDIA GPU is loaded"
     code = "import torch; torch.zeros(1, device='cuda')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -193,6 +196,14 @@ def megatron() -> Iterator[None]:
     """Megatron set up on a CPU; until this has run, tests must not import NeMo or Megatron."""
     with single_process():
         yield
+
+
+@pytest.fixture(scope="session")
+def components(megatron: None) -> ModuleType:
+    """`model_components`, which can be imported once an accelerator was chosen."""
+    import model_components
+
+    return model_components
 
 
 @pytest.fixture(scope="session")

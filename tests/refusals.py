@@ -4,14 +4,16 @@ A script runs as a fork of the process that runs the tests, which saves the star
 fork imports the project's modules again. None of them may import a framework: the trap ends it.
 """
 
-import contextlib
 import gc
+import importlib
 import importlib.abc
+import logging
 import os
 import runpy
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +22,9 @@ from typing import Any, NoReturn
 from tests.scripts import REPOSITORY, Result, environment
 
 PRETRAIN_PY, FINETUNE_PY, PREDICT_PY = "model_pretrain.py", "model_finetune.py", "model_predict.py"
+TUTORIAL_PY = "mnist/tutorial.py"
 SCRIPTS = (PRETRAIN_PY, FINETUNE_PY, PREDICT_PY)
-FRAMEWORKS = ("torch", "nemo", "lightning", "megatron", "torchvision")
+FRAMEWORKS = ("torch", "nemo", "lightning", "megatron", "torchvision", "fiddle")
 OURS = ("megakit", "mnist", "examples")
 TRAPPED = 97
 HANGS_AFTER = 60  # seconds
@@ -41,6 +44,7 @@ OPTIONS = {
     PRETRAIN_PY: EVERYWHERE | TRAINING | SIZES | {"--corruption"},
     FINETUNE_PY: EVERYWHERE | TRAINING | SIZES | {"--checkpoint", "--num-labels"},
     PREDICT_PY: EVERYWHERE | {"--checkpoint", "--input"},
+    TUTORIAL_PY: EVERYWHERE | {"--fresh", "--seed"},
 }
 
 CLOSED_PROXY = "http://127.0.0.1:9"
@@ -57,7 +61,7 @@ class Trap(importlib.abc.MetaPathFinder):
 
 
 def run_forked(
-    script: str | Path, *arguments: object, folder: Path, **changes: str | None
+    script: str | Path, *arguments: object, folder: Path, cwd: Path, **changes: str | None
 ) -> Result:
     """Runs a script to its end in a fork; `changes` are variables of its environment.
 
@@ -65,22 +69,28 @@ def run_forked(
         script: A script of the project's, or the path of another one.
         arguments: Its arguments.
         folder: Gets what it prints.
+        cwd: The current folder.
     """
     streams = {1: folder / "stdout", 2: folder / "stderr"}
     child = os.fork()
     if child == 0:
-        with contextlib.suppress(BaseException):
-            _become(script, [*map(str, arguments)], streams, environment(**changes))
-        os._exit(1)
+        try:
+            _become(script, [*map(str, arguments)], streams, cwd, environment(**changes))
+        finally:
+            os._exit(1)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     out, err = (path.read_text() for path in streams.values())
     return Result(status, out, err, 0.0)
 
 
 def _become(
-    script: str | Path, arguments: list[str], streams: dict[int, Path], variables: dict[str, str]
+    script: str | Path,
+    arguments: list[str],
+    streams: dict[int, Path],
+    cwd: Path,
+    variables: dict[str, str],
 ) -> NoReturn:
-    gc.disable()  # what this process inherits may wait, when destroyed, for threads that it has not
+    gc.disable()  # to collect inherited objects may wait for threads that only the parent has
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(HANGS_AFTER)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -91,9 +101,12 @@ def _become(
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(variables)
+    os.chdir(cwd)
+    importlib.reload(warnings)  # pytest records warnings and what is logged
+    logging.root.handlers.clear()
     for name in [*sys.modules]:
         root = name.partition(".")[0]
-        if root in OURS or root.startswith("model_") or name in FRAMEWORKS:
+        if root in (*OURS, *FRAMEWORKS) or root.startswith("model_"):
             del sys.modules[name]
     sys.meta_path.insert(0, Trap())
     path = REPOSITORY / script
@@ -133,7 +146,9 @@ class Refusals:
             if option not in given:
                 given += [option, value]
         variables = {"COLUMNS": "80", "https_proxy": CLOSED_PROXY, "HTTPS_PROXY": CLOSED_PROXY}
-        result = run_forked(script, *given, folder=self.printed, **(variables | changes))
+        result = run_forked(
+            script, *given, folder=self.printed, cwd=self.folder, **(variables | changes)
+        )
         assert result.status == 2, result.err
         assert result.out == ""
         assert "Traceback" not in result.err
@@ -144,10 +159,10 @@ class Refusals:
         """The messages, each on one line that begins with the script's name."""
         lines = self(script, *arguments, **changes).splitlines()
         for line in lines:
-            assert line.startswith(f"{script}: ")
+            assert line.startswith(f"{Path(script).name}: ")
             # short, apart from the paths in it
             assert len(line.replace(str(self.folder), "")) < 500
-        return [line.removeprefix(f"{script}: ") for line in lines]
+        return [line.removeprefix(f"{Path(script).name}: ") for line in lines]
 
     def problem(self, script: str, *arguments: object, **changes: str) -> str:
         (problem,) = self.problems(script, *arguments, **changes)

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megakit.testing.rehearsal.rehearse import GPUS, HOOK, REPORT
-
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -95,6 +93,8 @@ def stop_and_resume(directory: Path, script: str, *arguments: object) -> None:
 
 def rehearsed(gpus: int = 1, report: Any = None, **more: Any) -> dict[str, Any]:
     """Variables by which a command finds so many GPUs, made of labels; it may write a report."""
+    from megakit.testing.rehearsal.rehearse import GPUS, HOOK, REPORT
+
     path = os.pathsep.join([str(HOOK), str(REPOSITORY)])
     changes = {"PYTHONPATH": path, GPUS: str(gpus), "OMP_NUM_THREADS": "1", **more}
     return changes if report is None else {**changes, REPORT: str(report)}

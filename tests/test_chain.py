@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -61,6 +62,8 @@ def test_summary(chain: Chain, stage: str):
     assert summary.keys() == SUMMARY_FIELDS
     assert (summary["stage"], summary["dataset"]) == (stage, "digits")
     assert summary["parallel"] == {"tensor": 1, "pipeline": 1, "data": 1}
+    assert (summary["accelerator"], summary["seed"]) == ("cpu", None if stage == "predict" else 42)
+    assert summary["device"] in chain.result.err
     assert {"torch", "lightning", "nemo_toolkit", "megatron-core"} <= summary["versions"].keys()
     only_training = ("seed", "steps", "steps_per_second", "times", "train_loss", "val_loss")
     only_prediction = ("num_samples", "accuracy", "cross_entropy", "per_class_accuracy")
@@ -237,19 +240,67 @@ def test_console_says_what_a_person_wants_and_no_more(chain: Chain):
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
-def test_a_second_start_says_that_it_is_done(chain: Chain, stage: str):
+def test_a_second_start_says_that_it_is_done(chain: Chain, copied: Path, stage: str):
     def times() -> dict[Path, int]:
         """Of all files but the lock, which names its last holder."""
-        files = [path for path in (chain.runs / stage).rglob("*") if path.name != LOCK]
+        files = [path for path in (copied / stage).rglob("*") if path.name != LOCK]
         return {path: path.stat().st_mtime_ns for path in files}
 
     before = times()
-    again = run_script(f"model_{stage}.py", "--output-dir", chain.runs)
+    again = run_script(f"model_{stage}.py", "--output-dir", copied)
     assert again.status == 0
     assert "done" in again.err
-    assert again.out == read_json(chain.runs / stage / "summary.json")["checkpoint"] + "\n"
+    best = Path(read_json(copied / stage / "summary.json")["checkpoint"])
+    assert again.out == f"{copied / best.relative_to(chain.runs)}\n"
     assert again.seconds < 30
     assert times() == before
+
+
+def test_what_a_run_leaves_behind(chain: Chain):
+    training = {".lock", "checkpoints", "log.txt", "metrics.csv", "run.json", "summary.json"}
+    figures = {"confusion_matrix.png", "latent_space.png", "mistakes.png", "report.html"}
+    expected = {
+        **dict.fromkeys(("pretrain", "finetune"), training | {"tensorboard"}),
+        "predict": figures | {".lock", "log.txt", "predictions.csv", "summary.json"},
+    }
+    found = {path.name: {file.name for file in path.iterdir()} for path in chain.runs.iterdir()}
+    assert found == expected
+
+
+def test_fine_tuning_starts_from_the_best_of_pretraining(
+    chain: Chain, tmp_path: Path, components: ModuleType
+):
+    """With a rate that changes nothing; with few labels the last checkpoint counts."""
+    from megakit.models import load_for_inference
+
+    shutil.copytree(chain.runs / "pretrain", tmp_path / "pretrain")
+    still = ("--lr", 1e-12, "--max-steps", 2, "--val-interval", 1, "--save-interval", 1)
+    options = ("--num-labels", 100, "--precision", 32, "--output-dir", tmp_path)
+    run_script("model_finetune.py", *still, *options).output()
+    summary = read_json(tmp_path / "finetune" / "summary.json")
+    assert summary["checkpoint"] == summary["last_checkpoint"]
+    assert summary["checkpoint"].endswith("/step=000002")
+    best = Path(read_json(chain.runs / "pretrain" / "summary.json")["checkpoint"])
+    pretrained = load_for_inference(best, components.PretrainConfig()).state_dict()
+    finetuned = load_for_inference(summary["checkpoint"]).state_dict()
+    trunk = [name for name in pretrained if name.startswith(("linear1.", "linear2."))]
+    assert len(trunk) == 4
+    for name in trunk:
+        assert np.allclose(finetuned[name], pretrained[name], rtol=0, atol=1e-6), name
+
+
+def test_predictions_are_those_of_the_best_classifier(chain: Chain, components: ModuleType):
+    import torch
+
+    from megakit.models import load_for_inference
+
+    model = load_for_inference(read_json(chain.runs / "finetune" / "summary.json")["checkpoint"])
+    images = torch.from_numpy(mnist_files.read_digits("test")[0]).float().div(255).unsqueeze(1)
+    expected = model(images).softmax(dim=1).numpy()
+    rows = read_csv(chain.runs / "predict" / "predictions.csv")
+    found = np.array([[float(row[f"p{k}"]) for k in range(10)] for row in rows])
+    assert np.abs(found - expected).mean() < 0.005  # the scripts may compute in bfloat16
+    assert (found.argmax(1) == expected.argmax(1)).mean() > 0.98
 
 
 def test_predicting_again_replaces_the_file(copied: Path):
@@ -308,8 +359,8 @@ def test_a_folder_of_photos(copied: Path, tmp_path: Path):
 @pytest.mark.long
 def test_a_prediction_that_fails_keeps_the_figures_of_the_earlier_one(copied: Path):
     folder = copied / "predict"
-    drawn = {path.name: path.read_bytes() for path in folder.glob("*.[ph][nt]*")}
-    assert "report.html" in drawn
+    drawn = contents(folder)
+    assert {"report.html", "predictions.csv", "summary.json"} <= drawn.keys()
     limit = 8_000  # bytes of a file: predictions.csv is larger
     limited = subprocess.run(
         [sys.executable, "model_predict.py", "--output-dir", copied],
@@ -323,7 +374,12 @@ def test_a_prediction_that_fails_keeps_the_figures_of_the_earlier_one(copied: Pa
     )
     assert limited.returncode == 1, limited.stderr
     assert "File too large" in limited.stderr
-    assert {path.name: path.read_bytes() for path in folder.glob("*.[ph][nt]*")} == drawn
+    assert contents(folder) == drawn
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.iterdir() if path.name not in ("log.txt", LOCK)]
+    return {path.name: path.read_bytes() for path in files}
 
 
 @pytest.mark.long

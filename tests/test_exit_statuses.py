@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.chain import Chain
 from tests.scripts import REPOSITORY, environment, run_python, run_script
 
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
@@ -46,31 +45,11 @@ def test_a_module_path_without_the_script_s_folder() -> None:
     assert run_script("model_predict.py", "--help", PYTHONSAFEPATH="1").status == 0
 
 
-@pytest.mark.parametrize("name", ["predictions", "chain"])
-def test_results_alone_go_to_standard_output(name: str, chain: Chain) -> None:
-    """`checkpoint=$(./run finetune)`: one line, the path of what was made."""
-    if name == "chain":
-        assert chain.result.out == f"{chain.runs}/predict/predictions.csv\n"
-        return
-    done = run_script("model_finetune.py", "--output-dir", chain.runs)
-    assert done.status == 0
-    (line,) = done.out.splitlines()
-    assert Path(line).parent == chain.runs / "finetune" / "checkpoints"
-    assert "is already done" in done.err
-
-
 @pytest.mark.parametrize(
-    ("number", "status", "said"),
-    [
-        (signal.SIGTERM, 143, ""),
-        (signal.SIGINT, 130, "Interrupted.\n"),
-        (signal.SIGHUP, 129, ""),
-        (signal.SIGUSR1, 143, ""),
-    ],
+    ("number", "status"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGUSR1, 143)],
 )
-def test_a_signal_before_training_begins(
-    number: int, status: int, said: str, tmp_path: Path
-) -> None:
+def test_a_signal_before_training_begins(number: int, status: int, tmp_path: Path) -> None:
     """The frameworks' import takes seconds, and hears a signal."""
     script = subprocess.Popen(
         [sys.executable, REPOSITORY / "model_pretrain.py", *DIGITS, "--output-dir", tmp_path],
@@ -86,7 +65,7 @@ def test_a_signal_before_training_begins(
         script.send_signal(number)
         out, err = script.communicate(timeout=60)
         assert (script.returncode, out) == (status, ""), err
-        assert err.endswith(said)
+        assert ("Interrupted.\n" in err) == (number == signal.SIGINT)
         assert "Traceback" not in err
     finally:
         script.kill()

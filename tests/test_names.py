@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+from typing import Any
 
 import pytest
 
@@ -46,18 +47,28 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [(module, name) for module, names in NAMES.items() for name in names]
-)
-def test_name(module: str, name: str) -> None:
-    assert getattr(importlib.import_module(module), name) is not None
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "model_components.MNISTDataModule": {"data_dir": "./", "batch_size": 32, "output_log": False},
+    "megakit.data.PRNGResampleDataset": {"seed": 42, "num_samples": None},
+}
+
+
+def find(name: str) -> Any:
+    module, _, name_in_module = name.rpartition(".")
+    return getattr(importlib.import_module(module), name_in_module, None)
+
+
+def test_names() -> None:
+    wanted = [f"{module}.{name}" for module, names in NAMES.items() for name in names]
+    assert [name for name in wanted if find(name) is None] == []
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters(name: str) -> None:
-    module, _, name_in_module = name.rpartition(".")
-    found = inspect.signature(getattr(importlib.import_module(module), name_in_module)).parameters
+    found = inspect.signature(find(name)).parameters
     assert list(found)[: len(PARAMETERS[name])] == PARAMETERS[name]
+    defaults = DEFAULTS.get(name, {})
+    assert {parameter: found[parameter].default for parameter in defaults} == defaults
 
 
 def test_fields_of_the_configs() -> None:

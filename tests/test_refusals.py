@@ -27,9 +27,11 @@ from tests.refusals import (
     PRETRAIN_PY,
     SCRIPTS,
     TRAPPED,
+    TUTORIAL_PY,
     Refusals,
     run_forked,
 )
+from tests.scripts import read_json
 
 HAS_GPU_DRIVER = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
 HUGE = 10**30
@@ -57,12 +59,10 @@ class Case:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-def newest(folder: Path, stage: str) -> Path:
-    return max((folder / "runs" / stage / "checkpoints").iterdir())
-
-
-def damage_weights(folder: Path) -> None:
-    (newest(folder, "pretrain") / "weights" / "__0_0.distcp").write_bytes(b"damaged")
+def damage_best(folder: Path) -> None:
+    run = folder / "runs" / "pretrain"
+    best = Path(read_json(run / "summary.json")["checkpoint"]).name
+    (run / "checkpoints" / best / "weights" / "__0_0.distcp").write_bytes(b"damaged")
 
 
 def damage_mnist(folder: Path) -> None:
@@ -103,6 +103,7 @@ CASES = {
         PRETRAIN_PY, ("--max-stepz", 9), [("--max-stepz 9", "Is it --max-steps?", "--help")]
     ),
     "an option of another script": Case(PREDICT_PY, ("--seed", 1), [("--seed 1", "no such")]),
+    "an option that not all scripts have": Case(TUTORIAL_PY, ("--lr", 1), [("--lr 1", "no such")]),
     "values of the wrong kind, together": Case(
         PRETRAIN_PY,
         ("--precision", 16, "--dataset", "cifar", "--seed", "abc", "--lr"),
@@ -204,14 +205,16 @@ CASES = {
         PRETRAIN_PY,
         (
             *("--seed", 1, "--lr", 0.5, "--max-steps", 7, "--global-batch-size", 64),
-            *("--corruption", 0.25, "--limit-val-batches", 3),
+            *("--corruption", 0.25, "--limit-val-batches", 3, "--hidden-size", 32),
+            *("--latent-size", 5, "--best-by", "last"),
         ),
         [
             (
                 *("runs/pretrain", "--seed was 42, now 1", "--lr was 0.002, now 0.5"),
                 *("--max-steps was 500, now 7", "--global-batch-size was 128, now 64"),
                 *("--corruption was 0.2, now 0.25", "--limit-val-batches was None, now 3"),
-                "--fresh",
+                *("--hidden-size was 64, now 32", "--latent-size was 3, now 5"),
+                *("--best-by was val_loss, now last", "--fresh"),
             ),
         ],
     ),
@@ -227,8 +230,11 @@ CASES = {
     ),
     "other sizes than the checkpoint's": Case(
         FINETUNE_PY,
-        ("--hidden-size", 32, "--output-dir", "{}/other"),
-        [("no checkpoint to start from",)],
+        (
+            *("--hidden-size", 32, "--output-dir", "{}/other"),
+            *("--checkpoint", "{}/runs/pretrain/checkpoints/step=000500"),
+        ),
+        [("--hidden-size 32", "step=000500 has 64", "--checkpoint none")],
     ),
     "nothing to fine-tune": Case(
         FINETUNE_PY,
@@ -269,7 +275,7 @@ CASES = {
             ("--pipeline-parallel 4",),
             ("weights/__0_0.distcp",),
         ],
-        change=damage_weights,
+        change=damage_best,
     ),
     "a run of which nobody knows whose it is": Case(
         PRETRAIN_PY, (), [("pretrain/run.json", "--fresh")], change=lose_run_json
@@ -370,12 +376,26 @@ def test_refused(name: str, script: str, trained: Path, tmp_path: Path) -> None:
 def test_the_trap_works(tmp_path: Path) -> None:
     """A command that is not refused goes on to its work, loads a framework, and is caught."""
     options = ("--output-dir", tmp_path, "--dataset", "digits", "--accelerator", "cpu")
-    assert run_forked(PRETRAIN_PY, *options, folder=tmp_path).status == TRAPPED
+    assert run_forked(PRETRAIN_PY, *options, folder=tmp_path, cwd=tmp_path).status == TRAPPED
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+def test_options_that_make_no_other_run(trained: Path, tmp_path: Path) -> None:
+    """A finished run is the same run with any of them, and with all of them."""
+    harmless = (
+        *("--devices", 2, "--tensor-parallel", 2, "--micro-batch-size", 32, "--num-workers", 1),
+        *("--val-interval", 99, "--save-interval", 99, "--timeout", 77, "--verbose"),
+        *("--accelerator", "cpu", "--data-dir", tmp_path / "elsewhere"),
+    )
+    shutil.copytree(trained / "runs", tmp_path / "runs")
+    options = ("--output-dir", tmp_path / "runs", *harmless)
+    ended = run_forked(PRETRAIN_PY, *options, folder=tmp_path, cwd=tmp_path)
+    assert (ended.status, "is already done" in ended.err) == (0, True), ended.err
+    assert Path(ended.out.strip()).parent == tmp_path / "runs" / "pretrain" / "checkpoints"
+
+
+@pytest.mark.parametrize("script", OPTIONS)
 def test_help_names_every_option_once(script: str, tmp_path: Path) -> None:
-    result = run_forked(script, "--help", folder=tmp_path, COLUMNS="80")
+    result = run_forked(script, "--help", folder=tmp_path, cwd=tmp_path, COLUMNS="80")
     assert (result.status, result.err) == (0, "")
     named = re.findall(r"^\W*(?:-h, )?(--[\w-]+)", result.out, re.MULTILINE)
     assert sorted(named) == sorted(OPTIONS[script])
@@ -434,10 +454,16 @@ def test_nothing_is_downloaded_for_a_command_that_is_refused_anyway(
 
         threading.Thread(target=answer, daemon=True).start()
         proxy = f"http://127.0.0.1:{server.getsockname()[1]}"
-        refused(
-            *(PRETRAIN_PY, "--lr", -1, "--dataset", "auto", "--output-dir", tmp_path / "new"),
-            **{"https_proxy": proxy, "HTTPS_PROXY": proxy},
+        variables = {"https_proxy": proxy, "HTTPS_PROXY": proxy, "no_proxy": "", "NO_PROXY": ""}
+        options = ("--dataset", "auto", "--output-dir", tmp_path / "new")
+        refused(PRETRAIN_PY, "--lr", -1, *options, **variables)
+        assert asked == []
+        assert not (tmp_path / "new").exists()
+        # Otherwise it is asked, in vain here, and the command goes on with the bundled digits.
+        more = ("--data-dir", tmp_path / "data", "--accelerator", "cpu")
+        ended = run_forked(
+            *(PRETRAIN_PY, *options, *more), folder=tmp_path, cwd=tmp_path, **variables
         )
+        assert ended.status == TRAPPED
+        assert asked
         server.shutdown(socket.SHUT_RDWR)
-    assert asked == []
-    assert not (tmp_path / "new").exists()

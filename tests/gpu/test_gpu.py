@@ -67,6 +67,7 @@ def test_float32_is_the_same_on_gpu_and_cpu(tmp_path):
     for device in ("cpu", "gpu"):
         arguments = ("--accelerator", device, "--precision", 32, "--output-dir", tmp_path / device)
         run("model_pretrain.py", *SHORT, *arguments)
+    assert rows(tmp_path / "cpu")[-1]["val_loss"]
     for ours, theirs in zip(rows(tmp_path / "gpu"), rows(tmp_path / "cpu"), strict=True):
         for column in ("train_loss", "val_loss"):
             if theirs[column]:

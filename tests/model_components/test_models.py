@@ -5,16 +5,6 @@ from types import ModuleType
 import torch
 
 
-def test_all_names_of_the_tutorial_are_there(components: ModuleType) -> None:
-    for name in (
-        *("SameSizeLossDict", "MSELossReduction", "ClassifierLossReduction", "MnistItem"),
-        *("MNISTCustom", "MNISTDataModule", "ExampleModelOutput", "ExampleModelTrunk"),
-        *("PretrainModel", "ExampleFineTuneModel", "ExampleGenericConfig", "PretrainConfig"),
-        *("ExampleFineTuneConfig", "BionemoLightningModule", "MetricTracker"),
-    ):
-        assert hasattr(components, name), name
-
-
 def test_pretrain_model(components: ModuleType) -> None:
     model = components.PretrainConfig().configure_model()
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
