@@ -383,8 +383,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
-def test_mnist_reaches_the_goal_with_every_seed(tmp_path: Path, mnist_dir: Path, seed: int):
+@pytest.mark.parametrize("seed", [1, 2])
+def test_mnist_reaches_the_goal(tmp_path: Path, mnist_dir: Path, seed: int):
     result = run_script(
         "mnist/tutorial.py", "--data-dir", mnist_dir, "--output-dir", tmp_path, "--seed", seed
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import REPOSITORY, environment, read_csv, read_json, rehearsed
+from tests.scripts import REPOSITORY, environment, read_csv, rehearsed
 
 SHORT = ("--dataset", "digits", "--max-steps", "10", "--global-batch-size", "64")
 
@@ -94,23 +94,3 @@ def test_initial_weights_leave_the_gpu_s_generator_alone() -> None:
     """A seed of all generators would stay: only the CPU's generator is restored."""
     command = [sys.executable, "-c", KEEPS_THE_GPU_S_GENERATOR]
     subprocess.run(command, env=environment(**rehearsed()), cwd=REPOSITORY, check=True)
-
-
-@pytest.mark.long
-def test_the_notebook_compares_runs_on_the_same_kind_of_device(
-    mnist_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a machine with one GPU, one process would use the GPU and two processes the CPU."""
-    import jupytext  # the environment of tests/gpu lacks it
-
-    from notebooks.renew import TEXT, execute
-
-    for name, value in rehearsed(MNIST_DATA_DIR=str(mnist_dir)).items():
-        monkeypatch.setenv(name, value)
-    execute(jupytext.read(TEXT), tmp_path)
-    here = read_json(tmp_path / "predict" / "summary.json")  # the notebook's own process
-    of_one, of_two = [
-        read_json(tmp_path / name / "pretrain" / "summary.json") for name in ("one", "two")
-    ]
-    assert here["accelerator"] == "gpu"
-    assert of_one["accelerator"] == of_two["accelerator"]

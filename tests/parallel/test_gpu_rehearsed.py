@@ -6,7 +6,6 @@ import pytest
 
 from tests.scripts import (
     REPOSITORY,
-    accuracy,
     read_csv,
     read_json,
     rehearsed,
@@ -48,11 +47,3 @@ def test_two_gpus_train_as_one(tmp_path: Path) -> None:
     for report in of_ranks:
         assert [where.split(" at ")[0] for where in report["opened"]] == [f"GPU {report['rank']}"]
         assert all(step["collectives"] for step in report["steps"])
-
-
-def test_the_vision_transformer(tmp_path: Path) -> None:
-    common = ("--dataset", "digits", "--accelerator", "gpu", "--output-dir", tmp_path)
-    for stage, steps in {"pretrain": 60, "finetune": 150, "predict": None}.items():
-        more = () if steps is None else ("--max-steps", steps, "--global-batch-size", 64)
-        run_script(f"examples/vit/model_{stage}.py", *common, *more, **rehearsed()).output()
-    assert accuracy(tmp_path / "predict" / "predictions.csv") > 0.5
