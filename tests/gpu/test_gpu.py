@@ -17,6 +17,9 @@ from tests.scripts import accuracy, output_of, read_csv, read_json, run_script
 pytestmark = pytest.mark.gpu
 
 SHORT = ("--dataset", "digits", "--max-steps", 50, "--global-batch-size", 64)
+#: A rehearsed GPU is a hundred times slower than one: the chain is shorter there, and learns less.
+REHEARSED = "REHEARSE_GPUS" in os.environ
+FEW = ("--max-steps", 100, "--global-batch-size", 64) if REHEARSED else ()
 # Relative. `--precision 32` uses no TF32, so both compute in float32, in other orders.
 LOSS_TOLERANCE = 1e-4
 
@@ -33,11 +36,12 @@ def rows(runs):
 
 def test_the_chain_in_bf16(tmp_path):
     common = ("--dataset", "digits", "--accelerator", "gpu", "--output-dir", tmp_path)
-    for script in ("model_pretrain.py", "model_finetune.py", "model_predict.py"):
-        run(script, *common)
+    run("model_pretrain.py", *common, *FEW)
+    run("model_finetune.py", *common, *FEW)
+    run("model_predict.py", *common)
     summary = read_json(tmp_path / "predict" / "summary.json")
     assert (summary["accelerator"], summary["precision"]) == ("gpu", "bf16-mixed")
-    assert accuracy(tmp_path / "predict" / "predictions.csv") >= 0.9
+    assert accuracy(tmp_path / "predict" / "predictions.csv") >= (0.5 if REHEARSED else 0.9)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32"])
@@ -78,7 +82,7 @@ def test_float32_is_the_same_on_gpu_and_cpu(tmp_path):
 def test_a_checkpoint_of_the_cpu_predicts_the_same_on_the_gpu(tmp_path):
     common = ("--dataset", "digits", "--precision", 32, "--output-dir")
     for script in ("model_pretrain.py", "model_finetune.py"):
-        run(script, *common, tmp_path, "--accelerator", "cpu", "--max-steps", 200)
+        run(script, *common, tmp_path, "--accelerator", "cpu", "--max-steps", 50)
     start = read_json(tmp_path / "finetune" / "summary.json")["checkpoint"]
     found = {}
     for device in ("cpu", "gpu"):

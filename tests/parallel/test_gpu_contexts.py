@@ -46,7 +46,7 @@ def sum_of_ranks():
         return int(total), torch.get_float32_matmul_precision()
 
 if __name__ == "__main__":
-    with Ranks(2, accelerator="gpu") as pool:
+    with Ranks(2, accelerator="gpu", timeout=200) as pool:
         print(*pool.run(sum_of_ranks))
 """
 
