@@ -270,7 +270,7 @@ ROOMS = {
     "docs": 433,
     "notebooks": 1023,
     "benchmarks": 8123,
-    "tests": 27336,
+    "tests": 27329,
     "run": 195,
     "locks": 466,
     ".ci/run": 84,
