@@ -54,7 +54,7 @@ from megakit.training import MetricTracker as MetricTracker  # for the published
 from mnist.dataset import MnistBatch as MnistBatch
 from mnist.dataset import MNISTCustom as MNISTCustom
 from mnist.dataset import MnistItem as MnistItem
-from mnist.files import DatasetName, read_splits
+from mnist.files import read_splits
 from mnist.sizes import SizeOptions
 
 # --- Losses ---------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class MNISTDataModule(MegatronDataModule):
         batch_size: int = 32,
         output_log: bool = False,
         *,
-        dataset: DatasetName = "mnist",
+        dataset: str = "mnist",
         corruption: float = 0.0,
         num_labels: int | None = None,
         **options: Any,

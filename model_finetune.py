@@ -8,25 +8,13 @@ from typing import Annotated
 if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the script
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from megakit.job.options import TrainingOptions
-from megakit.job.ranges import Range
-from megakit.job.script import Run, run_script
-from megakit.job.stage import Stage
+from megakit.job import Range, Run, Stage, TrainingOptions, run_script
 from mnist.files import DataOptions
-from mnist.sizes import CheckpointSizeOptions
+from mnist.sizes import CheckpointSizeOptions, SizeOptions
 from mnist.views import view_of_classifier
 from model_pretrain import PRETRAIN
 
-FINETUNE = Stage(
-    name="finetune",
-    script="model_finetune.py",
-    model="ExampleFineTuneModel",
-    title="a classifier",
-    before=PRETRAIN,
-    width="hidden_size",
-    num_pipeline_stages=2,
-    view=view_of_classifier,  # for TensorBoard
-)
+FINETUNE = Stage("finetune", before=PRETRAIN)
 
 
 @dataclass(kw_only=True)
@@ -48,8 +36,8 @@ class FinetuneOptions(DataOptions, CheckpointSizeOptions, TrainingOptions):
     """Train on N labelled images, balanced over the classes; by default on all. With N, the last
     checkpoint is used, because choosing by validation would need more labels."""
 
-    def choice(self) -> str:
-        """Returns the criterion for the best checkpoint: a column of metrics.csv, or `last`."""
+    def selects_by(self) -> str:
+        """Returns what selects the best checkpoint: a column of metrics.csv, or `last`."""
         return self.best_by if self.num_labels is None else "last"
 
 
@@ -62,7 +50,7 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
     data = MNISTDataModule(
         options.data_dir,
         run.layout.micro_batch_size,
-        dataset=run.plan.dataset,
+        dataset=run.dataset,
         global_batch_size=run.layout.global_batch_size,
         seed=options.seed,
         num_labels=options.num_labels,
@@ -72,9 +60,9 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
         config=ExampleFineTuneConfig(
             seed=options.seed,
             # Only for random initial weights. The sizes in a checkpoint replace these.
-            hidden_size=options.size("hidden_size"),
-            latent_size=options.size("latent_size"),
-            initial_ckpt_path=run.plan.start,
+            hidden_size=options.hidden_size or SizeOptions.hidden_size,
+            latent_size=options.latent_size or SizeOptions.latent_size,
+            initial_ckpt_path=run.start,
             # The pretrained model has no head, so the head starts from random weights.
             initial_ckpt_skip_keys_with_these_prefixes={"digit_classifier"},
         ),
@@ -84,7 +72,7 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
             options.lr, cosine_annealing(options.max_steps, warmup_share=0.3), beta1=0.7
         ),
     )
-    return train_stage(run, module, data, run.stage.view, next_verb="predict")
+    return train_stage(run, module, data, view_of_classifier, next_verb="predict")
 
 
 if __name__ == "__main__":

@@ -1,37 +1,29 @@
 """Stage 3: classify every test image exactly once, or classify your own pictures."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the script
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from megakit.errors import UserError
-from megakit.job.options import CommonOptions
-from megakit.job.script import Run, run_script
-from megakit.job.stage import Stage
+from megakit.job import CommonOptions, Run, Stage, run_script
 from mnist.files import DataOptions
 from mnist.own_pictures import Pictures, read_pictures
+from mnist.sizes import NUM_PARTS
 from model_finetune import FINETUNE
 
-PREDICT = Stage(
-    name="predict",
-    script="model_predict.py",
-    model="ExampleFineTuneModel",
-    title="a classifier",
-    before=FINETUNE,
-    width="hidden_size",
-    num_pipeline_stages=2,
-)
+PREDICT = Stage("predict", before=FINETUNE)
 
 
 @dataclass(kw_only=True)
 class PredictOptions(DataOptions, CommonOptions):
     """Predict the digit on every test image, or on your own pictures."""
+
+    num_layers: ClassVar[int] = NUM_PARTS
 
     checkpoint: str | None = None
     """Checkpoint of a classifier; by default the best one of fine-tuning."""
@@ -56,28 +48,26 @@ class PredictOptions(DataOptions, CommonOptions):
         """Returns the user's pictures in the form of training images; None without --input."""
         return read_pictures(self.input) if self.input else None
 
-    def adapt(self, stage: Stage) -> Stage:
-        """Renames the stage for the user's pictures, whose results go to `predict-input`."""
-        return replace(stage, name="predict-input") if self.input else stage
+    def run_name(self, stage: str) -> str:
+        """Returns the name of the run directory; the user's own pictures have one of their own."""
+        return "predict-input" if self.input else stage
 
-    def resolve_dataset(
-        self, previous: Any, report: Callable[[str], None], may_download: bool = True
-    ) -> Any:
+    def fingerprint(self) -> str:
         """Reads the user's pictures, or else finds the classifier's dataset; returns its name.
 
         Raises:
             UserError: The pictures or the dataset cannot be used.
         """
         if self.pictures is None:
-            return super().resolve_dataset(previous, report, may_download)
+            return super().fingerprint()
         remarks = list(self.pictures.remarks)
-        if previous == "digits":
+        if any(run.dataset == "digits" for run in self.earlier):
             remarks.append(
                 "The classifier was trained on digits, which are coarse scans. It misclassifies "
                 "most other pictures. To classify your own pictures, train on mnist."
             )
         for remark in remarks:
-            report(remark)
+            self.say(remark)
         # Each rank reads the pictures again; `predict` compares this name to detect a change.
         return self.pictures.name
 
@@ -88,7 +78,7 @@ def predict(run: Run[PredictOptions]) -> Path:
     For the user's pictures, `inputs.png` shows what the classifier saw of each picture.
     """
     pictures: Pictures | None = run.options.pictures
-    if pictures and pictures.name != run.plan.dataset:
+    if pictures and pictures.name != run.dataset:
         raise UserError(
             f"--input {run.options.input}: changed since this command began. Start the command "
             "again."
@@ -109,17 +99,17 @@ def predict(run: Run[PredictOptions]) -> Path:
         data = MegatronDataModule(micro_batch_size, **sizes)
         data.test_set = MNISTCustom.from_arrays(pictures.images, pictures.labels)
     else:
-        dataset = run.plan.dataset
+        dataset = run.dataset
         data = MNISTDataModule(run.options.data_dir, micro_batch_size, dataset=dataset, **sizes)
     # No prefix is skipped: model and checkpoint must have the same weights.
-    checkpoint = run.plan.start or ""
+    checkpoint = run.start or ""
     module = BionemoLightningModule(config=ExampleFineTuneConfig(initial_ckpt_path=checkpoint))
 
     def write_report(path: Path, results: Any) -> None:
         from mnist.report import write_digit_report
 
         images = data.test_set.images
-        write_digit_report(path, results, images, Path(checkpoint), run.plan.dataset)
+        write_digit_report(path, results, images, Path(checkpoint), run.dataset)
 
     sources = pictures.sources if pictures else None
     path = predict_stage(run, module, data, sources, write_report)

@@ -8,23 +8,12 @@ from typing import Annotated
 if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the script
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from megakit.job.options import BatchSize, TrainingOptions
-from megakit.job.ranges import Range
-from megakit.job.script import Run, run_script
-from megakit.job.stage import Stage
+from megakit.job import BatchSize, Range, Run, Stage, TrainingOptions, run_script
 from mnist.files import DataOptions
 from mnist.sizes import SizeOptions
 from mnist.views import view_of_autoencoder
 
-PRETRAIN = Stage(
-    name="pretrain",
-    script="model_pretrain.py",
-    model="PretrainModel",
-    title="an autoencoder",
-    width="hidden_size",  # the config field that tensor parallelism divides
-    num_pipeline_stages=2,  # the maximum: the encoder is one stage, the decoder the other
-    view=view_of_autoencoder,  # for TensorBoard
-)
+PRETRAIN = Stage("pretrain")
 
 
 @dataclass(kw_only=True)
@@ -56,7 +45,7 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
     data = MNISTDataModule(
         options.data_dir,
         run.layout.micro_batch_size,
-        dataset=run.plan.dataset,
+        dataset=run.dataset,
         global_batch_size=run.layout.global_batch_size,
         seed=options.seed,
         corruption=options.corruption,
@@ -68,7 +57,7 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
         ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )
-    return train_stage(run, module, data, run.stage.view, next_verb="finetune")
+    return train_stage(run, module, data, view_of_autoencoder, next_verb="finetune")
 
 
 if __name__ == "__main__":

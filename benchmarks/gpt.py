@@ -102,7 +102,7 @@ def main() -> None:
     options = parser.parse_args()
     from examples.gpt.text_files import TextOptions, read_splits
 
-    text = TextOptions().resolve_dataset(None, print)
+    text = TextOptions().fingerprint()
     sizes = " and ".join(f"{len(split):,}" for split in read_splits(None))
     where = machine("nemo_toolkit", "megatron-core", device=options.device)
     device = "" if options.device == "cpu" else " on a GPU"

@@ -61,7 +61,7 @@ def predict(num_samples: int, runs: Path) -> dict[str, Any]:
 
         data = MegatronDataModule(run.layout.micro_batch_size)
         data.test_set = ComputedImages(num_samples)
-        config = ExampleFineTuneConfig(initial_ckpt_path=run.plan.start)
+        config = ExampleFineTuneConfig(initial_ckpt_path=run.start)
         in_stage = time.perf_counter()
         path = predict_stage(run, BionemoLightningModule(config=config), data)
         ended = time.perf_counter()

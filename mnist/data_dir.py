@@ -1,20 +1,17 @@
 """Chooses the folder that contains MNIST's files, and finds the files in a folder.
 
 The choice, in this order: `--data-dir`; the variable MNIST_DATA_DIR; the folder that the run or its
-start checkpoint used; `data`. If `data` has no files, the folder of other runs comes before a
-download into `data`: of the runs in the parent folder of `--output-dir`, and of those in `runs`.
+start checkpoint used; `data`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
-from megakit.errors import UserError
-from megakit.runtime.foreign_files import printable, reading
+from megakit.errors import UserError, printable, reading
 
 VARIABLE = "MNIST_DATA_DIR"
 DEFAULT = Path("data")
@@ -31,67 +28,46 @@ FOLDERS = ("MNIST/raw", "MNISTCustom/raw")
 """Folders below `data_dir`. torchvision names a dataset's folder after its class."""
 
 
-class UsedFolder(NamedTuple):
-    """A folder that an earlier run read MNIST from.
-
-    Attributes:
-        run: The run's directory.
-        folder: The folder, as an absolute path.
-        is_nearby: Whether the run is neither this run nor the run of its start checkpoint.
-    """
-
-    run: Path
-    folder: Path
-    is_nearby: bool = False
+def print_to_stderr(line: str) -> None:
+    """Prints a line for the user."""
+    print(line, file=sys.stderr)
 
 
 def choose_data_dir(
     named: Path | None,
-    used: Sequence[UsedFolder],
-    report: Callable[[str], None],
+    used: Mapping[Path, str],
+    report: Callable[[str], object] = print_to_stderr,
     default: Path = DEFAULT,
 ) -> Path:
     """Returns the folder to read MNIST from, or to download MNIST into.
 
     Args:
         named: The user's `--data-dir`.
-        used: The folders of earlier runs, the first choice first.
-        report: Receives one line if the folder comes from an earlier run, and one line for each
-            folder of this run or its start checkpoint that no longer contains the files.
+        used: The folders of earlier runs by run directory, the first choice first.
+        report: Receives one line if the folder comes from an earlier run, or has lost its files.
         default: The last choice.
     """
     if named is not None:
         return named
     if value := os.environ.get(VARIABLE):
         return Path(value)
-    lost: list[Path] = []
-    for run, folder in ((one.run, one.folder) for one in used if not one.is_nearby):
-        if holds_mnist(folder):
-            return _use(run, folder, report, default)
-        if folder != default.absolute() and folder not in lost:
-            lost.append(folder)
-            report(f"{printable(str(folder))}, which {run} used, does not contain MNIST any more.")
-    if not holds_mnist(default):
-        for run, folder in ((one.run, one.folder) for one in used if one.is_nearby):
-            if holds_mnist(folder):
-                return _use(run, folder, report, default)
+    for run, folder in used.items():
+        if folder == str(default.absolute()):
+            break
+        if holds_mnist(Path(folder)):
+            report(
+                f"MNIST is read from {printable(folder)}, as for {run}. --data-dir or {VARIABLE} "
+                "names another folder."
+            )
+            return Path(folder)
+        report(f"{printable(folder)}, which {run} used, does not contain MNIST any more.")
     return default
-
-
-def _use(run: Path, folder: Path, report: Callable[[str], None], default: Path) -> Path:
-    if folder == default.absolute():
-        return default
-    report(
-        f"MNIST is read from {printable(str(folder))}, as for {run}. --data-dir or {VARIABLE} "
-        "names another folder."
-    )
-    return folder
 
 
 def find_data_dir(
     runs: Path,
     default: Path = DEFAULT,
-    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+    report: Callable[[str], object] = print_to_stderr,
 ) -> Path:
     """Chooses the folder for a program without options, such as a notebook.
 
@@ -100,13 +76,10 @@ def find_data_dir(
         default: The folder if neither MNIST_DATA_DIR nor a run names a folder with the files.
         report: As in `choose_data_dir`.
     """
-    from megakit.job.remembered import read_places
+    from megakit.job.runs import RunDirectory
 
-    used = [
-        UsedFolder(run, Path(path))
-        for run in (runs / "finetune", runs / "pretrain")
-        if (path := read_places(run).get("data_dir"))
-    ]
+    places = {run: RunDirectory(run).places() for run in (runs / "finetune", runs / "pretrain")}
+    used = {run: paths["data_dir"] for run, paths in places.items() if "data_dir" in paths}
     return choose_data_dir(None, used, report, default)
 
 

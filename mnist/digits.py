@@ -7,8 +7,8 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from megakit.errors import UserError
-from megakit.runtime.foreign_files import read_regular_file, reading
+from megakit.errors import UserError, reading
+from megakit.runtime.foreign_files import read_regular_file
 
 if TYPE_CHECKING:
     import numpy as np

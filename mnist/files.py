@@ -10,17 +10,16 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from megakit.errors import UserError
-from megakit.runtime.foreign_files import printable, read_regular_file, reading
-from mnist.data_dir import DEFAULT, UsedFolder, choose_data_dir, holds_mnist, locate
+from megakit.errors import UserError, printable, reading
+from megakit.runtime.foreign_files import read_regular_file
+from mnist.data_dir import DEFAULT, choose_data_dir, locate, print_to_stderr
 from mnist.data_dir import MNIST_SHA256 as MNIST_SHA256
 from mnist.digits import GZIP, digits_table, unpack
 from mnist.digits import Split as Split
@@ -40,34 +39,14 @@ class DataOptions:
     data_dir: Path | None = None
     """Folder that contains MNIST/raw. Missing files are downloaded to this folder; existing files
     are never changed. By default: the variable MNIST_DATA_DIR, else the folder that the run or its
-    start checkpoint used, else data; if data has no files, the folder of other runs."""
+    start checkpoint used, else data."""
 
     dataset: Literal["auto", "mnist", "digits"] = "auto"
     """mnist: 60,000 + 10,000 images; downloaded if missing. digits: 1,797 scans from scikit-learn,
     enlarged. auto: the dataset of the run that is resumed, or of the start checkpoint; else mnist
     if it exists or can be downloaded; else digits."""
 
-    #: These options do not identify the run. Instead, the result of `resolve_dataset` does so.
-    harmless: ClassVar[tuple[str, ...]] = ("data_dir", "dataset")
-    #: Each is a `megakit.job.remembered.EarlierRun`. Not a field, because it is no option.
-    _earlier = cast("Sequence[Any]", ())
-
-    def recall(self, earlier: Sequence[Any]) -> None:
-        """Keeps what earlier runs used, for `resolve_dataset`."""
-        self._earlier = earlier
-
-    def places(self) -> dict[str, str]:
-        """Returns the folder of MNIST, which later commands use without `--data-dir`."""
-        if self.data_dir is None or not holds_mnist(self.data_dir):
-            return {}
-        return {"data_dir": str(self.data_dir.absolute())}
-
-    def resolve_dataset(
-        self,
-        previous: DatasetName | None,
-        report: Callable[[str], None],
-        may_download: bool = True,
-    ) -> DatasetName:
+    def fingerprint(self) -> str:
         """Finds and checks the images, and returns the name of the dataset; see `find_dataset`.
 
         Without `--data-dir`, sets `data_dir` to the chosen folder, if the dataset is mnist.
@@ -76,38 +55,31 @@ class DataOptions:
             UserError: As in `find_dataset`; or `--dataset` names another dataset than that of the
                 start checkpoint.
         """
-        for run in self._earlier:
-            known = run.dataset if run.relation == "start" else None  # imported weights have none
-            if known and self.dataset not in ("auto", known):
+        earlier: Sequence[Any] = getattr(self, "earlier", ())
+        for run in earlier:
+            if run.is_start and run.dataset and self.dataset not in ("auto", run.dataset):
                 raise UserError(
                     f"--dataset {self.dataset}: the start checkpoint, of {run.path}, was trained "
                     f"on {run.dataset}. Leave --dataset out, or start from a checkpoint that was "
                     f"trained on {self.dataset}."
                 )
+        previous = next((run.dataset for run in earlier if run.dataset), None)
         if self.dataset == "digits" or (self.dataset == "auto" and previous == "digits"):
             return find_dataset(DEFAULT, "digits")
-        used = [
-            UsedFolder(run.path, Path(folder), run.relation == "nearby")
-            for run in self._earlier
-            if (folder := run.places.get("data_dir"))
-        ]
-        data_dir = choose_data_dir(self.data_dir, used, report)
-        found = find_dataset(data_dir, self.dataset, previous, report, may_download)
+        say = getattr(self, "say", print_to_stderr)
+        used = {run.path: folder for run in earlier if (folder := run.places.get("data_dir"))}
+        data_dir = choose_data_dir(self.data_dir, used, say)
+        found = find_dataset(data_dir, self.dataset, cast("DatasetName | None", previous), say)
         if found == "mnist":
             self.data_dir = data_dir
         return found
-
-
-def _print_to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def find_dataset(
     data_dir: Path,
     dataset: Literal["auto", "mnist", "digits"],
     previous: DatasetName | None = None,
-    report: Callable[[str], None] = _print_to_stderr,
-    may_download: bool = True,
+    report: Callable[[str], object] = print_to_stderr,
 ) -> DatasetName:
     """Chooses the dataset, downloads its missing files, and checks all of its files.
 
@@ -119,11 +91,9 @@ def find_dataset(
         dataset: As in `DataOptions`.
         previous: For `auto`: the dataset of the run that is resumed or of the start checkpoint.
         report: Called with each line that the user should see.
-        may_download: Whether to download missing files.
 
     Returns:
-        The name of the dataset. With `may_download`, all of its files exist and have the published
-        sha256.
+        The name of the dataset, whose files all exist and have the published sha256.
 
     Raises:
         UserError: MNIST is requested, but files are damaged, or missing and cannot be downloaded.
@@ -139,7 +109,7 @@ def find_dataset(
     if _damages(paths):
         check_mnist(data_dir)  # raises an error that also lists the missing files
     missing = [name for name in MNIST_SHA256 if name not in paths]
-    if not missing or not may_download:
+    if not missing:
         return "mnist"
     try:
         _download(missing, folder, report)
@@ -165,7 +135,7 @@ def find_dataset(
 
 def read_splits(
     data_dir: Path,
-    dataset: DatasetName,
+    dataset: str,
     make: Callable[[NDArray[np.uint8], NDArray[np.uint8]], Any],
 ) -> tuple[Any, Any, Any]:
     """Reads the images for training, validation and test, and returns three datasets.
@@ -313,7 +283,7 @@ class _DownloadError(Exception):
     """MNIST cannot be downloaded; the message is a part of a sentence."""
 
 
-def _download(names: list[str], folder: Path, report: Callable[[str], None]) -> None:
+def _download(names: list[str], folder: Path, report: Callable[[str], object]) -> None:
     """Downloads and checks all files, and only then writes them."""
     from urllib.parse import urlsplit
 
@@ -340,7 +310,7 @@ def _download(names: list[str], folder: Path, report: Callable[[str], None]) -> 
         raise _DownloadError(f"{folder} cannot be written: {_reason(error)}") from None
 
 
-def _fetch(name: str, mirror: str, deadline: float, report: Callable[[str], None]) -> bytes:
+def _fetch(name: str, mirror: str, deadline: float, report: Callable[[str], object]) -> bytes:
     """Downloads and unpacks one file; raises an OSError if it differs from the published file."""
     content, size = bytearray(), _size(name)
     unpacker = zlib.decompressobj(wbits=GZIP)

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megakit.data.foreign_images import list_folder, read_array, read_image
-from megakit.errors import UserError
-from megakit.runtime.foreign_files import first, printable, reading
+from megakit.errors import UserError, first, printable, reading
 
 if TYPE_CHECKING:
     import numpy as np

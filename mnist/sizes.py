@@ -4,16 +4,20 @@ This module is the only place with the defaults. A checkpoint stores the sizes o
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-from megakit.job.ranges import Range
+from megakit.job.options import Range
 
 SIZE = Range(least=1, most=2**16)
+#: Parts that pipeline parallelism splits a model into: the encoder, and the decoder or the head.
+NUM_PARTS = 2
 
 
 @dataclass(kw_only=True)
 class SizeOptions:
     """Sizes of a new model."""
+
+    num_layers: ClassVar[int] = NUM_PARTS
 
     hidden_size: Annotated[int, SIZE] = 64
     """Width of the layers linear1 and linear3, which tensor parallelism divides."""
@@ -24,7 +28,9 @@ class SizeOptions:
 
 @dataclass(kw_only=True)
 class CheckpointSizeOptions:
-    """Sizes for a script that starts from a checkpoint or, on request, from random weights."""
+    """Sizes of a model that starts from random weights."""
+
+    num_layers: ClassVar[int] = NUM_PARTS
 
     hidden_size: Annotated[int | None, SIZE] = None
     """With --checkpoint none: width of the layer linear1, by default as in pretraining.
@@ -33,10 +39,3 @@ class CheckpointSizeOptions:
     latent_size: Annotated[int | None, SIZE] = None
     """With --checkpoint none: size of the latent vector z, by default as in pretraining.
     Otherwise the checkpoint decides."""
-
-    model_sizes: ClassVar[tuple[str, ...]] = ("hidden_size", "latent_size")
-
-    def size(self, name: str) -> Any:
-        """Returns a size of a model that starts from random weights: the option, or the default."""
-        given = getattr(self, name)
-        return getattr(SizeOptions, name) if given is None else given

@@ -14,9 +14,9 @@ from pathlib import Path
 if __name__ == "__main__":  # the scripts and megakit are in the parent folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megakit.job.command_line import parse_options
 from megakit.job.launch import run_in_fork
-from megakit.job.options import CommonOptions, parse_options
-from megakit.job.ranges import flag
+from megakit.job.options import CommonOptions, Seed, flag
 from megakit.job.script import begin_script
 from megakit.runtime.signals import exit_status
 from mnist.files import DataOptions
@@ -32,7 +32,7 @@ TRAINING_ONLY = ("fresh", "seed")
 class TutorialOptions(DataOptions, CommonOptions):
     """Run the three scripts in sequence: pretrain, fine-tune, predict."""
 
-    seed: int = 42
+    seed: Seed = 42
     """Seed of the initial weights, the order of samples and the random effects."""
 
     fresh: bool = False

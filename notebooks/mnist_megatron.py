@@ -240,7 +240,7 @@ module, recorder = build_module(options), Recorder()
 with open_run(PRETRAIN, options) as run:  # checks the options, locks the folder of the run
     trainer = build_trainer(run)  # a nemo.lightning.Trainer with the strategy of megakit
     trainer.callbacks.append(recorder)
-    resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
+    resume = nl.AutoResume(resume_from_path=run.resume) if run.resume else None
     train(model=module, data=data, trainer=trainer, resume=resume)
 
 print("strategy:", " < ".join(kind.__name__ for kind in type(trainer.strategy).__mro__[:2]))
@@ -664,7 +664,7 @@ def run_to(name: str, stop_at: int | None = None) -> Path:
     with open_run(PRETRAIN, replace(short, output_dir=RUNS / name)) as run:
         trainer = build_trainer(run)
         trainer.callbacks.append(StopAt(stop_at))
-        resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
+        resume = nl.AutoResume(resume_from_path=run.resume) if run.resume else None
         train(model=build_module(short), data=data, trainer=trainer, resume=resume)
     return Path(trainer.checkpoint_callback.last_model_path)
 

@@ -1,11 +1,10 @@
 """Copies an example and the files that it imports, as scripts in a project's own folder."""
 
+import ast
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-from megakit.job.source import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -46,10 +45,18 @@ def find_imported(files: Iterable[Path]) -> set[Path]:
         file = waiting.pop()
         if file not in found:
             found.add(file)
-            imports = parse(file, file.stem, "").imports.values()
-            waiting += filter(None, (file_of(name) for names in imports for name in names))
+            waiting += filter(None, map(file_of, imported_names(file)))
     packages = {file.with_name("__init__.py") for file in found}
     return found | {file for file in packages if file.is_file() and not is_example(file)}
+
+
+def imported_names(file: Path) -> Iterator[str]:
+    """Yields the modules, and names of modules, that a file imports; no import is relative."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def file_of(name: str) -> Path | None:

@@ -8,10 +8,8 @@ from typing import Any
 from megakit.checkpoints.folders import checkpoint_name
 from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
 from megakit.job.cluster import Cluster
-from megakit.job.plan import Plan
-from megakit.job.preparation import prepare
-from megakit.job.runs import RunDirectory
-from megakit.job.stage import Stage
+from megakit.job.plan import Plan, make_plan
+from megakit.job.runs import RunDirectory, Stage
 from megakit.reporting.console import Console
 from model_pretrain import PretrainOptions
 
@@ -81,7 +79,7 @@ def make_checkpoint(
 
 def prepare_run(stage: Stage, options: Any, script: Path | None = None) -> Plan:
     """What a script does before its work begins, in this process; the directory is free after."""
-    plan, guard = prepare(stage, options, Cluster(), Console(silent=True), script)
+    plan, guard = make_plan(stage, options, Cluster(), Console(silent=True), script)
     guard.close()
     return plan
 
@@ -104,7 +102,6 @@ def make_run(
             directory.checkpoints,
             step,
             stage=stage.name,
-            model=stage.model,
             dataset=dataset,
             val_loss=1 / step,
             run=plan.identity,

@@ -242,7 +242,7 @@ CASES = {
     "a checkpoint of another model": Case(
         PREDICT_PY,
         ("--checkpoint", "{}/runs/pretrain/checkpoints/step=000500"),
-        [("step=000500", "PretrainModel", "ExampleFineTuneModel", FINETUNE_PY)],
+        [("step=000500", "PretrainModel of stage pretrain", "stage finetune", FINETUNE_PY)],
     ),
     "a damaged checkpoint, beside problems of every other kind": Case(
         FINETUNE_PY,
@@ -300,10 +300,8 @@ CASES = {
         ],
         change=make_bad_pictures,
     ),
-    "a picture that is not there, and an option": Case(
-        PREDICT_PY,
-        ("--input", "nowhere.png", "--devices", 0),
-        [("--devices 0",), ("--input nowhere.png", "PNG, JPEG or WebP")],
+    "a picture that is not there": Case(
+        PREDICT_PY, ("--input", "nowhere.png"), [("--input nowhere.png", "PNG, JPEG or WebP")]
     ),
     # --- The environment ------------------------------------------------------------------------
     "half of torchrun's variables": Case(

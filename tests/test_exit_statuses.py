@@ -82,7 +82,7 @@ from megakit.job import Stage, TrainingOptions, run_script
 class Options(TrainingOptions):
     fails: bool = False
 
-    def resolve_dataset(self, previous, report, may_download=True):
+    def fingerprint(self):
         print("looking for plums")
         if not self.fails:
             raise UserError(["there are no plums.", "nor pears."])
@@ -93,7 +93,7 @@ def work(run):
     raise RuntimeError("a stone")
 
 if __name__ == "__main__":
-    run_script(Stage(name="eat", script="eat.py", model="Eater"), Options, work)
+    run_script(Stage("eat"), Options, work)
 """
 
 

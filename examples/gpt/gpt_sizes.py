@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from megakit.job.ranges import Range
+from megakit.job import Range
 
 SIZE = Range(least=1, most=2**16)
 VOCABULARY = 256  # a token is a byte
@@ -24,6 +24,11 @@ class SizeOptions:
 
     block_size: Annotated[int, Range(least=2, most=2**20)] = 128
     """Tokens (bytes) in a sample: the longest context of the model."""
+
+    @property
+    def seq_length(self) -> int:
+        """The length of a sample by Megatron's name; it decides the number of threads on a CPU."""
+        return self.block_size
 
 
 def vocabulary_problems(tensor_parallel: int) -> list[str]:

@@ -10,21 +10,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from examples.gpt.gpt_sizes import SizeOptions, vocabulary_problems
 from examples.gpt.text_files import TextOptions
-from megakit.job.options import BatchSize, Count, LearningRate, TrainingOptions
-from megakit.job.ranges import Range
-from megakit.job.script import Run, run_script
-from megakit.job.stage import Stage
-
-PRETRAIN = Stage(
-    name="pretrain",
-    script="model_pretrain.py",
-    model="LanguageModel",
-    title="a language model",
-    width="hidden_size",
-    num_heads="num_attention_heads",
-    num_pipeline_stages="num_layers",
-    tokens="block_size",
+from megakit.job import (
+    BatchSize,
+    Count,
+    LearningRate,
+    Range,
+    Run,
+    Stage,
+    TrainingOptions,
+    run_script,
 )
+
+PRETRAIN = Stage("pretrain")
 
 
 @dataclass(kw_only=True)
@@ -63,9 +60,9 @@ class PretrainOptions(TextOptions, SizeOptions, TrainingOptions):
     distributed_optimizer: bool = False
     """Shard the optimizer's state over the data-parallel ranks."""
 
-    #: Options that change the memory. Like the layout, they change a result by rounding only, or
+    #: These options change the memory. Like the layout, they change a result by rounding only, or
     #: with dropout by the random masks.
-    harmless = ("recompute", "sequence_parallel")
+    resumable_options = TrainingOptions.resumable_options | {"recompute", "sequence_parallel"}
 
     def problems(self) -> list[str]:
         """Returns the problems of the options, one message each."""
@@ -96,7 +93,7 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
     from megakit.training import StrategyOptions, cosine_annealing, megatron_adam, train_stage
 
     options = run.options
-    options.check_unchanged(run.plan.dataset)
+    options.check_unchanged(run.dataset)
     data = TextDataModule(
         options.text,
         options.block_size,

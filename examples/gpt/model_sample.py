@@ -4,29 +4,17 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pretrain.py
 
 from examples.gpt.gpt_sizes import vocabulary_problems
 from examples.gpt.model_pretrain import PRETRAIN
-from megakit.job.options import CommonOptions, Count, Seed
-from megakit.job.ranges import FREE_TEXT, Range
-from megakit.job.script import Run, run_script
-from megakit.job.stage import Stage
+from megakit.errors import printable
+from megakit.job import FREE_TEXT, CommonOptions, Count, Range, Run, Seed, Stage, run_script
 from megakit.reporting.files import write_atomically
-from megakit.runtime.foreign_files import printable
 
-SAMPLE = Stage(
-    name="sample",
-    script="model_sample.py",
-    model="LanguageModel",
-    title="a language model",
-    before=PRETRAIN,
-    width="hidden_size",
-    num_heads="num_attention_heads",
-    num_pipeline_stages="num_layers",
-)
+SAMPLE = Stage("sample", before=PRETRAIN)
 
 
 @dataclass(kw_only=True)
@@ -55,9 +43,13 @@ class SampleOptions(CommonOptions):
     seed: Seed = 42
     """Seed of the random choices."""
 
-    def resolve_dataset(self, previous: Any, *_: Any) -> str:
+    #: The checkpoint decides these sizes, which the layout has to divide.
+    num_attention_heads: ClassVar[None] = None
+    num_layers: ClassVar[None] = None
+
+    def fingerprint(self) -> str:
         """Returns a name for the console; sampling reads no data."""
-        return str(previous or "text")
+        return self.earlier[-1].dataset or "text"
 
     def problems(self) -> list[str]:
         """Returns the problems of the options, one message each."""
@@ -79,7 +71,7 @@ def sample(run: Run[SampleOptions]) -> Path:
     from megakit.training import build_on_ranks, build_trainer
 
     options = run.options
-    module = GptModule(config=GptConfig(initial_ckpt_path=run.plan.start))
+    module = GptModule(config=GptConfig(initial_ckpt_path=run.start))
     trainer = build_trainer(run)
     model = build_on_ranks(module, trainer)
     prompt = torch.tensor([list(os.fsencode(options.prompt))], device=trainer.strategy.root_device)

@@ -8,14 +8,13 @@ import os
 import platform
 import sysconfig
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar
 
-from megakit.errors import UserError
-from megakit.runtime.foreign_files import printable, reading, regular_file_size
+from megakit.errors import UserError, printable, reading
+from megakit.runtime.foreign_files import regular_file_size
 
 #: One file in this many is for validation; of a single file, the last part of this many.
 VALIDATION_PART = 50
@@ -99,12 +98,7 @@ class TextOptions:
     """A text file, or a folder with text files; by default, the sources of Python's standard
     library."""
 
-    #: This option does not identify the run. The name that `resolve_dataset` returns does.
-    harmless: ClassVar[tuple[str, ...]] = ("text",)
-
-    def resolve_dataset(
-        self, previous: Any, report: Callable[[str], None], may_download: bool = True
-    ) -> str:
+    def fingerprint(self) -> str:
         """Reads the text, and returns a name with a digest of its bytes.
 
         Raises:
@@ -124,7 +118,7 @@ class TextOptions:
         Raises:
             UserError: The text has changed, so the ranks might read different texts.
         """
-        if self.resolve_dataset(None, print) != dataset:
+        if self.fingerprint() != dataset:
             raise UserError(
                 f"--text {self.text or find_standard_library()}: changed since this command began. "
                 "Start the command again."

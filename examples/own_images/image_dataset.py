@@ -19,7 +19,7 @@ from examples.own_images.image_files import (
     list_images,
 )
 from megakit.data.foreign_images import read_image
-from megakit.runtime.foreign_files import reading
+from megakit.errors import reading
 
 SIZE = 32
 CHANNELS = 3

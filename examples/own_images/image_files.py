@@ -7,14 +7,12 @@ The scripts import their options from this module, so it must not import slow pa
 
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
 
 from megakit.data.foreign_images import FILE_BYTES
-from megakit.errors import UserError
-from megakit.runtime.foreign_files import first, printable, reading, regular_file_size
+from megakit.errors import UserError, first, printable, reading
+from megakit.runtime.foreign_files import regular_file_size
 
 SPLITS = ("train", "val", "test")
 REMEDY = "Copy it again, or remove it."
@@ -29,12 +27,7 @@ class FolderOptions:
     data_dir: Path = Path("sample-images")
     """Folder that contains train, val and test, each with one folder of images per class."""
 
-    #: This option does not identify the run. The name that `resolve_dataset` returns does.
-    harmless: ClassVar[tuple[str, ...]] = ("data_dir",)
-
-    def resolve_dataset(
-        self, previous: Any, report: Callable[[str], None], may_download: bool = True
-    ) -> str:
+    def fingerprint(self) -> str:
         """Checks the folders, and returns a name with a digest of the images' paths and sizes.
 
         Raises:
@@ -62,7 +55,7 @@ class FolderOptions:
         Raises:
             UserError: The images have changed, so the ranks might read different images.
         """
-        if self.resolve_dataset(None, print) != dataset:
+        if self.fingerprint() != dataset:
             raise UserError(
                 f"--data-dir {self.data_dir}: changed since this command began. Start the command "
                 "again."

@@ -8,25 +8,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_trai
 
 from examples.own_images.image_files import FolderOptions
 from examples.own_images.model_train import TRAIN
-from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
-from megakit.job.options import CommonOptions
-from megakit.job.script import Run, run_script
-from megakit.job.stage import Stage
+from examples.vit.vit_sizes import SizeOptions
+from megakit.job import CommonOptions, Run, Stage, run_script
 
-PREDICT = Stage(
-    name="predict",
-    script="model_predict.py",
-    model="VitClassifier",
-    title="a classifier",
-    before=TRAIN,
-    width=HIDDEN_SIZE,
-    num_heads=NUM_HEADS,
-    num_pipeline_stages=NUM_LAYERS,
-)
+PREDICT = Stage("predict", before=TRAIN)
 
 
 @dataclass(kw_only=True)
-class PredictOptions(FolderOptions, CommonOptions):
+class PredictOptions(FolderOptions, SizeOptions, CommonOptions):
     """Predict the class of every test image."""
 
     output_dir: Path = Path("runs/own_images")
@@ -43,7 +32,7 @@ def predict(run: Run[PredictOptions]) -> Path:
     from megakit.training import predict_stage
     from model_components import BionemoLightningModule
 
-    run.options.check_unchanged(run.plan.dataset)
+    run.options.check_unchanged(run.dataset)
     data = FolderDataModule(
         run.options.data_dir,
         run.layout.micro_batch_size,
@@ -51,7 +40,7 @@ def predict(run: Run[PredictOptions]) -> Path:
         num_workers=run.options.num_workers,
     )
     # The sizes and the number of classes come from the checkpoint.
-    module = BionemoLightningModule(config=VitClassifierConfig(initial_ckpt_path=run.plan.start))
+    module = BionemoLightningModule(config=VitClassifierConfig(initial_ckpt_path=run.start))
     return predict_stage(run, module, data)
 
 

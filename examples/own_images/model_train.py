@@ -8,24 +8,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from examples.own_images.image_files import FolderOptions, list_classes
-from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
-from megakit.job.options import TrainingOptions
-from megakit.job.script import Run, run_script
-from megakit.job.stage import Stage
+from examples.vit.vit_sizes import SizeOptions
+from megakit.job import Run, Stage, TrainingOptions, run_script
 
-TRAIN = Stage(
-    name="train",
-    script="model_train.py",
-    model="VitClassifier",
-    title="a classifier",
-    width=HIDDEN_SIZE,
-    num_heads=NUM_HEADS,
-    num_pipeline_stages=NUM_LAYERS,
-)
+TRAIN = Stage("train")
 
 
 @dataclass(kw_only=True)
-class TrainOptions(FolderOptions, TrainingOptions):
+class TrainOptions(FolderOptions, SizeOptions, TrainingOptions):
     """Train an image classifier on one folder of images per class."""
 
     output_dir: Path = Path("runs/own_images")
@@ -50,7 +40,7 @@ def train(run: Run[TrainOptions]) -> Path:
     from model_components import BionemoLightningModule
 
     options = run.options
-    options.check_unchanged(run.plan.dataset)
+    options.check_unchanged(run.dataset)
     data = FolderDataModule(
         options.data_dir,
         run.layout.micro_batch_size,

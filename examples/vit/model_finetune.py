@@ -8,27 +8,15 @@ from typing import Annotated
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pretrain.py
 
 from examples.vit.model_pretrain import PRETRAIN
-from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
-from megakit.job.options import TrainingOptions
-from megakit.job.ranges import Range
-from megakit.job.script import Run, run_script
-from megakit.job.stage import Stage
+from examples.vit.vit_sizes import SizeOptions
+from megakit.job import Range, Run, Stage, TrainingOptions, run_script
 from mnist.files import DataOptions
 
-FINETUNE = Stage(
-    name="finetune",
-    script="model_finetune.py",
-    model="VitClassifier",
-    title="a classifier",
-    before=PRETRAIN,
-    width=HIDDEN_SIZE,
-    num_heads=NUM_HEADS,
-    num_pipeline_stages=NUM_LAYERS,
-)
+FINETUNE = Stage("finetune", before=PRETRAIN)
 
 
 @dataclass(kw_only=True)
-class FinetuneOptions(DataOptions, TrainingOptions):
+class FinetuneOptions(DataOptions, SizeOptions, TrainingOptions):
     """Fine-tune the pretrained transformer as a digit classifier."""
 
     output_dir: Path = Path("runs/vit")
@@ -51,8 +39,8 @@ class FinetuneOptions(DataOptions, TrainingOptions):
     """Train on N labelled images, balanced over the classes; by default on all. With N, the last
     checkpoint is used, because choosing by validation would need more labels."""
 
-    def choice(self) -> str:
-        """Returns the criterion for the best checkpoint: a column of metrics.csv, or `last`."""
+    def selects_by(self) -> str:
+        """Returns what selects the best checkpoint: a column of metrics.csv, or `last`."""
         return self.best_by if self.num_labels is None else "last"
 
 
@@ -66,7 +54,7 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
     data = VitDataModule(
         options.data_dir,
         run.layout.micro_batch_size,
-        dataset=run.plan.dataset,
+        dataset=run.dataset,
         global_batch_size=run.layout.global_batch_size,
         seed=options.seed,
         shift=options.shift,
@@ -76,7 +64,7 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
     module = BionemoLightningModule(
         config=VitClassifierConfig(
             seed=options.seed,
-            initial_ckpt_path=run.plan.start,
+            initial_ckpt_path=run.start,
             # The pretrained model has no head, so the head starts from random weights.
             initial_ckpt_skip_keys_with_these_prefixes={"head"},
         ),

@@ -7,26 +7,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pretrain.py
 
 from examples.vit.model_finetune import FINETUNE
-from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
-from megakit.job.options import CommonOptions
-from megakit.job.script import Run, run_script
-from megakit.job.stage import Stage
+from examples.vit.vit_sizes import SizeOptions
+from megakit.job import CommonOptions, Run, Stage, run_script
 from mnist.files import DataOptions
 
-PREDICT = Stage(
-    name="predict",
-    script="model_predict.py",
-    model="VitClassifier",
-    title="a classifier",
-    before=FINETUNE,
-    width=HIDDEN_SIZE,
-    num_heads=NUM_HEADS,
-    num_pipeline_stages=NUM_LAYERS,
-)
+PREDICT = Stage("predict", before=FINETUNE)
 
 
 @dataclass(kw_only=True)
-class PredictOptions(DataOptions, CommonOptions):
+class PredictOptions(DataOptions, SizeOptions, CommonOptions):
     """Predict the digit on every test image."""
 
     output_dir: Path = Path("runs/vit")
@@ -45,12 +34,12 @@ def predict(run: Run[PredictOptions]) -> Path:
     data = VitDataModule(
         run.options.data_dir,
         run.layout.micro_batch_size,
-        dataset=run.plan.dataset,
+        dataset=run.dataset,
         global_batch_size=run.layout.global_batch_size,
         num_workers=run.options.num_workers,
     )
     # No prefix is skipped: model and checkpoint must have the same weights.
-    module = BionemoLightningModule(config=VitClassifierConfig(initial_ckpt_path=run.plan.start))
+    module = BionemoLightningModule(config=VitClassifierConfig(initial_ckpt_path=run.start))
     return predict_stage(run, module, data)
 
 

@@ -8,26 +8,15 @@ from typing import Annotated
 # Python adds the folder of the script to sys.path; megakit and mnist are two folders above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
-from megakit.job.options import TrainingOptions
-from megakit.job.ranges import Range
-from megakit.job.script import Run, run_script
-from megakit.job.stage import Stage
+from examples.vit.vit_sizes import SizeOptions
+from megakit.job import Range, Run, Stage, TrainingOptions, run_script
 from mnist.files import DataOptions
 
-PRETRAIN = Stage(
-    name="pretrain",
-    script="model_pretrain.py",
-    model="VitPretrainModel",
-    title="a vision transformer that restores patches",
-    width=HIDDEN_SIZE,
-    num_heads=NUM_HEADS,
-    num_pipeline_stages=NUM_LAYERS,
-)
+PRETRAIN = Stage("pretrain")
 
 
 @dataclass(kw_only=True)
-class PretrainOptions(DataOptions, TrainingOptions):
+class PretrainOptions(DataOptions, SizeOptions, TrainingOptions):
     """Pretrain a vision transformer to reconstruct masked patches of each image."""
 
     output_dir: Path = Path("runs/vit")
@@ -53,7 +42,7 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
     data = VitDataModule(
         options.data_dir,
         run.layout.micro_batch_size,
-        dataset=run.plan.dataset,
+        dataset=run.dataset,
         global_batch_size=run.layout.global_batch_size,
         seed=options.seed,
         masked_share=options.masked_share,

@@ -12,8 +12,8 @@ from typing import Any
 
 from megakit.checkpoints.folders import CONTEXT
 from megakit.checkpoints.manifest import refuse_links
-from megakit.errors import UserError
-from megakit.runtime.foreign_files import JSON_BYTES, USE_ANOTHER, read_regular_file, reading
+from megakit.errors import USE_ANOTHER, UserError, reading
+from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file
 
 #: The largest accepted number of values in settings. A shared value counts once per use: in a small
 #: file, 60 nested `[x, x]` mean 2**60 values.

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from megakit.checkpoints.folders import MANIFEST, step_in_name
-from megakit.errors import UserError
-from megakit.runtime.foreign_files import JSON_BYTES, first, printable, read_regular_file, reading
+from megakit.errors import UserError, first, printable, reading
+from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file
 
 #: In version 2, the manifest contains its own digest, and checkpoints contain metrics.csv.
 FORMAT_VERSION = 2

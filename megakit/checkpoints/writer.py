@@ -164,6 +164,7 @@ class CheckpointWriter(Checkpoint):
             values = dict(values) if validated_step == step else {}
             manifest = replace(
                 self.manifest,
+                model=_model_name(trainer.lightning_module),
                 step=step,
                 val_loss=values.pop("val_loss", None),
                 values=values,
@@ -194,6 +195,12 @@ class CheckpointWriter(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the state of this callback from a checkpoint."""
         self.seconds = float(state_dict["seconds"])
+
+
+def _model_name(module: Any) -> str:
+    """Returns the name of the class of the model that a Lightning module trains."""
+    model_class: type = getattr(getattr(module, "config", None), "model_cls", type(module))
+    return model_class.__name__
 
 
 def validation_is_due(trainer: pl.Trainer, step: int) -> bool:

@@ -1,9 +1,14 @@
 from .interactive import open_run as open_run
 from .layout import Layout as Layout
+from .options import FREE_TEXT as FREE_TEXT
+from .options import BatchSize as BatchSize
 from .options import CommonOptions as CommonOptions
+from .options import Count as Count
+from .options import LearningRate as LearningRate
+from .options import Range as Range
+from .options import Seed as Seed
 from .options import TrainingOptions as TrainingOptions
-from .ranges import Range as Range
 from .runs import RunDirectory as RunDirectory
+from .runs import Stage as Stage
 from .script import Run as Run
 from .script import run_script as run_script
-from .stage import Stage as Stage

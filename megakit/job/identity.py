@@ -1,119 +1,89 @@
-"""Collects everything that a training run's result depends on, and compares two runs."""
+"""Says what a training run's result depends on, and refuses to resume another run."""
 
 import json
 from collections.abc import Mapping
-from copy import copy
 from pathlib import Path
 from typing import Any
 
-from megakit.checkpoints.manifest import CHANGES, CODE, same_run
-from megakit.job.options import TrainingOptions
-from megakit.job.program import code_of
-from megakit.job.ranges import flag
+from megakit.checkpoints.manifest import CHANGES, CODE, Manifest, same_run
+from megakit.errors import UserError
+from megakit.job.code import changed_names, code_of, listed
+from megakit.job.options import TrainingOptions, flag
 from megakit.job.runs import RunDirectory
-from megakit.job.stage import Stage
+from megakit.reporting.console import Console
 
-#: Entries of an identity that are not options.
-NOT_OPTIONS = ("model",)
 #: Value of an entry that one of two identities lacks.
 ABSENT = "absent"
-#: Number of changed names that a message lists.
-LISTED = 8
 
 
 def identify(
-    stage: Stage,
-    options: TrainingOptions,
-    dataset: Any,
-    start: str | None,
-    script: Path | None = None,
+    options: TrainingOptions, dataset: str, precision: str, start: str | None, script: Path | None
 ) -> dict[str, Any]:
-    """Returns everything that a run's result depends on, in the form that manifests store.
-
-    Args:
-        stage: The run's stage.
-        options: Options of the command line.
-        dataset: Name of the dataset.
-        start: Digest of the checkpoint that the run starts from.
-        script: The script whose code the run executes; None: the code is not compared.
-    """
+    """Returns everything that a run's result depends on, in the form that manifests store."""
     identity = options.identity() | {
-        "model": stage.model,
         "dataset": dataset,
+        "precision": precision,
         "start": start,
-        "best_by": options.choice(),
+        "best_by": options.selects_by(),
         CODE: code_of(script) if script else {},
         CHANGES: [],
     }
-    content: dict[str, Any] = json.loads(json.dumps(identity, default=str))
+    content: dict[str, Any] = json.loads(json.dumps(identity))
     return content
 
 
-def differences(
+def refuse_another_run(
+    directory: RunDirectory, identity: Mapping[str, Any], start: str | None
+) -> None:
+    """Raises UserError if the run in the directory is not the requested run."""
+    old, new = directory.identity(), identity
+    if old is None or same_run(old, new):
+        return
+    problems = []
+    for name in sorted((old.keys() | new.keys()) - {CODE, CHANGES, "start"}):
+        before, now = old.get(name, ABSENT), new.get(name, ABSENT)
+        if before != now:
+            problems.append(f"{flag(name)} was {before!s:.200}, now {now}")
+            if name == "max_steps":
+                problems[-1] += " (the learning rate of every step depends on it)"
+    if old.get("start", ABSENT) != new["start"]:
+        problems.append(
+            f"it started from another checkpoint than {start or 'none'} (the previous stage "
+            "has a newer result, or --checkpoint changed)"
+        )
+    raise UserError(
+        f"{directory.path} holds another run: {'; '.join(problems)}. Use the old values to resume "
+        "that run, --fresh to start over (the old run is kept under another name), or another "
+        f"--output-dir{f' with --checkpoint {start}' if start else ''}."
+    )
+
+
+def refuse_changed_code(
     directory: RunDirectory,
     identity: Mapping[str, Any],
-    start: str | None,
-    options: TrainingOptions | None = None,
-) -> list[str]:
-    """Compares the run in a directory with the requested run.
-
-    Args:
-        directory: The run directory.
-        identity: Identity of the requested run.
-        start: Checkpoint that the requested run starts from.
-        options: Options of the requested run. With them, the message leaves out a value of
-            `--best-by` that follows from another option.
-
-    Returns:
-        One message that lists all differences, or no message.
-    """
-    old = directory.identity()
-    if old is None or same_run(old, identity):
-        return []
-    # A missing option differs from None: `same_run` compares whole identities.
-    changed = {
-        name
-        for name in (identity.keys() | old.keys()) - {CODE, CHANGES}
-        if old.get(name, ABSENT) != identity.get(name, ABSENT)
-    }
-    if options is not None:
-        # The criterion that the old run had if its --best-by was the one of this command.
-        old_options = copy(options)
-        vars(old_options).update((name, old.get(name)) for name in changed - {"best_by"})
-        if old_options.choice() == old.get("best_by"):
-            changed.discard("best_by")  # follows from another option in the list: --num-labels
-    if ABSENT in (old.get("val_interval", ABSENT), identity.get("val_interval", ABSENT)):
-        changed.discard("val_interval")  # an entry only together with --stop-after, which is named
-    problems = []
-    for name in changed:
-        if name == "start":
-            problems.append(
-                f"it started from another checkpoint than {start or 'none'} "
-                f"(the previous stage has a newer result, or --checkpoint changed)"
-            )
-        else:
-            label = name.replace("_", " ") if name in NOT_OPTIONS else flag(name)
-            before, now = old.get(name, ABSENT), identity.get(name, ABSENT)
-            problems.append(f"{label} was {before!s:.200}, now {now}")
-    return [
-        f"{directory.path} holds another run: {'; '.join(sorted(problems))}. Use the old values "
-        "to resume that run, --fresh to start over (the old run is kept under another name), or "
-        "another --output-dir."
-    ]
+    newest: Manifest | None,
+    options: TrainingOptions,
+) -> None:
+    """Raises UserError if the code has changed since the newest checkpoint of the run."""
+    changed = changed_names(newest, identity[CODE]) if newest else []
+    if newest is None or not changed or options.keep_changes:
+        return
+    remedy = "--fresh starts over with the new code (the old run is kept under another name)"
+    if newest.ends(options.max_steps):
+        remedy += "; without the changes the run has already ended"
+    else:
+        remedy += "; --keep-changes resumes the run, and its result then comes from both versions"
+    raise UserError(
+        f"{directory.path}: the code was changed since its last checkpoint: {listed(changed)}. "
+        f"{remedy}."
+    )
 
 
-def changed_names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns the functions, classes and constants whose code differs between two identities.
-
-    The list is empty if one identity has no code, such as one that no script made.
-    """
-    before, now = old.get(CODE) or {}, new.get(CODE) or {}
-    if not before or not now:
-        return []
-    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-
-
-def listed(names: list[str]) -> str:
-    """Joins names for a message: the first `LISTED`, and the number of further names."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
+def record_code_changes(identity: dict[str, Any], newest: Manifest, console: Console) -> None:
+    """Adds to a run's identity which code has changed since its newest checkpoint."""
+    identity[CHANGES] = [*newest.run.get(CHANGES, [])]
+    if not identity[CODE]:  # a notebook resumes the run of a script
+        identity[CODE] = newest.run.get(CODE, {})
+    if changed := changed_names(newest, identity[CODE]):
+        identity[CHANGES].append({"step": newest.step, "names": changed})
+        console.say(f"Resuming with changed code: {listed(changed)}.")

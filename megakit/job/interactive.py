@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.options import CommonOptions
-from megakit.job.preparation import prepare
+from megakit.job.plan import make_plan
+from megakit.job.runs import Stage
 from megakit.job.script import Run
-from megakit.job.stage import Stage
 from megakit.reporting.console import Console
 from megakit.reporting.streams import diverted
 from megakit.runtime.accelerator import find_accelerator, use_accelerator
@@ -46,29 +46,24 @@ def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
     example by a notebook's stop button, resumes when it is opened again with the same options.
     Megatron's parallel state remains after the block, for inspection, until the next `open_run`.
 
-    Args:
-        stage: The stage to run, as defined in its script.
-        options: The script's options.
-
     Raises:
         UserError: The options are invalid, the data is missing, the run is in use, or the run
             needs several processes.
     """
     began = time.perf_counter()
     console = Console(silent=True)
-    plan, locks = prepare(stage, options, Cluster(), console)
-    with locks:
-        run = Run(stage, options, plan, console, is_main=True, began=began)
+    if (options.devices or 1) > 1:
+        raise UserError(
+            f"--devices {options.devices}: open_run uses a single process. Run {stage.script}, "
+            "which starts all processes."
+        )
+    plan, locks = make_plan(stage, options, Cluster(), console)
+    run = Run(stage, options, plan, console, is_main=True, began=began)
+    with locks, diverted(run.directory.log), handlers_restored():
         try:
-            if plan.layout.world_size > 1:
-                raise UserError(
-                    f"--devices {plan.layout.devices}: open_run uses a single process. "
-                    f"Run {stage.script}, which starts all processes."
-                )
-            with diverted(run.directory.log), handlers_restored():
-                use_accelerator(plan.accelerator.name)
-                destroy_parallel_state()
-                yield run
+            use_accelerator(plan.accelerator.name)
+            destroy_parallel_state()
+            yield run
         except UserError:
             run.withdraw()
             raise

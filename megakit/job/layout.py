@@ -1,21 +1,44 @@
 """Plans how a job's processes share the work, and checks the plan before the processes start."""
 
-import contextlib
-import json
-import math
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
+from typing import Any
 
-from megakit.errors import UserError
 from megakit.job.cluster import Cluster
-from megakit.job.options import CommonOptions
-from megakit.job.ranges import flag
-from megakit.job.sizes import Sizes
-from megakit.runtime.accelerator import Accelerator
-from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file, reading
+from megakit.job.options import CommonOptions, flag
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a model, by Megatron's names; 0 if unknown.
+
+    An options class sets a size by a field, or by a class attribute for a size that no option sets;
+    None stands for the size in the start checkpoint.
+
+    Attributes:
+        hidden_size: Width of the layers that tensor parallelism splits.
+        num_attention_heads: Attention heads, which tensor parallelism splits, too.
+        num_layers: Layers, or parts of another model, that pipeline parallelism splits.
+        seq_length: Positions of a sample, such as the tokens of a text.
+    """
+
+    hidden_size: int = 0
+    num_attention_heads: int = 0
+    num_layers: int = 0
+    seq_length: int = 1
+
+    @classmethod
+    def find(cls, options: CommonOptions, settings: Mapping[str, Any]) -> "Sizes":
+        """Returns the sizes in the options, or else in the settings of a checkpoint's model."""
+        sizes = {}
+        for field in fields(cls):
+            default = None if field.name == "hidden_size" else field.default
+            size = getattr(options, field.name, default)
+            size = settings.get(field.name) if size is None else size
+            if type(size) is int and size >= 1:  # an option may be out of its range
+                sizes[field.name] = size
+        return cls(**sizes)
 
 
 @dataclass(frozen=True)
@@ -46,7 +69,6 @@ class Layout:
     @cached_property
     def data(self) -> int:
         """Number of data-parallel ranks, which process different samples."""
-        # An option may be out of its range; `CommonOptions.problems` reports it.
         return max(1, self.world_size // max(1, self.tensor * self.pipeline))
 
     @property
@@ -55,43 +77,10 @@ class Layout:
         return {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
 
     def __str__(self) -> str:
-        return describe(self.parallel)
-
-
-def describe(parallel: Mapping[str, int]) -> str:
-    """Describes a layout in words, such as `2 processes: tensor 2 x pipeline 1 x data 1`."""
-    number = math.prod(parallel.values())
-    if number == 1:
-        return "1 process"
-    return f"{number} processes: " + " x ".join(f"{k} {v}" for k, v in parallel.items())
-
-
-def other_layout(
-    layout: Layout, options: CommonOptions, cluster: Cluster, summary: Path
-) -> str | None:
-    """Returns a remark if a command names another layout than that of its finished run.
-
-    Args:
-        layout: The layout that the command plans.
-        options: Options of the command line. Without an option of the layout, and without a
-            launcher, the command names no layout.
-        cluster: The job as torchrun or srun started it.
-        summary: The `summary.json` of the finished run.
-    """
-    names = ("devices", "num_nodes", "tensor_parallel", "pipeline_parallel")
-    given = [
-        name for name in names if getattr(options, name) not in (None, getattr(CommonOptions, name))
-    ]
-    used: dict[str, int] = {}
-    with contextlib.suppress(UserError), reading(summary, ""):
-        found = json.loads(read_regular_file(summary, JSON_BYTES))["parallel"]
-        used = {name: int(found[name]) for name in layout.parallel}
-    if not (given or cluster.launcher) or used in ({}, layout.parallel):
-        return None
-    return (
-        f"The finished run used {describe(used)}. This command names {layout}, and trained nothing "
-        "under this layout. To train under it, add --fresh or another --output-dir."
-    )
+        if self.world_size == 1:
+            return "1 process"
+        parts = " x ".join(f"{name} {number}" for name, number in self.parallel.items())
+        return f"{self.world_size} processes: {parts}"
 
 
 def plan_layout(options: CommonOptions, cluster: Cluster, sizes: Sizes) -> tuple[Layout, list[str]]:
@@ -100,12 +89,36 @@ def plan_layout(options: CommonOptions, cluster: Cluster, sizes: Sizes) -> tuple
     Args:
         options: Options of the command line.
         cluster: The job as torchrun or srun started it.
-        sizes: Sizes of the model that is split. Every number divides an unknown size, 0.
+        sizes: Sizes of the model that is split. Every number divides an unknown size.
 
     Returns:
         The layout, and one message per problem, with the arithmetic. The layout is valid only if
         there are no problems.
     """
+    problems = _cluster_problems(options, cluster)
+    devices = options.devices or cluster.devices
+    num_nodes = options.num_nodes or cluster.num_nodes
+    tensor, pipeline = max(1, options.tensor_parallel), max(1, options.pipeline_parallel)
+    size_problems = _size_problems(sizes, tensor, pipeline)
+    world_size, model_parallel = devices * num_nodes, tensor * pipeline
+    fits = world_size % model_parallel == 0
+    if not fits:
+        problems.append(
+            f"--tensor-parallel {tensor} x --pipeline-parallel {pipeline} = {model_parallel}: has "
+            f"to divide the number of processes, {devices} x {num_nodes} = {world_size}."
+            + ("" if size_problems else f" Use --devices {model_parallel}, for example.")
+        )
+    problems += size_problems
+    data = max(1, world_size // model_parallel)
+    global_batch_size = getattr(options, "global_batch_size", None)  # any number in prediction
+    micro, batch_problems = _micro_batch_size(options, global_batch_size, data)
+    if fits:  # otherwise the number of data-parallel ranks is wrong
+        problems += batch_problems
+    layout = Layout(devices, num_nodes, tensor, pipeline, global_batch_size or micro * data, micro)
+    return layout, problems
+
+
+def _cluster_problems(options: CommonOptions, cluster: Cluster) -> list[str]:
     problems = []
     for name in ("devices", "num_nodes"):
         asked, given = getattr(options, name), getattr(cluster, name)
@@ -120,69 +133,34 @@ def plan_layout(options: CommonOptions, cluster: Cluster, sizes: Sizes) -> tuple
             "machines: each machine needs the same number of processes. "
             "Use --ntasks-per-node (srun), or the same --nproc-per-node everywhere (torchrun)."
         )
-    devices = options.devices or cluster.devices
-    num_nodes = options.num_nodes or cluster.num_nodes
-    if num_nodes > 1 and not cluster.launcher:
+    if (options.num_nodes or 1) > 1 and not cluster.launcher:
         problems.append(
-            f"--num-nodes {num_nodes}: torchrun or srun has to start a job of several machines, "
-            "on each machine."
+            f"--num-nodes {options.num_nodes}: torchrun or srun has to start a job of several "
+            "machines, on each machine."
         )
-    tensor, pipeline = options.tensor_parallel, options.pipeline_parallel
-    width, num_heads = sizes.width, sizes.num_heads
-    num_pipeline_stages = sizes.num_pipeline_stages
-    world_size, model_parallel = devices * num_nodes, tensor * pipeline
-    is_splittable = tensor >= 1 <= pipeline and not (
-        num_heads % tensor or width % tensor or num_pipeline_stages % pipeline
-    )
-    fits = not (min(world_size, model_parallel) >= 1 and world_size % model_parallel)
-    if not fits:
-        problems.append(
-            f"--tensor-parallel {tensor} x --pipeline-parallel {pipeline} = {model_parallel}: has "
-            f"to divide the number of processes, {devices} x {num_nodes} = {world_size}."
-            + (f" Use --devices {model_parallel}, for example." if is_splittable else "")
-        )
-    if tensor >= 1 and num_heads % tensor:
-        problems.append(
-            f"--tensor-parallel {tensor}: has to divide the number of attention heads, "
-            f"{num_heads}. Try {_largest_divisor(num_heads, tensor)}."
-        )
-    elif tensor >= 1 and width % tensor:
-        problems.append(
-            f"--tensor-parallel {tensor}: has to divide the width of the split layers, {width}. "
-            f"Try {_largest_divisor(width, tensor)}."
-        )
-    if pipeline >= 1 and num_pipeline_stages % pipeline:
-        numbers = range(1, num_pipeline_stages + 1)
-        possible = [str(number) for number in numbers if num_pipeline_stages % number == 0]
+    return problems
+
+
+def _size_problems(sizes: Sizes, tensor: int, pipeline: int) -> list[str]:
+    width, heads, layers = sizes.hidden_size, sizes.num_attention_heads, sizes.num_layers
+    problems = []
+    for size, what in (
+        (heads, "the number of attention heads"),
+        (width, "the width of the split layers"),
+    ):
+        if size % tensor:
+            problems = [
+                f"--tensor-parallel {tensor}: has to divide {what}, {size}. "
+                f"Try {_largest_divisor(size, tensor)}."
+            ]
+            break
+    if layers % pipeline:
+        possible = [str(number) for number in range(1, layers + 1) if layers % number == 0]
         problems.append(
             f"--pipeline-parallel {pipeline}: this model can be split into "
-            f"{' or '.join(possible)} stages. "
-            f"Try {_largest_divisor(num_pipeline_stages, pipeline)}."
+            f"{' or '.join(possible)} stages. Try {_largest_divisor(layers, pipeline)}."
         )
-    data = max(1, world_size // max(1, model_parallel))
-    global_batch_size = getattr(options, "global_batch_size", None)  # any number in prediction
-    micro, batch_problems = _micro_batch_size(options, global_batch_size, data)
-    if fits:  # otherwise the number of data-parallel ranks is wrong
-        problems += batch_problems
-    layout = Layout(devices, num_nodes, tensor, pipeline, global_batch_size or micro * data, micro)
-    return layout, problems
-
-
-def too_few_gpus(layout: Layout, accelerator: Accelerator, cluster: Cluster) -> list[str]:
-    """Returns a message if there are fewer GPUs than processes; processes may share CPUs."""
-    count = accelerator.count
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    # Slurm's --gpus-per-task shows each process only its own GPU. Of several MIG devices that a
-    # process may see, CUDA uses the first only.
-    if count == 1 and "," not in visible:
-        count = max(count, cluster.num_gpus)
-    if accelerator.name == "gpu" and layout.devices > count:
-        has = f"{count} GPU" + "s" * (count != 1)
-        return [
-            f"--devices {layout.devices}: this machine has {has}, and each process needs its own. "
-            "Use fewer, or --accelerator cpu."
-        ]
-    return []
+    return problems
 
 
 def _micro_batch_size(

@@ -1,27 +1,71 @@
-"""Options of all scripts and of training scripts, without torch, so that a start is quick."""
+"""Options of the scripts: dataclasses, whose fields are the options, with a docstring below each.
 
-import difflib
-import io
+This module does not import torch, so `--help` and refusals are quick.
+"""
+
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
 
-from megakit.job.help import format_help
-from megakit.job.ranges import INT32_MAX, Range, find_problems, flag
-from megakit.job.stage import Stage
-from megakit.runtime.foreign_files import brief
+from megakit.errors import brief
 
-OptionsT = TypeVar("OptionsT", bound="CommonOptions")
+#: Largest number of steps or samples, and largest seed: frameworks store them in 32 bits.
+INT32_MAX = 2**31 - 1
+#: Marks a text option that is no name: `prompt: Annotated[str, FREE_TEXT]` may have any characters.
+FREE_TEXT = "free text"
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that a numeric option may have: `lr: Annotated[float, Range(above=0)]`.
+
+    `least` and `most` are inclusive bounds, `above` and `below` are exclusive ones.
+    """
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def rule(self, value: float) -> str | None:
+        """Returns the rule that a value breaks, as in "has to be RULE"; None for a valid value."""
+        if not math.isfinite(value):
+            return "a finite number"
+        if self.above is not None and not value > self.above:
+            return "a positive number" if self.above == 0 else f"above {self.above:,}"
+        if self.least is not None and not value >= self.least:
+            return f"at least {self.least:,}"
+        if self.most is not None and not value <= self.most:
+            return f"at most {self.most:,}"
+        if self.below is not None and not value < self.below:
+            return f"below {self.below:,}"
+        return None
+
 
 Count = Annotated[int, Range(least=1, most=INT32_MAX)]
 #: The bound keeps the product of batch size and number of steps within 64 bits.
 BatchSize = Annotated[int, Range(least=1, most=2**24)]
-MOST_SECONDS = 7 * 24 * 3600
 Seed = Annotated[int, Range(least=0, most=INT32_MAX)]
 LearningRate = Annotated[float, Range(above=0, most=100)]
+
+
+class EarlierRun(NamedTuple):
+    """What an earlier run used: the run that a command resumes, or that its checkpoint comes from.
+
+    Attributes:
+        path: The run directory.
+        is_start: Whether it is the run of the checkpoint that the command starts from.
+        dataset: The fingerprint of its data, or None.
+        places: Absolute paths by name of the option.
+    """
+
+    path: Path
+    is_start: bool
+    dataset: str | None
+    places: Mapping[str, str]
 
 
 @dataclass(kw_only=True)
@@ -56,86 +100,68 @@ class CommonOptions:
     num_workers: Annotated[int, Range(least=0, most=256)] = 0
     """Data loader workers per rank; they prefetch batches."""
 
-    timeout: Annotated[int, Range(least=1, most=MOST_SECONDS)] = 600
+    timeout: Annotated[int, Range(least=1, most=7 * 24 * 3600)] = 600
     """Seconds a rank may wait for another rank before the job fails."""
 
     verbose: bool = False
     """Show the frameworks' log on the terminal instead of writing it to log.txt."""
 
-    #: Options that do not change the result. A class lists only its own options; `identity` adds
-    #: the options that its base classes list.
-    harmless: ClassVar[tuple[str, ...]] = (
-        *("output_dir", "accelerator", "devices", "num_nodes", "tensor_parallel"),
-        *("pipeline_parallel", "micro_batch_size", "num_workers", "timeout", "verbose"),
+    #: A run may be resumed with other values of these options. The value of every other option is a
+    #: part of the run's identity, except for paths: there, the fingerprint of the data counts.
+    resumable_options: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("accelerator", "devices", "num_nodes", "tensor_parallel", "pipeline_parallel"),
+            *("micro_batch_size", "num_workers", "timeout", "verbose", "checkpoint"),
+            *("val_interval", "save_interval", "fresh", "keep_changes"),
+        )
     )
     largest_micro_batch: ClassVar[int] = 1024
-    #: Options that set a field of the model's config if no checkpoint sets it; see `size`.
-    model_sizes: ClassVar[tuple[str, ...]] = ()
+    #: The runs that the command goes on with or starts from, for `fingerprint`; no option.
+    earlier: ClassVar[Sequence[EarlierRun]] = ()
 
-    def size(self, name: str) -> Any:
-        """Returns the value of a new model's config field, or None if no option sets it."""
-        return getattr(self, name, None)
+    def fingerprint(self) -> str:
+        """Checks that the data is usable, and returns what identifies its content.
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses bases in an order in which the data's `resolve_dataset` is never called."""
-        super().__init_subclass__(**kwargs)
-        owners = [base for base in cls.__mro__ if "resolve_dataset" in vars(base)]
-        if owners[0] is CommonOptions and len(owners) > 1:
-            data = owners[1].__name__
-            raise TypeError(
-                f"class {cls.__name__}: {data} has to be its first base, else "
-                f"{data}.resolve_dataset is never called. Write class {cls.__name__}({data}, ...)."
-            )
-
-    @property
-    def named_checkpoint(self) -> str | None:
-        """The user's `--checkpoint`, in a script that has this option."""
-        return getattr(self, "checkpoint", None)
-
-    def resolve_dataset(
-        self, previous: Any, report: Callable[[str], None], may_download: bool = True
-    ) -> Any:
-        """Checks that the dataset is usable and returns its name; for a script to override.
-
-        Args:
-            previous: Dataset of the run or checkpoint that this run continues from, if any.
-            report: Prints one line for the user.
-            may_download: Whether to download missing data. False if the command is refused for
-                another reason; `report` then prints nothing.
+        A script of your own overrides this method. Two runs on data with equal fingerprints count
+        as runs on the same data. The method is called once for each job, before the ranks load the
+        data, so it may also download the data.
 
         Raises:
             UserError: The data is missing or damaged.
         """
-        raise NotImplementedError(f"{type(self).__name__}.resolve_dataset")
+        raise NotImplementedError(f"{type(self).__name__}.fingerprint")
 
-    def recall(self, earlier: Sequence[Any]) -> None:
-        """Receives what earlier runs used, before `resolve_dataset`; for a script to override.
+    def say(self, line: str) -> None:
+        """Prints a line for the user, from `fingerprint`."""
+        print(line, file=sys.stderr)
 
-        Args:
-            earlier: A sequence of `megakit.job.remembered.EarlierRun`, the first choice first.
-        """
+    def places(self) -> dict[str, Path | None]:
+        """Returns the options that are paths, by name."""
+        kinds = get_type_hints(type(self))
+        names = [field.name for field in fields(self) if Path in members(kinds[field.name])]
+        return {name: getattr(self, name) for name in names}
 
-    def places(self) -> dict[str, str]:
-        """Returns the paths that a run remembers for later commands; for a script to override.
-
-        Returns:
-            Absolute paths by name of the option. Later commands get them by `recall`.
-        """
-        return {}
-
-    def adopt(self, places: Mapping[str, str]) -> None:
-        """Sets the options that the command leaves out to the paths of the job's plan."""
-        for name, path in places.items():
-            if getattr(self, name) is None:
-                setattr(self, name, Path(path))
-
-    def adapt(self, stage: Stage) -> Stage:
-        """Returns the stage adapted to the options, e.g. renamed; for a script to override."""
+    def run_name(self, stage: str) -> str:
+        """Returns the name of the run directory, by default that of the stage."""
         return stage
 
     def problems(self) -> list[str]:
         """Returns one message per option with an invalid value."""
-        return find_problems(self)
+        found = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            extras = [*_extras(type(self), field.name)]
+            rule = None
+            if isinstance(value, str | Path) and FREE_TEXT not in extras:
+                is_clean = all(ord(character) >= 32 for character in str(value))
+                rule = None if is_clean else "contains a control character. Use another name"
+            elif isinstance(value, int | float):
+                bounds = [one for one in extras if isinstance(one, Range)] or [Range()]
+                broken = bounds[0].rule(value)
+                rule = broken and f"has to be {broken}"
+            if rule:
+                found.append(f"{flag(field.name)} {brief(str(value))}: {rule}.")
+        return found
 
 
 @dataclass(kw_only=True)
@@ -177,140 +203,61 @@ class TrainingOptions(CommonOptions):
     keep_changes: bool = False
     """Resume a run although code that its result depends on was changed."""
 
-    harmless: ClassVar[tuple[str, ...]] = (
-        *("val_interval", "save_interval", "fresh", "keep_changes", "checkpoint"),
-    )
-
     def identity(self) -> dict[str, Any]:
-        """Returns the options that the result depends on: all except the harmless options."""
-        harmless = {name for base in type(self).__mro__ for name in vars(base).get("harmless", ())}
+        """Returns the options that the result depends on, by name."""
+        left_out = self.resumable_options
         if self.stop_after is not None:  # the last step then depends on when the run validates
-            harmless.discard("val_interval")
-        return {
-            option.name: getattr(self, option.name)
-            for option in fields(self)
-            if option.name not in harmless
-        }
+            left_out -= {"val_interval"}
+        names = {field.name for field in fields(self)} - left_out - self.places().keys()
+        return {name: getattr(self, name) for name in sorted(names)}
 
-    def choice(self) -> str:
-        """Returns the criterion for the best checkpoint; for a script to override."""
+    def selects_by(self) -> str:
+        """Returns what selects the best checkpoint: a column of metrics.csv, or `last`."""
         return self.best_by
 
     def problems(self) -> list[str]:
         """Returns the problems of single options, and of `--best-by` with `--stop-after`."""
-        problems = super().problems()
+        found = super().problems()
+        by, given = self.selects_by(), brief(self.best_by)
         if self.best_by != "last" and not self.best_by.startswith("val_"):
-            problems.append(
-                f"--best-by {brief(self.best_by)}: has to be last, or a column of metrics.csv that "
-                "begins with val_, for example val_loss."
+            found.append(
+                f"--best-by {given}: has to be last, or a column of metrics.csv that begins with "
+                "val_, for example val_loss."
             )
-        if self.choice() != self.best_by != "val_loss":
-            problems.append(
-                f"--best-by {brief(self.best_by)}: has no effect, since this run always uses its "
-                f"{self.choice()} checkpoint. Leave the option out."
+        if by != self.best_by != "val_loss":
+            found.append(
+                f"--best-by {given}: has no effect, since this run always uses its {by} "
+                "checkpoint. Leave the option out."
             )
-        if self.stop_after is None:
-            return problems
-        if self.choice() == "last":
-            problems.append(
+        if self.stop_after is not None and by == "last":
+            found.append(
                 f"--stop-after {self.stop_after}: this run uses its last checkpoint, so no "
                 "validation is better than another. Leave the option out, or choose the best "
                 "checkpoint by a validated value."
             )
-        elif self.val_interval >= self.max_steps:
-            problems.append(
+        elif self.stop_after is not None and self.val_interval >= self.max_steps:
+            found.append(
                 f"--stop-after {self.stop_after}: with --val-interval {self.val_interval} the run "
                 f"validates only after its last step, {self.max_steps}. Validate more often, or "
                 "leave the option out."
             )
-        return problems
+        return found
 
 
-def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = None) -> OptionsT:
-    """Parses the command line; prints messages and exits with status 2 if it is invalid.
-
-    Args:
-        options_class: Its fields are the options; the fields' docstrings are the help texts.
-        argv: Arguments without the program's name; by default the arguments of this process.
-    """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    program = Path(sys.argv[0]).name
-    if {"-h", "--help"} & {*arguments}:
-        print(format_help(options_class, program))
-        sys.exit(0)
-    import tyro
-
-    def parse(arguments: Sequence[str]) -> OptionsT:
-        with redirect_stderr(io.StringIO()):
-            return tyro.cli(
-                options_class,
-                prog=program,
-                args=arguments,
-                # --verbose has no --no-verbose
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
-
-    groups = _group_by_option(arguments)
-    try:
-        options = parse(arguments)
-        if not any(map(_is_empty, groups)):  # an empty Path would mean the current folder
-            return options
-    except SystemExit:
-        pass  # the messages below name all problems
-    for problem in _find_parse_errors(options_class, groups, parse):
-        print(f"{program}: {problem}", file=sys.stderr)
-    sys.exit(2)
+def flag(name: str) -> str:
+    """Returns an option as users type it."""
+    return "--" + name.replace("_", "-")
 
 
-def _find_parse_errors(
-    options_class: type, groups: Sequence[list[str]], parse: Callable[[Sequence[str]], Any]
-) -> list[str]:
-    """Returns one message for each option that cannot be parsed.
-
-    Each option is parsed separately: tyro stops at the first error and prints a long message.
-    """
-    types = {flag(name): kind for name, kind in get_type_hints(options_class).items()}
-    problems = []
-    for group in groups:
-        name, given = group[0].partition("=")[0], brief(" ".join(group))
-        known_name = name.replace("_", "-")
-        if known_name not in types:
-            close = difflib.get_close_matches(known_name, types, 1, cutoff=0.75)
-            remedy = f"Is it {close[0]}? See --help." if close else "See --help."
-            problems.append(f"{given}: there is no such option. {remedy}")
-        elif _is_empty(group):
-            problems.append(
-                f"{name} '': the value is empty. Either a variable is not set, or a command in "
-                "$(...) failed; its own message says why. Give a value, or leave the option out."
-            )
-        else:
-            try:
-                parse(group)
-            except SystemExit:
-                problems.append(f"{given}: has to be {_describe_type(types[known_name])}.")
-    return problems
+def _extras(options: type, name: str) -> Iterator[Any]:
+    """Yields what `Annotated` adds to a field's type, also if only a base class adds it."""
+    for owner in options.__mro__:
+        if name in vars(owner).get("__annotations__", {}):
+            hint = get_type_hints(owner, include_extras=True)[name]
+            for one in (hint, *get_args(hint)):  # also inside of `Annotated[...] | None`
+                yield from getattr(one, "__metadata__", ())
 
 
-def _is_empty(group: Sequence[str]) -> bool:
-    """Whether an option has an empty value, as from an unset shell variable."""
-    return group[1:] == [""] or group[0].endswith("=")
-
-
-def _group_by_option(arguments: Sequence[str]) -> list[list[str]]:
-    """Splits the command line into groups that each begin with an option."""
-    groups: list[list[str]] = []
-    for argument in arguments:
-        if argument.startswith("--") or not groups:
-            groups.append([argument])
-        else:
-            groups[-1].append(argument)
-    return groups
-
-
-def _describe_type(kind: Any) -> str:
-    """Describes the values of a type in words."""
-    kinds = [part for part in get_args(kind) or (kind,) if part is not type(None)]
-    if all(isinstance(part, str) for part in kinds):
-        return "one of " + ", ".join(kinds)
-    words = {int: "a whole number", float: "a number", bool: "without a value", Path: "one path"}
-    return words.get(kinds[0], "one value")
+def members(kind: Any) -> tuple[Any, ...]:
+    """Returns the types of a union, or the values of a literal; else the type itself."""
+    return get_args(kind) or (kind,)

@@ -1,92 +1,321 @@
-"""The plan of a job, and its way from the launching process to the ranks."""
+"""Makes the plan of a job: checks everything, and only then changes something on the disk."""
 
-import json
-import os
-from dataclasses import asdict, dataclass, field
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-from megakit.job.layout import Layout
-from megakit.runtime.accelerator import Accelerator
-from megakit.runtime.foreign_files import reading
+from megakit.checkpoints.context import read_model_settings
+from megakit.checkpoints.manifest import Manifest
+from megakit.checkpoints.select import keep_own_checkpoints, remove_leftovers
+from megakit.errors import UserError
+from megakit.job.cluster import Cluster
+from megakit.job.code import changed_names, code_of, listed
+from megakit.job.identity import (
+    identify,
+    record_code_changes,
+    refuse_another_run,
+    refuse_changed_code,
+)
+from megakit.job.layout import Layout, Sizes, plan_layout
+from megakit.job.options import CommonOptions, EarlierRun, TrainingOptions, flag
+from megakit.job.runs import RunDirectory, Stage, lock, why_not_writable
+from megakit.job.start_checkpoint import StartCheckpoint, find_start
+from megakit.reporting.console import Console
+from megakit.runtime.accelerator import (
+    Accelerator,
+    find_accelerator,
+    has_fast_bfloat16,
+    is_certainly_cpu,
+)
 
-PLAN_VARIABLE = "MEGAKIT_PLAN"
 
-
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Plan:
     """The decisions that one process makes for all ranks of a job.
 
     Attributes:
-        dataset: Name of the dataset.
-        start: Checkpoint of the previous stage to start from, or None.
-        resume: Checkpoint of this run to resume from, or None.
+        layout: How the job's processes share the work.
         accelerator: The device that the job runs on.
         precision: `bf16-mixed` or `32`.
-        layout: How the job's processes share the work.
+        dataset: The fingerprint of the data.
+        start: Checkpoint of the previous stage to start from, or None.
+        resume: Checkpoint of this run to resume from, or None.
         identity: Everything that the run's result depends on; empty for a script that does not
             train.
         is_done: Whether the run has already ended.
-        lock: Device and inode number of the lock file in the run directory; None for a job
-            without a lock.
-        old_run: The run that `--fresh` has renamed, or None.
-        places: Absolute paths by name of the option; all ranks use them for options that the
-            command leaves out.
+        work: Multiplications in the product of a micro batch and a square weight of the model.
+        chosen: Values that the plan has chosen for options that the command leaves out.
+        lock: Device and inode number of the lock file in the run directory; None: no lock.
+        old_run: The run that `--fresh` has set aside, or None.
     """
 
-    dataset: Any
-    start: str | None
-    resume: str | None
+    layout: Layout
     accelerator: Accelerator
     precision: str
-    layout: Layout
-    identity: dict[str, Any]
-    is_done: bool
+    dataset: str = ""
+    start: str | None = None
+    resume: str | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
+    is_done: bool = False
+    work: int = 0
+    chosen: dict[str, Any] = field(default_factory=dict)
     lock: tuple[int, int] | None = None
-    old_run: str | None = None
-    places: dict[str, str] = field(default_factory=dict)
+    old_run: Path | None = None
 
-    def to_json(self) -> str:
-        """Serializes the plan for the other ranks."""
-        return json.dumps(asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> "Plan":
-        """Returns the plan that another process serialized with `to_json`."""
-        content = json.loads(text)
-        content["accelerator"] = Accelerator(**content["accelerator"])
-        content["layout"] = Layout(**content["layout"])
-        content["lock"] = tuple(content["lock"]) if content["lock"] else None
-        return cls(**content)
+def make_plan(
+    stage: Stage,
+    options: CommonOptions,
+    cluster: Cluster,
+    console: Console,
+    script: Path | None = None,
+) -> tuple[Plan, contextlib.ExitStack]:
+    """Makes the plan of a job, and locks its run directory.
 
-    def for_ranks(self) -> tuple[str, int]:
-        """Writes the plan to a file in memory, which the ranks of this process inherit.
+    Args:
+        stage: The stage to run.
+        options: Options of the command line. Options that the command leaves out may get a value.
+        cluster: The job, and the rank of this process.
+        console: Receives the messages.
+        script: The script whose code is compared with the run's; None: no code is compared.
 
-        An environment variable has at most 128 KiB, too few for the code of a large project.
+    Returns:
+        The plan, and the locks on the run directory and on the checkpoint that the job starts
+        from. The stack of locks has to stay open while the job runs.
 
-        Returns:
-            The value of `PLAN_VARIABLE`, and the file descriptor that the ranks have to inherit.
-        """
-        descriptor = os.memfd_create("plan")
-        with open(descriptor, "w", closefd=False) as file:
-            file.write(self.to_json())
-        return f"{os.getpid()} {descriptor}", descriptor
+    Raises:
+        UserError: Lists the problems that can be found together.
+    """
+    plan, start = check(stage, options, cluster, console, script)
+    return plan, open_run(stage, options, plan, start, console)
 
-    @classmethod
-    def of_launcher(cls, text: str) -> "Plan":
-        """Returns the plan that this process's parent wrote in `for_ranks`.
 
-        Args:
-            text: The value of `PLAN_VARIABLE`.
+def check(
+    stage: Stage,
+    options: CommonOptions,
+    cluster: Cluster,
+    console: Console,
+    script: Path | None = None,
+) -> tuple[Plan, StartCheckpoint | None]:
+    """Checks everything without a lock, and changes nothing on the disk; may download data.
 
-        Raises:
-            UserError: Another process set the value, or the plan is damaged.
-        """
-        remedy = f"The scripts set it for the processes that they start. Unset {PLAN_VARIABLE}."
-        with reading(f"the environment variable {PLAN_VARIABLE}", remedy):
-            launcher, descriptor = map(int, text.split())
-            if launcher != os.getppid():
-                raise ValueError("another job set it")
-            # All ranks share the position in the file, and `pread` does not move it.
-            content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-            os.close(descriptor)
-            return cls.from_json(content.decode())
+    Arguments and errors are those of `make_plan`. A process that only starts the ranks does not
+    check a GPU, since the check would take a part of its memory.
+
+    Returns:
+        The plan, in which `is_done` is a guess, and the checkpoint to start from.
+    """
+    training = options if isinstance(options, TrainingOptions) else None
+    problems = options.problems()
+    given = {option.name: getattr(options, option.name) for option in fields(options)}
+    start, settings = None, dict[str, Any]()
+    with _collecting(problems):
+        named = getattr(options, "checkpoint", None)
+        start = find_start(stage, named, options.output_dir, console.say)
+        if start is not None:
+            settings = read_model_settings(start.path)
+            _choose_sizes(options, settings, start.path)
+    sizes = Sizes.find(options, settings)
+    layout, layout_problems = plan_layout(options, cluster, sizes)
+    problems += layout_problems
+    directory = RunDirectory(options.output_dir / stage.name)
+    old: dict[str, Any] = {}
+    if why := why_not_writable(directory.path):
+        problems.append(why)
+    elif training is None or not training.fresh:
+        with _collecting(problems):
+            old = directory.identity() or {}
+    accelerator = find_accelerator("cpu")
+    only_launches = layout.world_size > 1 and cluster.launcher is None
+    if not only_launches or is_certainly_cpu("auto"):
+        with _collecting(problems):
+            accelerator = find_accelerator(options.accelerator, options.precision)
+            problems += _too_few_gpus(layout, accelerator, cluster)
+    if problems:
+        raise UserError(problems)
+
+    earlier = _earlier_runs(directory, start, old)
+    vars(options).update(earlier=earlier, say=console.say)
+    plan = Plan(
+        layout=layout,
+        accelerator=accelerator,
+        precision=_choose_precision(options, accelerator, old),
+        dataset=options.fingerprint(),
+        start=str(start.path) if start else None,
+        work=layout.micro_batch_size * sizes.seq_length * sizes.hidden_size**2,
+    )
+    now = {name: getattr(options, name) for name in given}
+    plan.chosen = {name: value for name, value in now.items() if value != given[name]}
+    if training is not None:
+        plan.identity = identify(
+            *(training, plan.dataset, plan.precision),
+            *(start.manifest.digest if start else None, script),
+        )
+        if not training.fresh:
+            newest = directory.newest_of(stage.name, plan.identity)
+            refuse_another_run(directory, plan.identity, plan.start)
+            refuse_changed_code(directory, plan.identity, newest, training)
+            plan.is_done = _has_ended(directory, newest, training)
+    _say_remarks(stage, plan, start, console, script)
+    return plan, start
+
+
+@contextlib.contextmanager
+def _collecting(problems: list[str]) -> Iterator[None]:
+    """Adds the problems of a check to a list, so that one message tells all of them."""
+    try:
+        yield
+    except UserError as error:
+        problems += error.problems
+    except OSError as error:
+        problems.append(f"{error.filename}: {error.strerror}.")
+
+
+def _choose_sizes(options: CommonOptions, settings: Mapping[str, Any], start: Path) -> None:
+    """Sets the options without a value that are sizes of the start checkpoint's model.
+
+    Raises:
+        UserError: An option differs from the checkpoint's size.
+    """
+    problems = []
+    for option in fields(options):
+        if option.default is not None or option.name not in settings:
+            continue
+        given, size = getattr(options, option.name), settings[option.name]
+        if given not in (None, size):
+            problems.append(
+                f"{flag(option.name)} {given}: the model of {start} has {size}, and its weights "
+                f"fit no other size. Leave {flag(option.name)} out, or start from fresh weights "
+                "with --checkpoint none."
+            )
+        setattr(options, option.name, size)
+    if problems:
+        raise UserError(problems)
+
+
+def _too_few_gpus(layout: Layout, accelerator: Accelerator, cluster: Cluster) -> list[str]:
+    """Returns a message if there are fewer GPUs than processes; processes may share CPUs."""
+    # With Slurm's --gpus-per-task, each process sees only its own GPU.
+    count = max(accelerator.count, cluster.num_gpus if accelerator.count == 1 else 0)
+    if accelerator.name == "cpu" or layout.devices <= count:
+        return []
+    return [
+        f"--devices {layout.devices}: this machine has {count} GPU{'s' * (count != 1)}, and each "
+        "process needs its own. Use fewer, or --accelerator cpu."
+    ]
+
+
+def _choose_precision(
+    options: CommonOptions, accelerator: Accelerator, old: Mapping[str, Any]
+) -> str:
+    """Returns the precision; `auto` continues a run in its precision, also on another device."""
+    if options.precision != "auto":
+        return options.precision
+    if old.get("precision") in ("bf16-mixed", "32"):
+        return str(old["precision"])
+    return "32" if accelerator.name == "cpu" and not has_fast_bfloat16() else "bf16-mixed"
+
+
+def _earlier_runs(
+    directory: RunDirectory, start: StartCheckpoint | None, old: Mapping[str, Any]
+) -> list[EarlierRun]:
+    own = EarlierRun(directory.path, False, old.get("dataset"), directory.places())
+    if start is None:
+        return [own]
+    run = RunDirectory(start.path.absolute().parent.parent)  # above `checkpoints`
+    near = directory.path.with_name(start.manifest.stage)
+    shown = near if near.absolute() == run.path else run.path
+    return [own, EarlierRun(shown, True, start.manifest.dataset, run.places())]
+
+
+def _has_ended(directory: RunDirectory, newest: Manifest | None, options: TrainingOptions) -> bool:
+    return newest is not None and newest.ends(options.max_steps) and directory.summary.is_file()
+
+
+def _say_remarks(
+    stage: Stage,
+    plan: Plan,
+    start: StartCheckpoint | None,
+    console: Console,
+    script: Path | None,
+) -> None:
+    """Reports facts that refuse nothing, but that the user should know."""
+    accelerator, devices = plan.accelerator, plan.layout.devices
+    if accelerator.remark:
+        console.say(accelerator.remark)
+    if accelerator.name == "cpu" and devices > accelerator.count:
+        console.say(
+            f"{devices} processes share the {accelerator.count} CPU cores of this machine: the "
+            "result is the same up to rounding, but the job takes longer."
+        )
+    if start is None or script is None or stage.before is None:
+        return
+    before = script.with_name(stage.before.script)
+    # Otherwise the previous stage belongs to another project.
+    code = code_of(before) if before.is_file() else {}
+    if changed := changed_names(start.manifest, code):
+        console.say(
+            f"The code of {before.name} or of its imports has changed since it made {start.path}: "
+            f"{listed(changed)}. To start from the new code's result, run {before.name} again with "
+            "--fresh."
+        )
+
+
+# --- Changes on the disk --------------------------------------------------------------------------
+
+
+def open_run(
+    stage: Stage,
+    options: CommonOptions,
+    plan: Plan,
+    start: StartCheckpoint | None,
+    console: Console,
+) -> contextlib.ExitStack:
+    """Locks the run directory, records the run in it, and finds the checkpoint to resume from.
+
+    Raises:
+        UserError: Another process uses the directory, or has used it since the checks.
+    """
+    directory = RunDirectory(options.output_dir / stage.name)
+    with contextlib.ExitStack() as locks:
+        if start is not None:
+            locks.enter_context(start.file)
+        if isinstance(options, TrainingOptions) and options.fresh and directory.path.exists():
+            with lock(directory.path).file:
+                plan.old_run = directory.set_aside()
+            console.say(f"The old run is now {plan.old_run}.")
+        file, plan.lock = lock(directory.path)
+        locks.enter_context(file)
+        if isinstance(options, TrainingOptions):
+            _open_training(stage, options, plan, directory, console)
+        return locks.pop_all()
+
+
+def _open_training(
+    stage: Stage,
+    options: TrainingOptions,
+    plan: Plan,
+    directory: RunDirectory,
+    console: Console,
+) -> None:
+    refuse_another_run(directory, plan.identity, plan.start)
+    path, newest = None, None
+    if directory.checkpoints.is_dir():
+        remove_leftovers(directory.checkpoints)
+        kept = keep_own_checkpoints(directory.checkpoints, stage.name, plan.identity, console.say)
+        path, newest = next(reversed(kept.items()), (None, None))
+    refuse_changed_code(directory, plan.identity, newest, options)
+    places = {name: str(p.absolute()) for name, p in options.places().items() if p is not None}
+    places.pop("output_dir")
+    plan.resume = str(path) if path else None
+    plan.is_done = _has_ended(directory, newest, options)
+    if plan.is_done and newest is not None:
+        directory.write(newest.run, places)  # run.json may have been removed
+        return
+    if newest is not None:
+        record_code_changes(plan.identity, newest, console)
+        console.say(f"Resuming from {path}, step {newest.step}.")
+    directory.write(plan.identity, places)
+    directory.summary.unlink(missing_ok=True)

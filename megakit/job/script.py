@@ -1,10 +1,11 @@
-"""Runs a script: checks everything, plans the job, does the work, reports the result and exits.
+"""Runs a script: plans the job, starts its ranks, does the work, and exits.
 
-Nothing here imports torch before the command line is parsed.
+Nothing here imports torch before the command line is parsed and checked.
 """
 
 import contextlib
 import os
+import resource
 import sys
 import time
 import traceback
@@ -15,28 +16,21 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any, Generic, NoReturn, TypeVar
 
-from megakit.checkpoints.folders import step_of
+from megakit.checkpoints.folders import list_checkpoints, step_of
 from megakit.checkpoints.manifest import Manifest
-from megakit.errors import RunDirectoryLostError, Stopped, UserError
-from megakit.job.checks import failed_check
-from megakit.job.cluster import Cluster
-from megakit.job.launch import launch
-from megakit.job.layout import Layout, other_layout
-from megakit.job.options import MOST_SECONDS, CommonOptions, parse_options
-from megakit.job.plan import PLAN_VARIABLE, Plan
-from megakit.job.preparation import prepare
+from megakit.errors import RunDirectoryLostError, Stopped, UserError, printable
+from megakit.job.cluster import Cluster, read_cluster
+from megakit.job.command_line import parse_options
+from megakit.job.launch import LAUNCHER, follow_launcher, launch
+from megakit.job.layout import Layout, Sizes
+from megakit.job.options import CommonOptions
+from megakit.job.plan import Plan, check, open_run
 from megakit.job.rendezvous import has_process_group, is_first_to_fail, share_plan
-from megakit.job.run_lock import check_still_ours
-from megakit.job.runs import RunDirectory
-from megakit.job.sizes import expected_work
-from megakit.job.stage import Stage
+from megakit.job.runs import RunDirectory, Stage, check_still_ours
 from megakit.reporting.console import Console
 from megakit.reporting.streams import secure_streams
 from megakit.runtime.accelerator import Accelerator, use_accelerator
-from megakit.runtime.foreign_files import printable
-from megakit.runtime.interpreter import adapt_interpreter
 from megakit.runtime.memory import keep_freed_memory, suspend_collector
-from megakit.runtime.shared_memory import why_worker_ended
 from megakit.runtime.signals import exit_status, reset_signals
 from megakit.runtime.threads import limit_threads
 from megakit.runtime.versions import installed_versions
@@ -86,6 +80,21 @@ class Run(Generic[OptionsT_co]):
         """The precision that the job computes in, `bf16-mixed` or `32`."""
         return self.plan.precision
 
+    @property
+    def dataset(self) -> str:
+        """The fingerprint of the data, as the options returned it."""
+        return self.plan.dataset
+
+    @property
+    def start(self) -> str | None:
+        """The checkpoint of the previous stage that this run starts from; None: fresh weights."""
+        return self.plan.start
+
+    @property
+    def resume(self) -> str | None:
+        """The checkpoint of this run that this start resumes from; None: from the first step."""
+        return self.plan.resume
+
     @cached_property
     def directory(self) -> RunDirectory:
         """The run directory."""
@@ -106,14 +115,9 @@ class Run(Generic[OptionsT_co]):
             check_still_ours(self.path, self.plan.lock)
 
     def withdraw(self) -> None:
-        """Undoes the start of a training run that was refused before its first checkpoint.
-
-        Another run can then use the run directory. A run that `--fresh` renamed gets its name back.
-        """
+        """Undoes the start of a training run that was refused before its first checkpoint."""
         if self.is_main and self.trains:
-            # The reason of the refusal matters more than an error here.
-            with contextlib.suppress(OSError, RunDirectoryLostError):
-                self.check_directory()
+            with contextlib.suppress(OSError):  # the reason of the refusal matters more
                 if self.directory.withdraw(self.plan.old_run):
                     self.console.say(f"The old run is {self.path} again.")
 
@@ -130,24 +134,18 @@ class Run(Generic[OptionsT_co]):
     @property
     def resumed_step(self) -> int:
         """Optimizer steps done before this start."""
-        return step_of(Path(self.plan.resume)) if self.plan.resume else 0
+        return step_of(Path(self.resume)) if self.resume else 0
 
     def manifest(self) -> Manifest:
         """Returns a manifest with the entries that all checkpoints of this run share."""
         return Manifest(
             stage=self.stage.name,
-            model=self.stage.model,
-            dataset=self.plan.dataset,
+            model="",
+            dataset=self.dataset,
             step=0,
             run=self.plan.identity,
             versions=installed_versions(),
         )
-
-
-def begin_script() -> None:
-    """Prepares a new process's streams and signals. Every script calls this first."""
-    secure_streams()
-    reset_signals()
 
 
 def run_script(
@@ -164,38 +162,38 @@ def run_script(
     script = Path(sys._getframe(1).f_code.co_filename)  # its code is compared with the run's
     begin_script()
     options = parse_options(options_class)
-    adapt_interpreter()
-    stage = options.adapt(stage)
+    stage = Stage(options.run_name(stage.name), stage.before)
     console, cluster = Console(), Cluster()
     try:
         cluster = _read_cluster(options)
-        limit_threads(expected_work(stage, options), _processes_per_machine(options, cluster))
         console.silent = cluster.rank != 0
-        status = _run(stage, options, cluster, console, work, began, script)
+        plan, locks = _plan(stage, options, cluster, console, script)
+        if locks is None:
+            status = launch(plan.layout.devices, console)
+        elif plan.is_done:
+            status = _say_done(stage, options, console)
+        else:
+            run = Run(stage, options, plan, console, cluster.rank == 0, began)
+            status = _work(run, work, f"{script.name}{cluster.rank_suffix}")
     except UserError as error:
         if has_process_group():  # every rank may raise the same error; one rank reports it
             console.silent = not is_first_to_fail()
         for problem in error.problems:
             # A problem may quote a file, which may contain control sequences for the terminal.
-            lines = f"{stage.script}: {problem}".split("\n")
+            lines = f"{script.name}: {problem}".split("\n")
             console.say("\n".join(map(printable, lines)))
         status = 2
     except KeyboardInterrupt:
         console.say("Interrupted.")
         status = exit_status(SIGINT)
-    except RunDirectoryLostError as error:
-        console.error(f"{stage.script}{cluster.rank_suffix}: {error}")
+    except (OSError, RunDirectoryLostError) as error:
+        if isinstance(error, RunDirectoryLostError) or is_first_to_fail():
+            remark = _checkpoint_remark(options, stage) if isinstance(error, OSError) else ""
+            console.error(f"{script.name}{cluster.rank_suffix}: {error}{remark}")
         status = 1
-    except OSError as error:
-        if is_first_to_fail():
-            where = f"{stage.script}{cluster.rank_suffix}"
-            console.error(f"{where}: {error}.{_checkpoint_remark(options, stage)}")
+    except Exception:
+        console.error(traceback.format_exc())
         status = 1
-    except Exception as error:  # of the preparation; `_work` handles errors of the work
-        if options.verbose:
-            traceback.print_exc()
-        console.error(f"{stage.script}{cluster.rank_suffix}: {failed_check('the start', error)}")
-        status = 2
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # of the log, on a full disk
             stream.flush()
@@ -203,6 +201,14 @@ def run_script(
         sys.exit(status)
     # A normal exit waits seconds for threads and helper processes that the frameworks left.
     os._exit(status)
+
+
+def begin_script() -> None:
+    """Prepares a new process's streams, signals and limits. Every script calls this first."""
+    secure_streams()
+    reset_signals()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _is_profiled() -> bool:
@@ -213,67 +219,57 @@ def _is_profiled() -> bool:
     return sys.getprofile() is not None
 
 
-def _processes_per_machine(options: CommonOptions, cluster: Cluster) -> int | None:
-    """Returns how many processes share a machine's cores; None if srun assigns the cores."""
-    return None if cluster.launcher == "srun" else options.devices or cluster.devices
-
-
-def _checkpoint_remark(options: CommonOptions, stage: Stage) -> str:
-    with contextlib.suppress(OSError):
-        if RunDirectory(options.output_dir / stage.name).newest_step is not None:
-            return " The last complete checkpoint is unchanged."
-    return ""
-
-
 def _read_cluster(options: CommonOptions) -> Cluster:
-    """Reads the job from the environment; errors also list the problems of the options."""
+    """Reads the job from the environment; an error also lists the problems of the options."""
     try:
-        cluster = Cluster.from_environment()
+        return read_cluster()
     except UserError as error:
         raise UserError([*error.problems, *options.problems()]) from error
-    cluster.correct_environment()
-    return cluster
 
 
-def _run(
-    stage: Stage,
-    options: OptionsT,
-    cluster: Cluster,
-    console: Console,
-    work: Callable[[Run[OptionsT]], Path],
-    began: float,
-    script: Path,
-) -> int:
+def _plan(
+    stage: Stage, options: CommonOptions, cluster: Cluster, console: Console, script: Path
+) -> tuple[Plan, object]:
+    """Returns the plan and the locks of the job; no locks if its ranks have to be started first."""
+    source = script if script.is_file() else None
+    # Our launcher has checked everything before, and has said what there is to say.
+    told = Console(silent=True) if LAUNCHER in os.environ else console
 
-    def check() -> tuple[Plan, Any]:
-        return prepare(stage, options, cluster, console, script if script.is_file() else None)
+    def make() -> tuple[Plan, object]:
+        plan, start = check(stage, options, cluster, told, source)
+        if plan.layout.world_size > 1 and cluster.launcher is None and not plan.is_done:
+            return plan, None
+        locks = open_run(stage, options, plan, start, console)
+        if plan.layout.world_size > 1 and cluster.launcher is None and not plan.is_done:
+            locks.close()  # the checkpoint of the last step was damaged
+            return plan, None
+        return plan, locks
 
-    if PLAN_VARIABLE in os.environ:
-        plan, locks = Plan.of_launcher(os.environ[PLAN_VARIABLE]), None
-    elif cluster.num_processes > 1:
-        # Rank 0 refuses an option out of range. All ranks need a usable timeout to learn this.
-        timeout = min(max(1, options.timeout), MOST_SECONDS)
-        plan, locks = share_plan(cluster, check, timeout)
+    if cluster.num_processes == 1:
+        plan, locks = make()
+        limit_threads(plan.work)
     else:
-        plan, locks = check()
-    options.adopt(plan.places)
+        follow_launcher()
+        # The other ranks import torch before they know the plan.
+        sizes = Sizes.find(options, {})
+        samples: Any = options.micro_batch_size or getattr(options, "global_batch_size", 0)
+        work = samples * sizes.seq_length * sizes.hidden_size**2
+        limit_threads(work, None if cluster.launcher == "srun" else cluster.devices)
+        os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+        # Rank 0 refuses an option out of range. All ranks need a usable timeout to learn this.
+        plan, locks = share_plan(cluster, make, min(max(1, options.timeout), 7 * 24 * 3600))
+    vars(options).update(plan.chosen)
+    console.fall_back_to(RunDirectory(options.output_dir / stage.name).log)
+    return plan, locks
+
+
+def _say_done(stage: Stage, options: CommonOptions, console: Console) -> int:
     directory = RunDirectory(options.output_dir / stage.name)
-    console.fall_back_to(directory.log)
-    if plan.is_done:
-        best = directory.best_checkpoint()
-        assert best is not None
-        console.say(f"{stage.name} is already done: {directory.path}. --fresh starts over.")
-        if remark := other_layout(plan.layout, options, cluster, directory.summary):
-            console.say(remark)
-        console.result(best)
-        return 0
-    if plan.layout.world_size > 1 and cluster.launcher is None:
-        value, descriptor = plan.for_ranks()
-        status = launch(plan.layout.devices, console, {PLAN_VARIABLE: value}, (descriptor,))
-        del locks
-        return status
-    run = Run(stage, options, plan, console, cluster.rank == 0, began)
-    return _work(run, work, f"{stage.script}{cluster.rank_suffix}")
+    best = directory.best_checkpoint()
+    assert best is not None, "a run that has ended has a checkpoint"
+    console.say(f"{stage.name} is already done: {directory.path}. --fresh starts over.")
+    console.result(best)
+    return 0
 
 
 def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str) -> int:
@@ -292,29 +288,28 @@ def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str)
         run.check_directory()  # a lost run directory explains the error better
         run.withdraw()
         raise
-    except (RunDirectoryLostError, KeyboardInterrupt):
-        raise
     except OSError:
         run.check_directory()  # as above
         traceback.print_exc()  # to the log: a programming error may have caused the OSError
         raise
+    except RunDirectoryLostError:
+        raise
     except Exception as error:
-        is_first = is_first_to_fail()
+        # The failure of another rank causes such an error.
         other_rank_ended = any(words in str(error) for words in LOST_CONNECTION_ERRORS)
-        worker_ended = why_worker_ended(error)
-        if worker_ended is not None:  # the traceback does not explain the end of the worker
-            traceback.print_exc()
-            if is_first:
-                run.console.error(f"{where}: {worker_ended.rstrip('.')}.")
-        elif is_first and not other_rank_ended:
-            run.console.error(traceback.format_exc())
-        else:
-            traceback.print_exc()  # to the log: the failure of another rank caused this error
-        if is_first:
+        if is_first_to_fail():
+            if not other_rank_ended:
+                run.console.error(traceback.format_exc())
             what = "ended because another rank ended" if other_rank_ended else "failed"
             run.console.error(f"{where} {what}; the log is {log}.")
+        traceback.print_exc()  # to the log
         if other_rank_ended:
             time.sleep(1)  # so that the launcher sees and reports the end of the other rank first
         return 1
     run.console.result(path)
     return 0
+
+
+def _checkpoint_remark(options: CommonOptions, stage: Stage) -> str:
+    has_checkpoint = list_checkpoints(options.output_dir / stage.name / "checkpoints")
+    return ". The last complete checkpoint is unchanged." if has_checkpoint else "."

@@ -11,10 +11,9 @@ from nemo.lightning.megatron_parallel import MegatronLossReduction
 
 from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import verify_if_possible
-from megakit.errors import UserError
+from megakit.errors import USE_ANOTHER, UserError, reading
 from megakit.models.initial_weights import build_independent_of_layout
 from megakit.models.loading import load_model_weights
-from megakit.runtime.foreign_files import USE_ANOTHER, reading
 
 ModelT = TypeVar("ModelT", bound=MegatronModule)
 MegatronLossType = TypeVar("MegatronLossType", bound=MegatronLossReduction)

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from megakit.errors import UserError
+from megakit.errors import UserError, brief, reading
 from megakit.models.renaming import Assignment, assign
-from megakit.runtime.foreign_files import brief, reading, regular_file_size
+from megakit.runtime.foreign_files import regular_file_size
 
 #: The entry with the weights in a Lightning checkpoint.
 LIGHTNING_KEY = "state_dict"

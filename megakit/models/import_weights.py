@@ -205,10 +205,10 @@ def checkpoint_from_weights(
     if problems := _problems_of(output):
         raise UserError(problems)
     use_accelerator(find_accelerator().name)
+    from megakit.errors import reading
     from megakit.models.foreign_weights import copy_weights, find_state_dict, read_weights
     from megakit.models.inference import single_rank_state
     from megakit.models.new_checkpoint import for_one_rank, write_new_checkpoint
-    from megakit.runtime.foreign_files import reading
 
     if isinstance(weights, Mapping):
         source: str | Path = "the state dict"

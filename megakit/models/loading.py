@@ -17,9 +17,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from megakit.checkpoints.folders import weights_folder
-from megakit.errors import UserError
+from megakit.errors import USE_ANOTHER, UserError, reading
 from megakit.models.finite import check_finite
-from megakit.runtime.foreign_files import USE_ANOTHER, reading
 from megakit.runtime.safe_reading import refusal_of
 
 #: NeMo's strategy saves the model as the attribute `module` of its LightningModule.

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from megakit.runtime.foreign_files import brief
+from megakit.errors import brief
 
 
 @dataclass(frozen=True)

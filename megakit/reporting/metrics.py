@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 
+from megakit.errors import reading
 from megakit.reporting.files import write_atomically
-from megakit.runtime.foreign_files import read_regular_file, reading
+from megakit.runtime.foreign_files import read_regular_file
 
 
 @dataclass

@@ -1,73 +1,11 @@
-"""Reads files that this program may not have written; a bad file causes one clear message."""
+"""Reads files that this program may not have written, if they are regular and not too large."""
 
-import contextlib
 import os
 import stat
-import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
-
-from megakit.errors import UserError
 
 #: Largest accepted JSON file of a run or checkpoint.
 JSON_BYTES = 64 << 20
-#: What messages about a checkpoint's files end with.
-USE_ANOTHER = "The checkpoint is damaged or unsafe. Use another checkpoint."
-
-
-@contextlib.contextmanager
-def reading(what: object, remedy: str) -> Iterator[None]:
-    """Turns every error while a file is read into one `UserError`.
-
-    Hostile input makes parsers raise errors of any type, such as `RecursionError`.
-
-    Args:
-        what: The file, or the option that names the file; the message begins with it.
-        remedy: What the user can do, as a full sentence.
-
-    Raises:
-        UserError: The `with` block raised an error.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            printable(f"{what}: cannot be read ({reason_of(error)}). {remedy}")
-        ) from error
-
-
-def printable(text: str) -> str:
-    """Escapes characters that break a line or control a terminal, e.g. newlines in file names."""
-    return "".join(
-        char
-        if char.isprintable() or unicodedata.category(char) == "Zs"  # spaces of all kinds
-        else char.encode("unicode_escape", "backslashreplace").decode()
-        for char in text
-    )
-
-
-def brief(text: str) -> str:
-    """Returns a printable text; shortens a text of more than 200 characters to 163 characters."""
-    return printable(text if len(text) <= 200 else f"{text[:100]}...{text[-60:]}")
-
-
-def reason_of(error: Exception) -> str:
-    """Returns the system's reason for an error, or the error's type and first line."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    line, kind = str(error).partition("\n")[0][:200], type(error).__name__
-    if not line:
-        return kind
-    # Messages of these types make sense without the type; the message of a KeyError is its key.
-    return line if isinstance(error, ValueError | TypeError) else f"{kind}: {line}"
-
-
-def first(problems: list[str], most: int = 20) -> list[str]:
-    """Returns all problems, or the first problems with the number of further problems."""
-    more = len(problems) - most
-    return problems if more <= 0 else [*problems[:most], f"{more:,} more like these."]
 
 
 def read_regular_file(path: Path, limit: int) -> bytes:

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.futures import Future
 
-from megakit.errors import UserError
-from megakit.runtime.foreign_files import JSON_BYTES, USE_ANOTHER, read_regular_file, reading
+from megakit.errors import USE_ANOTHER, UserError, reading
+from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file
 from megakit.runtime.patching import existing, replace
 from megakit.runtime.plain_archive import read_archive
 from megakit.runtime.plain_metadata import read_plain_metadata

@@ -29,13 +29,11 @@ from unittest import mock
 from megakit.errors import UserError
 from megakit.job import script as scripts
 from megakit.job.cluster import Cluster
-from megakit.job.layout import Layout, plan_layout
-from megakit.job.options import CommonOptions, TrainingOptions, parse_options
+from megakit.job.command_line import parse_options
+from megakit.job.layout import Layout, Sizes, plan_layout
+from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.plan import Plan
-from megakit.job.ranges import names_are_usable
-from megakit.job.remembered import earlier_runs
-from megakit.job.sizes import check_sizes
-from megakit.job.stage import Stage
+from megakit.job.runs import Stage
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import find_accelerator, use_accelerator
 from megakit.runtime.memory import resume_collector, suspend_collector
@@ -107,13 +105,12 @@ def _describe(
     """Replaces `run_script`: prints the shares of the script's job instead of training."""
     scripts.begin_script()
     options = parse_options(options_class)
-    stage = options.adapt(stage)
     status = 0
     try:
         print(describe(stage, options, work))
     except UserError as error:
         for problem in error.problems:
-            print(f"{stage.script}: {problem}", file=sys.stderr)
+            print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr)
         status = 2
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -131,12 +128,14 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
     Raises:
         UserError: Options are wrong, or the data cannot be used; all problems are listed.
     """
-    layout, dataset = _check(stage, options)
+    layout, dataset = _check(options)
     precision = "bf16-mixed" if options.precision == "auto" else options.precision
     plan = Plan(
-        *(dataset, None, None, find_accelerator("cpu"), precision, layout),
+        layout=layout,
+        accelerator=find_accelerator("cpu"),
+        precision=precision,
+        dataset=dataset,
         identity={"best_by": "last"},
-        is_done=False,
     )
     run = scripts.Run(stage, options, plan, Console(silent=True), True, time.perf_counter())
     suspend_collector()
@@ -156,20 +155,21 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
             except (NotImplementedError, RuntimeError) as error:
                 if "meta" not in str(error):
                     raise
-                raise UserError(f"{stage.model}: {_reader(error)}") from error
-    return "\n".join([_title(stage, layout, precision), "", *table(shares, layout), "", NOTE])
+                raise UserError(f"{_model_of(built)}: {_reader(error)}") from error
+    return "\n".join(
+        [_title(_model_of(built), layout, precision), "", *table(shares, layout), "", NOTE]
+    )
 
 
-def _check(stage: Stage, options: CommonOptions) -> tuple[Layout, Any]:
+def _check(options: CommonOptions) -> tuple[Layout, str]:
     """Checks the options as a start of the script does; returns the layout and the dataset."""
     if not isinstance(options, TrainingOptions):
         raise UserError("the script does not train. Name a training script.")
     problems = options.problems()
-    if not names_are_usable(options):
-        raise UserError(problems)
-    if options.named_checkpoint not in (None, "none"):
+    checkpoint = getattr(options, "checkpoint", None)
+    if checkpoint not in (None, "none"):
         problems.append(
-            f"--checkpoint {options.named_checkpoint}: is not read here. Leave the option out, and "
+            f"--checkpoint {checkpoint}: is not read here. Leave the option out, and "
             "give the model's sizes as options."
         )
     # As if the job had been started: this machine may have other devices than the cluster.
@@ -178,19 +178,10 @@ def _check(stage: Stage, options: CommonOptions) -> tuple[Layout, Any]:
         devices=options.devices or 1,
         num_nodes=options.num_nodes or 1,
     )
-    layout, found = plan_layout(options, cluster, check_sizes(stage, options, None))
-    problems += found
-    dataset = None
-    options.recall(earlier_runs(stage, options.output_dir))
-    try:
-        dataset = options.resolve_dataset(
-            None, lambda line: print(line, file=sys.stderr), not problems
-        )
-    except UserError as error:
-        problems += error.problems
-    if problems:
+    layout, found = plan_layout(options, cluster, Sizes.find(options, {}))
+    if problems := problems + found:
         raise UserError(problems)
-    return layout, dataset
+    return layout, options.fingerprint()
 
 
 @contextlib.contextmanager
@@ -228,7 +219,7 @@ def _build(work: Callable[..., Path], run: scripts.Run) -> _Built:
     except _Built as built:
         return built
     raise UserError(
-        f"{run.stage.script}: its work trains neither by train_stage nor by train of "
+        f"{Path(sys.argv[0]).name}: its work trains neither by train_stage nor by train of "
         "megakit.training. Call one of them."
     )
 
@@ -248,11 +239,17 @@ def first_batch(data: Any, size: int) -> Any:
     return loader.collate_fn(fetch_samples(loader.dataset, indices))
 
 
-def _title(stage: Stage, layout: Layout, precision: str) -> str:
+def _model_of(built: _Built) -> str:
+    """Returns the name of the class of the model."""
+    model_class: type = getattr(getattr(built.module, "config", None), "model_cls", _Built)
+    return model_class.__name__
+
+
+def _title(model: str, layout: Layout, precision: str) -> str:
     micro = layout.micro_batch_size
     number = layout.global_batch_size // (layout.data * micro)
     return (
-        f"{stage.model}, {layout}; precision {precision}. Each rank computes {number:,} micro "
+        f"{model}, {layout}; precision {precision}. Each rank computes {number:,} micro "
         f"batch{'es' * (number > 1)} of {micro:,} sample{'s' * (micro > 1)} in a step."
     )
 

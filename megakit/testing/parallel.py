@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,6 @@ from megakit.runtime.accelerator import (
     use_full_float32,
 )
 from megakit.runtime.interpreter import search_path
-from megakit.runtime.loopback import port_of, reserve_port
 from megakit.runtime.memory import resume_collector, suspend_collector
 from megakit.runtime.patching import existing
 from megakit.runtime.teardown import destroy_parallel_state
@@ -243,12 +243,15 @@ class Ranks:
             self.close()
         self._start()
         connections = self._connections[:size]
-        with reserve_port() as reserved:
+        with socket.socket() as reserved:  # until the end: the kernel gives its port to nobody else
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("", 0))
+            port = str(reserved.getsockname()[1])
             for rank, connection in enumerate(connections):
                 environment = {
                     **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
                     **{"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)},
-                    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port_of(reserved)},
+                    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
                 }
                 connection.send((sys.path, environment, payload))
             return self._collect(connections)

@@ -15,8 +15,7 @@ from nemo import lightning as nl
 from megakit.checkpoints.manifest import CHANGES
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import RunDirectoryLostError, UserError
-from megakit.job.options import CommonOptions, TrainingOptions
-from megakit.job.ranges import flag
+from megakit.job.options import CommonOptions, TrainingOptions, flag
 from megakit.job.script import Run
 from megakit.reporting import drawing, figures
 from megakit.reporting.figure_style import to_png
@@ -75,8 +74,8 @@ def train_stage(
     """
     resume_collector()
     _say_header(run)
-    resume = nl.AutoResume(resume_from_path=run.plan.resume) if run.plan.resume else None
-    if run.plan.resume is None:
+    resume = nl.AutoResume(resume_from_path=run.resume) if run.resume else None
+    if run.resume is None:
         _check_received(run.options, model, strategy or {})
     further = [*metrics_of(model), *callbacks]
     trainer = build_trainer(run, strategy=strategy, make_view=make_view, callbacks=further)
@@ -159,7 +158,7 @@ def predict_stage(
         write_predictions(path, _classify(run, outputs, results), sources)
     scores = results.scores()
     speed = {"seconds": seconds, "samples_per_second": results.num_samples / seconds}
-    summary = _summary(run) | speed | {"checkpoint": run.plan.start} | scores
+    summary = _summary(run) | speed | {"checkpoint": run.start} | scores
     write_json(run.directory.summary, summary)
     rows = _answers(sources, results) if sources is not None else {}
     written = []
@@ -218,7 +217,7 @@ def _classify(run: Run, outputs: StoredOutputs, results: Results) -> Iterator[Pr
         UserError: An output is NaN or infinite, or there are no labels.
     """
     for block in outputs:
-        block.check_finite(run.plan.start)
+        block.check_finite(run.start)
         if block.label is None:
             raise UserError(
                 "predict_step returned no 'label', and this script writes the scores of a "
@@ -263,11 +262,10 @@ def _say_header(run: Run) -> None:
     if is_chosen and not has_fast_bfloat16():
         precision += " (this CPU only emulates bfloat16)"
     run.console.say(
-        f"{run.stage.name}: {run.plan.dataset} on {device.device} ({device.name}), {layout}, "
-        f"{precision}"
+        f"{run.stage.name}: {run.dataset} on {device.device} ({device.name}), {layout}, {precision}"
     )
-    if run.plan.start:
-        run.console.say(f"Starting from {run.plan.start}.")
+    if run.start:
+        run.console.say(f"Starting from {run.start}.")
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -275,7 +273,7 @@ def _summary(run: Run) -> dict[str, Any]:
     layout, device = run.layout, run.accelerator
     return {
         "stage": run.stage.name,
-        "dataset": run.plan.dataset,
+        "dataset": run.dataset,
         "accelerator": device.name,
         "device": device.device,
         "precision": run.precision,
@@ -328,8 +326,8 @@ def _report_training(
     }
     if next_verb is not None:
         # The next stage finds the paths that this run remembers.
-        names = ("output_dir", "data_dir", "precision")
-        kept = {name: name for name in names if name not in run.plan.places}
+        names = ("output_dir", "precision")
+        kept = {name: name for name in names}
         same = _not_default(options, **kept)
         rows["next"] = shlex.join(["./run", next_verb, *same])
     early = ""

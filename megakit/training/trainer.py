@@ -1,6 +1,5 @@
 """Builds NeMo's strategy and trainer for a run; trains with them."""
 
-import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,6 @@ from megakit.checkpoints.folders import METRICS
 from megakit.checkpoints.manifest import CHANGES, CODE, read_manifest
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
-from megakit.job.aborts import report_abort
-from megakit.job.launch import end_with_torchrun
 from megakit.job.layout import Layout
 from megakit.job.script import Run
 from megakit.reporting.metrics import MetricsFile
@@ -94,18 +91,9 @@ def build_trainer(
         UserError: An option of the strategy is unknown, or would have no effect.
     """
     options, layout = run.options, run.layout
-    end_with_torchrun(run.console)
     skip_empty_hooks()
     if run.precision == "32":
         use_full_float32()
-    if run.accelerator.name == "gpu" and layout.world_size > 1:
-        # torch aborts a process in which NCCL waits for too long; gloo raises an error instead.
-        report_abort(
-            run.console,
-            f"Rank {os.environ['RANK']} was aborted, probably because it waited for another rank "
-            f"for more than {options.timeout} s (--timeout). A rank without this message hangs or "
-            f"is slow. The log is {run.directory.log}.",
-        )
     built = build_strategy(layout, strategy)
     built.parallel_devices = _devices(run)
     built.timeout = options.timeout
@@ -122,7 +110,7 @@ def build_trainer(
     if not run.trains:
         return nl.Trainer(**common, logger=False, enable_checkpointing=False)
     resumed_step, max_steps = run.resumed_step, options.max_steps
-    if run.plan.resume and read_manifest(Path(run.plan.resume)).final:
+    if run.resume and read_manifest(Path(run.resume)).final:
         max_steps = resumed_step  # the run ended early; only its summary is missing
     path = run.path / METRICS
     # `purge_step` hides the values that an earlier start logged after the resumed step.
@@ -135,7 +123,7 @@ def build_trainer(
     )
     metrics_file = tensorboard = None
     if run.is_main:
-        saved = Path(run.plan.resume, METRICS) if run.plan.resume else None
+        saved = Path(run.resume, METRICS) if run.resume else None
         metrics_file = MetricsFile(path, resumed_step, saved, run.check_directory)
         tensorboard = TensorBoard(logger, run.stage.name, resumed_step)
         tensorboard.add_hyperparameters(_hyperparameters(run))

@@ -51,7 +51,7 @@ def whole(text: Text) -> bytes:
 
 def problem(text: Path) -> str:
     with pytest.raises(UserError) as caught:
-        TextOptions(text=text).resolve_dataset(None, print)
+        TextOptions(text=text).fingerprint()
     (told,) = caught.value.problems
     return str(told)
 
@@ -97,10 +97,10 @@ def test_a_text_in_memory_and_one_on_disk_are_equal(
 
 def test_the_name_depends_on_the_bytes(folder: Path) -> None:
     options = TextOptions(text=folder)
-    name = options.resolve_dataset(None, print)
+    name = options.fingerprint()
     options.check_unchanged(name)
     (folder / ".git/x").write_bytes(b"changed")
-    assert options.resolve_dataset(None, print) == name
+    assert options.fingerprint() == name
     (folder / "b/d").write_bytes(bytes(256))
     with pytest.raises(UserError, match="changed since this command began"):
         options.check_unchanged(name)

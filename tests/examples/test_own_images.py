@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 def problems(folder: Path) -> list[str]:
     with pytest.raises(UserError) as caught:
-        FolderOptions(data_dir=folder).resolve_dataset(None, print)
+        FolderOptions(data_dir=folder).fingerprint()
     return caught.value.problems
 
 
@@ -81,7 +81,7 @@ def test_all_that_is_wrong_with_folders_is_told_at_once(folder: Path) -> None:
 def test_files_that_cannot_be_read(folder: Path) -> None:
     """RefusedError before anything starts or, where they change later, when they are needed."""
     place = folder / "train" / "cat"
-    dataset = FolderOptions(data_dir=folder).resolve_dataset(None, print)
+    dataset = FolderOptions(data_dir=folder).fingerprint()
     images = FolderImages(folder, "train")
     (place / "L.png").write_bytes(b"no picture")
     with pytest.raises(UserError, match=r"L\.png: cannot be read \(neither PNG"):

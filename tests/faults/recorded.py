@@ -25,17 +25,14 @@ from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.options import TrainingOptions
-from megakit.job.plan import Plan
-from megakit.job.preparation import prepare
-from megakit.job.run_lock import check_still_ours
-from megakit.job.runs import RunDirectory
-from megakit.job.stage import Stage
+from megakit.job.plan import Plan, make_plan
+from megakit.job.runs import RunDirectory, Stage, check_still_ours
 from megakit.reporting.console import Console
 from megakit.reporting.files import write_json
 from megakit.reporting.metrics import Metrics, MetricsFile
 from tests.fabricate import CONTEXT, SavingTrainer
 
-STAGE = Stage(name="train", script="train.py", model="Hash")
+STAGE = Stage("train")
 KILLED, STOPPED, REFUSED = 137, 143, 2
 HANGS_AFTER = 100  # seconds; a start takes 20 ms
 #: What the interpreter reports before something changes on the disk.
@@ -50,7 +47,7 @@ class Options(TrainingOptions):
     save_interval: int = 2
     accelerator: Any = "cpu"
 
-    def resolve_dataset(self, *_: Any) -> str:
+    def fingerprint(self) -> str:
         return "plums"
 
 
@@ -117,7 +114,7 @@ def _kill_at_change(count: int) -> None:
 
 
 def _train(options: Options, stop_after: int | None) -> int:
-    plan, guard = prepare(STAGE, options, Cluster(), Console(silent=True))
+    plan, guard = make_plan(STAGE, options, Cluster(), Console(silent=True))
     with guard:
         if plan.is_done:
             return 0
@@ -137,7 +134,7 @@ class _Training:
         path = self.directory.path / METRICS
         saved = resume / METRICS if resume else None
         self.metrics = MetricsFile(path, self.step, saved, self._check)
-        manifest = Manifest(STAGE.name, STAGE.model, "plums", 0, run=plan.identity)
+        manifest = Manifest(STAGE.name, "Hash", "plums", 0, run=plan.identity)
         self.writer = CheckpointWriter(
             self.directory.checkpoints,
             manifest,

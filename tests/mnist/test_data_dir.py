@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from megakit.checkpoints.folders import checkpoint_name
-from megakit.job.runs import RunDirectory
-from megakit.job.stage import Stage
-from mnist.data_dir import UsedFolder, choose_data_dir
+from megakit.job.runs import RunDirectory, Stage
+from mnist.data_dir import choose_data_dir
 from model_finetune import FINETUNE, FinetuneOptions
 from model_predict import PREDICT, PredictOptions
 from model_pretrain import PRETRAIN, PretrainOptions
@@ -46,7 +45,7 @@ def remove_files(root: Path) -> None:
 
 class TestChoice:
     def choose(self, lines: list[str], *used: tuple[str, Path], named: Path | None = None) -> Path:
-        folders = [UsedFolder(Path(run), folder) for run, folder in used]
+        folders = {Path(run): str(folder) for run, folder in used}
         return choose_data_dir(named, folders, lines.append)
 
     def test_the_option_before_the_variable_before_the_run(self, mine, lines, monkeypatch):
@@ -64,8 +63,7 @@ class TestChoice:
 
     def test_the_first_run_that_still_has_its_files(self, mine, tmp_path, lines):
         lost = tmp_path / "lost"
-        used = ("runs/finetune", lost), ("runs/finetune", lost)
-        assert self.choose(lines, *used, ("runs/pretrain", mine)) == mine
+        assert self.choose(lines, ("runs/finetune", lost), ("runs/pretrain", mine)) == mine
         assert lines[0] == f"{lost}, which runs/finetune used, does not contain MNIST any more."
         assert len(lines) == 2
 
@@ -84,7 +82,7 @@ class TestMemory:
             (PRETRAIN, PretrainOptions(accelerator="cpu", fresh=True)),
         ):
             plan = prepare_run(stage, options)
-            assert (plan.dataset, plan.places) == ("mnist", {"data_dir": str(mine)})
+            assert (plan.dataset, plan.chosen["data_dir"]) == ("mnist", mine)
             assert options.data_dir == mine
 
     def test_the_folder_is_no_part_of_the_identity(self, mine, made_up_mnist, tmp_path):
@@ -103,7 +101,7 @@ class TestMemory:
         finished(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine, output_dir=runs))
         best = runs / "pretrain" / "checkpoints" / checkpoint_name(PretrainOptions.max_steps)
         options = FinetuneOptions(accelerator="cpu", checkpoint=str(best))
-        assert prepare_run(FINETUNE, options).places == {"data_dir": str(mine)}
+        assert prepare_run(FINETUNE, options).chosen["data_dir"] == mine
 
 
 class TestDataset:
@@ -139,7 +137,7 @@ class TestDataset:
         told = problem(prepare_run, PREDICT, PredictOptions(accelerator="cpu", dataset="digits"))
         assert "the start checkpoint, of runs/finetune, was trained on mnist" in told
         plan = prepare_run(PREDICT, PredictOptions(accelerator="cpu"))
-        assert (plan.dataset, plan.places) == ("mnist", {"data_dir": str(mine)})
+        assert (plan.dataset, plan.chosen["data_dir"]) == ("mnist", mine)
 
 
 @pytest.mark.long

@@ -15,8 +15,8 @@ import numpy as np
 
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
+from megakit.job.runs import Stage
 from megakit.job.script import Run
-from megakit.job.stage import Stage
 
 FOLDER = str(Path(__file__).parent)
 TEXT = Path(__file__).parents[2] / "LICENSE"
@@ -74,10 +74,10 @@ class Trained:
 
 
 def make_run(stage: Stage, options: CommonOptions, case: Case, **plan: str | None) -> Run[Any]:
-    """What a script's work is given, as `prepare` would have planned it."""
+    """What a script's work is given, as `make_plan` would have planned it."""
     sys.path.insert(0, FOLDER)  # a rank does not know the package `tests`
     is_training = isinstance(options, TrainingOptions)
-    dataset = options.resolve_dataset(None, print) if is_training else "text"
+    dataset = options.fingerprint() if is_training else "text"
     make: Any = importlib.import_module("jobs").make_run
     run: Run[Any] = make(stage, options, case.layout, dataset=dataset, **plan)
     return run

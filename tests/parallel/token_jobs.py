@@ -7,8 +7,8 @@ from typing import Any
 
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
+from megakit.job.runs import Stage
 from megakit.job.script import Run
-from megakit.job.stage import Stage
 
 FOLDER = str(Path(__file__).parent)
 GLOBAL_BATCH = 6
@@ -33,7 +33,7 @@ def make_run(folder: Path, sizes: Layout, **training: Any) -> Run[Any]:
     """A run of a stage, which trains if there are options of a training."""
     kind = TrainingOptions if training else CommonOptions
     options = kind(output_dir=folder, precision="32", **training)
-    stage = Stage(name="stage", script="model_stage.py", model="LanguageModel")
+    stage = Stage("stage")
     run: Run[Any] = import_here("jobs").make_run(stage, options, sizes, dataset="tokens")
     return run
 

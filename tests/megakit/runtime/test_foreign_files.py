@@ -4,15 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from megakit.errors import UserError
-from megakit.runtime.foreign_files import (
-    brief,
-    first,
-    printable,
-    read_regular_file,
-    reading,
-    reason_of,
-)
+from megakit.errors import UserError, brief, first, printable, reading, reason_of
+from megakit.runtime.foreign_files import read_regular_file
 
 
 def test_whatever_a_parser_raises_is_one_printable_line() -> None:

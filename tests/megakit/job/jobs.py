@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.scripts import REPOSITORY, environment
 
@@ -17,23 +19,21 @@ JOB = """
 import json, os, signal, sys, time
 from pathlib import Path
 
-folder = Path(sys.argv[1])
-count, grace = int(sys.argv[2]), float(sys.argv[3])
+folder, count, grace = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 tasks = sys.argv[4:]
+from megakit.job import launch
+from megakit.runtime.signals import StopRequest
 
 if "RANK" not in os.environ:
     from megakit.reporting.console import Console
-    from megakit.job import launch
 
     launch.GRACE = grace
-    sys.exit(launch.launch(count, Console(), {"FROM_THE_LAUNCHER": "yes"}))
+    StopRequest.SAME_REQUEST_SECONDS = 0
+    sys.exit(launch.launch(count, Console()))
 
+launch.follow_launcher()
 rank = int(os.environ["RANK"])
 task = tasks[rank % len(tasks)]
-
-def wait_for_all():
-    while len(list(folder.glob("rank-*"))) < count:
-        time.sleep(0.01)
 
 def stop(number, frame):
     (folder / f"signal-{rank}").write_text(signal.Signals(number).name)
@@ -51,11 +51,11 @@ for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
 record = folder / f".rank-{rank}"
 record.write_text(json.dumps({"pid": os.getpid(), "argv": sys.argv, "environ": dict(os.environ)}))
 record.rename(folder / f"rank-{rank}")
+while len(list(folder.glob("rank-*"))) < count:
+    time.sleep(0.01)
 if task == "killed":
-    wait_for_all()
     os.kill(os.getpid(), signal.SIGKILL)
 if task.isdigit():
-    wait_for_all()
     sys.exit(int(task))
 if task == "late":
     time.sleep(0.5)
@@ -67,9 +67,9 @@ for _ in range(1200):  # one long sleep may begin just after a signal, and delay
 
 
 class Job:
-    def __init__(self, folder, count, *tasks, grace=20.0, before=None, code="", **variables):
+    def __init__(self, folder: Path, count: int, *tasks: str, grace: float = 20.0, **changes: Any):
         script = folder / "job.py"
-        script.write_text(code + JOB)
+        script.write_text(JOB)
         self.folder, self.count = folder, count
         self.arguments = [str(script), str(folder), str(count), str(grace), *tasks]
         self.process = subprocess.Popen(
@@ -77,30 +77,29 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(PYTHONPATH=str(REPOSITORY), **variables),
+            env=environment(PYTHONPATH=str(REPOSITORY), **changes),
             start_new_session=True,
-            preexec_fn=before,
         )
 
-    def ranks(self):
+    def ranks(self) -> list[dict[str, Any]]:
         """What each rank got, once all of them run."""
         wait_until(lambda: len(list(self.folder.glob("rank-*"))) == self.count)
         return [json.loads((self.folder / f"rank-{k}").read_text()) for k in range(self.count)]
 
-    def end(self):
+    def end(self) -> tuple[int, str]:
         """Waits for the launcher; returns its exit status and what it printed on stderr."""
         out, err = self.process.communicate(timeout=60)
         assert out == ""
         return self.process.returncode, err
 
-    def signals(self):
+    def signals(self) -> dict[str, str]:
         return {path.name: path.read_text() for path in self.folder.glob("signal-*")}
 
 
 @contextlib.contextmanager
-def job(*args, **options):
+def job(*arguments: Any, **options: Any) -> Iterator[Job]:
     """A job that leaves no process behind, whatever the test finds."""
-    started = Job(*args, **options)
+    started = Job(*arguments, **options)
     try:
         yield started
     finally:
@@ -113,19 +112,19 @@ def job(*args, **options):
         started.process.communicate()
 
 
-def is_alive(pid):
+def is_alive(pid: int) -> bool:
     """Whether a process runs; one that has ended and waits to be collected does not."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
 
 
-def wait_until(condition, seconds=60):
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
 
 
-def alive(ranks):
+def alive(ranks: list[dict[str, Any]]) -> list[int]:
     return [rank["pid"] for rank in ranks if is_alive(rank["pid"])]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.megakit.job.launch.jobs import is_alive, wait_until
+from tests.megakit.job.jobs import is_alive, wait_until
 from tests.scripts import REPOSITORY, environment
 
 FORK = """

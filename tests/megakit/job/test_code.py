@@ -1,0 +1,157 @@
+"""Which changes of a script and the modules that it imports count, and by which name."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megakit.checkpoints.manifest import Manifest
+from megakit.job.code import changed_names, code_of
+
+SCRIPT = '''
+"""A script."""
+
+from dataclasses import dataclass
+
+STEPS = 7
+
+
+@dataclass
+class WorkOptions:
+    lr: float = 1.0
+
+
+def work(run):
+    """Trains."""
+    import parts
+    from parts import Loss
+
+    if run:
+        return Loss(), parts.build(STEPS, callbacks=[1])
+    return None
+
+
+if __name__ == "__main__":
+    run_script(STAGE, WorkOptions, work)
+'''
+PARTS = """
+from kit.deeper import depth
+from pictures import draw
+from other_script import STAGE
+
+print("on import")
+
+
+class Loss:
+    def forward(self, x):
+        return mse_loss(x, x)
+
+
+class Watch(pl.Callback):
+    seconds = 10
+
+
+def build(steps):
+    return Net(depth() + steps)
+
+
+class Net:
+    width: int = 64
+"""
+FILES = {
+    "train.py": SCRIPT,
+    "parts.py": PARTS,
+    "kit/__init__.py": "from . import deeper\n",
+    "kit/deeper.py": "def depth():\n    return 3\n",
+    "pictures.py": "REPORTS_ONLY = True\n\ndef draw():\n    return 5\n",
+    "other_script.py": "STAGE = 6\nif __name__ == '__main__':\n    pass\n",
+    "unused.py": "x = 4\n",
+    "megakit/__init__.py": "x = 1\n",
+}
+
+
+def code(folder: Path, files: dict[str, str]) -> dict[str, str]:
+    """The code of `train.py` in a folder with these files."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return code_of(folder / "train.py")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "names"),
+    [
+        ("parts.py", "mse_loss", "l1_loss", ["Loss.forward"]),
+        ("parts.py", "width: int = 64", "width: int = 32", ["Net.width"]),
+        ("parts.py", "class Loss", "class Loss(Net)", ["Loss"]),
+        ("parts.py", "on import", "at import", ["top level of parts"]),
+        ("kit/deeper.py", "3", "4", ["depth"]),
+        ("train.py", "STEPS = 7", "STEPS = 8", ["STEPS"]),
+        ("train.py", "if run:", "if not run:", ["work"]),
+        ("train.py", "    return None", "    return None\n\ndef unused(): ...", ["unused"]),
+        # What computes the same is no change, nor is what only reports.
+        ("train.py", '"""Trains."""', '"""Trains a model, at length."""', []),
+        ("train.py", "    if run:", "    # When there is one.\n    if run:", []),
+        ("train.py", "return Loss(), parts", "return (\n            Loss()), parts", []),
+        ("train.py", "lr: float = 1.0", "lr: float = 2.0", []),  # options count by their values
+        ("train.py", "callbacks=[1]", "callbacks=[1, 2]", []),
+        ("parts.py", "seconds = 10", "seconds = 20", []),
+        ("pictures.py", "5", "6", []),
+        ("other_script.py", "6", "7", []),
+        ("unused.py", "4", "5", []),
+        ("megakit/__init__.py", "1", "2", []),
+    ],
+)
+def test_a_change_is_named(file: str, old: str, new: str, names: list[str], tmp_path: Path) -> None:
+    before = code(tmp_path, FILES)
+    assert old in FILES[file]
+    after = code(tmp_path, {file: FILES[file].replace(old, new)})
+    made = Manifest("pretrain", "Net", "digits", 0, run={"code": before}, versions=versions())
+    assert changed_names(made, after) == names
+
+
+def test_the_order_of_definitions_does_not_count(tmp_path: Path) -> None:
+    loss, build = "class Loss:\n    x = 1\n", "def build():\n    return 2\n"
+    before = code(tmp_path, FILES | {"parts.py": f"{loss}\n\n{build}"})
+    assert before == code(tmp_path, {"parts.py": f"{build}\n\n{loss}"})
+
+
+def test_nothing_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code(tmp_path, FILES)
+    assert capsys.readouterr().out == ""
+    assert "parts" not in sys.modules
+
+
+def test_same_names_of_two_modules_are_told_apart(tmp_path: Path) -> None:
+    function = "def f(): return 1"
+    files = {"one.py": function, "two.py": function, "train.py": "import one, two\n"}
+    before = code(tmp_path, files)
+    after = code(tmp_path, {"two.py": function.replace("1", "2")})
+    assert [name for name in before if before[name] != after[name]] == ["f in two"]
+
+
+def test_installed_packages_and_those_beside_the_project_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA's containers have NeMo and Megatron outside of site-packages."""
+    project = tmp_path / "project"
+    files = {"pyproject.toml": "", "train.py": "from ours import f\n"}
+    for folder in (tmp_path / "opt", project / ".venv" / "site-packages", project):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "ours.py").write_text("def f(): return 1")
+        with monkeypatch.context() as path:
+            path.syspath_prepend(folder)
+            assert ("f" in code(project, files)) is (folder == project)
+        (folder / "ours.py").unlink()
+
+
+def test_code_of_another_python_or_of_no_script_is_not_compared() -> None:
+    made = Manifest("pretrain", "Net", "digits", 0, run={"code": {"f": "1"}}, versions=versions())
+    assert changed_names(made, {"f": "2"}) == ["f"]
+    assert changed_names(made, {}) == []
+    assert changed_names(replace(made, versions={"python": "3.9.1"}), {"f": "2"}) == []
+
+
+def versions() -> dict[str, str]:
+    return {"python": ".".join(map(str, sys.version_info[:3]))}
