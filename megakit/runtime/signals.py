@@ -1,4 +1,4 @@
-"""Signals that stop a run, their exit statuses, and the signal state of a new process."""
+"""Signals that stop a run, their exit statuses, and what helper processes do with them."""
 
 import contextlib
 import ctypes
@@ -20,19 +20,14 @@ def exit_status(number: int) -> int:
 
 
 def reset_signals() -> None:
-    """Sets the signals that this program relies on, whatever state the parent process left.
+    """Lets a signal end this process at once, with its exit status, until training has begun.
 
-    A parent process may ignore SIGCHLD, which loses the exit statuses of child processes, or block
-    signals. SIGHUP (`nohup`) and SIGINT (a background job of a script) stay ignored if the parent
-    process ignores them. Until training installs handlers, a signal ends the process at once.
+    SIGHUP (`nohup`) and SIGINT (a background job of a script) stay ignored if the parent process
+    ignores them.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _exit)
-    if signal.SIGHUP in accepted_signals():
-        signal.signal(signal.SIGHUP, _exit)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        if number != signal.SIGHUP or number in accepted_signals():
+            signal.signal(number, lambda number, frame: os._exit(exit_status(number)))
 
 
 def accepted_signals() -> list[signal.Signals]:
@@ -41,11 +36,7 @@ def accepted_signals() -> list[signal.Signals]:
 
 
 def handle_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
-    """Installs a handler for every signal in `STOP_SIGNALS` that this process does not ignore.
-
-    Returns:
-        The previous handlers by signal.
-    """
+    """Installs a handler for each of `accepted_signals`; returns the previous handlers."""
     return {number: signal.signal(number, handler) for number in accepted_signals()}
 
 
@@ -61,7 +52,7 @@ def handlers_restored() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None and signal.getsignal(number) is not handler:
+            if handler is not None:  # a handler of C code
                 signal.signal(number, handler)
 
 
@@ -122,7 +113,3 @@ class StopRequest:
             self.received, self._received_at = number, now
             return False
         return number != signal.SIGHUP and now - self._received_at > self.SAME_REQUEST_SECONDS
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    os._exit(exit_status(number))
