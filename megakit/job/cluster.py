@@ -117,7 +117,6 @@ def _from_srun(tasks: int) -> Cluster:
     os.environ.setdefault("MASTER_ADDR", host)
     # All ranks compute the same port from the number of the job.
     os.environ.setdefault("MASTER_PORT", str(15_000 + (job + 1009 * step) % 10_000))
-    os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
     num_gpus = int(_first("SLURM_GPUS_ON_NODE"))
     return Cluster("srun", rank, devices, nodes, num_surplus, num_gpus)
 

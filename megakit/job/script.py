@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from signal import SIGINT
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from megakit.checkpoints.folders import list_checkpoints, step_of
 from megakit.checkpoints.manifest import Manifest
@@ -22,7 +22,7 @@ from megakit.errors import RunDirectoryLostError, Stopped, UserError, printable
 from megakit.job.cluster import Cluster, read_cluster
 from megakit.job.command_line import parse_options
 from megakit.job.launch import LAUNCHER, follow_launcher, launch
-from megakit.job.layout import Layout, Sizes
+from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions
 from megakit.job.plan import Plan, check, open_run
 from megakit.job.rendezvous import has_process_group, is_first_to_fail, share_plan
@@ -237,25 +237,21 @@ def _plan(
 
     def make() -> tuple[Plan, object]:
         plan, start = check(stage, options, cluster, told, source)
-        if plan.layout.world_size > 1 and cluster.launcher is None and not plan.is_done:
-            return plan, None
-        locks = open_run(stage, options, plan, start, console)
-        if plan.layout.world_size > 1 and cluster.launcher is None and not plan.is_done:
+        has_ranks = plan.layout.world_size == 1 or cluster.launcher is not None
+        if has_ranks or plan.is_done:
+            locks = open_run(stage, options, plan, start, console)
+            if has_ranks or plan.is_done:
+                return plan, locks
             locks.close()  # the checkpoint of the last step was damaged
-            return plan, None
-        return plan, locks
+        return plan, None
 
     if cluster.num_processes == 1:
         plan, locks = make()
         limit_threads(plan.work)
     else:
         follow_launcher()
-        # The other ranks import torch before they know the plan.
-        sizes = Sizes.find(options, {})
-        samples: Any = options.micro_batch_size or getattr(options, "global_batch_size", 0)
-        work = samples * sizes.seq_length * sizes.hidden_size**2
-        limit_threads(work, None if cluster.launcher == "srun" else cluster.devices)
-        os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+        # As torchrun sets it: the other ranks import torch before they know the plan.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
         # Rank 0 refuses an option out of range. All ranks need a usable timeout to learn this.
         plan, locks = share_plan(cluster, make, min(max(1, options.timeout), 7 * 24 * 3600))
     vars(options).update(plan.chosen)

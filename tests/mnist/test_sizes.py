@@ -1,5 +1,6 @@
 """The models' sizes as options: their one default, and a chain with other sizes."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def test_options_and_configs_have_one_default() -> None:
 
         configs = PretrainConfig(), ExampleFineTuneConfig()
     pretrain, finetune = PretrainOptions(), FinetuneOptions()
-    for name in SizeOptions.__dataclass_fields__:
+    for name in (field.name for field in fields(SizeOptions)):
         default = getattr(SizeOptions(), name)
         assert {getattr(config, name) for config in configs} == {default}
         assert getattr(pretrain, name) == default
