@@ -11,7 +11,6 @@ if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the scri
 from megakit.job import Range, Run, Stage, TrainingOptions, run_script
 from mnist.files import DataOptions
 from mnist.sizes import CheckpointSizeOptions, SizeOptions
-from mnist.views import view_of_classifier
 from model_pretrain import PRETRAIN
 
 FINETUNE = Stage("finetune", before=PRETRAIN)
@@ -44,6 +43,7 @@ class FinetuneOptions(DataOptions, CheckpointSizeOptions, TrainingOptions):
 def finetune(run: Run[FinetuneOptions]) -> Path:
     """Trains the classifier; returns the path of the best checkpoint."""
     from megakit.training import cosine_annealing, megatron_adam, train_stage
+    from mnist.views import view_of_classifier
     from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
 
     options = run.options

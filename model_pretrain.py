@@ -11,7 +11,6 @@ if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the scri
 from megakit.job import BatchSize, Range, Run, Stage, TrainingOptions, run_script
 from mnist.files import DataOptions
 from mnist.sizes import SizeOptions
-from mnist.views import view_of_autoencoder
 
 PRETRAIN = Stage("pretrain")
 
@@ -39,6 +38,7 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
     """Trains the autoencoder; returns the path of the best checkpoint."""
     # These imports are slow. They are not at the top, so that --help is fast.
     from megakit.training import cosine_annealing, megatron_adam, train_stage
+    from mnist.views import view_of_autoencoder
     from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig
 
     options = run.options

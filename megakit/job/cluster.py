@@ -1,13 +1,18 @@
 """Reads the job of this process from the environment variables of torchrun or srun."""
 
+import contextlib
 import os
 import re
+import sys
 from dataclasses import dataclass
 
 from megakit.errors import UserError
+from megakit.runtime.signals import die_with_parent
 
 #: Variables that torchrun and our own launcher (`megakit.job.launch`) set for each process.
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+#: Set for each rank that our own launcher starts: the process id of the launcher.
+LAUNCHER = "MEGAKIT_LAUNCHER"
 #: Other variables of a job, which Lightning and torch also read in a single process.
 OTHERS = (
     *("GROUP_RANK", "NODE_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
@@ -54,7 +59,8 @@ def read_cluster() -> Cluster:
     """Reads the job from the environment, and corrects the environment.
 
     All libraries read torchrun's variables, so they are set under srun. A single process loses the
-    variables that another job has left, since it would try to connect to the other job.
+    variables that another job has left, since it would try to connect to the other job. The kernel
+    kills this process when its launcher, ours or torchrun's, is killed.
 
     Raises:
         UserError: Variables are missing or invalid.
@@ -68,6 +74,8 @@ def read_cluster() -> Cluster:
     try:
         is_single = os.environ.get("WORLD_SIZE") == "1" and "MASTER_PORT" not in os.environ
         if given and not is_single:
+            if {LAUNCHER, "TORCHELASTIC_RUN_ID"} & os.environ.keys():
+                die_with_parent(os.getppid())
             return _from_torchrun(given)
         tasks = _first("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", default="1")
         if "SLURM_PROCID" in os.environ and not (job_name in INTERACTIVE_JOBS and tasks == "1"):
@@ -124,3 +132,25 @@ def _from_srun(tasks: int) -> Cluster:
 def _first(*names: str, default: str = "0") -> str:
     """Returns the first value that is not empty."""
     return next((value for name in names if (value := os.environ.get(name))), default)
+
+
+def has_process_group() -> bool:
+    """Returns whether the job's default process group is initialized."""
+    if "torch" not in sys.modules:
+        return False
+    from torch import distributed as dist
+
+    return bool(dist.is_initialized())
+
+
+def is_first_to_fail() -> bool:
+    """Returns whether this rank is the first to fail; the first failure causes later failures."""
+    if not has_process_group():  # no other rank waits for this rank
+        return True
+    from torch import distributed as dist
+
+    # An error means that the rank that hosts the store has ended, and has reported the reason.
+    with contextlib.suppress(RuntimeError):
+        store = dist.distributed_c10d._get_default_store()
+        return dist.get_world_size() == 1 or bool(store.add("megakit/failed", 1) == 1)
+    return False

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
+from megakit.job.cluster import LAUNCHER
 from megakit.reporting.console import Console
 from megakit.runtime.signals import (
     EXIT_STATUS,
@@ -23,8 +24,6 @@ from megakit.runtime.signals import (
 
 #: The exit status of a rank that refuses its input.
 REFUSED = 2
-#: Set for each rank that `launch` starts: the process id of the launcher.
-LAUNCHER = "MEGAKIT_LAUNCHER"
 #: Seconds that the other ranks have to end after one has stopped; half of it if it has failed.
 GRACE = 20.0
 
@@ -34,7 +33,7 @@ def launch(devices: int, console: Console) -> int:
 
     Torch's own launcher starts a job later by the time that importing torch takes. Signals are
     forwarded to the ranks; a second signal kills them. If one rank fails, the others are
-    terminated. If this process is killed, the kernel kills the ranks: see `follow_launcher`.
+    terminated. If this process is killed, the kernel kills the ranks: see `read_cluster`.
 
     Returns:
         The exit status of the job: the status of the first failing rank, or 0.
@@ -111,12 +110,6 @@ def _status(
             f"Rank {number} (process {rank.pid}) ended with status {code}; ending the others."
         )
     return code
-
-
-def follow_launcher() -> None:
-    """Makes the kernel kill this rank when its launcher, ours or torchrun's, is killed."""
-    if {LAUNCHER, "TORCHELASTIC_RUN_ID"} & os.environ.keys():
-        die_with_parent(os.getppid())
 
 
 # --- Forks ----------------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
-"""Sends the plan of rank 0 to all ranks of a job, and selects the rank that reports a failure."""
+"""Sends the plan of rank 0 to all ranks of a job."""
 
-import contextlib
 import os
 import pickle
 import socket
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -111,25 +109,3 @@ def _wait(store: Any, keys: list[str], timeout: int) -> list[str]:
             return [key for key in keys if not store.check([key])]
         time.sleep(0.02)
     return []
-
-
-def has_process_group() -> bool:
-    """Returns whether the job's default process group is initialized."""
-    if "torch" not in sys.modules:
-        return False
-    from torch import distributed as dist
-
-    return bool(dist.is_initialized())
-
-
-def is_first_to_fail() -> bool:
-    """Returns whether this rank is the first to fail; the first failure causes later failures."""
-    if not has_process_group():  # no other rank waits for this rank
-        return True
-    from torch import distributed as dist
-
-    # An error means that the rank that hosts the store has ended, and has reported the reason.
-    with contextlib.suppress(RuntimeError):
-        store = dist.distributed_c10d._get_default_store()
-        return dist.get_world_size() == 1 or bool(store.add("megakit/failed", 1) == 1)
-    return False

@@ -19,13 +19,11 @@ from typing import Generic, NoReturn, TypeVar
 from megakit.checkpoints.folders import list_checkpoints, step_of
 from megakit.checkpoints.manifest import Manifest
 from megakit.errors import RunDirectoryLostError, Stopped, UserError, printable
-from megakit.job.cluster import Cluster, read_cluster
+from megakit.job.cluster import LAUNCHER, Cluster, has_process_group, is_first_to_fail, read_cluster
 from megakit.job.command_line import parse_options
-from megakit.job.launch import LAUNCHER, follow_launcher, launch
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions
 from megakit.job.plan import Plan, check, open_run
-from megakit.job.rendezvous import has_process_group, is_first_to_fail, share_plan
 from megakit.job.runs import RunDirectory, Stage, check_still_ours
 from megakit.reporting.console import Console
 from megakit.reporting.streams import secure_streams
@@ -169,6 +167,8 @@ def run_script(
         console.silent = cluster.rank != 0
         plan, locks = _plan(stage, options, cluster, console, script)
         if locks is None:
+            from megakit.job.launch import launch
+
             status = launch(plan.layout.devices, console)
         elif plan.is_done:
             status = _say_done(stage, options, console)
@@ -249,7 +249,8 @@ def _plan(
         plan, locks = make()
         limit_threads(plan.work)
     else:
-        follow_launcher()
+        from megakit.job.rendezvous import share_plan
+
         # As torchrun sets it: the other ranks import torch before they know the plan.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         # Rank 0 refuses an option out of range. All ranks need a usable timeout to learn this.

@@ -22,6 +22,7 @@ from pathlib import Path
 folder, count, grace = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 tasks = sys.argv[4:]
 from megakit.job import launch
+from megakit.job.cluster import read_cluster
 from megakit.runtime.signals import StopRequest
 
 if "RANK" not in os.environ:
@@ -31,7 +32,7 @@ if "RANK" not in os.environ:
     StopRequest.SAME_REQUEST_SECONDS = 0
     sys.exit(launch.launch(count, Console()))
 
-launch.follow_launcher()
+read_cluster()
 rank = int(os.environ["RANK"])
 task = tasks[rank % len(tasks)]
 
