@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from megakit.checkpoints.folders import list_checkpoints, step_of
-from megakit.checkpoints.manifest import IMPORTED, Manifest, read_manifest, same_run, verify
+from megakit.checkpoints import Manifest, read_manifest, verify
+from megakit.checkpoints.manifest import IMPORTED, list_checkpoints, same_run, step_of
 from megakit.checkpoints.select import (
     best_of,
     keep_own_checkpoints,

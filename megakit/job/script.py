@@ -15,8 +15,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any, Generic, NoReturn, TypeVar
 
-from megakit.checkpoints.folders import step_of
-from megakit.checkpoints.manifest import Manifest
+from megakit.checkpoints.manifest import Manifest, step_of
 from megakit.errors import RunDirectoryLostError, Stopped, UserError
 from megakit.job.checks import failed_check
 from megakit.job.cluster import Cluster

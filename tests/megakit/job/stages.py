@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from megakit.checkpoints.folders import checkpoint_name
+from megakit.checkpoints.manifest import checkpoint_name
 from megakit.job.options import TrainingOptions
 from megakit.job.stage import Stage
 

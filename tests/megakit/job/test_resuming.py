@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from megakit.checkpoints.folders import MANIFEST
-from megakit.checkpoints.manifest import read_manifest, write_manifest
+from megakit.checkpoints.manifest import MANIFEST, read_manifest, write_manifest
 from megakit.job.runs import RUN_FILE, SUMMARY, find_start
 from tests.fabricate import make_checkpoint, make_run, prepare_run
 from tests.hostile import problem as problem_of

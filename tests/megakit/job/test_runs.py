@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from megakit.checkpoints.folders import checkpoint_name
-from megakit.checkpoints.manifest import read_manifest, verify, write_manifest
+from megakit.checkpoints.manifest import checkpoint_name, read_manifest, verify, write_manifest
 from megakit.job.runs import RUN_FILE, RunDirectory, check_writable, find_resumption
 from tests.fabricate import make_checkpoint
 from tests.hostile import problem as problem_of

@@ -2,8 +2,7 @@
 
 import pytest
 
-from megakit.checkpoints.folders import MANIFEST
-from megakit.checkpoints.manifest import verify
+from megakit.checkpoints.manifest import MANIFEST, verify
 from megakit.checkpoints.select import remove
 from megakit.job.runs import find_start
 from tests.fabricate import make_checkpoint, make_run
