@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import platform
 import re
 import warnings
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import megakit
 from megakit.errors import UserError
 from megakit.runtime.foreign_files import reading
 
@@ -24,6 +26,8 @@ OWN_DIGEST = "sha256"
 #: Fields that a manifest contains only with other values than their defaults. Manifests from
 #: before these fields thus keep their digests, which the next stages' runs record.
 OPTIONAL_FIELDS = ("values", "higher_is_better", "final")
+#: The packages whose versions a manifest and a summary record.
+PACKAGES = ("torch", "lightning", "nemo_toolkit", "megatron-core")
 #: The stage of a checkpoint with the weights of another program.
 IMPORTED = "imported"
 #: Entries of `run` that identify the code of a run. A run may resume with other code.
@@ -87,6 +91,19 @@ def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Returns whether two identities belong to the same run; their code may differ."""
     code = {CODE: None, CHANGES: None}
     return {**one, **code} == {**other, **code}
+
+
+def installed_versions() -> dict[str, str]:
+    """Returns versions by package; "unknown" for one built without metadata, as in containers."""
+    from importlib.metadata import PackageNotFoundError, version  # slow, and --help needs neither
+
+    versions = {"megakit": megakit.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return versions
 
 
 def checkpoint_name(step: int) -> str:

@@ -111,7 +111,8 @@ def lock_checkpoint(checkpoint: Path) -> TextIO:
     Verify the checkpoint after this call, since a removal may have come first.
     """
     file = (checkpoint / MANIFEST).open()
-    _lock(file, fcntl.LOCK_SH)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_SH)
     return file
 
 
@@ -122,19 +123,14 @@ def remove(checkpoint: Path) -> bool:
     """
     try:
         with (checkpoint / MANIFEST).open("r+") as file:  # NFS locks only files open to write
-            _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # another program locks it
+                return False
+            except OSError:
+                pass  # a file system without locks
             removed = checkpoint.rename(checkpoint.with_name(f".removing-{checkpoint.name}"))
     except OSError:
         return False
     shutil.rmtree(removed, ignore_errors=True)
     return True
-
-
-def _lock(file: TextIO, how: int) -> None:
-    """Locks a file; does nothing if the file system has no locks."""
-    try:
-        fcntl.flock(file, how)
-    except (BlockingIOError, PermissionError):  # another program locks it
-        raise
-    except OSError:
-        pass

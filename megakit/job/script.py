@@ -15,7 +15,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any, Generic, NoReturn, TypeVar
 
-from megakit.checkpoints.manifest import Manifest, step_of
+from megakit.checkpoints.manifest import Manifest, installed_versions, step_of
 from megakit.errors import RunDirectoryLostError, Stopped, UserError
 from megakit.job.checks import failed_check
 from megakit.job.cluster import Cluster
@@ -38,7 +38,6 @@ from megakit.runtime.memory import keep_freed_memory, suspend_collector
 from megakit.runtime.shared_memory import why_worker_ended
 from megakit.runtime.signals import exit_status, reset_signals
 from megakit.runtime.threads import limit_threads
-from megakit.runtime.versions import installed_versions
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
 OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, covariant=True)

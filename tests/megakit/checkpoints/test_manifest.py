@@ -1,18 +1,22 @@
 """manifest.json: every damage to it, or to a file that it lists, is refused by name."""
 
 import json
+import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import megakit
 from megakit.checkpoints.manifest import (
     MANIFEST,
     Manifest,
     checkpoint_name,
+    installed_versions,
     list_checkpoints,
     list_files,
     read_manifest,
@@ -159,3 +163,9 @@ def test_a_checkpoint_of_nemo_s_own_is_read_with_a_warning(checkpoint: Path) -> 
     link(checkpoint)
     with pytest.raises(UserError, match="weights is a symbolic link"):
         verify_if_possible(checkpoint)
+
+
+def test_versions_are_those_that_results_depend_on() -> None:
+    packages = ("torch", "lightning", "nemo_toolkit", "megatron-core")
+    ours = {"megakit": megakit.__version__, "python": platform.python_version()}
+    assert installed_versions() == ours | {name: version(name) for name in packages}
