@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attack_victim import BACKENDS, COMMON, CONTEXT, METADATA, Victim
 
-from megakit.checkpoints.folders import MANIFEST
+from megakit.checkpoints.manifest import MANIFEST
 
 Named = tuple[str, Callable[[Victim], None]]
 FILES = (METADATA, COMMON, BACKENDS, CONTEXT, MANIFEST, "weights/__0_0.distcp")

@@ -9,8 +9,7 @@ from typing import Any
 import attack_pickles as pickles
 from attack_victim import BACKENDS, Victim
 
-from megakit.checkpoints.folders import MANIFEST
-from megakit.checkpoints.manifest import read_manifest, write_manifest
+from megakit.checkpoints.manifest import MANIFEST, read_manifest, write_manifest
 
 Named = tuple[str, Callable[[Victim], None], bool]
 DEEP = 100_000

@@ -16,8 +16,7 @@ import attack_metadata
 import attack_pickles as pickles
 from attack_victim import BYTES, COMMON, JSON_FILES, METADATA, Victim
 
-from megakit.checkpoints.folders import MANIFEST
-from megakit.checkpoints.manifest import OWN_DIGEST, Manifest, write_manifest
+from megakit.checkpoints.manifest import MANIFEST, OWN_DIGEST, Manifest, write_manifest
 
 
 @dataclass(frozen=True)

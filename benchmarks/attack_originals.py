@@ -15,7 +15,7 @@ from attack_runs import End
 from attack_victim import Victim
 from attack_watch import Sandbox
 
-from megakit.checkpoints.folders import list_checkpoints, step_of
+from megakit.checkpoints.manifest import list_checkpoints, step_of
 
 COMMON = ("--dataset", "digits", "--accelerator", "cpu")
 TRAINING = ("--limit-val-batches", "1")

@@ -49,8 +49,7 @@ from attack_runs import End
 from attack_watch import Sandbox
 from report import machine, write_section
 
-from megakit.checkpoints.folders import list_checkpoints
-from megakit.checkpoints.manifest import verify
+from megakit.checkpoints.manifest import list_checkpoints, verify
 from megakit.errors import UserError
 from megakit.job.launch import run_in_fork
 from mnist.tutorial import TutorialOptions, import_stack

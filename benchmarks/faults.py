@@ -29,7 +29,7 @@ from report import REPOSITORY, machine, write_section
 sys.modules["tests"] = tests = ModuleType("tests")
 tests.__path__ = [str(REPOSITORY / "tests")]
 
-from megakit.checkpoints.folders import checkpoint_name, list_checkpoints  # noqa: E402
+from megakit.checkpoints.manifest import checkpoint_name, list_checkpoints  # noqa: E402
 from tests.faults.harness import Fault, Training  # noqa: E402
 
 #: How often each kind is drawn, and the exit statuses that it may end with.

@@ -51,8 +51,8 @@ def short(value: float) -> str:
 
 def machine(*packages: str, device: Literal["auto", "cpu", "gpu"] = "auto") -> str:
     """What this ran on, for a table's caption."""
+    from megakit.checkpoints.manifest import installed_versions
     from megakit.runtime.accelerator import find_accelerator
-    from megakit.runtime.versions import installed_versions
 
     found = find_accelerator(device, in_child=True)
     versions = installed_versions()

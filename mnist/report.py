@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from megakit.checkpoints.folders import list_checkpoints
-from megakit.checkpoints.manifest import read_manifest, verify
+from megakit.checkpoints.manifest import list_checkpoints, read_manifest, verify
 from megakit.errors import UserError
 from megakit.reporting import report_parts as parts
 from megakit.reporting.metrics import read_metrics

@@ -5,8 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from megakit.checkpoints.folders import checkpoint_name
-from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
+from megakit.checkpoints.manifest import Manifest, checkpoint_name, list_files, write_manifest
 from megakit.job.cluster import Cluster
 from megakit.job.plan import Plan, make_plan
 from megakit.job.runs import RunDirectory, Stage

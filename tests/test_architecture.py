@@ -251,10 +251,10 @@ class TestGpus:
 #: Most lines of each room: its Python and shell. A number only goes down; where it has to go up, a
 #: sentence beside it says why.
 ROOMS = {
-    "megakit": 20954,
+    "megakit": 20735,
     "megakit/job": 3726,
-    "megakit/runtime": 2597,
-    "megakit/checkpoints": 978,
+    "megakit/runtime": 2572,
+    "megakit/checkpoints": 797,
     "megakit/training": 3626,
     "megakit/data": 2326,
     "megakit/models": 2971,
@@ -270,7 +270,7 @@ ROOMS = {
     "docs": 433,
     "notebooks": 1023,
     "benchmarks": 8123,
-    "tests": 27329,
+    "tests": 26978,
     "run": 195,
     "locks": 466,
     ".ci/run": 84,

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megakit.checkpoints.folders import CONTEXT
-from megakit.checkpoints.manifest import refuse_links
+from megakit.checkpoints.manifest import CONTEXT, refuse_links
 from megakit.errors import USE_ANOTHER, UserError, reading
 from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file
 

@@ -1,33 +1,32 @@
-"""Describes a complete checkpoint in a manifest, and verifies the checkpoint's files."""
+"""Names a checkpoint and its parts, describes it in a manifest, and verifies its files."""
 
 import hashlib
 import json
 import os
-import time
+import platform
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megakit.checkpoints.folders import MANIFEST, step_in_name
-from megakit.errors import UserError, first, printable, reading
-from megakit.runtime.foreign_files import JSON_BYTES, read_regular_file
+import megakit
+from megakit.errors import UserError, reading
 
+MANIFEST = "manifest.json"
+WEIGHTS = "weights"
+CONTEXT = "context"
+METRICS = "metrics.csv"
 #: In version 2, the manifest contains its own digest, and checkpoints contain metrics.csv.
 FORMAT_VERSION = 2
-#: Largest number of characters in the name of a stage, model or dataset, which messages quote.
-LONGEST_NAME = 200
-#: A large file with less than this share of its size on disk is sparse, and not weights.
-SMALLEST_SHARE_ON_DISK = 1 / 64
-#: Fields that older manifests of the same format version lack.
-NEWER_FIELDS = ("values", "higher_is_better", "final")
-#: Seconds; the coarsest clock of a file system has ticks of two seconds.
-SETTLED_SECONDS = 3
-#: sha256 of files by device, inode, size and change time.
-_digests: dict[tuple[int, int, int, int], str] = {}
 #: The key of the manifest's own digest in `manifest.json`.
 OWN_DIGEST = "sha256"
+#: Fields that a manifest contains only with other values than their defaults. Manifests from
+#: before these fields thus keep their digests, which the next stages' runs record.
+OPTIONAL_FIELDS = ("values", "higher_is_better", "final")
+#: The packages whose versions a manifest and a summary record.
+PACKAGES = ("torch", "lightning", "nemo_toolkit", "megatron-core")
 #: The stage of a checkpoint with the weights of another program.
 IMPORTED = "imported"
 #: Entries of `run` that identify the code of a run. A run may resume with other code.
@@ -46,16 +45,11 @@ class Manifest:
     Attributes:
         stage: The stage that wrote the checkpoint, such as `pretrain`; or `IMPORTED`.
         model: The name of the model's class.
-        dataset: The training dataset.
-        step: The number of completed optimizer steps.
         val_loss: The validation loss after this step; None without a validation.
         run: The identity of the run, option by option.
-        versions: The versions of the software.
         files: Size in bytes and sha256 of every other file, by path relative to the checkpoint.
-        format_version: The format version of `manifest.json`.
         values: The other validated values after this step, by column of metrics.csv.
-        higher_is_better: Whether the highest value of the column that `--best-by` names is the
-            best; otherwise, the lowest value is the best.
+        higher_is_better: Whether the best checkpoint has the highest value of `--best-by`.
         final: Whether the run ended with this checkpoint before its last step.
     """
 
@@ -74,13 +68,9 @@ class Manifest:
 
     @property
     def content(self) -> dict[str, Any]:
-        """Returns the fields as `manifest.json` stores them.
-
-        Newer fields with default values are left out. The digests of older manifests, which lack
-        these fields, therefore stay valid.
-        """
+        """Returns the fields as `manifest.json` stores them."""
         content = asdict(self)
-        return {k: v for k, v in content.items() if k not in NEWER_FIELDS or v}
+        return {k: v for k, v in content.items() if k not in OPTIONAL_FIELDS or v}
 
     @property
     def digest(self) -> str:
@@ -98,119 +88,92 @@ class Manifest:
 
 def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Returns whether two identities belong to the same run; their code may differ."""
-    without_code = [
-        {name: value for name, value in identity.items() if name not in (CODE, CHANGES)}
-        for identity in (one, other)
-    ]
-    return without_code[0] == without_code[1]
+    code = {CODE: None, CHANGES: None}
+    return {**one, **code} == {**other, **code}
 
 
-def list_files(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Returns size and sha256 of every file in a checkpoint but the manifest, by relative path.
+def installed_versions() -> dict[str, str]:
+    """Returns versions by package; "unknown" for one built without metadata, as in containers."""
+    from importlib.metadata import PackageNotFoundError, version  # slow, and --help needs neither
 
-    Raises:
-        UserError: `refuse_links` refuses the checkpoint.
-    """
-    sizes = _list_sizes(checkpoint)
-    return {name: {"size": sizes[name], "sha256": _sha256(checkpoint / name)} for name in sizes}
-
-
-def _list_sizes(checkpoint: Path) -> dict[str, int]:
-    refuse_links(checkpoint)
-    return {
-        path.relative_to(checkpoint).as_posix(): path.stat().st_size
-        for path in sorted(checkpoint.rglob("*"))
-        if path.is_file() and (path.name != MANIFEST or path.parent != checkpoint)
-    }
+    versions = {"megakit": megakit.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return versions
 
 
-def _sha256(path: Path) -> str:
-    """Returns the sha256 of a file; hashes an unchanged file once per process.
+def checkpoint_name(step: int) -> str:
+    """Returns the folder name of the checkpoint after `step` optimizer steps."""
+    return f"step={step:06d}"
 
-    A write sets a file's change time (ctime), and no program can choose it. Only writes through a
-    memory map may set it later. A file that was changed within `SETTLED_SECONDS` is hashed each
-    time: another write within the same tick of the file system's clock would leave the same ctime.
-    This holds if that clock is at most so many seconds behind the clock of this machine.
-    """
-    with path.open("rb") as file:  # opening makes NFS ask the server for the current times
-        status = os.fstat(file.fileno())
-        version = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
-        is_settled = time.time() - status.st_ctime > SETTLED_SECONDS
-        if is_settled and version in _digests:
-            return _digests[version]
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if is_settled:
-            _digests[version] = digest
-        return digest
+
+def step_in_name(checkpoint: Path) -> int | None:
+    """Returns the step in a checkpoint's name; None if a user chose another name."""
+    match = re.fullmatch(r"step=(\d{6,})", checkpoint.name)
+    return int(match[1]) if match else None
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step in the name of a checkpoint that `list_checkpoints` found."""
+    return int(checkpoint.name.removeprefix("step="))
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Returns the checkpoints in a folder, oldest first; incomplete ones have other names."""
+    found = [path for path in folder.glob("step=*") if step_in_name(path) is not None]
+    return sorted((path for path in found if path.is_dir()), key=step_of)
 
 
 def refuse_links(checkpoint: Path) -> None:
-    """Refuses a checkpoint that contains anything but folders and ordinary files.
-
-    Raises:
-        UserError: There is a symbolic link, which may lead outside the checkpoint, a device, a
-            pipe, or a large sparse file.
-    """
-    problems = []
-    for folder, folders, files in os.walk(checkpoint):
-        for name in folders + files:
-            path = Path(folder, name)
-            relative = path.relative_to(checkpoint)
-            if path.is_symlink():
-                problems.append(f"{relative} is a symbolic link")
-            elif not path.is_file() and not path.is_dir():
-                problems.append(f"{relative} is neither a file nor a folder")
-            elif _is_sparse(path):
-                problems.append(f"{relative} is large and almost empty")
-    if problems:
-        raise UserError(
-            printable(
-                f"{checkpoint}: the checkpoint is unsafe: {'; '.join(first(sorted(problems)))}. "
-                "Use another checkpoint."
+    """Raises a `UserError` if a checkpoint contains a link, which may lead to another folder."""
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_symlink():
+            raise UserError(
+                f"{checkpoint}: the checkpoint is unsafe: {path.relative_to(checkpoint)} is a "
+                "symbolic link. Use another checkpoint."
             )
-        )
 
 
-def _is_sparse(path: Path) -> bool:
-    """Returns whether a file is larger than 1 GiB and almost empty; hashing would take hours."""
-    status = path.stat()
-    size_on_disk = status.st_blocks * 512
-    return status.st_size > 1 << 30 and size_on_disk < status.st_size * SMALLEST_SHARE_ON_DISK
+def list_files(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    """Returns size and sha256 of every file in a checkpoint but the manifest, by relative path."""
+    refuse_links(checkpoint)
+    found = {}
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_file() and path != checkpoint / MANIFEST:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            name = path.relative_to(checkpoint).as_posix()
+            found[name] = {"size": path.stat().st_size, "sha256": digest}
+    return found
 
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
     """Writes `manifest.json`; all other files have to be complete."""
     content = manifest.content | {OWN_DIGEST: manifest.digest}
-    with (checkpoint / MANIFEST).open("w") as file:
-        file.write(json.dumps(content, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    (checkpoint / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
     """Reads and checks `manifest.json`, without reading the other files.
 
     Raises:
-        UserError: The checkpoint or its manifest does not exist. Or the manifest cannot be parsed,
-            was edited, lists files outside the checkpoint, or has another step than the name of
-            the folder.
+        UserError: There is no manifest, or it cannot be parsed, was edited, or has another step
+            than the name of the folder.
         OtherFormatError: Another version of this program wrote the checkpoint.
     """
-    if not checkpoint.is_dir():
-        raise UserError(
-            f"{checkpoint}: there is no such checkpoint. "
-            "Name a folder such as runs/pretrain/checkpoints/step=000500."
-        )
     path = checkpoint / MANIFEST
-    if not path.exists():
+    if not path.is_file():
+        problem = "there is no such checkpoint"
+        if checkpoint.is_dir():
+            problem = f"not a complete checkpoint: {MANIFEST} is missing"
         raise UserError(
-            f"{checkpoint}: not a complete checkpoint: {MANIFEST} is missing. "
-            "Name a folder such as runs/pretrain/checkpoints/step=000500."
+            f"{checkpoint}: {problem}. Name a folder such as runs/pretrain/checkpoints/step=000500."
         )
     with reading(path, "Use another checkpoint."):
-        content = json.loads(read_regular_file(path, JSON_BYTES))
-        if not isinstance(content, dict):
-            raise TypeError("not a JSON object")
+        content = json.loads(path.read_bytes())
         version = content["format_version"]
         if version != FORMAT_VERSION:
             raise OtherFormatError(
@@ -220,19 +183,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
             )
         digest = content.pop(OWN_DIGEST)
         manifest = Manifest(**content)
-        _check_types(manifest)
         if digest != manifest.digest:
             raise ValueError("it was edited: its sha256 differs")
-    outside = [
-        name
-        for name in manifest.files
-        if Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name
-    ]
-    if outside:
-        raise UserError(
-            f"{path}: the manifest is unsafe: it lists {', '.join(first(outside))}, outside of the "
-            "checkpoint. Use another checkpoint."
-        )
     if step_in_name(checkpoint) not in (None, manifest.step):
         raise UserError(
             f"{checkpoint}: contains the checkpoint of step {manifest.step}, so the folder was "
@@ -241,70 +193,33 @@ def read_manifest(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def _check_types(manifest: Manifest) -> None:
-    """Raises TypeError or ValueError if a field has a wrong type or value."""
-    expected: dict[str, tuple[type, ...]] = {
-        **dict.fromkeys(("stage", "model", "dataset"), (str,)),
-        **dict.fromkeys(("run", "versions", "files", "values"), (dict,)),
-        **dict.fromkeys(("higher_is_better", "final"), (bool,)),
-        **{"step": (int,), "val_loss": (float, type(None))},
-    }
-    for name, types in expected.items():
-        if type(getattr(manifest, name)) not in types:
-            raise TypeError(f"{name} is {getattr(manifest, name)!r:.100}")
-    for name, value in manifest.values.items():
-        if type(value) is not float:
-            raise TypeError(f"{name!r:.100} is {value!r:.100}")
-    if max(map(len, (manifest.stage, manifest.model, manifest.dataset))) > LONGEST_NAME:
-        raise ValueError(f"it has a name of more than {LONGEST_NAME} characters")
-    if manifest.step < 0:
-        raise ValueError(f"step is {manifest.step}")
-    for name, entry in manifest.files.items():
-        is_entry = isinstance(entry, dict) and isinstance(entry.get("size"), int)
-        if not is_entry or not isinstance(entry.get("sha256"), str):
-            raise TypeError(f"{name!r:.200} has no size and sha256")
-        if not name.isprintable():
-            raise ValueError(f"it lists {name!r:.200}, which no checkpoint contains")
-
-
 def verify(checkpoint: Path) -> Manifest:
-    """Reads the manifest and checks every file of the checkpoint against it.
+    """Reads the manifest and compares every file of the checkpoint with it.
+
+    Only files that are in the checkpoint are opened, whatever paths the manifest lists.
 
     Raises:
-        UserError: Files are missing, truncated, altered or unexpected; the message names them. Or
-            the checkpoint contains a path or link that could lead outside.
+        UserError: The message names missing, altered and unexpected files, or a symbolic link.
     """
     manifest = read_manifest(checkpoint)
-    sizes = _list_sizes(checkpoint)
+    found = list_files(checkpoint)
     problems = []
     for name, expected in manifest.files.items():
-        if name not in sizes:
+        if name not in found:
             problems.append(f"{name} is missing")
-        elif sizes[name] != expected["size"]:
-            problems.append(f"{name} has {sizes[name]} bytes, not {expected['size']}")
-        elif _sha256(checkpoint / name) != expected["sha256"]:
+        elif found[name] != expected:
             problems.append(f"{name} was altered after it was written (its sha256 differs)")
-    unexpected = sizes.keys() - manifest.files.keys()
-    problems += [f"{name} does not belong to the checkpoint" for name in unexpected]
+    unexpected = found.keys() - manifest.files.keys()
+    problems += [f"{name} does not belong to the checkpoint" for name in sorted(unexpected)]
     if problems:
-        raise UserError(
-            printable(
-                f"{checkpoint}: damaged: {'; '.join(first(problems))}. Use another checkpoint."
-            )
-        )
+        raise UserError(f"{checkpoint}: damaged: {'; '.join(problems)}. Use another checkpoint.")
     return manifest
 
 
 def verify_if_possible(checkpoint: Path) -> None:
-    """Verifies a checkpoint that user code names; warns if the checkpoint has no manifest.
-
-    NeMo's own ModelCheckpoint writes no manifest. Only rank 0 reads manifest and files.
-
-    Raises:
-        UserError: The checkpoint is damaged, or contains a path or link that could lead outside.
-    """
+    """Verifies a checkpoint on rank 0; warns if it has no manifest, as NeMo's own checkpoints."""
     refuse_links(checkpoint)
-    if int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) != 0:
+    if os.environ.get("RANK", "0") != "0":
         return
     if (checkpoint / MANIFEST).is_file():
         verify(checkpoint)

@@ -1,15 +1,15 @@
 """Writes each checkpoint completely or not at all.
 
-NeMo's own ModelCheckpoint writes in place, and marks an unfinished checkpoint with a separate file.
-If its first save is interrupted, the run cannot start again. Its file names contain the loss of the
-previous validation. `CheckpointWriter` lets NeMo's strategy write into a hidden folder, adds
-context and manifest, and publishes the checkpoint with one rename.
+NeMo's own ModelCheckpoint writes in place, so an interrupted first save prevents the next start.
+Its file names contain the loss of the previous validation. `CheckpointWriter` lets NeMo's strategy
+write into a hidden folder, adds context and manifest, and renames the complete folder.
 """
 
 import os
 import re
 import shutil
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +19,14 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 
 from megakit.checkpoints.context import write_context
-from megakit.checkpoints.folders import CONTEXT, checkpoint_name, step_of
-from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
-from megakit.checkpoints.select import best_of, own_checkpoints, remove, set_aside
+from megakit.checkpoints.manifest import (
+    CONTEXT,
+    Manifest,
+    checkpoint_name,
+    list_files,
+    write_manifest,
+)
+from megakit.checkpoints.select import best_of, own_checkpoints, remove
 
 
 class CheckpointWriter(Checkpoint):
@@ -33,16 +38,15 @@ class CheckpointWriter(Checkpoint):
     Args:
         folder: The folder of the checkpoints.
         manifest: The content of each manifest, except step, validated values and files.
-        every_n_steps: The number of optimizer steps between two saves.
+        every_n_steps: The interval in optimizer steps.
         best_by: How the best checkpoint is chosen: see `best_checkpoint`.
         copied: Files to copy into each checkpoint, if they exist.
-        check_place: Raises an error if `folder` no longer belongs to this run; called before each
-            save and after a failed save.
+        check_place: Raises an error if `folder` no longer belongs to this run.
 
     Attributes:
         last_model_path: The newest checkpoint, or "".
         best_model_path: The best checkpoint, or "".
-        seconds: Seconds spent saving.
+        seconds: Seconds spent saving, in all starts of the run.
         best_is_highest: Whether the best checkpoint has the highest value of `best_by`.
         wanted_step: A step to save in addition to the interval, or None.
     """
@@ -68,26 +72,22 @@ class CheckpointWriter(Checkpoint):
         self.last_model_path = ""
         self.best_model_path = ""
         self.seconds = 0.0
-        #: The last validated step and its values.
-        self._validated: tuple[int | None, dict[str, float]] = (None, {})
-        self._saved_step: int | None = None
+        #: The values of the last validation, by its step.
+        self._validated: dict[int, dict[str, float]] = {}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Finds the checkpoints of the run's earlier starts.
-
-        If a start was killed before it removed an older checkpoint, this removes the checkpoint.
-        """
-        self._find_paths()
-        if self.last_model_path:
-            last = Path(self.last_model_path)
-            self._saved_step = step_of(last)
+        """Finds the checkpoints of earlier starts, and removes those that a killed start left."""
+        if own := self._find_own():
+            last = next(reversed(own))
+            self.last_model_path = str(last)
             if stage == "fit" and trainer.is_global_zero:
                 self._prune(last)
 
-    def _find_paths(self) -> None:
+    def _find_own(self) -> dict[Path, Manifest]:
+        """Returns the checkpoints of this run, oldest first; stores the path of the best one."""
         own = own_checkpoints(self.folder, self.manifest.stage, self.manifest.run)
-        self.last_model_path = str(next(reversed(own), ""))
         self.best_model_path = str(best_of(own, self.best_by) or "")
+        return own
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
@@ -100,7 +100,7 @@ class CheckpointWriter(Checkpoint):
         """Stores the validated values, and saves if a save is due."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        self._validated = (trainer.global_step, logged_values(trainer, "val_"))
+        self._validated = {trainer.global_step: logged_values(trainer, "val_")}
         if self._is_due(trainer):
             self.save(trainer)
 
@@ -110,23 +110,17 @@ class CheckpointWriter(Checkpoint):
         return step % self.every_n_steps == 0 or is_last or step == self.wanted_step
 
     def save(self, trainer: pl.Trainer, store_values: bool = True) -> Path:
-        """Writes a checkpoint of the current state; every rank has to call this method.
+        """Writes a checkpoint of the current state, and returns its folder.
 
-        Args:
-            trainer: The trainer with the state to save.
-            store_values: Whether the checkpoint stores the validated values of its step. A
-                checkpoint of a stop signal does not store them.
-
-        Returns:
-            The folder of the checkpoint.
+        Every rank has to call this method. A checkpoint of a stop signal does not store the
+        validated values of its step, so it is not chosen as the best.
 
         Raises:
             OSError: The checkpoint could not be written; earlier checkpoints are not changed.
         """
         started = time.perf_counter()
-        step = trainer.global_step
-        final = self.folder / checkpoint_name(step)
-        if step != self._saved_step:
+        final = self.folder / checkpoint_name(trainer.global_step)
+        if str(final) != self.last_model_path:
             partial = self.folder / f".{final.name}"
             try:
                 self.check_place()
@@ -142,14 +136,12 @@ class CheckpointWriter(Checkpoint):
                 raise OSError(
                     f"cannot save {final}: {reason} ({free:,.0f} MB are free on this disk)"
                 ) from error
-            self._saved_step = step
-        self._find_paths()
+            self.last_model_path = str(final)
+            self._find_own()
         self.seconds += time.perf_counter() - started
         return final
 
     def _write(self, trainer: pl.Trainer, partial: Path, final: Path, store_values: bool) -> None:
-        """Writes into a hidden folder, and renames the folder when all files are on disk."""
-        step = trainer.global_step
         if trainer.is_global_zero:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -160,8 +152,8 @@ class CheckpointWriter(Checkpoint):
             for path in self.copied:
                 if path.exists():
                     shutil.copyfile(path, partial / path.name)
-            validated_step, values = self._validated if store_values else (None, {})
-            values = dict(values) if validated_step == step else {}
+            step = trainer.global_step
+            values = dict(self._validated.get(step, {})) if store_values else {}
             manifest = replace(
                 self.manifest,
                 model=_model_name(trainer.lightning_module),
@@ -173,19 +165,13 @@ class CheckpointWriter(Checkpoint):
                 files=list_files(partial),
             )
             write_manifest(partial, manifest)
-            for folder, _, files in os.walk(partial):
-                for name in [".", *files]:
-                    flush(Path(folder, name))
-            if final.exists():  # another program created it during this training
-                set_aside(final, "foreign")
-            partial.rename(final)
-            flush(self.folder)  # not its other files, which this run may not own
+            publish(partial, final)
             self._prune(final)
         trainer.strategy.barrier("checkpoint complete")
 
     def _prune(self, last: Path) -> None:
-        own = own_checkpoints(self.folder, self.manifest.stage, self.manifest.run)
-        for checkpoint in own.keys() - {best_of(own, self.best_by), last}:
+        own = self._find_own()
+        for checkpoint in own.keys() - {Path(self.best_model_path), last}:
             remove(checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,10 +190,9 @@ def _model_name(module: Any) -> str:
 
 
 def validation_is_due(trainer: pl.Trainer, step: int) -> bool:
-    """Tells whether a validation follows a step.
+    """Tells whether a validation follows a step: at the interval, the last step, an early stop.
 
-    A validation follows the steps of the trainer's interval, the last step, and a step after which
-    training stops early. The callback `ExactValidation` applies this decision to Lightning.
+    The callback `ExactValidation` applies this decision to Lightning.
     """
     is_due = step % trainer.val_check_interval == 0 or step == trainer.max_steps
     return (is_due or trainer.should_stop) and trainer.enable_validation
@@ -222,25 +207,23 @@ def logged_values(trainer: pl.Trainer, prefix: str) -> dict[str, float]:
 def why_not_written(error: BaseException) -> str | None:
     """Returns the system's reason for a failed save; None if the program caused the error.
 
-    torch collects the errors of all ranks in one error that is not an `Exception`. The error of
-    torch's archive writer does not contain the reason.
+    The error of another rank, or of torch's archive writer, contains the reason as text only.
     """
-    causes: list[BaseException] = [error]
-    for found in causes:  # the list grows
-        if isinstance(found, OSError):
-            return found.strerror or str(found)
-        failures = getattr(found, "failures", None)
-        further = [found.__cause__, found.__context__]
-        if isinstance(failures, dict):
-            further += [failure[0] for failure in failures.values()]
-        causes += [one for one in further if one is not None and one not in causes]
-    text = "\n".join(map(str, causes))
-    # An error from another rank, or from torch, is available as text only.
+    text = "".join(traceback.format_exception(error))
     if reason := re.search(r"\[Errno \d+\] ([^:\n]+)", text):
-        return reason.group(1)
+        return reason[1]
     if "inline_container" in text or "PytorchStreamWriter" in text:
         return "a file could not be written completely"
     return None
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Waits until all files of a folder are on disk, then gives the folder its final name."""
+    for folder, _, files in os.walk(partial):
+        for name in [".", *files]:
+            flush(Path(folder, name))
+    partial.rename(final)
+    flush(final.parent)  # not its other files, which this run may not own
 
 
 def flush(path: Path) -> None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from megakit.checkpoints.folders import list_checkpoints
-from megakit.checkpoints.manifest import Manifest, read_manifest, same_run
+from megakit.checkpoints.manifest import Manifest, list_checkpoints, read_manifest, same_run
 from megakit.checkpoints.select import best_of, own_checkpoints
 from megakit.errors import RunDirectoryLostError, UserError, reading
 from megakit.reporting.files import write_json

@@ -16,8 +16,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Generic, NoReturn, TypeVar
 
-from megakit.checkpoints.folders import list_checkpoints, step_of
-from megakit.checkpoints.manifest import Manifest
+from megakit.checkpoints.manifest import Manifest, installed_versions, list_checkpoints, step_of
 from megakit.errors import RunDirectoryLostError, Stopped, UserError, printable
 from megakit.job.cluster import LAUNCHER, Cluster, has_process_group, is_first_to_fail, read_cluster
 from megakit.job.command_line import parse_options
@@ -31,7 +30,6 @@ from megakit.runtime.accelerator import Accelerator, use_accelerator
 from megakit.runtime.memory import keep_freed_memory, suspend_collector
 from megakit.runtime.signals import exit_status, reset_signals
 from megakit.runtime.threads import limit_threads
-from megakit.runtime.versions import installed_versions
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
 OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, covariant=True)

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from megakit.checkpoints.folders import list_checkpoints
-from megakit.checkpoints.manifest import IMPORTED, Manifest, read_manifest, verify
+from megakit.checkpoints.manifest import IMPORTED, Manifest, list_checkpoints, read_manifest, verify
 from megakit.checkpoints.select import lock_checkpoint
 from megakit.errors import UserError
 from megakit.job.runs import RunDirectory, Stage

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megakit.checkpoints.manifest import read_manifest
+from megakit.checkpoints.manifest import installed_versions, read_manifest
 from megakit.errors import UserError
 from megakit.models.model_inputs import ModelInput, dynamic_sizes, examples
-from megakit.runtime import installed_versions
 
 if TYPE_CHECKING:
     import torch

@@ -23,11 +23,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megakit.checkpoints.folders import step_in_name
-from megakit.checkpoints.manifest import IMPORTED, Manifest
+from megakit.checkpoints.manifest import IMPORTED, Manifest, installed_versions, step_in_name
 from megakit.errors import UserError
 from megakit.models.export import missing_module
-from megakit.runtime import find_accelerator, installed_versions, use_accelerator
+from megakit.runtime import find_accelerator, use_accelerator
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from megatron.core.transformer import MegatronModule
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from megakit.checkpoints.folders import weights_folder
+from megakit.checkpoints.manifest import WEIGHTS
 from megakit.errors import USE_ANOTHER, UserError, reading
 from megakit.models.finite import check_finite
 from megakit.runtime.safe_reading import refusal_of
@@ -46,7 +46,7 @@ def load_model_weights(
         UserError: Weights are missing, unexpected, or of other shapes; all of them are listed. Or
             weights are not finite.
     """
-    folder = str(weights_folder(checkpoint))
+    folder = str(checkpoint / WEIGHTS)
     wanted = model.sharded_state_dict(prefix=PREFIX)
     skipped = {key for key in wanted if key.removeprefix(PREFIX).startswith(tuple(skip))}
     wanted = {key: tensor for key, tensor in wanted.items() if key not in skipped}

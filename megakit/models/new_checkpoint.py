@@ -1,7 +1,6 @@
 """Writes a model, without an optimizer, as a checkpoint that a run could have written."""
 
 import dataclasses
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from megatron.core.transformer import MegatronModule
 from nemo.lightning import io
 
 from megakit.checkpoints.context import write_context
-from megakit.checkpoints.folders import CONTEXT, WEIGHTS
-from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
-from megakit.checkpoints.writer import flush, why_not_written
+from megakit.checkpoints.manifest import CONTEXT, WEIGHTS, Manifest, list_files, write_manifest
+from megakit.checkpoints.writer import publish, why_not_written
 from megakit.models.config import MegatronBioNeMoTrainableModelConfig
 from megakit.models.inference import PARALLEL_SIZES
 from megakit.models.loading import PREFIX
@@ -70,11 +68,7 @@ def write_new_checkpoint(
         dist_checkpointing.save(model.sharded_state_dict(prefix=PREFIX), str(partial / WEIGHTS))
         write_context(partial / CONTEXT, ImportedModule(config))
         write_manifest(partial, dataclasses.replace(manifest, files=list_files(partial)))
-        for folder, _, files in os.walk(partial):
-            for name in [".", *files]:
-                flush(Path(folder, name))
-        partial.rename(checkpoint)
-        flush(checkpoint.parent)
+        publish(partial, checkpoint)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if reason := why_not_written(error):

@@ -2,4 +2,3 @@ from .accelerator import Accelerator as Accelerator
 from .accelerator import AcceleratorName as AcceleratorName
 from .accelerator import find_accelerator as find_accelerator
 from .accelerator import use_accelerator as use_accelerator
-from .versions import installed_versions as installed_versions

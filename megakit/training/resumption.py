@@ -11,8 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from megakit.checkpoints.folders import MANIFEST, WEIGHTS
-from megakit.checkpoints.manifest import read_manifest
+from megakit.checkpoints.manifest import MANIFEST, WEIGHTS, read_manifest
 from megakit.models.finite import check_finite
 from megakit.runtime.patching import existing
 

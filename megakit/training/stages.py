@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 import numpy as np
 from nemo import lightning as nl
 
-from megakit.checkpoints.manifest import CHANGES
+from megakit.checkpoints.manifest import CHANGES, installed_versions
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import RunDirectoryLostError, UserError
 from megakit.job.options import CommonOptions, TrainingOptions, flag
@@ -26,7 +26,6 @@ from megakit.reporting.results import Results
 from megakit.runtime.accelerator import has_fast_bfloat16
 from megakit.runtime.memory import resume_collector
 from megakit.runtime.patching import existing
-from megakit.runtime.versions import installed_versions
 from megakit.training.prediction import StoredOutputs, predict_to_disk
 from megakit.training.progress import Reporter
 from megakit.training.strategy_options import StrategyOptions

@@ -11,8 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from megatron.core.distributed import DistributedDataParallelConfig
 from nemo import lightning as nl
 
-from megakit.checkpoints.folders import METRICS
-from megakit.checkpoints.manifest import CHANGES, CODE, read_manifest
+from megakit.checkpoints.manifest import CHANGES, CODE, METRICS, read_manifest
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
 from megakit.job.layout import Layout

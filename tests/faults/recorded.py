@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from megakit.checkpoints import writer as writer_module
-from megakit.checkpoints.folders import METRICS
-from megakit.checkpoints.manifest import Manifest
+from megakit.checkpoints.manifest import METRICS, Manifest
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster

@@ -13,8 +13,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from megakit.checkpoints.folders import METRICS, checkpoint_name, list_checkpoints
-from megakit.checkpoints.manifest import read_manifest, verify
+from megakit.checkpoints.manifest import (
+    METRICS,
+    checkpoint_name,
+    list_checkpoints,
+    read_manifest,
+    verify,
+)
 from megakit.checkpoints.select import best_of, own_checkpoints
 from megakit.errors import UserError
 from megakit.job.runs import RUN_FILE, SUMMARY, RunDirectory

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints.folders import checkpoint_name
+from megakit.checkpoints.manifest import checkpoint_name
 from megakit.job.runs import RunDirectory, Stage
 from mnist.data_dir import choose_data_dir
 from model_finetune import FINETUNE, FinetuneOptions

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from megakit.checkpoints.folders import list_checkpoints
+from megakit.checkpoints.manifest import list_checkpoints
 from tests.faults.harness import BEFORE_STEP, HOOK, MARK, Fault, leftover_processes
 from tests.scripts import REPOSITORY, environment, read_csv
 

@@ -1,0 +1,171 @@
+"""manifest.json: every damage to it, or to a file that it lists, is refused by name."""
+
+import json
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megakit
+from megakit.checkpoints.manifest import (
+    MANIFEST,
+    Manifest,
+    checkpoint_name,
+    installed_versions,
+    list_checkpoints,
+    list_files,
+    read_manifest,
+    same_run,
+    step_of,
+    verify,
+    verify_if_possible,
+    write_manifest,
+)
+from megakit.errors import UserError
+from tests.fabricate import make_checkpoint
+from tests.hostile import problem as problem_of
+
+WEIGHTS = "weights/__0_0.distcp"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path, 500, val_loss=0.1 + 0.2, run={"lr": 1 / 3, "n": None})
+
+
+def edit(checkpoint: Path, **changes: Any) -> None:
+    path = checkpoint / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    content = bytearray((checkpoint / WEIGHTS).read_bytes())
+    content[5] ^= 1
+    (checkpoint / WEIGHTS).write_bytes(content)
+
+
+def link(checkpoint: Path) -> None:
+    outside = (checkpoint / "weights").rename(checkpoint.parent / "elsewhere")
+    (checkpoint / "weights").symlink_to(outside)
+
+
+def list_outside(checkpoint: Path) -> None:
+    (checkpoint.parent / "secret").write_text("")
+    outside = {"../secret": list_files(checkpoint)[WEIGHTS]}
+    manifest = read_manifest(checkpoint)
+    write_manifest(checkpoint, replace(manifest, files=manifest.files | outside))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no checkpoint": (shutil.rmtree, "there is no such checkpoint"),
+    "unfinished": (lambda path: (path / MANIFEST).unlink(), "not a complete checkpoint"),
+    "empty manifest": (lambda path: (path / MANIFEST).write_text(""), "cannot be read"),
+    "another file": (lambda path: (path / MANIFEST).write_text("[]"), "cannot be read"),
+    "deep nesting": (lambda path: (path / MANIFEST).write_text("[" * 100_000), "cannot be read"),
+    "unknown field": (lambda path: edit(path, unknown=1), "cannot be read"),
+    "edited loss": (lambda path: edit(path, val_loss=1e-9), "it was edited"),
+    "edited files": (lambda path: edit(path, files={}), "it was edited"),
+    "edited end": (lambda path: edit(path, final=True), "it was edited"),
+    "another format": (lambda path: edit(path, format_version=9), "version 9; this program reads"),
+    "missing file": (lambda path: (path / WEIGHTS).unlink(), f"{WEIGHTS} is missing"),
+    "one bit": (flip_a_bit, f"{WEIGHTS} was altered"),
+    "truncated": (lambda path: (path / WEIGHTS).write_text(""), f"{WEIGHTS} was altered"),
+    "another file too": (lambda path: (path / "more").write_text(""), "more does not belong to"),
+    "a link": (link, "weights is a symbolic link"),
+    "a path outside": (list_outside, "../secret is missing"),
+}
+
+
+@pytest.mark.parametrize(("damage", "told"), DAMAGES.values(), ids=DAMAGES)
+def test_damage_is_refused_by_name(
+    checkpoint: Path, damage: Callable[[Path], Any], told: str
+) -> None:
+    damage(checkpoint)
+    problem = problem_of(verify, checkpoint)
+    assert str(checkpoint) in problem
+    assert told in problem
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(checkpoint: Path) -> None:
+    assert verify(checkpoint.rename(checkpoint.with_name("the best of all"))).step == 500
+    renamed = checkpoint.with_name("the best of all").rename(checkpoint.with_name("step=000600"))
+    assert "step 500, so the folder was renamed" in problem_of(read_manifest, renamed)
+
+
+def test_what_is_written_comes_back(checkpoint: Path) -> None:
+    manifest = verify(checkpoint)
+    assert (manifest.step, manifest.val_loss) == (500, 0.1 + 0.2)
+    assert manifest.run == {"lr": 1 / 3, "n": None}
+    assert manifest.files == list_files(checkpoint)
+    assert manifest.files[WEIGHTS]["size"] == len(b"weights of step 500")
+    changed = replace(manifest, values={"val_top": 1 / 3}, higher_is_better=True, final=True)
+    write_manifest(checkpoint, changed)
+    assert verify(checkpoint) == changed
+
+
+def test_digests_of_released_checkpoints_stay() -> None:
+    """The next stage's run records the digest; another one would make it another run."""
+    manifest = Manifest(
+        *("pretrain", "M", "digits", 10, 0.5),
+        run={"seed": 1},
+        versions={"torch": "2"},
+        files={"weights/a": {"size": 1, "sha256": "0" * 64}},
+    )
+    assert manifest.digest == "3330d8ddc038c1bc16a082fbb2f31d278926051389562e7dd9164cfc0441d0fe"
+    named = replace(manifest, values={"val_top": 0.5}, higher_is_better=True, final=True)
+    assert named.digest == "fb225a2522cf67418494ac4ef7ac5b6e0094ce44cf3d4e3f2647f5ebb74799bb"
+
+
+def test_the_last_step_or_an_early_stop_ends_a_run() -> None:
+    last = Manifest("s", "m", "d", 7)
+    assert [last.ends(steps) for steps in (6, 7, 8, None)] == [False, True, False, False]
+    assert replace(last, final=True).ends(8)
+
+
+def test_code_does_not_tell_runs_apart() -> None:
+    assert same_run({"seed": 1, "code": "a"}, {"seed": 1, "changes": ["b"]})
+    assert not same_run({"seed": 1}, {"seed": 1, "lr": 1})
+
+
+def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
+    for step in (1_000_000, 9, 999_999):
+        (tmp_path / checkpoint_name(step)).mkdir()
+    for name in (".step=000011", "damaged-step=000012", "step=000013.2", "step=5"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step=000014").write_text("a file")
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [9, 999_999, 1_000_000]
+    assert list_checkpoints(tmp_path / "nothing") == []
+
+
+@pytest.mark.parametrize("rank", [None, "0", "1"])
+def test_rank_0_verifies_for_all_ranks(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, rank: str | None
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    flip_a_bit(checkpoint)
+    if rank == "1":
+        verify_if_possible(checkpoint)
+    else:
+        assert "damaged" in problem_of(verify_if_possible, checkpoint)
+
+
+def test_a_checkpoint_of_nemo_s_own_is_read_with_a_warning(checkpoint: Path) -> None:
+    (checkpoint / MANIFEST).unlink()
+    with pytest.warns(UserWarning, match="could not be verified"):
+        verify_if_possible(checkpoint)
+    link(checkpoint)
+    with pytest.raises(UserError, match="weights is a symbolic link"):
+        verify_if_possible(checkpoint)
+
+
+def test_versions_are_those_that_results_depend_on() -> None:
+    packages = ("torch", "lightning", "nemo_toolkit", "megatron-core")
+    ours = {"megakit": megakit.__version__, "python": platform.python_version()}
+    assert installed_versions() == ours | {name: version(name) for name in packages}

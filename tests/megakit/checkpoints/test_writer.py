@@ -1,0 +1,248 @@
+"""When a checkpoint is written, what it contains, what a failed save leaves, and what is kept."""
+
+import errno
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.checkpoint.api import CheckpointException
+
+from megakit.checkpoints.manifest import Manifest, read_manifest, verify, write_manifest
+from megakit.checkpoints.select import lock_checkpoint
+from megakit.checkpoints.writer import CheckpointWriter, validation_is_due
+from megakit.errors import RunDirectoryLostError
+from tests.disk import Disk
+from tests.fabricate import SavingTrainer
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+class Trainer(SavingTrainer):
+    def __init__(self, val_every: int = 10, max_steps: int = 100) -> None:
+        super().__init__(val_every, max_steps)
+
+    def save_checkpoint(self, folder: Path) -> None:
+        (folder / "weights").mkdir()
+        (folder / "weights" / "__0_0.distcp").write_text(f"weights after {self.global_step}")
+
+
+@pytest.fixture
+def trainer() -> Any:
+    return Trainer()
+
+
+@pytest.fixture
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointWriter:
+    monkeypatch.setattr(
+        "megakit.checkpoints.writer.write_context", lambda folder, module: folder.mkdir()
+    )
+    return CheckpointWriter(tmp_path / "checkpoints", Manifest("pretrain", "M", "digits", 0), 10)
+
+
+def run_to(
+    writer: CheckpointWriter, trainer: Any, step: int, val_loss: float | None = None
+) -> None:
+    """One step as Lightning does it: its end, then its validation if it is due."""
+    trainer.global_step = step
+    writer.on_train_batch_end(trainer, trainer.lightning_module)
+    if validation_is_due(trainer, step):
+        trainer.callback_metrics["val_loss"] = val_loss
+        writer.on_validation_end(trainer, trainer.lightning_module)
+
+
+def steps(writer: CheckpointWriter) -> list[int]:
+    return sorted(int(path.name.removeprefix("step=")) for path in writer.folder.iterdir())
+
+
+def test_saved_at_the_interval_after_the_last_step_and_on_demand(writer: CheckpointWriter) -> None:
+    trainer: Any = Trainer(val_every=15, max_steps=25)
+    writer.wanted_step = 3
+    saved = {}
+    for step in range(1, 26):
+        run_to(writer, trainer, step, 1 / step)
+        if writer.last_model_path.endswith(f"={step:06}"):
+            saved[step] = verify(Path(writer.last_model_path)).val_loss
+    assert saved == {3: None, 10: None, 20: None, 25: 1 / 25}
+    assert not verify(writer.folder / "step=000025").final  # it is the last one by its step
+
+
+def test_an_early_stop_ends_the_run(writer: CheckpointWriter, trainer: Any) -> None:
+    trainer.should_stop = True
+    run_to(writer, trainer, 5, 0.5)
+    assert read_manifest(writer.folder / "step=000005").final
+
+
+@pytest.mark.parametrize("validates", ["before training", "alone"])
+def test_only_validations_of_training_save(
+    writer: CheckpointWriter, trainer: Any, validates: str
+) -> None:
+    trainer.sanity_checking = validates == "before training"
+    trainer.state.fn = "fit" if trainer.sanity_checking else "validate"
+    trainer.global_step = 10
+    writer.on_validation_end(trainer, trainer.lightning_module)
+    assert not writer.folder.exists()
+
+
+def test_best_and_last_are_kept(writer: CheckpointWriter, trainer: Any) -> None:
+    kept = []
+    for step, loss in ((10, 0.5), (20, 0.3), (30, 0.4), (40, float("nan")), (50, 0.2)):
+        run_to(writer, trainer, step, loss)
+        kept.append(steps(writer))
+    assert kept == [[10], [20], [20, 30], [20, 40], [50]]
+
+
+def test_another_value_may_choose_the_best(writer: CheckpointWriter, trainer: Any) -> None:
+    writer.best_by, writer.best_is_highest = "val_top", True
+    for step, top in ((10, 0.7), (20, 0.9), (30, 0.8)):
+        trainer.callback_metrics |= {"val_top": top, "train_loss": 1.0}
+        run_to(writer, trainer, step, step / 100)
+    assert steps(writer) == [20, 30]
+    best = read_manifest(Path(writer.best_model_path))
+    assert (best.step, best.val_loss, best.values) == (20, 0.2, {"val_top": 0.9})
+    assert best.higher_is_better
+
+
+def test_a_stop_s_checkpoint_is_never_the_best_and_goes(
+    writer: CheckpointWriter, trainer: Any
+) -> None:
+    run_to(writer, trainer, 10, 0.5)
+    before = read_manifest(writer.folder / "step=000010")
+    writer.save(trainer, store_values=False)
+    assert read_manifest(writer.folder / "step=000010") == before
+    trainer.val_check_interval = 15
+    run_to(writer, trainer, 15, 0.1)
+    writer.save(trainer, store_values=False)
+    assert steps(writer) == [10, 15]
+    assert writer.best_model_path.endswith("step=000010")
+    trainer.val_check_interval = 10
+    run_to(writer, trainer, 20, 0.6)
+    assert steps(writer) == [10, 20]
+
+
+@pytest.mark.parametrize(
+    ("rank", "stage", "kept"),
+    [(0, "fit", [20, 30]), (1, "fit", [10, 20, 30]), (0, "validate", [10, 20, 30])],
+)
+def test_the_next_start_goes_on_and_removes_what_a_killed_start_left(
+    writer: CheckpointWriter,
+    trainer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    stage: str,
+    kept: list[int],
+) -> None:
+    monkeypatch.setattr(writer, "_prune", lambda last: None)
+    for step, loss in ((10, 0.6), (20, 0.4), (30, 0.5)):
+        run_to(writer, trainer, step, loss)
+    again = CheckpointWriter(writer.folder, writer.manifest, 10)
+    again.load_state_dict(writer.state_dict())
+    assert again.seconds == writer.seconds > 0
+    trainer.is_global_zero = rank == 0
+    again.setup(trainer, trainer.lightning_module, stage)
+    assert steps(again) == kept
+    found = [Path(path).name for path in (again.best_model_path, again.last_model_path)]
+    assert found == ["step=000020", "step=000030"]
+    again.save(trainer, store_values=False)  # a stop before the next step
+    assert read_manifest(writer.folder / "step=000030").val_loss == 0.5
+
+
+def test_others_checkpoints_and_locked_ones_stay(writer: CheckpointWriter, trainer: Any) -> None:
+    run_to(writer, trainer, 10, 0.5)
+    own = writer.folder / "step=000010"
+    other = Path(shutil.copytree(own, writer.folder / "step=000011"))
+    manifest = replace(read_manifest(own), step=11, run={"seed": 7}, val_loss=0.001)
+    write_manifest(other, manifest)
+    shutil.copytree(own, writer.folder / "step=000012")  # damaged
+    with lock_checkpoint(own):
+        run_to(writer, trainer, 20, 0.4)
+    assert steps(writer) == [10, 11, 12, 20]
+    assert writer.best_model_path.endswith("step=000020")
+    run_to(writer, trainer, 30, 0.3)
+    assert steps(writer) == [11, 12, 30]
+
+
+def test_named_files_are_copied(writer: CheckpointWriter, trainer: Any, tmp_path: Path) -> None:
+    writer.copied = [tmp_path / "metrics.csv", tmp_path / "not there"]
+    (tmp_path / "metrics.csv").write_text("step\n10\n")
+    run_to(writer, trainer, 10, 0.5)
+    checkpoint = writer.folder / "step=000010"
+    assert (checkpoint / "metrics.csv").read_text() == "step\n10\n"
+    assert list(verify(checkpoint).files) == ["metrics.csv", "weights/__0_0.distcp"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_writes_and_the_others_wait(
+    writer: CheckpointWriter, trainer: Any, rank: int
+) -> None:
+    seen = []
+
+    def see(name: str) -> None:
+        seen.append((name, [path.name for path in writer.folder.glob("*")]))
+
+    trainer.is_global_zero = rank == 0
+    trainer.strategy.barrier = see
+    trainer.save_checkpoint = lambda folder: see("weights")
+    run_to(writer, trainer, 10, 0.5)
+    partial, whole = ([".step=000010"], ["step=000010"]) if rank == 0 else ([], [])
+    assert seen == [("folder made", partial), ("weights", partial), ("checkpoint complete", whole)]
+
+
+def test_a_checkpoint_appears_when_it_is_whole_and_on_the_disk(
+    writer: CheckpointWriter, trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(source: Path, target: Path) -> None:
+        if target == writer.folder / "step=000020":
+            verify(source)
+
+    disk = Disk(monkeypatch, check)
+    run_to(writer, trainer, 10, 0.5)
+    run_to(writer, trainer, 20, 0.4)
+    appears = disk.events.index("rename .step=000020 to step=000020")
+    assert disk.events[appears + 1 :] == [
+        "flush checkpoints",
+        "rename step=000010 to .removing-step=000010",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (FULL, r"No space left on device \(.* MB are free"),
+        (CheckpointException("", {0: (FULL, None)}), "No space left on device"),  # type: ignore[dict-item]
+        (RuntimeError(f"Worker failure: {FULL}"), "No space left on device"),
+        (RuntimeError("[enforce fail at inline_container.cc:672]"), "could not be written"),
+        (ValueError("a bug"), "^a bug$"),
+    ],
+    ids=["full", "of all ranks", "text", "torch's archive", "of the program"],
+)
+def test_an_interrupted_save_leaves_nothing(
+    writer: CheckpointWriter, trainer: Any, error: BaseException, reason: str
+) -> None:
+    run_to(writer, trainer, 10, 0.5)
+
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("half")
+        raise error
+
+    trainer.save_checkpoint, save = fail, trainer.save_checkpoint
+    with pytest.raises(ValueError if isinstance(error, ValueError) else OSError, match=reason):
+        run_to(writer, trainer, 20, 0.4)
+    assert steps(writer) == [10]
+    verify(writer.folder / "step=000010")
+    trainer.save_checkpoint = save
+    run_to(writer, trainer, 20, 0.4)
+    assert steps(writer) == [20]
+
+
+def test_nothing_is_written_where_the_folder_is_no_longer_the_run_s(
+    writer: CheckpointWriter, trainer: Any
+) -> None:
+    def lost() -> None:
+        raise RunDirectoryLostError("removed")
+
+    writer.check_place = lost
+    with pytest.raises(RunDirectoryLostError):
+        run_to(writer, trainer, 10, 0.5)
+    assert not writer.folder.exists()
