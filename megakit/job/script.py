@@ -36,7 +36,6 @@ from megakit.runtime.accelerator import Accelerator, use_accelerator
 from megakit.runtime.foreign_files import printable
 from megakit.runtime.interpreter import adapt_interpreter
 from megakit.runtime.memory import keep_freed_memory, suspend_collector
-from megakit.runtime.shared_memory import why_worker_ended
 from megakit.runtime.signals import exit_status, reset_signals
 from megakit.runtime.threads import limit_threads
 from megakit.runtime.versions import installed_versions
@@ -301,12 +300,7 @@ def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str)
     except Exception as error:
         is_first = is_first_to_fail()
         other_rank_ended = any(words in str(error) for words in LOST_CONNECTION_ERRORS)
-        worker_ended = why_worker_ended(error)
-        if worker_ended is not None:  # the traceback does not explain the end of the worker
-            traceback.print_exc()
-            if is_first:
-                run.console.error(f"{where}: {worker_ended.rstrip('.')}.")
-        elif is_first and not other_rank_ended:
+        if is_first and not other_rank_ended:
             run.console.error(traceback.format_exc())
         else:
             traceback.print_exc()  # to the log: the failure of another rank caused this error
