@@ -138,10 +138,9 @@ def _check_device(
     options: CommonOptions, layout: Layout, cluster: Cluster, checks: _Checks
 ) -> Accelerator | None:
     checks.attempt("the loopback interface", ensure_loopback)
-    only_launches = layout.world_size > 1 and cluster.launcher is None
     accelerator = checks.attempt(
         f"--accelerator {options.accelerator}",
-        lambda: find_accelerator(options.accelerator, options.precision, in_child=only_launches),
+        lambda: find_accelerator(options.accelerator, options.precision),
     )
     if accelerator is not None:
         checks.problems += too_few_gpus(layout, accelerator, cluster)

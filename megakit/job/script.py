@@ -32,12 +32,11 @@ from megakit.job.sizes import expected_work
 from megakit.job.stage import Stage
 from megakit.reporting.console import Console
 from megakit.reporting.streams import secure_streams
-from megakit.runtime.accelerator import Accelerator, use_accelerator
+from megakit.runtime.accelerator import Accelerator, limit_threads, use_accelerator
 from megakit.runtime.foreign_files import printable
 from megakit.runtime.interpreter import adapt_interpreter
 from megakit.runtime.memory import keep_freed_memory, suspend_collector
 from megakit.runtime.signals import exit_status, reset_signals
-from megakit.runtime.threads import limit_threads
 from megakit.runtime.versions import installed_versions
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
