@@ -10,8 +10,7 @@ PACKAGES = ("torch", "lightning", "nemo_toolkit", "megatron-core")
 def installed_versions() -> dict[str, str]:
     """Returns the versions that checkpoints and summaries record, by package name.
 
-    A version is "unknown" if the package was built from source without metadata, as in some
-    containers.
+    A package that was built from source, as in some containers, may have no metadata: "unknown".
     """
     from importlib.metadata import PackageNotFoundError, version  # slow, and --help needs neither
 
