@@ -5,10 +5,11 @@ images and plots: a fifth of the start of a script. During the import of torchme
 replace these packages; the first use of an attribute imports the real package.
 """
 
+import contextlib
 import functools
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -45,18 +46,11 @@ class _Deferred(ModuleType):
     def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, self._real())
 
-    def context(self, *args: Any) -> Callable[[Callable], Callable]:
+    @contextlib.contextmanager
+    def context(self, *args: Any) -> Iterator[None]:
         """Works like `pyplot.style.context`, with which torchmetrics decorates its plots."""
-
-        def decorate(plot: Callable) -> Callable:
-            @functools.wraps(plot)
-            def styled(*inputs: Any, **options: Any) -> Any:
-                with self._real().context(*args):
-                    return plot(*inputs, **options)
-
-            return styled
-
-        return decorate
+        with self._real().context(*args):
+            yield
 
 
 @functools.cache
