@@ -56,18 +56,12 @@ def schedule(trainer: Any, before: dict[str, Any]) -> Undo:
 
 def collectives(trainer: Any, before: dict[str, Any]) -> Undo:
     """gloo computes the sums over groups of only one rank"""
-    from megatron.core.distributed import param_and_grad_buffer
     from megatron.core.tensor_parallel import layers
     from torch import distributed
 
     regions = "copy_to_tensor_model_parallel_region", "reduce_from_tensor_model_parallel_region"
     return [
         (distributed, "all_reduce", distributed.all_reduce.__wrapped__),  # type: ignore[attr-defined]
-        (
-            param_and_grad_buffer,
-            "_coalescing_manager",
-            distributed.distributed_c10d._coalescing_manager,
-        ),
         *((layers, name, getattr(layers, name).__wrapped__) for name in regions),
     ]
 
@@ -196,9 +190,7 @@ def timed_start(cut: str) -> None:
     if cut == "torchmetrics":
         deferred.NAMES = ()
     if cut == "jit_fuser":
-        cpu.TORCH_PATCHES = tuple(
-            patch for patch in cpu.TORCH_PATCHES if patch is not cpu.disable_jit_fuser
-        )
+        vars(cpu)["disable_jit_fuser"] = lambda: None
     if cut != "collector":
         memory.suspend_collector()
     use_accelerator("cpu")

@@ -54,7 +54,7 @@ def machine(*packages: str, device: Literal["auto", "cpu", "gpu"] = "auto") -> s
     from megakit.checkpoints.manifest import installed_versions
     from megakit.runtime.accelerator import find_accelerator
 
-    found = find_accelerator(device, in_child=True)
+    found = find_accelerator(device)
     versions = installed_versions()
     versions |= {name: version(name) for name in packages if name not in versions}
     listed = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", *packages))

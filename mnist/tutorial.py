@@ -60,9 +60,8 @@ def import_stack(options: TutorialOptions) -> None:
     has used.
     """
     from megakit.reporting.streams import diverted
-    from megakit.runtime.accelerator import is_certainly_cpu, use_accelerator
+    from megakit.runtime.accelerator import is_certainly_cpu, limit_threads, use_accelerator
     from megakit.runtime.memory import keep_freed_memory, suspend_collector
-    from megakit.runtime.threads import limit_threads
 
     is_alone = options.devices in (None, 1) and "RANK" not in os.environ
     if not is_alone or options.problems() or not is_certainly_cpu(options.accelerator):

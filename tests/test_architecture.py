@@ -260,7 +260,7 @@ ROOMS = {
     "megakit/models": 2971,
     "megakit/testing": 3021,
     "megakit/reporting": 1648,
-    "mnist": 2260,
+    "mnist": 2259,
     "model_components.py": 414,
     "model_pretrain.py": 75,
     "model_finetune.py": 91,

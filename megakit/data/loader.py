@@ -3,12 +3,14 @@
 import atexit
 import faulthandler
 import functools
-import itertools
 import multiprocessing
+import os
 import signal
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, Protocol, TypeVar, cast
+from multiprocessing.queues import Queue
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,8 +20,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, default_conve
 from megakit.data.batches import fetch_batch, fetch_samples
 from megakit.data.device import batches_on, copied, on_device
 from megakit.data.prefetch import CHUNK_BYTES, GPU_CHUNK_BYTES, can_be_prefetched, prefetch
-from megakit.runtime.patching import existing
-from megakit.runtime.shared_memory import check_shared_memory, exit_on_failed_send
+from megakit.runtime.patching import existing, replace
 from megakit.runtime.signals import die_with_parent, ignore_signals, stop_signals_blocked
 
 T = TypeVar("T")
@@ -192,9 +193,15 @@ def _begin_worker(begin: Callable[[int], Any] | None, has_fork_server: bool, wor
     if training_process is not None and not has_fork_server:
         # If it has ended by now, torch's worker would watch the process that adopted it, for ever.
         die_with_parent(cast(int, training_process.pid))
-    exit_on_failed_send()
+    # By default, a batch that does not fit into shared memory is dropped, and training waits.
+    replace(Queue, "_on_queue_feeder_error", staticmethod(_exit_on_failed_send))
     if begin is not None:
         begin(worker)
+
+
+def _exit_on_failed_send(error: BaseException, batch: object) -> NoReturn:
+    traceback.print_exception(error)
+    os._exit(1)
 
 
 def make_loader(
@@ -213,9 +220,6 @@ def make_loader(
             averages 1 over all batches. Means of `mask * loss` over micro batches, ranks and steps
             are then the mean over samples, under every layout. If the dataset returns a
             `loss_mask`, (batch, ...), the two masks are multiplied.
-
-    Raises:
-        UserError: The workers' batches do not fit into shared memory.
     """
     weight = sampler.end / sampler.num_samples if mark_padding else None
     is_default = template.collate_fn in (default_collate, default_convert)
@@ -238,8 +242,4 @@ def make_loader(
             options[name] = getattr(template, name)
     for name in ("num_workers", "pin_memory"):
         options[name] = getattr(template, name)
-    loader = _Loader(whole_batches, **options)
-    # The size of one batch shows whether shared memory suffices, before the workers need it.
-    for indices in itertools.islice(sampler, loader.num_workers and 1):
-        check_shared_memory(loader, whole_batches.__getitems__(indices))
-    return loader
+    return _Loader(whole_batches, **options)

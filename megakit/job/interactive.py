@@ -14,10 +14,13 @@ from megakit.job.runs import Stage
 from megakit.job.script import Run
 from megakit.reporting.console import Console
 from megakit.reporting.streams import diverted
-from megakit.runtime.accelerator import find_accelerator, use_accelerator
+from megakit.runtime.accelerator import (
+    destroy_parallel_state,
+    find_accelerator,
+    limit_threads,
+    use_accelerator,
+)
 from megakit.runtime.signals import handlers_restored
-from megakit.runtime.teardown import destroy_parallel_state
-from megakit.runtime.threads import limit_threads
 
 
 def import_stack(width: int, tokens: int = 1024) -> None:

@@ -26,10 +26,9 @@ from megakit.job.plan import Plan, check, open_run
 from megakit.job.runs import RunDirectory, Stage, check_still_ours
 from megakit.reporting.console import Console
 from megakit.reporting.streams import secure_streams
-from megakit.runtime.accelerator import Accelerator, use_accelerator
+from megakit.runtime.accelerator import Accelerator, limit_threads, use_accelerator
 from megakit.runtime.memory import keep_freed_memory, suspend_collector
 from megakit.runtime.signals import exit_status, reset_signals
-from megakit.runtime.threads import limit_threads
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
 OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, covariant=True)
@@ -292,12 +291,14 @@ def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str)
     except Exception as error:
         # The failure of another rank causes such an error.
         other_rank_ended = any(words in str(error) for words in LOST_CONNECTION_ERRORS)
-        if is_first_to_fail():
-            if not other_rank_ended:
-                run.console.error(traceback.format_exc())
+        is_first = is_first_to_fail()
+        if is_first and not other_rank_ended:
+            run.console.error(traceback.format_exc())
+        else:
+            traceback.print_exc()  # to the log
+        if is_first:
             what = "ended because another rank ended" if other_rank_ended else "failed"
             run.console.error(f"{where} {what}; the log is {log}.")
-        traceback.print_exc()  # to the log
         if other_rank_ended:
             time.sleep(1)  # so that the launcher sees and reports the end of the other rank first
         return 1

@@ -1,19 +1,19 @@
 """Chooses GPU or CPU, and makes the frameworks run on the chosen accelerator."""
 
-import json
 import os
 import platform
-import subprocess
-import sys
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from megakit.errors import UserError
-from megakit.runtime.interpreter import search_path
 
 AcceleratorName = Literal["auto", "cpu", "gpu"]
+
+#: Multiplications of a matrix product that occupy a thread, by measurement. With less work, a
+#: second thread occupies a core for more time than it saves.
+WORK_OF_A_THREAD = 2**23
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,9 @@ class Accelerator:
     """The accelerator that a program runs on.
 
     Attributes:
-        name: Lightning's name of the accelerator, `"cpu"` or `"gpu"`.
+        name: Lightning's name of the accelerator.
         device: Name of the processor or graphics card.
-        count: Number of CPU cores or GPUs. A job may have more processes than cores, but not more
-            processes than GPUs.
+        count: Number of CPU cores or GPUs. Only a CPU may have more processes than its count.
         remark: Why `auto` did not choose an existing GPU, or None.
     """
 
@@ -34,23 +33,8 @@ class Accelerator:
     remark: str | None = None
 
 
-_PROBE = "import sys; from megakit.runtime.accelerator import print_probe; print_probe(sys.argv[1])"
-
-
-def find_accelerator(
-    requested: AcceleratorName = "auto", precision: str = "32", *, in_child: bool = False
-) -> Accelerator:
-    """Decides between GPU and CPU without changing anything.
-
-    The check of a GPU leaves a CUDA context on the GPU of this process (`own_gpu`), in which the
-    process then computes.
-
-    Args:
-        requested: `auto` chooses a GPU that works at this precision, else the CPU.
-        precision: `bf16-mixed` or `32`, which a GPU has to support; `auto` is `bf16-mixed` there.
-        in_child: Whether a child process checks the GPU, for a process that does not compute: a
-            context takes half a GB of the GPU's memory, and a GPU in the compute mode
-            EXCLUSIVE_PROCESS accepts the context of one process only.
+def find_accelerator(requested: AcceleratorName = "auto", precision: str = "32") -> Accelerator:
+    """Decides between GPU and CPU; `auto` is a GPU that computes in this precision, else the CPU.
 
     Raises:
         UserError: `gpu` was requested and no GPU can be used; the message states the reason.
@@ -59,7 +43,7 @@ def find_accelerator(
         return _cpu()
     found: Accelerator | str = "this machine has no NVIDIA GPU (or its driver is not loaded)."
     if _has_gpu_driver():
-        found = _probe_in_child(precision) if in_child else _probe(precision)
+        found = _test_gpu("32" if precision == "32" else "bf16-mixed")
     if isinstance(found, Accelerator):
         return found
     if requested == "gpu":
@@ -67,47 +51,30 @@ def find_accelerator(
     return _cpu(remark=f"The GPU is not used: {found}")
 
 
-def own_gpu() -> int:
-    """Returns the index of the GPU that this process uses: 0, or by its rank on this machine.
-
-    Under srun, each process of a machine may see only its own GPU, whose index is then 0.
-    """
-    import torch
-
-    rank = os.environ.get("LOCAL_RANK", "")
-    return int(rank) % max(1, torch.cuda.device_count()) if rank.isdecimal() else 0
-
-
 def is_certainly_cpu(requested: AcceleratorName) -> bool:
-    """Returns whether `find_accelerator` would choose the CPU without checking a GPU."""
+    """Returns whether `find_accelerator` would choose the CPU without testing a GPU."""
     return requested == "cpu" or (requested == "auto" and not _has_gpu_driver())
 
 
-#: Values of `ONEDNN_MAX_CPU_ISA` with which oneDNN uses no instructions for bfloat16.
-WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
+def own_gpu() -> int:
+    """Returns the index of this process's GPU: 0 if srun shows each process only its own."""
+    import torch
+
+    return int(os.environ.get("LOCAL_RANK") or 0) % max(1, torch.cuda.device_count())
 
 
 def has_fast_bfloat16() -> bool:
-    """Returns whether the CPU has instructions with which oneDNN computes in bfloat16.
+    """Returns whether the CPU has instructions for bfloat16; without them, float32 is faster.
 
-    Otherwise bfloat16 is emulated, and slower than float32. oneDNN also emulates it on CPUs with
-    AVX-512 but without the instructions for bfloat16, although torch then calls bfloat16 supported
-    (`torch.ops.mkldnn._is_mkldnn_bf16_supported`).
+    torch calls bfloat16 supported also where oneDNN emulates it.
     """
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()  # oneDNN reads it, too
-    if platform.machine() != "x86_64":
-        return "bf16" in _cpuinfo("Features").split()
-    flags = set(_cpuinfo("flags").split())
-    is_fast = flags & {"avx512_bf16", "amx_bf16"} or flags >= {"avx_ne_convert", "avx_vnni_int8"}
-    return bool(is_fast) and limit not in WITHOUT_BFLOAT16
+    flags = {*_cpuinfo("flags").split(), *_cpuinfo("Features").split()}  # of x86, of Arm
+    is_limited = "ONEDNN_MAX_CPU_ISA" in os.environ  # oneDNN then uses older instructions
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"}) and not is_limited
 
 
 def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
-    """Makes Megatron and NeMo run on an accelerator; call it before any other use of them.
-
-    Imports NeMo, and patches it: for a CPU (`megakit.runtime.cpu`), for absent optional parts
-    (`optional_packages`), for collectives of a single rank (`single_rank`), for loops over weights
-    (`multi_tensor`), and for reading checkpoints without running code in them (`safe_reading`).
+    """Imports Megatron and NeMo, and patches them; call it before any other use of them.
 
     Raises:
         ValueError: The name is not `cpu` or `gpu`.
@@ -131,16 +98,50 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
 def use_full_float32() -> None:
     """Makes GPUs compute float32 with all 23 bits of the mantissa, and not in TF32 with 10 bits.
 
-    NVIDIA's images set `TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1`, which makes torch multiply matrices in
-    TF32. In convolutions, TF32 is torch's default everywhere.
+    TF32 is torch's default in convolutions, and that of NVIDIA's images in matrix products.
     """
     import torch
 
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    for name in ("conv", "rnn"):  # newer settings, which override the older one
-        if (settings := getattr(torch.backends.cudnn, name, None)) is not None:
-            settings.fp32_precision = "ieee"
+
+
+def destroy_parallel_state() -> None:
+    """Destroys the process groups and global state of a job, so that another job can start."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
+    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+    from nemo.utils.app_state import AppState
+
+    parallel_state.destroy_model_parallel()
+    destroy_num_microbatches_calculator()
+    get_cuda_rng_tracker().reset()
+    AppState().__init__()  # resets the singleton
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def limit_threads(work: int, processes: int | None = 1) -> None:
+    """Sets `OMP_NUM_THREADS`, unless it is set; call it before torch is imported.
+
+    Lightning overrides `torch.set_num_threads`.
+
+    Args:
+        work: Multiplications of a matrix product: tokens of a micro batch x width x width.
+        processes: Processes that share this machine's cores; None if srun assigns the cores.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    threads = work // WORK_OF_A_THREAD
+    if processes is not None:
+        threads = min(threads, len(os.sched_getaffinity(0)) // max(1, processes))
+    elif threads > 1:
+        return  # by srun's --cpus-per-task: see `share_plan`
+    os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
+    # By default, a waiting thread occupies its core. If another program uses the core, too, an
+    # operation then takes up to a hundred times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _cpu(remark: str | None = None) -> Accelerator:
@@ -149,11 +150,9 @@ def _cpu(remark: str | None = None) -> Accelerator:
 
 
 def _cpuinfo(entry: str) -> str:
-    """Returns an entry of the first CPU in /proc/cpuinfo; empty if it does not exist."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    values = (line.partition(":")[2].strip() for line in lines if line.startswith(entry))
-    return next(values, "")
+    """Returns an entry of the first CPU in /proc/cpuinfo, or an empty string."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith(entry)), "")
 
 
 def _has_gpu_driver() -> bool:
@@ -161,62 +160,19 @@ def _has_gpu_driver() -> bool:
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
 
 
-def _probe(precision: str) -> Accelerator | str:
-    """Multiplies small matrices on this process's GPU.
-
-    Returns:
-        The GPU; or, if it cannot be used, one sentence that states the reason.
-    """
+def _test_gpu(precision: str) -> Accelerator | str:
+    """Returns this process's GPU; if it cannot compute, one sentence that states the reason."""
     import torch
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        available = torch.cuda.is_available()
-    if not available:
-        reasons = [str(warning.message) for warning in caught]
-        return _first_line(reasons[0] if reasons else "torch finds no usable CUDA device") + "."
     try:
-        # Initializes CUDA, which `is_available` may not do: Lightning makes it ask NVML instead.
-        name = torch.cuda.get_device_name(own_gpu())
-    except Exception as error:  # of several types, by what is wrong with the driver
-        return _first_line(str(error) or repr(error)) + "."
-    precision = "bf16-mixed" if precision == "auto" else precision
-    dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
-    try:
-        square = torch.ones(16, 16, dtype=dtype, device=f"cuda:{own_gpu()}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the same problem raises an error
+            gpu = own_gpu()
+            name = torch.cuda.get_device_name(gpu)
+        dtype = torch.float32 if precision == "32" else torch.bfloat16
+        square = torch.ones(16, 16, dtype=dtype, device=f"cuda:{gpu}")
         (square @ square).sum().item()
-    except RuntimeError as error:
-        return f"{name} cannot compute with {precision} ({_first_line(str(error))})."
+    except Exception as error:  # of several types, by what is wrong with the driver
+        reason = (str(error) or repr(error)).partition("\n")[0].rstrip(".")
+        return f"this machine's GPU cannot compute with {precision} ({reason})."
     return Accelerator("gpu", name, torch.cuda.device_count())
-
-
-def _first_line(message: str) -> str:
-    """Returns the first line of a message without its full stop."""
-    return message.partition("\n")[0].rstrip(".")
-
-
-def _probe_in_child(precision: str) -> Accelerator | str:
-    """Returns the result of `_probe` in a child process.
-
-    A forked child would not do: this process may have initialized CUDA, for example in a notebook.
-    """
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", _PROBE, precision],
-        env={**os.environ, "PYTHONPATH": search_path()},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:  # the driver may end a process
-        last = done.stderr.strip().rpartition("\n")[2]
-        return f"the check of the GPU ended with status {done.returncode} ({last})."
-    found = json.loads(done.stdout.splitlines()[-1])
-    return Accelerator(**found) if isinstance(found, dict) else str(found)
-
-
-def print_probe(precision: str) -> None:
-    """Runs in the child process: prints the result of `_probe`."""
-    found = _probe(precision)
-    print(json.dumps(asdict(found) if isinstance(found, Accelerator) else found), flush=True)
-    os._exit(0)  # a normal exit would tear torch down first

@@ -6,8 +6,8 @@ The mathematics does not need CUDA. The patches below make these calls work on a
 `MegatronStrategy` and Megatron's schedule, gradient buffers, optimizer, random-number tracker and
 distributed checkpoints then run unchanged over gloo.
 
-Each patch is one function, whose docstring states the reason; the two tuples at the end list all
-patches. A `TorchFunctionMode` instead would make training a third slower.
+Each patch is one function, whose docstring states the reason. A `TorchFunctionMode` instead would
+make training a third slower.
 """
 
 import contextlib
@@ -36,33 +36,22 @@ class _NoStream:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
-    def elapsed_time(self, other: object) -> float:
-        return 0.0
-
-    def query(self) -> bool:
-        return True
-
-    def _do_nothing(self, *args: Any, **kwargs: Any) -> None: ...
-
-    record = wait = synchronize = wait_stream = wait_event = _do_nothing
+    record = wait = synchronize = wait_stream = wait_event = __init__
 
 
 def patch_cuda_functions() -> None:
     """Replaces functions of `torch.cuda`, which would need a GPU."""
-    stream = _NoStream()
+    nothing = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
+    memory = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
     functions: dict[str, Any] = {
         "current_device": lambda: CPU,  # Megatron creates its buffers there
         # Torch's optimizers call it at every step; the original opens NVIDIA's library.
         "is_available": lambda: False,
-        **dict.fromkeys(("set_device", "synchronize", "empty_cache"), lambda device=None: None),
+        **dict.fromkeys(nothing, lambda device=None: None),
+        **dict.fromkeys(memory, lambda device=None: 0),  # NeMo and Megatron report it
         # Streams order work on a GPU; CPU work runs in order anyway.
-        **dict.fromkeys(("Stream", "Event"), _NoStream),
-        **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: stream),
+        **dict.fromkeys(("Stream", "Event", "current_stream", "default_stream"), _NoStream),
         "stream": lambda stream: contextlib.nullcontext(),
-        # NeMo and Megatron report GPU memory.
-        **dict.fromkeys(("memory_allocated", "max_memory_allocated"), lambda device=None: 0),
-        **dict.fromkeys(("memory_reserved", "max_memory_reserved"), lambda device=None: 0),
-        "reset_peak_memory_stats": lambda device=None: None,
         # Megatron's tracker forks the CUDA generator for dropout and initial weights.
         "manual_seed": torch.default_generator.manual_seed,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
@@ -92,7 +81,7 @@ def patch_device_moves() -> None:
 def patch_tensor_factories() -> None:
     """Makes tensor factories create CPU tensors for `device="cuda"`.
 
-    The argument `pin_memory` is ignored, since page-locked memory needs a GPU driver.
+    `pin_memory` does nothing, since page-locked memory needs a GPU driver.
     """
     for name in (
         *("arange", "as_tensor", "empty", "empty_like", "full", "full_like", "ones", "ones_like"),
@@ -100,12 +89,11 @@ def patch_tensor_factories() -> None:
     ):
         factory = getattr(torch, name)
 
-        def create(*args: Any, factory: Callable = factory, **kwargs: Any) -> torch.Tensor:
+        def create(*args: Any, factory: Callable = factory, **kwargs: Any) -> Any:
             if _is_gpu(kwargs.get("device")):
                 kwargs["device"] = CPU
             kwargs.pop("pin_memory", None)
-            tensor: torch.Tensor = factory(*args, **kwargs)
-            return tensor
+            return factory(*args, **kwargs)
 
         replace(torch, name, functools.wraps(factory)(create))
     replace(torch.Tensor, "pin_memory", lambda self, device=None: self)
@@ -145,10 +133,9 @@ def replace_nccl_with_gloo() -> None:
 
 
 def disable_jit_fuser() -> None:
-    """Leaves Megatron's fused functions uncompiled.
+    """Leaves Megatron's fused functions uncompiled, by a stand-in for Megatron's module.
 
-    On a CPU, `torch.compile` needs a C++ compiler and half a minute. Megatron's decorator
-    `jit_fuser` compiles; a stand-in for its module is installed before Megatron is imported.
+    On a CPU, `torch.compile` needs a C++ compiler and half a minute.
     """
     jit = ModuleType("megatron.core.jit", doc="Stand-in: nothing is compiled on a CPU.")
     vars(jit)["jit_fuser"] = lambda function: function
@@ -156,17 +143,16 @@ def disable_jit_fuser() -> None:
 
 
 def patch_rng_tracker_state() -> None:
-    """Makes Megatron's tracker read and set the state of the CPU generator.
+    """Makes Megatron's tracker read and set the CPU generator instead of that of a CUDA device.
 
-    The tracker accesses the generator of a CUDA device directly. Its warning at every dropout,
-    that the CPU generator's state has changed, is filtered out.
+    Its warning at every dropout, that the CPU generator's state has changed, is filtered out.
     """
     from megatron.core.tensor_parallel import random as megatron_random
 
-    def set_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        torch.set_rng_state(new_state)
-
-    replace(megatron_random, "_set_cuda_rng_state", set_state)
+    replace(
+        *(megatron_random, "_set_cuda_rng_state"),
+        lambda new_state, *args, **kwargs: torch.set_rng_state(new_state),
+    )
     replace(megatron_random, "_get_cuda_rng_state", lambda *a, **k: torch.get_rng_state())
     logging.getLogger(megatron_random.__name__).addFilter(
         lambda record: not record.getMessage().startswith("CPU RNG state changed")
@@ -196,30 +182,20 @@ def keep_loaded_tensors() -> None:
     replace(pl, "_fix_tensors_device", lambda checkpoint: checkpoint)
 
 
-TORCH_PATCHES: tuple[Callable[[], None], ...] = (
-    patch_cuda_functions,
-    patch_device_moves,
-    patch_tensor_factories,
-    patch_tensor_type,
-    replace_nccl_with_gloo,
-    disable_jit_fuser,
-)
-FRAMEWORK_PATCHES: tuple[Callable[[], None], ...] = (
-    patch_rng_tracker_state,
-    patch_rng_tracker_seed,
-    keep_loaded_tensors,
-)
-
-
 @functools.cache
 def patch_torch() -> None:
     """Applies the patches of torch once; call it before Megatron is imported."""
-    for patch in TORCH_PATCHES:
-        patch()
+    patch_cuda_functions()
+    patch_device_moves()
+    patch_tensor_factories()
+    patch_tensor_type()
+    replace_nccl_with_gloo()
+    disable_jit_fuser()
 
 
 @functools.cache
 def patch_frameworks() -> None:
     """Imports Megatron and NeMo, and applies their patches once."""
-    for patch in FRAMEWORK_PATCHES:
-        patch()
+    patch_rng_tracker_state()
+    patch_rng_tracker_seed()
+    keep_loaded_tensors()

@@ -2,13 +2,14 @@
 
 Lightning imports torchmetrics, which imports `scipy.signal`, torchvision and matplotlib for audio,
 images and plots: a fifth of the start of a script. During the import of torchmetrics, stand-ins
-replace these packages. Their attributes import the real package when they are first used.
+replace these packages; the first use of an attribute imports the real package.
 """
 
+import contextlib
 import functools
-import importlib
+import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -20,62 +21,44 @@ NAMES: tuple[str, ...] = (
 )
 
 
-class _DeferredAttribute:
-    """An attribute of a module; a call or attribute access imports the module."""
-
-    def __init__(self, module: str, name: str) -> None:
-        self._module, self._name = module, name
-
-    def _real(self) -> Any:
-        return getattr(importlib.import_module(self._module), self._name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._real()(*args, **kwargs)
-
-    def context(self, *args: Any) -> Callable[[Callable], Callable]:
-        """Works like `pyplot.style.context`, with which torchmetrics decorates its plots."""
-
-        def decorate(plot: Callable) -> Callable:
-            @functools.wraps(plot)
-            def styled(*inputs: Any, **options: Any) -> Any:
-                with self._real().context(*args):
-                    return plot(*inputs, **options)
-
-            return styled
-
-        return decorate
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)  # `typing` reads such attributes of annotations
-        return getattr(self._real(), name)
-
-
-class _DeferredModule(ModuleType):
-    """A stand-in module; the use of one of its attributes imports the real module."""
+class _Deferred(ModuleType):
+    """A stand-in for a module of `NAMES`, or for an attribute of one."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__ = []  # marks a package; only its submodules in NAMES can be imported
-        # torchmetrics imports transformers where it is installed, and transformers calls
-        # `importlib.util.find_spec`, which raises a ValueError for a loaded module without a spec.
+        # transformers, which torchmetrics imports, calls `find_spec`: it refuses a missing spec.
         self.__spec__ = ModuleSpec(name, loader=None, is_package=True)
 
+    def _real(self) -> Any:
+        return pkgutil.resolve_name(self.__name__)
+
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__"):  # `typing` reads such attributes of annotations
             raise AttributeError(name)
-        return sys.modules.get(f"{self.__name__}.{name}") or _DeferredAttribute(self.__name__, name)
+        if self.__name__ in NAMES:
+            return _Deferred(f"{self.__name__}.{name}")
+        return getattr(self._real(), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._real()(*args, **kwargs)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, self._real())
+
+    @contextlib.contextmanager
+    def context(self, *args: Any) -> Iterator[None]:
+        """Works like `pyplot.style.context`, with which torchmetrics decorates its plots."""
+        with self._real().context(*args):
+            yield
 
 
 @functools.cache
 def import_torchmetrics() -> None:
     """Imports torchmetrics without the packages of metrics that are not used here."""
-    if "torchmetrics" in sys.modules:
-        return
-    # An import sets a submodule as an attribute of its package only if it loads the real submodule.
-    loaded = {name for name in NAMES if name in sys.modules}
-    absent = [name for name in NAMES if not {name, name.partition(".")[0]} & loaded]
-    sys.modules.update({name: _DeferredModule(name) for name in absent})
+    # A stand-in beside an imported package of the same name would be no attribute of that package.
+    absent = [name for name in NAMES if name.partition(".")[0] not in sys.modules]
+    sys.modules.update({name: _Deferred(name) for name in absent})
     try:
         import torchmetrics  # noqa: F401
     finally:

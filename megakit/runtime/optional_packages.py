@@ -6,12 +6,9 @@ distilled, the helpers would do nothing, and stand-ins for absent helpers also d
 packages, as in NVIDIA's containers, are used.
 """
 
-import contextlib
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -33,61 +30,6 @@ def _is_installed(package: str) -> bool:
 def _do_nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
-def replace_modelopt_helpers() -> None:
-    """Replaces NeMo's helpers for ModelOpt, which NeMo calls at every save, load and step.
-
-    Only the helpers' modules are replaced, so `nemo.collections.llm` itself does not change.
-    """
-    if _is_installed("modelopt"):
-        return
-    helpers = "nemo.collections.llm.modelopt"
-    _install(helpers, set_modelopt_spec_if_exists_in_ckpt=_do_nothing)
-    _install(
-        f"{helpers}.model_utils",
-        save_modelopt_state=_do_nothing,
-        restore_modelopt_state=_do_nothing,
-    )
-    _install(f"{helpers}.distill.utils", get_tensor_shapes_adjust_fn_for_distillation=_do_nothing)
-
-
-def skip_yaml_copy() -> None:
-    """Skips the YAML copy of a checkpoint's context, for which NeMo needs nemo_run (80 packages).
-
-    `io.json` has the same content. Without this patch, NeMo's ModelCheckpoint warns at every save.
-    """
-    if not _is_installed("nemo_run"):
-        mixin = existing("nemo.lightning.io.mixin", "IOMixin")
-        replace(mixin, "_io_dump_yaml", lambda self, io, attrs: {})
-
-
-class _ClearMLLogger:
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise ImportError("NeMo's ClearMLLogger needs pandas, which is not installed.")
-
-
-@dataclass
-class _ClearMLParams:
-    """A stand-in for the options of NeMo's ClearMLLogger, without any option."""
-
-
-def replace_clearml_logger() -> None:
-    """Replaces NeMo's ClearMLLogger, which imports pandas; AutoResume imports all loggers."""
-    if not _is_installed("pandas"):
-        _install(
-            "nemo.utils.loggers.clearml_logger",
-            ClearMLLogger=_ClearMLLogger,
-            ClearMLParams=_ClearMLParams,
-        )
-
-
-def define_local_checkpoint_callback() -> None:
-    """Defines a class of nvidia-resiliency-ext that NeMoLogger compares callbacks with."""
-    if not existing("nemo.lightning.nemo_logger", "HAVE_RES"):
-        no_callback = type("LocalCheckpointCallback", (), {})
-        module = sys.modules["nemo.lightning.nemo_logger"]
-        replace(module, "lcp", SimpleNamespace(LocalCheckpointCallback=no_callback))
-
-
 def replace_unified_memory() -> None:
     """Skips a CUDA helper of Megatron's inference engine, which is not used here.
 
@@ -101,35 +43,40 @@ def replace_unified_memory() -> None:
     )
 
 
+def replace_modules() -> None:
+    """Installs modules in the place of those whose packages are absent."""
+    if not _is_installed("modelopt"):  # NeMo calls these helpers at every save, load and step
+        helpers = "nemo.collections.llm.modelopt"
+        for name, functions in (
+            (helpers, ("set_modelopt_spec_if_exists_in_ckpt",)),
+            (f"{helpers}.model_utils", ("save_modelopt_state", "restore_modelopt_state")),
+            (f"{helpers}.distill.utils", ("get_tensor_shapes_adjust_fn_for_distillation",)),
+        ):
+            _install(name, **dict.fromkeys(functions, _do_nothing))
+    if not _is_installed("pandas"):  # AutoResume imports all loggers, and one imports pandas
+        logger = "nemo.utils.loggers.clearml_logger"
+        _install(logger, ClearMLLogger=object, ClearMLParams=object)
+
+
 def define_numpy_product() -> None:
     """Defines `numpy.product`, which numpy 2 removed; Megatron calls it when several ranks save."""
     import numpy
 
-    if not hasattr(numpy, "product"):
-        vars(numpy)["product"] = numpy.prod
+    vars(numpy).setdefault("product", numpy.prod)
 
 
-@contextlib.contextmanager
-def hidden_onnxruntime() -> Iterator[None]:
-    """Hides onnxruntime, which NeMo imports for its own exports wherever it is installed.
-
-    These exports are not used here, and the import ends the process on an emulated aarch64 machine.
-    """
-    if "onnxruntime" in sys.modules:
-        yield
-        return
-    sys.modules["onnxruntime"] = None  # type: ignore[assignment]  # an import then fails
-    try:
-        yield
-    finally:
-        del sys.modules["onnxruntime"]
-
-
-def remove_telemetry_callbacks() -> None:
-    """Removes the callbacks of NeMo's OneLogger telemetry.
-
-    OneLogger turns itself on if `RANK=0` is set, and then fails at the first checkpoint.
-    """
+def patch_nemo() -> None:
+    """Imports NeMo, and removes its calls of packages that are absent."""
+    logger = importlib.import_module("nemo.lightning.nemo_logger")
+    if not existing(logger, "HAVE_RES"):
+        # NeMoLogger compares callbacks with a class of nvidia-resiliency-ext.
+        absent = SimpleNamespace(LocalCheckpointCallback=type("LocalCheckpointCallback", (), {}))
+        replace(logger, "lcp", absent)
+    if not _is_installed("nemo_run"):
+        # Otherwise ModelCheckpoint warns at every save that it cannot copy `io.json` as YAML.
+        mixin = existing("nemo.lightning.io.mixin", "IOMixin")
+        replace(mixin, "_io_dump_yaml", lambda self, io, attrs: {})
+    # OneLogger's telemetry turns itself on if RANK=0 is set, and fails at the first checkpoint.
     group = existing("nemo.lightning.callback_group", "CallbackGroup").get_instance()
     existing(group, "_callbacks").clear()
 
@@ -138,11 +85,7 @@ def remove_telemetry_callbacks() -> None:
 def install_stand_ins() -> None:
     """Installs the stand-ins for all absent packages; imports NeMo."""
     import_torchmetrics()
-    replace_modelopt_helpers()
-    replace_clearml_logger()
     replace_unified_memory()
+    replace_modules()
     define_numpy_product()
-    with hidden_onnxruntime():
-        skip_yaml_copy()
-        define_local_checkpoint_callback()
-        remove_telemetry_callbacks()
+    patch_nemo()

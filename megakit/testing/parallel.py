@@ -24,6 +24,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from megakit.runtime.accelerator import (
     AcceleratorName,
+    destroy_parallel_state,
     find_accelerator,
     own_gpu,
     use_accelerator,
@@ -32,7 +33,6 @@ from megakit.runtime.accelerator import (
 from megakit.runtime.interpreter import search_path
 from megakit.runtime.memory import resume_collector, suspend_collector
 from megakit.runtime.patching import existing
-from megakit.runtime.teardown import destroy_parallel_state
 
 T = TypeVar("T")
 
