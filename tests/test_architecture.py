@@ -251,10 +251,10 @@ class TestGpus:
 #: Most lines of each room: its Python and shell. A number only goes down; where it has to go up, a
 #: sentence beside it says why.
 ROOMS = {
-    "megakit": 20954,
+    "megakit": 20006,
     "megakit/job": 3726,
-    "megakit/runtime": 2597,
-    "megakit/checkpoints": 978,
+    "megakit/runtime": 1762,
+    "megakit/checkpoints": 865,
     "megakit/training": 3626,
     "megakit/data": 2326,
     "megakit/models": 2971,
@@ -269,8 +269,8 @@ ROOMS = {
     "template": 694,
     "docs": 433,
     "notebooks": 1023,
-    "benchmarks": 8123,
-    "tests": 27329,
+    "benchmarks": 6043,
+    "tests": 27211,
     "run": 195,
     "locks": 466,
     ".ci/run": 84,
