@@ -90,6 +90,8 @@ def read_metadata(path: Path) -> Any:
                 raise ValueError(f"it names {name}, which is not a file in the same folder")
         # Torch's planner leaves numbers in missing parts of a tensor unset.
         for name, entry in metadata.state_dict_metadata.items():
+            if type(name) is not str:
+                raise ValueError(f"it names a tensor {name!r}")
             if isinstance(entry, torch_metadata.TensorStorageMetadata):
                 stored = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
                 if stored != (wanted := math.prod(entry.size)):

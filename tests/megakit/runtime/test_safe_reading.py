@@ -240,6 +240,14 @@ def test_a_tensor_of_which_parts_are_missing(
     assert told in refusal(checkpoint)
 
 
+@pytest.mark.parametrize("name", [5, None, ("module",)])
+def test_a_tensor_whose_name_is_not_text(checkpoint: Path, name: Any) -> None:
+    metadata = metadata_of(checkpoint)
+    metadata.state_dict_metadata[name] = metadata.state_dict_metadata[WEIGHT]
+    write_metadata(checkpoint, metadata)
+    assert "it names a tensor" in refusal(checkpoint)
+
+
 @pytest.mark.parametrize("content", ["a list", "another shape"])
 def test_another_thing_instead_of_a_tensor(checkpoint: Path, content: str) -> None:
     import torch
