@@ -69,7 +69,6 @@ ALL = {
         45, "README's two commands on foreign systems, made for it", ("platforms.py",)
     ),
     "faults": Benchmark(17, "runs killed at random moments", ("faults.py", "--runs", "50"), False),
-    "attacks": Benchmark(15, "checkpoints that a stranger has mutated", ("attacks.py",), False),
 }
 
 

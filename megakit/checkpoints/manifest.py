@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import megakit
-from megakit.errors import UserError, reading
+from megakit.errors import UserError, first, reading
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights"
@@ -165,7 +165,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         OtherFormatError: Another version of this program wrote the checkpoint.
     """
     path = checkpoint / MANIFEST
-    if not path.is_file():
+    if path.is_symlink() or not path.is_file():
         problem = "there is no such checkpoint"
         if checkpoint.is_dir():
             problem = f"not a complete checkpoint: {MANIFEST} is missing"
@@ -212,7 +212,8 @@ def verify(checkpoint: Path) -> Manifest:
     unexpected = found.keys() - manifest.files.keys()
     problems += [f"{name} does not belong to the checkpoint" for name in sorted(unexpected)]
     if problems:
-        raise UserError(f"{checkpoint}: damaged: {'; '.join(problems)}. Use another checkpoint.")
+        told = "; ".join(first(problems))
+        raise UserError(f"{checkpoint}: damaged: {told}. Use another checkpoint.")
     return manifest
 
 

@@ -30,9 +30,9 @@ from megakit.runtime.accelerator import (
     use_accelerator,
     use_full_float32,
 )
-from megakit.runtime.interpreter import search_path
 from megakit.runtime.memory import resume_collector, suspend_collector
 from megakit.runtime.patching import existing
+from megakit.testing.processes import search_path
 
 T = TypeVar("T")
 

@@ -14,7 +14,6 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader
 
-from megakit.runtime.interpreter import search_path
 from megakit.testing.errors import DatasetDistributedNondeterministic
 
 Difference = Callable[[Any, Any], str | None]
@@ -110,6 +109,15 @@ def read_samples() -> None:
     source, indices = importing_nemo(lambda: pickle.loads(request.read_bytes()))
     dataset = source() if callable(source) else source
     answer.write_bytes(cloudpickle.dumps([dataset[index] for index in indices]))
+
+
+def search_path() -> str:
+    """Returns the PYTHONPATH for a child process that imports what this process can import.
+
+    PYTHONPATH comes first: another `sitecustomize` of this Python must not hide that of PYTHONPATH.
+    """
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    return os.pathsep.join([*inherited, *(entry or "." for entry in sys.path)])
 
 
 def _samples_elsewhere(request: bytes, hash_seed: str) -> list[Any]:

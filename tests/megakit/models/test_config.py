@@ -90,7 +90,7 @@ def test_without_a_checkpoint_the_model_is_fresh() -> None:
 
 
 def test_a_checkpoint_without_context_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"\(context/io\.json\) are missing"):
+    with pytest.raises(UserError, match=r"context/io\.json: cannot be read"):
         config(initial_ckpt_path=str(tmp_path)).configure_model()
 
 
