@@ -9,7 +9,6 @@ from pathlib import Path
 
 from megakit.errors import reading
 from megakit.reporting.files import write_atomically
-from megakit.runtime.foreign_files import read_regular_file
 
 
 @dataclass
@@ -40,8 +39,6 @@ class Metrics:
         return vars(self)[column] if column in COLUMNS else self.values.get(column)
 
 
-#: Size limit of metrics.csv: about ten million rows, more than any run logs.
-METRICS_BYTES = 1 << 30
 PARTS = {"train": "training", "val": "validation"}
 #: The columns of every metrics.csv; further columns follow in order of appearance.
 COLUMNS = [column.name for column in fields(Metrics) if column.name != "values"]
@@ -121,7 +118,7 @@ def read_metrics(path: Path) -> list[Metrics]:
 def _read(path: Path) -> tuple[list[Metrics], list[str]]:
     """Returns the rows of a metrics.csv, and its columns without the fixed columns."""
     with reading(path, "Remove it, or start over with --fresh."):
-        text = read_regular_file(path, METRICS_BYTES).decode()
+        text = path.read_text(newline="")
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
         rows = [_parse(row) for row in reader]
         columns = reader.fieldnames or COLUMNS
