@@ -118,7 +118,7 @@ def read_metrics(path: Path) -> list[Metrics]:
 def _read(path: Path) -> tuple[list[Metrics], list[str]]:
     """Returns the rows of a metrics.csv, and its columns without the fixed columns."""
     with reading(path, "Remove it, or start over with --fresh."):
-        text = path.read_text(newline="")
+        text = path.read_bytes().decode()
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
         rows = [_parse(row) for row in reader]
         columns = reader.fieldnames or COLUMNS
