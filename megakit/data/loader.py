@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, default_conve
 from megakit.data.batches import fetch_batch, fetch_samples
 from megakit.data.device import batches_on, copied, on_device
 from megakit.data.prefetch import CHUNK_BYTES, GPU_CHUNK_BYTES, can_be_prefetched, prefetch
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 from megakit.runtime.signals import die_with_parent, ignore_signals, stop_signals_blocked
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class _Loader(DataLoader):
                 iterator = super().__iter__()
             _end_workers_at_exit()
             _ITERATORS.add(iterator)
-            _WORKERS.update(existing(iterator, "_workers"))
+            _WORKERS.update(require_attribute(iterator, "_workers"))
             return (copied(batch, self.device) for batch in iterator) if is_on_gpu else iterator
         whole_batches: Any = self.dataset
         batches = iter(cast(BatchSampler, self.batch_sampler))
@@ -178,7 +178,7 @@ def _end_workers() -> None:
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a killed worker
     for iterator in list(_ITERATORS):
-        existing(iterator, "_shutdown_workers")()  # torch calls this to delete an iterator
+        require_attribute(iterator, "_shutdown_workers")()  # torch calls this to delete an iterator
     for worker in list(_WORKERS):
         if worker.is_alive():  # it hangs
             worker.kill()
@@ -194,7 +194,7 @@ def _begin_worker(begin: Callable[[int], Any] | None, has_fork_server: bool, wor
         # If it has ended by now, torch's worker would watch the process that adopted it, for ever.
         die_with_parent(cast(int, training_process.pid))
     # By default, a batch that does not fit into shared memory is dropped, and training waits.
-    replace(Queue, "_on_queue_feeder_error", staticmethod(_exit_on_failed_send))
+    patch(Queue, "_on_queue_feeder_error", staticmethod(_exit_on_failed_send))
     if begin is not None:
         begin(worker)
 

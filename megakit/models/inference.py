@@ -14,7 +14,7 @@ from megakit.checkpoints.context import read_config_class, read_model_settings
 from megakit.checkpoints.manifest import verify_if_possible
 from megakit.errors import UserError
 from megakit.runtime import find_accelerator, use_accelerator
-from megakit.runtime.patching import existing
+from megakit.runtime.patching import require_attribute
 
 if TYPE_CHECKING:
     from megakit.models.config import MegatronBioNeMoTrainableModelConfig as Config
@@ -166,7 +166,7 @@ def single_rank_state() -> Iterator[None]:
     state = vars(parallel_state)
     before = {name: state[name] for name in state if name.startswith("_") and name.isupper()}
     for name in ("_TENSOR_MODEL_PARALLEL_GROUP", "_PIPELINE_MODEL_PARALLEL_GROUP"):
-        existing(parallel_state, name)
+        require_attribute(parallel_state, name)
     # Without torch.distributed, Megatron's layers ignore the groups, and models cannot read sizes.
     needs_world, excepthook = not distributed.is_initialized(), sys.excepthook
     if needs_world:

@@ -11,7 +11,7 @@ from megatron.core import ModelParallelConfig
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor
 
-from megakit.runtime.patching import existing
+from megakit.runtime.patching import require_attribute
 
 LayerT = TypeVar("LayerT", ColumnParallelLinear, RowParallelLinear)
 
@@ -33,7 +33,7 @@ def seeded(seed: int, name: str) -> Iterator[None]:
 
 #: Megatron's private method that computes the matrix product; `_Linear` overrides it.
 for _layer in (ColumnParallelLinear, RowParallelLinear):
-    existing(_layer, "_forward_impl")
+    require_attribute(_layer, "_forward_impl")
 #: Options of Megatron's matrix product that torch's product supports or can ignore.
 _SUPPORTED = {"bias", "tp_group", "wgrad_deferral_limit"}
 

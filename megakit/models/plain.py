@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from megakit.errors import UserError
 from megakit.models.attention import ScaledDotProductAttention
 from megakit.models.layers import _ColumnParallel, _RowParallel
-from megakit.runtime.patching import existing
+from megakit.runtime.patching import require_attribute
 
 #: Packages whose layers may need a parallel state or a GPU. A layer of these packages must be in
 #: `REPLACED` or `HARMLESS`.
@@ -180,7 +180,9 @@ def replace_parallel_layers(model: nn.Module) -> None:
             f"{', '.join(unknown)}. Use other layers, for example torch's own, or add a "
             "replacement to megakit/models/plain.py."
         )
-    loss = existing(LanguageModule, "compute_language_model_loss")  # uses the parallel state
+    loss = require_attribute(
+        LanguageModule, "compute_language_model_loss"
+    )  # uses the parallel state
     for layer in model.modules():
         if isinstance(layer, LanguageModule) and type(layer).compute_language_model_loss is loss:
             layer.compute_language_model_loss = _token_losses
@@ -189,14 +191,14 @@ def replace_parallel_layers(model: nn.Module) -> None:
 def _replace_children(parent: nn.Module, prefix: str) -> Iterator[str]:
     """Replaces the layers inside a module; yields the layers without a plain form."""
     # Not `named_children`, which skips the second name of a shared layer.
-    for name, layer in list(existing(parent, "_modules").items()):
+    for name, layer in list(require_attribute(parent, "_modules").items()):
         if layer is None:
             continue
         kind = next((kind for kind in REPLACED if isinstance(layer, kind)), None)
         if kind and type(layer).forward is kind.forward and not _has_unsupported_feature(layer):
             replacement = REPLACED[kind](layer)
             for hooks in _HOOKS:  # for example a low-rank correction
-                existing(replacement, hooks).update(existing(layer, hooks))
+                require_attribute(replacement, hooks).update(require_attribute(layer, hooks))
             setattr(parent, name, replacement)
         elif (kind or _is_foreign(layer)) and type(layer) not in HARMLESS:
             yield f"{prefix}{name} ({type(layer).__name__})"

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 
 CPU = torch.device("cpu")
 
@@ -58,13 +58,13 @@ def patch_cuda_functions() -> None:
         "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
     }
     for name, function in functions.items():
-        replace(torch.cuda, name, function)
+        patch(torch.cuda, name, function)
 
 
 def patch_device_moves() -> None:
     """Makes `.cuda()` and `.to("cuda")` leave modules and tensors on the CPU."""
-    replace(torch.nn.Module, "cuda", lambda self, device=None: self)
-    replace(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)
+    patch(torch.nn.Module, "cuda", lambda self, device=None: self)
+    patch(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)
     to = torch.Tensor.to
 
     @functools.wraps(to)
@@ -75,7 +75,7 @@ def patch_device_moves() -> None:
             kwargs["device"] = CPU
         return to(self, *args, **kwargs)
 
-    replace(torch.Tensor, "to", tensor_to)
+    patch(torch.Tensor, "to", tensor_to)
 
 
 def patch_tensor_factories() -> None:
@@ -95,8 +95,8 @@ def patch_tensor_factories() -> None:
             kwargs.pop("pin_memory", None)
             return factory(*args, **kwargs)
 
-        replace(torch, name, functools.wraps(factory)(create))
-    replace(torch.Tensor, "pin_memory", lambda self, device=None: self)
+        patch(torch, name, functools.wraps(factory)(create))
+    patch(torch.Tensor, "pin_memory", lambda self, device=None: self)
 
 
 def patch_tensor_type() -> None:
@@ -114,7 +114,7 @@ def patch_tensor_type() -> None:
             dtype = dtype.replace("torch.cuda.", "torch.")
         return tensor_type(self, dtype, *args, **kwargs)
 
-    replace(torch.Tensor, "type", cuda_type)
+    patch(torch.Tensor, "type", cuda_type)
 
 
 def replace_nccl_with_gloo() -> None:
@@ -129,7 +129,7 @@ def replace_nccl_with_gloo() -> None:
                 kwargs["backend"] = "gloo"
             return original(*args, **kwargs)
 
-        replace(torch.distributed, name, functools.wraps(original)(on_gloo))
+        patch(torch.distributed, name, functools.wraps(original)(on_gloo))
 
 
 def disable_jit_fuser() -> None:
@@ -149,11 +149,11 @@ def patch_rng_tracker_state() -> None:
     """
     from megatron.core.tensor_parallel import random as megatron_random
 
-    replace(
+    patch(
         *(megatron_random, "_set_cuda_rng_state"),
         lambda new_state, *args, **kwargs: torch.set_rng_state(new_state),
     )
-    replace(megatron_random, "_get_cuda_rng_state", lambda *a, **k: torch.get_rng_state())
+    patch(megatron_random, "_get_cuda_rng_state", lambda *a, **k: torch.get_rng_state())
     logging.getLogger(megatron_random.__name__).addFilter(
         lambda record: not record.getMessage().startswith("CPU RNG state changed")
     )
@@ -165,21 +165,21 @@ def patch_rng_tracker_seed() -> None:
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from nemo.lightning import megatron_init
 
-    original = existing(megatron_init, "_set_random_seed")
+    original = require_attribute(megatron_init, "_set_random_seed")
 
     def set_random_seed(seed: int) -> None:
         original(seed)
         # As NeMo does on GPUs: each pipeline stage has its own seed.
         model_parallel_cuda_manual_seed(seed + 100 * get_pipeline_model_parallel_rank())
 
-    replace(megatron_init, "_set_random_seed", set_random_seed)
+    patch(megatron_init, "_set_random_seed", set_random_seed)
 
 
 def keep_loaded_tensors() -> None:
     """Leaves loaded tensors on the CPU; NeMo moves them to the current GPU, which has to exist."""
     from nemo.lightning.io import pl
 
-    replace(pl, "_fix_tensors_device", lambda checkpoint: checkpoint)
+    patch(pl, "_fix_tensors_device", lambda checkpoint: checkpoint)
 
 
 @functools.cache

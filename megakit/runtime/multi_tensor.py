@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 
 Lists = Sequence[list[Tensor]]
 
 #: torch's functions of many tensors.
-_copy = existing(torch, "_foreach_copy_")
-_multiply = existing(torch, "_foreach_mul_")
-_norm = existing(torch, "_foreach_norm")
+_copy = require_attribute(torch, "_foreach_copy_")
+_multiply = require_attribute(torch, "_foreach_mul_")
+_norm = require_attribute(torch, "_foreach_norm")
 
 
 def l2_norm(chunk_size: int, flag: Tensor, lists: Lists, *args: Any) -> tuple[Tensor, None]:
@@ -47,7 +47,9 @@ def replace_loops() -> None:
     from megatron.core import utils
     from megatron.core.optimizer import clip_grads, optimizer
 
-    if existing(clip_grads, "l2_norm_impl") is existing(utils, "local_multi_tensor_l2_norm"):
-        replace(clip_grads, "l2_norm_impl", l2_norm)
-        replace(clip_grads, "multi_tensor_scale_impl", scale)
-        replace(optimizer, "_multi_tensor_copy_this_to_that", copy_all)
+    if require_attribute(clip_grads, "l2_norm_impl") is require_attribute(
+        utils, "local_multi_tensor_l2_norm"
+    ):
+        patch(clip_grads, "l2_norm_impl", l2_norm)
+        patch(clip_grads, "multi_tensor_scale_impl", scale)
+        patch(optimizer, "_multi_tensor_copy_this_to_that", copy_all)

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from megakit.runtime.deferred import import_torchmetrics
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 
 
 def _install(name: str, **attributes: Any) -> None:
@@ -68,17 +68,17 @@ def define_numpy_product() -> None:
 def patch_nemo() -> None:
     """Imports NeMo, and removes its calls of packages that are absent."""
     logger = importlib.import_module("nemo.lightning.nemo_logger")
-    if not existing(logger, "HAVE_RES"):
+    if not require_attribute(logger, "HAVE_RES"):
         # NeMoLogger compares callbacks with a class of nvidia-resiliency-ext.
         absent = SimpleNamespace(LocalCheckpointCallback=type("LocalCheckpointCallback", (), {}))
-        replace(logger, "lcp", absent)
+        patch(logger, "lcp", absent)
     if not _is_installed("nemo_run"):
         # Otherwise ModelCheckpoint warns at every save that it cannot copy `io.json` as YAML.
-        mixin = existing("nemo.lightning.io.mixin", "IOMixin")
-        replace(mixin, "_io_dump_yaml", lambda self, io, attrs: {})
+        mixin = require_attribute("nemo.lightning.io.mixin", "IOMixin")
+        patch(mixin, "_io_dump_yaml", lambda self, io, attrs: {})
     # OneLogger's telemetry turns itself on if RANK=0 is set, and fails at the first checkpoint.
-    group = existing("nemo.lightning.callback_group", "CallbackGroup").get_instance()
-    existing(group, "_callbacks").clear()
+    group = require_attribute("nemo.lightning.callback_group", "CallbackGroup").get_instance()
+    require_attribute(group, "_callbacks").clear()
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 
-def existing(owner: Any, name: str) -> Any:
+def require_attribute(owner: Any, name: str) -> Any:
     """Returns an attribute of a module or class of the frameworks, which may be private.
 
     Args:
@@ -24,7 +24,7 @@ def existing(owner: Any, name: str) -> Any:
     return getattr(owner, name)
 
 
-def replace(owner: Any, name: str, replacement: Any) -> None:
-    """Replaces an attribute of a module or class that `existing` finds."""
-    existing(owner, name)
+def patch(owner: Any, name: str, replacement: Any) -> None:
+    """Replaces an attribute of a module or class that `require_attribute` finds."""
+    require_attribute(owner, name)
     setattr(owner, name, replacement)

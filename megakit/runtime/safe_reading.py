@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from megakit.errors import USE_ANOTHER, UserError, printable, reading, reason_of
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 
 #: What the message about a checkpoint without optimizer state says.
 NO_OPTIMIZER = (
@@ -41,14 +41,16 @@ def _names() -> dict[tuple[str, str], Any]:
     """Returns what `.metadata` may name: data classes, an Enum, and functions without effects."""
     from megatron.core.dist_checkpointing.strategies.torch import MCoreMetadata
 
-    formats = existing(torch_metadata, "_MEM_FORMAT_ENCODING")
+    formats = require_attribute(torch_metadata, "_MEM_FORMAT_ENCODING")
     classes = [getattr(torch_metadata, name) for name in torch_metadata.__all__]
-    classes += [existing("torch.distributed.checkpoint.filesystem", "_StorageInfo")]
+    classes += [require_attribute("torch.distributed.checkpoint.filesystem", "_StorageInfo")]
     return {
         **{(one.__module__, one.__name__): one for one in (*classes, MCoreMetadata, formats)},
         **{("torch", n): one for n, one in vars(torch).items() if isinstance(one, torch.dtype)},
         ("torch", "Size"): torch.Size,
-        ("torch.serialization", "_get_layout"): existing(torch.serialization, "_get_layout"),
+        ("torch.serialization", "_get_layout"): require_attribute(
+            torch.serialization, "_get_layout"
+        ),
         # Python 3.11.2 pickles a member of an Enum as a call of getattr; there is one Enum here.
         ("builtins", "getattr"): lambda _, name: formats[name],
         **_PATHS,
@@ -71,7 +73,7 @@ class _MetadataUnpickler(pickle._Unpickler):
         kind = type(self.stack[-2])
         if not dataclasses.is_dataclass(kind):
             raise ValueError(f"it sets attributes of a {kind.__name__}")
-        existing(pickle._Unpickler, "load_build")(self)
+        require_attribute(pickle._Unpickler, "load_build")(self)
 
     dispatch[pickle.BUILD[0]] = load_build
 
@@ -95,7 +97,7 @@ def read_metadata(path: Path) -> Any:
                 stored = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
                 if stored != (wanted := math.prod(entry.size)):
                     raise ValueError(f"{name} has {stored:,} of {wanted:,} numbers")
-        if not existing(default_planner, "_validate_global_plan")([], metadata):
+        if not require_attribute(default_planner, "_validate_global_plan")([], metadata):
             raise ValueError("parts of a tensor overlap or lie outside of it")
         return metadata
 
@@ -156,14 +158,14 @@ def _loading(folder: Any) -> Iterator[None]:
 
 def _guard(owner: Any, name: str, context: Callable[..., AbstractContextManager[None]]) -> None:
     """Lets a function of the frameworks run in a context, which gets the same arguments."""
-    original = existing(owner, name)
+    original = require_attribute(owner, name)
 
     @functools.wraps(original)
     def guarded(*args: Any) -> Any:
         with context(*args):
             return original(*args)
 
-    replace(owner, name, guarded)
+    patch(owner, name, guarded)
 
 
 @functools.cache
@@ -175,8 +177,8 @@ def install_safe_readers() -> None:
     from nemo.collections.llm.modelopt import model_utils
     from nemo.lightning.resume import AutoResume
 
-    set_element = existing(default_planner, "set_element")
-    load_config = existing(core, "maybe_load_config")
+    set_element = require_attribute(default_planner, "set_element")
+    load_config = require_attribute(core, "maybe_load_config")
 
     def load_bytes(self: Any, read_item: Any, value: Any) -> None:
         """Reads Megatron's extra state, the only objects among the tensors."""
@@ -198,28 +200,32 @@ def install_safe_readers() -> None:
         """An adapter's file would make NeMo read another folder."""
         raise UserError(f"{adapter_meta_path}: adapters are not read. Use another checkpoint.")
 
-    replace(
+    patch(
         FileSystemReader,
         "read_metadata",
         lambda self, *_, **__: read_metadata(self.path / ".metadata"),
     )
     _guard(FileSystemReader, "read_data", lambda *_: only_plain_names())
-    replace(default_planner.DefaultLoadPlanner, "load_bytes", load_bytes)
-    replace(
+    patch(default_planner.DefaultLoadPlanner, "load_bytes", load_bytes)
+    patch(
         common.TorchCommonLoadStrategy,
         "load_common",
         lambda self, folder: read_common(Path(folder, "common.pt")),
     )
-    replace(core, "maybe_load_config", maybe_load_config)
-    replace(validation, "maybe_load_config", maybe_load_config)
-    replace(AutoResume, "_get_base_model_path_for_adapter", refuse_adapter)
+    patch(core, "maybe_load_config", maybe_load_config)
+    patch(validation, "maybe_load_config", maybe_load_config)
+    patch(AutoResume, "_get_base_model_path_for_adapter", refuse_adapter)
     # NeMo would read the state of ModelOpt, NVIDIA's quantization library, with its own reader.
-    replace(model_utils, "restore_modelopt_state", lambda *args, **kwargs: None)
+    patch(model_utils, "restore_modelopt_state", lambda *args, **kwargs: None)
 
     load_strategy = strategies.TorchDistLoadShardedStrategy
     _guard(load_strategy, "load", lambda self, state, folder: _loading(folder))
     # Lightning restores callbacks, loops, optimizers and schedulers from unchecked content.
     connectors = "lightning.pytorch.trainer.connectors.checkpoint_connector"
-    connector = existing(connectors, "_CheckpointConnector")
+    connector = require_attribute(connectors, "_CheckpointConnector")
     _guard(connector, "_restore_modules_and_callbacks", lambda self, path=None: _loading(path))
-    _guard(connector, "restore_training_state", lambda self: _loading(existing(self, "_ckpt_path")))
+    _guard(
+        connector,
+        "restore_training_state",
+        lambda self: _loading(require_attribute(self, "_ckpt_path")),
+    )

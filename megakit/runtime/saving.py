@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from typing import Any
 
-from megakit.runtime.patching import replace
+from megakit.runtime.patching import patch
 
 
 @functools.cache
@@ -41,5 +41,5 @@ def write_in_threads() -> None:
         errors = (one for one in by_number.values() if isinstance(one, Exception))
         results.put(next(errors, by_number))
 
-    replace(filesystem_async, "_get_write_results_queue", lambda: results_of_writers)
-    replace(writer, "write_preloaded_data_multiproc", staticmethod(write))
+    patch(filesystem_async, "_get_write_results_queue", lambda: results_of_writers)
+    patch(writer, "write_preloaded_data_multiproc", staticmethod(write))

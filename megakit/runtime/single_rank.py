@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 
 _OP = distributed.ReduceOp
 #: Reductions that return a single value unchanged; NCCL's PREMUL_SUM multiplies the value first.
@@ -31,7 +31,7 @@ def skip_collectives() -> None:
     """Applies the patches, once; imports Megatron."""
     from megatron.core.tensor_parallel import layers
 
-    original = existing(distributed, "all_reduce")
+    original = require_attribute(distributed, "all_reduce")
 
     @functools.wraps(original)
     def all_reduce(
@@ -41,13 +41,13 @@ def skip_collectives() -> None:
             return None
         return original(tensor, op, group, async_op)
 
-    replace(distributed, "all_reduce", all_reduce)
+    patch(distributed, "all_reduce", all_reduce)
     # With these functions, Megatron's linear layers sum over tensor-parallel ranks.
     for kind in ("copy_to", "reduce_from"):
         name = f"{kind}_tensor_model_parallel_region"
-        sum_over_ranks = existing(layers, name)
+        sum_over_ranks = require_attribute(layers, name)
 
         def region(input_: Any, group: Any = None, original: Any = sum_over_ranks) -> Any:
             return input_ if _has_one_rank(group) else original(input_, group=group)
 
-        replace(layers, name, functools.wraps(sum_over_ranks)(region))
+        patch(layers, name, functools.wraps(sum_over_ranks)(region))

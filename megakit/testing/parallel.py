@@ -31,7 +31,7 @@ from megakit.runtime.accelerator import (
     use_full_float32,
 )
 from megakit.runtime.memory import resume_collector, suspend_collector
-from megakit.runtime.patching import existing
+from megakit.runtime.patching import require_attribute
 from megakit.testing.processes import search_path
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ def _only_groups_of(rank: int) -> Iterator[None]:
     """
     from megatron.core import parallel_state
 
-    original = existing(parallel_state, "create_group")
+    original = require_attribute(parallel_state, "create_group")
 
     def create_group(ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         return original(ranks, *args, **kwargs) if rank in ranks else None

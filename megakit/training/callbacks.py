@@ -12,7 +12,7 @@ import torch
 from megakit.checkpoints.select import is_better
 from megakit.checkpoints.writer import CheckpointWriter, logged_values, validation_is_due
 from megakit.errors import Stopped, UserError
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 from megakit.runtime.signals import StopRequest, handle_signals
 from megakit.training.validation import higher_is_better
 
@@ -32,23 +32,26 @@ class ExactSteps(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the counters to the number of completed steps, after a checkpoint was loaded."""
-        loop, fetcher = trainer.fit_loop.epoch_loop, existing(trainer.fit_loop, "_data_fetcher")
+        loop, fetcher = (
+            trainer.fit_loop.epoch_loop,
+            require_attribute(trainer.fit_loop, "_data_fetcher"),
+        )
         progress = loop.batch_progress
         missing = trainer.global_step - progress.total.completed
         for counter in (progress.total, progress.current):
             completed = counter.completed + missing
             for name in ("ready", "started", "processed", "completed"):
-                replace(counter, name, completed)
+                patch(counter, name, completed)
         if not trainer.global_step:
             return
         per_step = getattr(getattr(trainer.strategy, "data_sampler", None), "num_microbatches", 1)
         fetcher.fetched += (per_step - 1) * progress.current.completed
-        is_due = existing(loop, "_should_check_val_fx")(fetcher)
+        is_due = require_attribute(loop, "_should_check_val_fx")(fetcher)
         if self.is_validated(trainer) or not is_due:
             # Lightning tests whether the number of batches is a multiple of this value.
             self._val_check_batch = trainer.val_check_batch
             trainer.val_check_batch = math.inf
-            replace(loop.val_loop, "_has_run", True)  # at the end of an epoch
+            patch(loop.val_loop, "_has_run", True)  # at the end of an epoch
 
     def is_validated(self, trainer: pl.Trainer) -> bool:
         """Tells whether the resumed step was validated before its checkpoint was saved."""
@@ -58,7 +61,7 @@ class ExactSteps(pl.Callback):
         """Restores Lightning's values: from this step on, validations are new."""
         if self._val_check_batch is not None:
             trainer.val_check_batch, self._val_check_batch = self._val_check_batch, None
-            replace(trainer.fit_loop.epoch_loop.val_loop, "_has_run", False)
+            patch(trainer.fit_loop.epoch_loop.val_loop, "_has_run", False)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stores the validated step for later checkpoints."""
@@ -200,7 +203,7 @@ class StopOnSignal(pl.Callback):
         """Installs the signal handlers again, because Lightning has installed its own."""
         handle_signals(self._receive)
         # Lightning's handler also called ours. Lightning itself would stop without a checkpoint.
-        replace(trainer._signal_connector, "received_sigterm", False)
+        patch(trainer._signal_connector, "received_sigterm", False)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Restores the previous signal handlers."""

@@ -12,18 +12,18 @@ import torch
 from megatron.core.optimizer import distrib_optimizer
 
 from megakit.errors import UserError
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 
 
 @functools.cache
 def make_resumption_exact() -> None:
     """Replaces three methods of Megatron's distributed optimizer, if it uses torch's AdamW."""
-    if existing(distrib_optimizer, "HAVE_APEX_OR_TE"):
+    if require_attribute(distrib_optimizer, "HAVE_APEX_OR_TE"):
         return
     patched = distrib_optimizer.DistributedOptimizer
-    state_dict = existing(patched, "state_dict")
-    load_state_dict = existing(patched, "load_state_dict")
-    set_states = existing(patched, "_set_main_param_and_optimizer_states")
+    state_dict = require_attribute(patched, "state_dict")
+    load_state_dict = require_attribute(patched, "load_state_dict")
+    set_states = require_attribute(patched, "_set_main_param_and_optimizer_states")
 
     @functools.wraps(state_dict)
     def state_dict_with_states(self: Any) -> Any:
@@ -52,9 +52,9 @@ def make_resumption_exact() -> None:
         own = self.optimizer.state[self.optimizer.param_groups[group]["params"][place]]
         set_states(self, model_param, {"step": own["step"], **tensors})
 
-    replace(patched, "state_dict", state_dict_with_states)
-    replace(patched, "load_state_dict", load_separate_steps)
-    replace(patched, "_set_main_param_and_optimizer_states", set_states_without_step)
+    patch(patched, "state_dict", state_dict_with_states)
+    patch(patched, "load_state_dict", load_separate_steps)
+    patch(patched, "_set_main_param_and_optimizer_states", set_states_without_step)
 
 
 def check_saved_format(metadata: Mapping[str, Any] | None, is_distributed: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.trainer import call
 
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 
 #: Hooks that Lightning calls at each step, and whose methods in its base classes are empty.
 STEP_HOOKS = {
@@ -19,14 +19,18 @@ STEP_HOOKS = {
 }
 
 #: The empty methods. A method that another library puts into a base class later is not empty.
-_EMPTY = {existing(base, name) for base in (pl.Callback, pl.LightningModule) for name in STEP_HOOKS}
+_EMPTY = {
+    require_attribute(base, name)
+    for base in (pl.Callback, pl.LightningModule)
+    for name in STEP_HOOKS
+}
 
 
 @functools.cache
 def skip_empty_hooks() -> None:
     """Replaces Lightning's two functions that call hooks, once per process."""
-    of_callbacks = existing(call, "_call_callback_hooks")
-    of_module = existing(call, "_call_lightning_module_hook")
+    of_callbacks = require_attribute(call, "_call_callback_hooks")
+    of_module = require_attribute(call, "_call_lightning_module_hook")
 
     @functools.wraps(of_callbacks)
     def call_callbacks(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> None:
@@ -42,8 +46,8 @@ def skip_empty_hooks() -> None:
             return None
         return of_module(trainer, hook_name, *args, **kwargs)
 
-    replace(call, "_call_callback_hooks", call_callbacks)
-    replace(call, "_call_lightning_module_hook", call_module)
+    patch(call, "_call_callback_hooks", call_callbacks)
+    patch(call, "_call_lightning_module_hook", call_module)
 
 
 def _is_empty(owner: object, hook_name: str) -> bool:

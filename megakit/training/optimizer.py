@@ -11,11 +11,11 @@ from nemo.lightning.pytorch.optim import (
     MegatronOptimizerModule,
 )
 
-from megakit.runtime.patching import existing
+from megakit.runtime.patching import require_attribute
 
 #: torch's private functions that `FusedAdamW` needs.
-_add_to_each = existing(torch, "_foreach_add_")
-_fused_adamw = existing(torch, "_fused_adamw_")
+_add_to_each = require_attribute(torch, "_foreach_add_")
+_fused_adamw = require_attribute(torch, "_fused_adamw_")
 
 
 class LeanOptimizerModule(MegatronOptimizerModule):
@@ -31,7 +31,9 @@ class LeanOptimizerModule(MegatronOptimizerModule):
         """
         optimizers: list[torch.optim.Optimizer] = super().optimizers(model)
         for optimizer in optimizers:
-            chained = existing(existing(optimizer, "mcore_optimizer"), "chained_optimizers")
+            chained = require_attribute(
+                require_attribute(optimizer, "mcore_optimizer"), "chained_optimizers"
+            )
             for part in chained:
                 if type(part.optimizer) is torch.optim.AdamW:
                     # Changes the class in place, because Megatron keeps a reference to the object.

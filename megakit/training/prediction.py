@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakit.errors import UserError
-from megakit.runtime.patching import existing
+from megakit.runtime.patching import require_attribute
 from megakit.training.sorted_rows import RowFile, Rows, SortedRun, merge
 from megakit.training.validation import gather_from_ranks, has_outputs, real_samples
 
@@ -161,7 +161,7 @@ def _predict(
     receive: Callable[[Rows], None],
 ) -> None:
     """Runs a model, and passes this rank's outputs to a function after each batch."""
-    callback, callbacks = _OnBatch(receive), existing(trainer, "callbacks")
+    callback, callbacks = _OnBatch(receive), require_attribute(trainer, "callbacks")
     callbacks.append(callback)
     try:
         trainer.predict(model, datamodule=data)

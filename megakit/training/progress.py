@@ -16,7 +16,7 @@ from megakit.checkpoints.writer import CheckpointWriter, logged_values, validati
 from megakit.reporting.console import Console
 from megakit.reporting.metrics import COLUMNS, Metrics, MetricsFile, as_stored
 from megakit.reporting.tensorboard import TensorBoard
-from megakit.runtime.patching import existing
+from megakit.runtime.patching import require_attribute
 from megakit.training.validation import FromLastStage, to_floats
 
 #: Steps between two rows of metrics.csv, and between two points of a curve.
@@ -62,7 +62,7 @@ class Reporter(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints the size of the run; starts the clock and the progress display."""
-        data = existing(trainer, "datamodule")
+        data = require_attribute(trainer, "datamodule")
         self._batch_size: int = data.data_sampler.global_batch_size
         self.console.say(
             f"  {parameters_of_the_job(pl_module):,} parameters, "
@@ -90,13 +90,13 @@ class Reporter(pl.Callback):
         step = trainer.global_step
         if not self._is_logged(trainer, step):
             return
-        clock = existing(trainer, "profiler")
+        clock = require_attribute(trainer, "profiler")
         if isinstance(clock, DataClock):
             clock.check()
         assert outputs is not None
         strategy = trainer.strategy
         values = to_floats(self._from_last_stage(outputs, strategy.root_device))
-        grad_norm = existing(strategy, "grad_norm")
+        grad_norm = require_attribute(strategy, "grad_norm")
         self._row = Metrics(
             step=step,
             consumed_samples=step * self._batch_size,
@@ -238,7 +238,7 @@ class DataClock(Profiler):
         fetch_seconds: Seconds to fetch the training batches.
     """
 
-    FETCH = f"[{existing(loops, '_TrainingEpochLoop').__name__}].train_dataloader_next"
+    FETCH = f"[{require_attribute(loops, '_TrainingEpochLoop').__name__}].train_dataloader_next"
 
     def __init__(self) -> None:
         super().__init__()

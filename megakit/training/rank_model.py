@@ -6,7 +6,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 
 
 def build_on_ranks(model: pl.LightningModule, trainer: pl.Trainer) -> torch.nn.Module:
@@ -29,7 +29,7 @@ def build_on_ranks(model: pl.LightningModule, trainer: pl.Trainer) -> torch.nn.M
     model.configure_model()
     strategy.trainer = trainer
     trainer.state.fn = TrainerFn.TESTING  # without gradients
-    replace(strategy, "_setup_optimizers", False)
+    patch(strategy, "_setup_optimizers", False)
     strategy.setup_megatron_parallel(trainer)
-    part: Any = existing(strategy.model[0], "module")
+    part: Any = require_attribute(strategy.model[0], "module")
     return part.eval()

@@ -13,7 +13,7 @@ import torch
 
 from megakit.checkpoints.manifest import MANIFEST, WEIGHTS, read_manifest
 from megakit.models.finite import check_finite
-from megakit.runtime.patching import existing
+from megakit.runtime.patching import require_attribute
 
 #: Lightning's name for the optimizer's counters in the state of the fit loop.
 _PROGRESS = "epoch_loop.automatic_optimization.optim_progress"
@@ -35,10 +35,10 @@ def check_restored(checkpoint: dict[str, Any], folder: Path, trainer: pl.Trainer
     check_structure(progress, trainer.fit_loop.state_dict(), "loops.fit_loop")
     schedulers = [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs]
     check_structure(checkpoint["lr_schedulers"], schedulers, "lr_schedulers")
-    data = existing(trainer, "datamodule")
+    data = require_attribute(trainer, "datamodule")
     if data is not None and (name := type(data).__qualname__) in checkpoint:
         check_structure(checkpoint[name], data.state_dict(), name)
-    for callback in existing(trainer, "callbacks"):
+    for callback in require_attribute(trainer, "callbacks"):
         # Callbacks of users may save a different structure each time.
         saved = checkpoint["callbacks"].get(callback.state_key, {})
         if saved and type(callback).__module__.startswith("megakit."):

@@ -9,7 +9,7 @@ first exchange of each kind sends shapes, and later exchanges reuse them.
 import functools
 from typing import Any
 
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 
 #: The config attributes that hold the known shapes, and that mark a model of constant shapes.
 _SHAPES, CONSTANT = "_stage_shapes", "_has_constant_stage_shapes"
@@ -33,7 +33,7 @@ def _replace_exchange() -> None:
     """Replaces Megatron's exchange of shapes, for configs with the attribute `_SHAPES`."""
     from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
-    original = existing(P2PCommunicator, "_communicate_shapes")
+    original = require_attribute(P2PCommunicator, "_communicate_shapes")
 
     def communicate_shapes(
         self: Any, to_next: Any, to_prev: Any, from_prev: bool, from_next: bool
@@ -55,4 +55,4 @@ def _replace_exchange() -> None:
             )
         return received
 
-    replace(P2PCommunicator, "_communicate_shapes", communicate_shapes)
+    patch(P2PCommunicator, "_communicate_shapes", communicate_shapes)

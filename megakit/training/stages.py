@@ -25,7 +25,7 @@ from megakit.reporting.predictions import Predictions, write_predictions
 from megakit.reporting.results import Results
 from megakit.runtime.accelerator import has_fast_bfloat16
 from megakit.runtime.memory import resume_collector
-from megakit.runtime.patching import existing
+from megakit.runtime.patching import require_attribute
 from megakit.training.prediction import StoredOutputs, predict_to_disk
 from megakit.training.progress import Reporter
 from megakit.training.strategy_options import StrategyOptions
@@ -297,7 +297,7 @@ def _report_training(
     }
     rate = steps / max(reporter.stepping_seconds, 1e-9)
     total = time.perf_counter() - run.began
-    times = reporter.times(total, existing(trainer, "profiler"))
+    times = reporter.times(total, require_attribute(trainer, "profiler"))
     write_json(
         run.directory.summary,
         _summary(run)

@@ -33,7 +33,7 @@ from megakit.data.device import copied
 from megakit.data.loader import load_on
 from megakit.data.sampler import ExactDataSampler
 from megakit.errors import UserError
-from megakit.runtime.patching import existing
+from megakit.runtime.patching import require_attribute
 from megakit.training.distributed_optimizer import check_saved_format
 from megakit.training.model_checks import check_model
 from megakit.training.resumption import check_restored
@@ -52,9 +52,9 @@ StepOutput = Tensor | dict[str, Tensor]
 _WEIGHT = "_num_tokens"
 
 #: Private names of the frameworks that this module needs.
-_SubprocessScriptLauncher: Any = existing(launchers, "_SubprocessScriptLauncher")
-_ModuleStepFunction = existing(megatron_parallel, "_ModuleStepFunction")
-existing(nl.MegatronStrategy, "_configure_launcher")
+_SubprocessScriptLauncher: Any = require_attribute(launchers, "_SubprocessScriptLauncher")
+_ModuleStepFunction = require_attribute(megatron_parallel, "_ModuleStepFunction")
+require_attribute(nl.MegatronStrategy, "_configure_launcher")
 
 
 class ExactStrategy(nl.MegatronStrategy):
@@ -124,7 +124,7 @@ class ExactStrategy(nl.MegatronStrategy):
         goes_on = not selective_restore and self.trainer.state.fn == TrainerFn.FITTING
         if goes_on:
             # NeMo's own method returns a guess if the checkpoint has no metadata.
-            preprocess = existing(MegatronCheckpointIO, "_preprocess_checkpoint_load_path")
+            preprocess = require_attribute(MegatronCheckpointIO, "_preprocess_checkpoint_load_path")
             metadata = dist_checkpointing.load_content_metadata(preprocess(checkpoint_path))
             is_distributed = getattr(self.ddp_config, "use_distributed_optimizer", False)
             check_saved_format(metadata, is_distributed)
@@ -156,15 +156,15 @@ class ExactStrategy(nl.MegatronStrategy):
             make_loss = getattr(self.lightning_module, "training_loss_reduction", None)
             loss = make_loss() if callable(make_loss) else None
             for chunk in self.model:
-                check_model(existing(chunk, "config"), chunk, loss)
+                check_model(require_attribute(chunk, "config"), chunk, loss)
 
     def setup_megatron_parallel(self, trainer: pl.Trainer) -> None:
         """Sets up Megatron's parallel model, and clears the caches of an earlier model."""
         super().setup_megatron_parallel(trainer)
         for chunk in self.model:
-            check_has_effect(existing(chunk, "config"), chunk)
+            check_has_effect(require_attribute(chunk, "config"), chunk)
         if isinstance(self.data_sampler, ExactDataSampler):  # NeMo's makes smaller last batches
-            exchange_shapes_once(existing(self.model[0], "config"))
+            exchange_shapes_once(require_attribute(self.model[0], "config"))
         for name, attribute in vars(ExactStrategy).items():
             if isinstance(attribute, functools.cached_property):
                 self.__dict__.pop(name, None)
@@ -172,7 +172,7 @@ class ExactStrategy(nl.MegatronStrategy):
     def teardown(self) -> None:
         """Ends the strategy; a later model of the same config may have batches of another size."""
         for chunk in getattr(self, "megatron_parallel", ()):
-            forget_shapes(existing(chunk, "config"))
+            forget_shapes(require_attribute(chunk, "config"))
         super().teardown()
 
     def training_step(

@@ -19,7 +19,7 @@ from megakit.job.script import Run
 from megakit.reporting.metrics import MetricsFile
 from megakit.reporting.tensorboard import TensorBoard
 from megakit.runtime.accelerator import use_full_float32
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 from megakit.runtime.saving import write_in_threads
 from megakit.training.callbacks import (
     ExactSteps,
@@ -229,7 +229,7 @@ def train(
     _save_in_this_process(trainer)
     for callback in (ExactSteps, ExactDropout):
         if not callbacks_of(trainer, callback):
-            existing(trainer, "callbacks").insert(0, callback())
+            require_attribute(trainer, "callbacks").insert(0, callback())
     if log is not None:
         log.setup(trainer, resume_if_exists=getattr(resume, "resume_if_exists", False))
     if resume is not None:
@@ -255,5 +255,5 @@ def _save_in_this_process(trainer: pl.Trainer) -> None:
     if isinstance(trainer.strategy, nl.MegatronStrategy):
         write_in_threads()
         make_resumption_exact()
-        replace(trainer.strategy, "async_save", False)
-        replace(trainer.strategy, "ckpt_optim_fully_reshardable", True)
+        patch(trainer.strategy, "async_save", False)
+        patch(trainer.strategy, "ckpt_optim_fully_reshardable", True)

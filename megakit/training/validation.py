@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from megakit.errors import UserError
-from megakit.runtime.patching import existing
+from megakit.runtime.patching import require_attribute
 
 T = TypeVar("T")
 #: A micro batch. The type of a model's output is only known to the model.
@@ -225,14 +225,20 @@ class MicroBatchListener:
 
 def listeners(trainer: pl.Trainer) -> list[MicroBatchListener]:
     """Returns the objects that NeMo notifies after each micro batch."""
-    event = existing(CallbackMethods, "on_megatron_microbatch_end").__name__
-    found: list[MicroBatchListener] = existing(trainer.strategy.model, "callbacks").callbacks[event]
+    event = require_attribute(CallbackMethods, "on_megatron_microbatch_end").__name__
+    found: list[MicroBatchListener] = require_attribute(
+        trainer.strategy.model, "callbacks"
+    ).callbacks[event]
     return found
 
 
 def callbacks_of(trainer: pl.Trainer, kind: type[T]) -> list[T]:
     """Returns the trainer's callbacks of a class; Lightning does not declare this attribute."""
-    return [callback for callback in existing(trainer, "callbacks") if isinstance(callback, kind)]
+    return [
+        callback
+        for callback in require_attribute(trainer, "callbacks")
+        if isinstance(callback, kind)
+    ]
 
 
 def higher_is_better(column: str, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:

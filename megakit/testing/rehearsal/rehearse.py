@@ -27,7 +27,7 @@ from typing import Any
 
 from wrapt import register_post_import_hook
 
-from megakit.runtime.patching import existing, replace
+from megakit.runtime.patching import patch, require_attribute
 
 #: The environment variables of a rehearsed process: the number of GPUs, the folder of its report.
 GPUS, REPORT = "REHEARSE_GPUS", "REHEARSE_REPORT"
@@ -95,7 +95,7 @@ def rehearse_when_asked() -> None:
         return
     register_post_import_hook(_install_for_ever, "torch")
     register_post_import_hook(
-        lambda module: replace(module, "_has_gpu_driver", lambda: True),
+        lambda module: patch(module, "_has_gpu_driver", lambda: True),
         "megakit.runtime.accelerator",
     )
 
@@ -123,7 +123,7 @@ def _install(number: int, report: Path | None = None) -> tuple[Any, Any]:
         install(replaced, machine)
 
     # A dispatch mode belongs to one thread.
-    begin: Any = existing(threading.Thread, "_bootstrap_inner")
+    begin: Any = require_attribute(threading.Thread, "_bootstrap_inner")
 
     def begin_in_mode(self: threading.Thread) -> None:
         with RehearsalMode(machine):
@@ -141,10 +141,10 @@ _LOOP = "lightning.pytorch.loops.training_epoch_loop"
 
 def _count_steps(module: Any, counts: Any) -> None:
     """Calls `Counts.step` at the start of each training step of Lightning's loop."""
-    advance = existing(module, "_TrainingEpochLoop").advance
+    advance = require_attribute(module, "_TrainingEpochLoop").advance
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         counts.step()
         return advance(self, *args, **kwargs)
 
-    replace(module._TrainingEpochLoop, "advance", counted)
+    patch(module._TrainingEpochLoop, "advance", counted)

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from megakit.runtime.patching import existing
+from megakit.runtime.patching import require_attribute
 
 
 class Replacements:
@@ -16,7 +16,7 @@ class Replacements:
     def set(self, owner: Any, **attributes: Any) -> None:
         """Replaces existing attributes; inherited ones are removed at the end."""
         for name, value in attributes.items():
-            existing(owner, name)
+            require_attribute(owner, name)
             if name in vars(owner):
                 self.at_end(functools.partial(setattr, owner, name, vars(owner)[name]))
             else:
