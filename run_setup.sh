@@ -91,7 +91,7 @@ get_uv() {
   fi
   say "Installing uv, which installs all else."
   while read -r path; do
-    if [[ $path == */uv ]] && "$path" venv --quiet ${PYTHON:+--python "$PYTHON"} "$own"; then
+    if [[ $path == */uv ]] && "$path" venv --quiet --python "$python" "$own"; then
       pip=("$path" pip install --python "$own")
     elif "$path" -I -c "import pip; $fits_uv" 2>/dev/null; then
       pip=("$path" -I -m pip install --target "$own")
@@ -123,6 +123,7 @@ prepare_environment() {
   [[ -z ${PIP_INDEX_URL:-} ]] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$PIP_INDEX_URL}
   [[ -w ${HOME:-} ]] || export HOME=$venv/.uv # then uv's cache is there
   [[ ${PYTHON:-} != */* ]] || PYTHON=$(realpath -s "$PYTHON")
+  python=${PYTHON:->=3.11,<3.14} # what uv is to look for, or to fetch
   cd / # where no project's settings count
 }
 
@@ -174,7 +175,7 @@ make_venv() {
   fi
   touch "$installed/unfinished"
   rm -rf "${venv:?}"/{bin,etc,include,lib,lib64,share,pyvenv.cfg} "$installed"/*.lock
-  uv venv --quiet --allow-existing --python "${lender:-${PYTHON:->=3.11,<3.14}}" "$venv" ||
+  uv venv --quiet --allow-existing --python "${lender:-$python}" "$venv" ||
     refuse "uv neither found nor fetched Python ${PYTHON:-3.11, 3.12 or 3.13}. Install one, or name" \
       "the one to use: PYTHON=/path/to/python3.12 ./run ..."
   [[ -n $lender ]] || return 0
