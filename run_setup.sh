@@ -133,7 +133,7 @@ stopped() {
 }
 
 install() { # LOCK...
-  local packages
+  local lock packages
   [[ $(uname -sm) =~ ^Linux\ (x86_64|aarch64)$ ]] || refuse "this is $(uname -sm). The wheels are" \
     "for Linux on x86_64 or aarch64. On Windows use WSL2; elsewhere a container: the Dockerfile."
   [[ -z ${PYTHON:-} || $PYTHON =~ ^3\.1[123](\.[0-9]+)?$ ||
@@ -162,7 +162,7 @@ install() { # LOCK...
     [[ $packages -nt $installed/unfinished ]] || rm "$installed/unfinished"
     stopped
   fi
-  cp "${@/#/$root/}" "$installed"
+  for lock; do cp "$root/$lock" "$installed"; done
   rm "$installed/unfinished"
 }
 
@@ -176,8 +176,8 @@ make_venv() {
   touch "$installed/unfinished"
   rm -rf "${venv:?}"/{bin,etc,include,lib,lib64,share,pyvenv.cfg} "$installed"/*.lock
   uv venv --quiet --allow-existing --python "${lender:-$python}" "$venv" ||
-    refuse "uv neither found nor fetched Python ${PYTHON:-3.11, 3.12 or 3.13}. Install one, or name" \
-      "the one to use: PYTHON=/path/to/python3.12 ./run ..."
+    refuse "uv neither found nor fetched Python ${PYTHON:-3.11, 3.12 or 3.13}. Install one, or" \
+      "name the one to use: PYTHON=/path/to/python3.12 ./run ..."
   [[ -n $lender ]] || return 0
   # Not by --system-site-packages: that reaches past a virtual environment to its base.
   "$lender" -I -c 'import site
