@@ -270,10 +270,10 @@ ROOMS = {
     "docs": 433,
     "notebooks": 1023,
     "benchmarks": 8123,
-    "tests": 27329,
-    "run": 140,
-    "run_setup.sh": 215,
-    ".ci/run": 70,
+    "tests": 27193,
+    "run": 127,
+    "run_setup.sh": 203,
+    ".ci/run": 65,
 }
 #: A room that is smaller by more than this has to have its number lowered.
 SLACK = 100
