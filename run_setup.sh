@@ -154,7 +154,7 @@ install() { # LOCK...
   if [[ ! -x $venv/bin/python || -e $installed/unfinished ]] || ! python_is_as_asked; then
     make_venv
   fi
-  say "Installing $* in $venv."
+  say "Installing $* in $venv${lender:+, which uses the packages of ${lender%/bin/*}}."
   packages=$(echo "$venv"/lib/python3*/site-packages)
   touch "$installed/unfinished"
   if ! install_packages "$@"; then
@@ -168,11 +168,8 @@ install() { # LOCK...
 
 make_venv() {
   [[ -n $lender ]] || find_lender
-  if [[ -n $lender ]]; then
-    say "$venv uses the packages of ${lender%/bin/*}, and gets what is missing."
-  else
+  [[ -n $lender ]] ||
     say "Setting up $venv: 5.5 GB, of which uv downloads what its cache lacks, in a few minutes."
-  fi
   touch "$installed/unfinished"
   rm -rf "${venv:?}"/{bin,etc,include,lib,lib64,share,pyvenv.cfg} "$installed"/*.lock
   uv venv --quiet --allow-existing --python "${lender:-$python}" "$venv" ||

@@ -125,8 +125,7 @@ def test_a_container_with_a_fitting_nemo_is_used_and_only_the_missing_added(proj
         for name in ("torch", "nvidia_cublas", "nemo_toolkit"):
             lock.write(write_wheel(project / "index", name, "9.0"))
     messages = set_up(project, python=None)
-    assert "uses the packages of" in messages
-    assert "and gets what is missing" in messages
+    assert f"in {project}/.venv, which uses the packages of {project.parent}." in messages
     assert holds(project, f"import alpha; {NAMES}") == "2.9 2.7.0rc1\n"
     assert lacks(project, "nvidia_cublas")
 
