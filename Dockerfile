@@ -11,9 +11,9 @@
 #   docker build -t megakit --build-arg BASE=NAME-OF-THE-IMAGE .
 #
 # The user of a container cannot write into .venv: what `notebook`, `new` or exports need in
-# addition is installed with the image, by the names of the groups in locks/:
+# addition (requirements-dev.lock) is installed with the image:
 #
-#   docker build -t megakit --build-arg ADD="notebook export" .
+#   docker build -t megakit --build-arg ADD=--dev .
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 ARG ADD=""
@@ -25,8 +25,7 @@ RUN python3 -m pip --version || python3 -c "import ensurepip" || command -v uv \
 
 # First what set-up reads, so that a changed line of code does not install gigabytes again.
 WORKDIR /opt/megakit
-COPY run requirements.lock pyproject.toml ./
-COPY locks locks
+COPY run run_setup.sh requirements.lock requirements-dev.lock ./
 # Compiled here, because nobody can write there later; without a cache, which would double the
 # layer. If uv has to fetch a Python, everybody can execute it.
 RUN UV_COMPILE_BYTECODE=1 UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 UV_PYTHON_INSTALL_DIR=/opt/python \

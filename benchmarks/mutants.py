@@ -50,7 +50,7 @@ LIBRARY = ("data", "checkpoints", "runtime", "training", "job", "models")
 FOLDERS = {
     **{f"megakit/{name}": f"megakit/{name}/*.py" for name in LIBRARY},
     **{"mnist": "mnist/*.py", "scripts": "model_*.py", "run": "run"},
-    **{name: name for name in ("locks/*.sh", "locks/*.py")},
+    "run_setup.sh": "run_setup.sh",
 }
 CHAINS = [
     *("test_chain.py", "test_changes.py", "test_refusals.py", "test_exit_statuses.py"),
@@ -88,7 +88,7 @@ def draw(root: Path, number: int, seed: int) -> list[Mutant]:
 def tests_of(file: str, root: Path) -> list[str]:
     """Returns the tests that mirror a file, or those that name its module, or its folder's."""
     path = Path(file)
-    if path.parent.name == "locks":  # `run` uses them
+    if file == "run_setup.sh":  # `run` uses it
         return ["tests/run"]
     package, name, folder = ".".join(path.parent.parts), path.stem, f"tests/{path.parent}"
     tests = sorted(root.glob("tests/**/test_*.py" if package else "tests/test_*.py"))

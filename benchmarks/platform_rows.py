@@ -60,7 +60,7 @@ class Bench:
         """Refuses all rows where no package can be downloaded."""
         if self._reaches is None:
             command: list[str | Path] = [sys.executable, "-m", "pip", "--retries", "1", "download"]
-            command += ["--no-deps", "--requirement", REPOSITORY / "locks/uv.lock"]
+            command += ["--no-deps", "uv"]
             done = subprocess.run([*command, "--dest", self.work / "pip"], capture_output=True)
             self._reaches = done.returncode == 0
         if not self._reaches:
@@ -232,7 +232,7 @@ def aarch64(bench: Bench, folder: Path) -> Done:
         target = ["--target", packages, "--python-version", packages.parent.name[6:]]
         target += ["--python-platform", "aarch64-manylinux_2_28"]
         lock = ["--requirements", clone / "requirements.lock", "--require-hashes", "--no-deps"]
-        lock += ["--build-constraints", clone / "locks/build.lock"]
+        lock += ["--build-constraints", clone / "requirements.lock"]
         # From outside: the emulation would take over half an hour for it.
         # From /, where no project's settings count.
         at = ["--directory", "/", "--cache-dir", folder / "cache"]

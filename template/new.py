@@ -25,9 +25,7 @@ from template.sources import EXAMPLES, ROOT, copy_example
 TEMPLATE = ROOT / "template"
 #: Files that are copied to every project without changes.
 SHARED = (
-    *("run", "requirements.lock", "locks/set_up.sh", "locks/help.sh", "locks/lender.py"),
-    "LICENSE",
-    *(f"locks/{group}.lock" for group in ("uv", "build", "dev", "export")),
+    *("run", "run_setup.sh", "requirements.lock", "requirements-dev.lock", "LICENSE"),
     *("tests/scripts.py", "tests/single_process.py"),
 )
 #: Files of the tutorial that are copied to a project made from the tutorial.

@@ -1,4 +1,4 @@
-"""The locks: of one mind, whole, and for every Python and processor that the project is for."""
+"""The two locks: of one mind, whole, and for every Python and processor of the project."""
 
 import re
 import subprocess
@@ -12,57 +12,46 @@ from packaging.utils import canonicalize_name
 
 from tests.scripts import REPOSITORY
 
-LOCKS = [REPOSITORY / "requirements.lock", *sorted(REPOSITORY.glob("locks/*.lock"))]
-PYTHONS = ("3.11", "3.12", "3.13")
-PROCESSORS = ("x86_64", "aarch64")
+LOCKS = (REPOSITORY / "requirements.lock", REPOSITORY / "requirements-dev.lock")
+MACHINES = [(f"3.{minor}", cpu) for minor in (11, 12, 13) for cpu in ("x86_64", "aarch64")]
+PIN = re.compile(r"^([^\s#][^\\\n]*?) *((?:\\\n +--hash=\S+ *)+)$", re.MULTILINE)
 #: They come as source everywhere, and set-up builds them.
 SOURCES = ("wget", "antlr4-python3-runtime")
 
 
-def entries(lock: Path) -> list[tuple[Requirement, frozenset[str]]]:
-    """Each pin of a lock, with its hashes."""
-    pins = re.findall(r"^([^\s#][^\\\n]*?) *((?:\\\n +--hash=\S+ *)+)$", lock.read_text(), re.M)
-    return [(Requirement(pin), frozenset(re.findall(r"--hash=(\S+)", text))) for pin, text in pins]
-
-
-def installed(lock: Path, python: str, processor: str) -> dict[str, tuple[str, frozenset[str]]]:
-    """What a lock installs on such a machine: the version and the hashes of each package."""
+def installed(lock: Path, python: str, processor: str) -> dict[str, tuple[str, str]]:
+    """The version and the hashes of each package that a lock installs on such a machine."""
     environment = {"python_version": python, "python_full_version": f"{python}.2"}
     environment |= {"sys_platform": "linux", "platform_machine": processor}
+    pins = [(Requirement(pin), hashes) for pin, hashes in PIN.findall(lock.read_text())]
     return {
         canonicalize_name(pin.name): (str(pin.specifier), hashes)
-        for pin, hashes in entries(lock)
+        for pin, hashes in pins
         if pin.marker is None or pin.marker.evaluate(environment)
     }
 
 
-@pytest.mark.parametrize("processor", PROCESSORS)
-@pytest.mark.parametrize("python", PYTHONS)
-def test_all_locks_agree(python: str, processor: str) -> None:
-    together: dict[str, tuple[str, frozenset[str]]] = {}
-    for lock in LOCKS:
-        for name, pin in installed(lock, python, processor).items():
-            assert together.setdefault(name, pin) == pin, f"{lock.name}: {name}"
-    numpy = together["numpy"][0]
-    assert numpy.startswith("==2." if python == "3.13" else "==1.26.")
-
-
-@pytest.mark.parametrize("python", PYTHONS)
-def test_each_lock_has_what_its_list_asks_for(python: str) -> None:
+@pytest.mark.parametrize(("python", "processor"), MACHINES)
+def test_the_locks_agree_and_have_what_pyproject_asks_for(python: str, processor: str) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    lists = {"requirements": project["project"]["dependencies"], **project["dependency-groups"]}
-    assert {lock.stem for lock in LOCKS} == set(lists)
+    tutorial, dev = (installed(lock, python, processor) for lock in LOCKS)
+    assert {name: dev[name] for name in tutorial if name in dev}.items() <= tutorial.items()
+    for line in (*project["project"]["dependencies"], *project["dependency-groups"]["dev"]):
+        asked = Requirement(line)
+        version, _ = {**tutorial, **dev}[canonicalize_name(asked.name)]
+        assert asked.specifier.contains(version.removeprefix("==")), line
+    assert tutorial["numpy"][0].startswith("==2." if python == "3.13" else "==1.26.")
+
+
+def test_the_locks_are_whole() -> None:
+    """Each package has a hash, each comes from the index, and no index is named."""
     for lock in LOCKS:
-        pins = installed(lock, python, "x86_64")
-        for line in lists[lock.stem]:
-            asked = Requirement(line)
-            version = pins[canonicalize_name(asked.name)][0].removeprefix("==")
-            assert asked.specifier.contains(version), f"{lock.name}: {line}"
+        assert PIN.sub("", lock.read_text()).strip() == ""
+        assert "://" not in lock.read_text()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("processor", PROCESSORS)
-@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize(("python", "processor"), MACHINES)
 def test_there_is_a_wheel_for_every_machine(tmp_path: Path, python: str, processor: str) -> None:
     """uv looks in the index, and downloads nothing."""
     command: list[str | Path] = [Path(sys.prefix, "bin/uv"), "--directory", tmp_path]

@@ -167,7 +167,7 @@ def _check(options: argparse.Namespace) -> dict[str, Path]:
         absent = [package for package in PACKAGES.get(name, ()) if not _is_importable(package)]
         if absent:
             problems.append(
-                f"--{name} needs {', '.join(absent)}: ./run setup export installs what it needs; "
+                f"--{name} needs {', '.join(absent)}: ./run setup --dev installs what it needs; "
                 "elsewhere, install it with pip."
             )
     if problems:

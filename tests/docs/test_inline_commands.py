@@ -24,11 +24,11 @@ FOREIGN_VERBS = {"sample"}
 #: Modules of other packages, and verbs whose options are those of other programs.
 FOREIGN = {"ipykernel", "tensorboard", "tests", "setup", "notebook"}
 #: Verbs whose options are no fields of a class.
-OWN_HELP = ("setup", "tutorial", "notebook")
+OWN_HELP = ("setup", "tutorial")
 #: Options of other programs, which these pages name with the program.
 FOREIGN_OPTIONS = {
     *("--build-arg", "--gpus", "--name", "--shm-size", "--ulimit", "--user"),  # docker
-    *("--gpus-per-node", "--ntasks-per-node"),  # Slurm
+    *("--gpus-per-node", "--ntasks-per-node", "--port"),  # Slurm, TensorBoard
     *("--master-addr", "--master-port", "--node-rank", "--standalone", "--global"),  # torchrun, git
     *("--generate-hashes", "--universal", "--no-strip-extras", "--no-annotate", "--no-header"),
     *("--quiet", "--python-version", "--find-links", "--group", "--require-hashes"),  # uv

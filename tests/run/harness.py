@@ -12,8 +12,7 @@ from tests.scripts import REPOSITORY
 
 # What `run` calls besides Python; on a PATH of its own it finds these and nothing else.
 TOOLS = """
-    bash basename cat comm cmp cp cut dirname df env find flock fold getconf grep head ls mkdir
-    mktemp mv readlink realpath rm rmdir sed setpriv sh sort tail touch tr uname xargs
+    bash cat cmp cp cut dirname flock grep ls mkdir readlink realpath rm sed sh sort touch tr uname
 """
 BASE_PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 UV = Path(sys.prefix, "bin/uv")
@@ -45,25 +44,18 @@ def write_wheel(folder, name, version, requires=(), scripts=None):
 
 
 def write_project(folder):
-    """`run` with the lock of one package, a group of another, and a script that shows its start."""
-    wheels, locks = folder / "wheels", folder / "locks"
+    """`run` with two locks of one package each, and a script that shows its start."""
+    wheels = folder / "index"
     wheels.mkdir(parents=True)
-    locks.mkdir()
-    for name in ("run", "locks/set_up.sh", "locks/help.sh", "locks/lender.py"):
+    for name in ("run", "run_setup.sh"):
         shutil.copy(REPOSITORY / name, folder / name)
-    (folder / "requirements.lock").write_text(write_wheel(wheels, "alpha", "1.0"))
-    (locks / "dev.lock").write_text(write_wheel(wheels, "beta", "1.0"))
     # As little as pip needs to install it, and the uv of these tests.
-    wrapped = {"uv": f'#!/bin/sh\nexec "{UV}" "$@"\n'}
-    (locks / "uv.lock").write_text(write_wheel(wheels, "uv", "1.0", scripts=wrapped))
+    uv = write_wheel(wheels, "uv", "1.0", scripts={"uv": f'#!/bin/sh\nexec "{UV}" "$@"\n'})
+    (folder / "requirements.lock").write_text(write_wheel(wheels, "alpha", "1.0"))
+    (folder / "requirements-dev.lock").write_text(write_wheel(wheels, "beta", "1.0") + uv)
     only_uv = folder.parent / "only uv"
     only_uv.mkdir()
     shutil.copy(wheels / "uv-1.0-py3-none-any.whl", only_uv)
-    (locks / "build.lock").write_text("")
-    (folder / "pyproject.toml").write_text(
-        '[project]\nname = "tiny"\nversion = "0"\ndependencies = ["nemo_toolkit==2.7.3", "alpha"]\n'
-        '[dependency-groups]\ndev = ["beta"]\nuv = ["uv"]\nbuild = []\n'
-    )
     (folder / "model_predict.py").write_text(
         '"""Stage 3: predict."""\n'
         "import os, sys, alpha\nprint(os.getcwd(), alpha.version, *sys.argv[1:], sep='|')\n"
@@ -73,15 +65,14 @@ def write_project(folder):
         script.write_text(f'"""Stage {number}: {stage} a model. More of it."""\n')
     (folder / "mnist").mkdir()
     (folder / "mnist/tutorial.py").touch()
-    for verbs_own in ("notebooks", "benchmarks", "template"):
-        (folder / verbs_own).mkdir()
+    for script in ("notebooks/renew.py", "benchmarks/run_all.py", "template/new.py"):
+        (folder / script).parent.mkdir()
+        (folder / script).touch()
     tools = folder.parent / "bin"
     tools.mkdir()
     for tool in TOOLS.split():
         (tools / tool).symlink_to(shutil.which(tool))
     (tools / "uv").symlink_to(UV)
-    # As if there were room: these few kilobytes need none.
-    write_program(tools / "df", "echo ' Avail'; echo '  100GB'")
     (folder.parent / "home").mkdir()
     return folder
 
@@ -115,10 +106,10 @@ def start(project, *arguments, cwd=None, python=BASE_PYTHON, **environment):
     )
 
 
-def set_up(project, *groups, **options):
+def set_up(project, *arguments, **options):
     """Sets up from the project's wheels, as from an index; returns the messages."""
-    options = {"UV_FIND_LINKS": str(project / "wheels"), **options}
-    done = start(project, "setup", *groups, **options)
+    options = {"UV_FIND_LINKS": str(project / "index"), **options}
+    done = start(project, "setup", *arguments, **options)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     return done.stderr
@@ -135,26 +126,29 @@ def lacks(project, module):
 
 
 def as_if_set_up(project, python):
-    """A .venv that counts as ready, with all groups; its Python is a bash script."""
+    """A .venv that counts as ready, with both locks; its Python is a bash script."""
     venv = project / ".venv"
-    for folder in ("bin", "lib/python3.12/site-packages", ".locks"):
+    for folder in ("bin", ".locks"):
         (venv / folder).mkdir(parents=True)
-    (venv / ".setup-lock").touch()
-    for group in ("notebook", "template"):
-        (project / f"locks/{group}.lock").touch()
-    for lock in (project / "requirements.lock", *project.glob("locks/*.lock")):
+    for lock in project.glob("*.lock"):
         shutil.copy(lock, venv / ".locks")
-    write_program(venv / "bin/python", python)
+    version = "[[ $1 != --version ]] || { echo Python 3.12.1; exit; }"
+    write_program(venv / "bin/python", f"{version}\n{python}")
 
 
 def container(project, nemo, megatron):
     """A virtual environment with packages of those names, as NVIDIA's image has one."""
     folder = project.parent / "container"
     subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", folder], check=True)
-    (packages,) = folder.glob("lib/python3*/site-packages")
-    held = {"nemo_toolkit": nemo, "megatron_core": megatron, "torch": "2.9", "torchvision": "0.24"}
-    for name, version in held.items():
-        write_wheel(folder, name, version)
-    for wheel in folder.glob("*.whl"):
-        zipfile.ZipFile(wheel).extractall(packages)
+    add_nemo(folder, nemo, megatron)
     return folder / "bin/python"
+
+
+def add_nemo(venv, nemo="2.7.0rc1", megatron="0.15.2"):
+    """Installs packages of those names and versions, a torch of another build, and a megakit."""
+    (packages,) = venv.glob("lib/python3*/site-packages")
+    held = {"nemo_toolkit": nemo, "megatron_core": megatron, "torch": "2.9", "torchvision": "0.24"}
+    for name, version in {**held, "megakit": "0.1"}.items():
+        write_wheel(venv, name, version)
+    for wheel in venv.glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(packages)

@@ -3,15 +3,16 @@
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tarfile
-import zipfile
 
 import pytest
 
 from tests.run.harness import (
     BASE_PYTHON,
+    add_nemo,
     as_if_set_up,
     container,
     holds,
@@ -22,17 +23,13 @@ from tests.run.harness import (
     write_wheel,
 )
 
-# ---- The machine -------------------------------------------------------------------------------
-
 
 def test_other_machines_are_told_what_to_do(project):
     write_program(project.parent / "bin/uname", "echo Darwin arm64")
     done = start(project, "predict")
     assert done.returncode == 2
-    assert "this is Darwin arm64, 64 bits" in done.stderr
-    assert "x86_64 or aarch64, 64 bits, glibc 2.28 or later" in done.stderr
-    assert "WSL2" in done.stderr
-    assert "Dockerfile" in done.stderr
+    for words in ("this is Darwin arm64", "x86_64 or aarch64", "WSL2", "Dockerfile"):
+        assert words in done.stderr
     assert not (project / ".venv").exists()
 
 
@@ -49,37 +46,26 @@ def test_uv_is_installed_by_what_is_there(project, tmp_path, way):
     messages = set_up(project, python=python)
     assert "Installing uv" in messages
     assert (project / ".venv/.uv/bin/uv").exists()
-    assert set_up(project, "dev", python=python).count("Installing uv") == 0
+    assert set_up(project, "--dev", python=python).count("Installing uv") == 0
 
 
 def test_where_nothing_can_install_uv_the_message_says_what_to_type(project):
     (project.parent / "bin/uv").unlink()
     done = start(project, "predict", python=None)
     assert done.returncode == 2
-    for remedy in ("apt install python3-venv", "dnf install python3-pip", "uv python install"):
-        assert remedy in done.stderr
-    assert not (project / ".venv").exists()
+    assert "Install the package python3-venv" in done.stderr
 
 
 # ---- The Python --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("old", "Python 3.10.13"),
-        ("broken", "no Python that runs"),
-        ("3.10", "no program here"),
-        ("/nowhere/python3.12", "no program here"),
-    ],
-)
-def test_a_python_of_no_use_is_refused_by_name(project, name, found):
-    write_program(project.parent / "bin/old", "echo 'Python 3.10.13'")
+@pytest.mark.parametrize("name", ["old", "broken", "3.10", "/nowhere/python3.12"])
+def test_a_python_of_no_use_is_refused_by_name(project, name):
+    write_program(project.parent / "bin/old", "echo Python 3.10.13")
     write_program(project.parent / "bin/broken", "exit 127")
     done = start(project, "predict", python=name)
     assert done.returncode == 2
-    expected = f"PYTHON={name}: is {found}; name 3.11, 3.12 or 3.13, or the path of one"
-    assert expected in done.stderr
+    assert done.stderr == f"run: PYTHON={name}: name 3.11, 3.12 or 3.13, or the path of one\n"
     assert not (project / ".venv").exists()
 
 
@@ -117,7 +103,7 @@ def test_where_no_python_is_uv_fetches_one(project, tmp_path):
 
     mirror = {"UV_PYTHON_DOWNLOADS_JSON_URL": str(tmp_path / "pythons.json")}
     # Offline, uv would not even look there; the wheels are all from the folder.
-    done = start(project, "setup", "--wheels", "wheels", python=None, UV_OFFLINE="0", **mirror)
+    done = start(project, "setup", "--wheels", "index", python=None, UV_OFFLINE="0", **mirror)
     assert done.returncode == 0, done.stderr
     home = project.parent / "home"
     assert holds(project, "import sys; print(sys.base_prefix)").startswith(str(home))
@@ -127,11 +113,7 @@ def test_where_no_python_is_uv_fetches_one(project, tmp_path):
 # ---- A Python that holds NeMo, as in NVIDIA's containers ---------------------------------------
 
 
-def add_to_lock(project, *wheels, **requires):
-    """Locks further packages, NAME==VERSION, with their wheels."""
-    with (project / "requirements.lock").open("a") as lock:
-        for name, _, version in (wheel.partition("==") for wheel in wheels):
-            lock.write(write_wheel(project / "wheels", name, version, requires.get(name, ())))
+NAMES = "import torch, nemo_toolkit as nemo; print(torch.version, nemo.version)"
 
 
 def test_a_container_with_a_fitting_nemo_is_used_and_only_the_missing_added(project):
@@ -139,55 +121,34 @@ def test_a_container_with_a_fitting_nemo_is_used_and_only_the_missing_added(proj
     # The first on the PATH has none.
     (project.parent / "bin/python3").symlink_to(BASE_PYTHON)
     write_program(project.parent / "bin/python", f'exec "{lender}" "$@"')
-    packages = ("gamma==1.0", "unneeded==1.0", "torch==2.11.0", "nemo_toolkit==2.7.3", "alpha==2.0")
-    (project / "requirements.lock").write_text("")
-    add_to_lock(project, *packages, alpha=["gamma>=1", "torch>=2"])
+    with (project / "requirements.lock").open("a") as lock:
+        for name in ("torch", "nvidia_cublas", "nemo_toolkit"):
+            lock.write(write_wheel(project / "index", name, "9.0"))
     messages = set_up(project, python=None)
-    assert "uses its packages, and gets what is missing" in messages
-    versions = "import alpha, gamma, torch, nemo_toolkit as n; print(torch.version, n.version)"
-    assert holds(project, versions) == "2.9 2.7.0rc1\n"
-    assert lacks(project, "unneeded")
+    assert f"in {project}/.venv, which uses the packages of {project.parent}." in messages
+    assert holds(project, f"import alpha; {NAMES}") == "2.9 2.7.0rc1\n"
+    assert lacks(project, "nvidia_cublas")
 
-    messages = set_up(project, "dev", python=None)
-    assert "uses the packages of" in messages
-    assert holds(project, "import beta; print(beta.version)") == "1.0\n"
-    assert holds(project, versions) == "2.9 2.7.0rc1\n"
+    set_up(project, "--dev", python=None)
+    assert holds(project, f"import beta; {NAMES}") == "2.9 2.7.0rc1\n"
 
 
-def test_an_environment_named_by_its_folder_is_used_with_the_projects_own_megakit(project):
-    others, wheels = (project / "wheels").rename(project / "others"), project / "wheels"
-    wheels.mkdir()
-    lock, pins = project / "requirements.lock", ["nemo_toolkit==2.7.3", "torch==2.11.0", "beta"]
-    lock.write_text(
-        write_wheel(others, "beta", "1.0") + write_wheel(wheels, "megakit", "1.0", requires=pins)
-    )
-    (project / "pyproject.toml").write_text(
-        '[project]\nname = "mine"\nversion = "0"\ndependencies = ["megakit==1.0"]\n'
-    )
-    lender = container(project, "2.7.0rc1", "0.15.2").parents[1]
-    (packages,) = lender.glob("lib/python3*/site-packages")
-    write_wheel(lender, "megakit", "1.0")
-    zipfile.ZipFile(lender / "megakit-1.0-py3-none-any.whl").extractall(packages)
-    # As on a network; what the project carries itself is not asked for there.
-    package = others / "beta"
-    package.mkdir()
-    (package / "index.html").write_text('<a href="../beta-1.0-py3-none-any.whl">beta</a>')
-    index = {"UV_DEFAULT_INDEX": others.as_uri(), "UV_OFFLINE": "0"}
-    write_program(project.parent / "bin/df", "echo Avail; echo 1GB")  # no gigabytes are needed
-    done = start(project, "setup", "--venv", lender, **index)
+def test_a_new_project_uses_the_packages_of_the_tutorial_and_its_own_megakit(project):
+    """Without a network: uv is the tutorial's, too."""
+    set_up(project)
+    add_nemo(project / ".venv")
+    before = sorted((project / ".venv").rglob("*"))
+    mine = shutil.copytree(project, project.parent / "mine", ignore=lambda *_: [".venv", "index"])
+    (mine / "wheels").mkdir()
+    with (mine / "requirements.lock").open("a") as lock:
+        lock.write(write_wheel(mine / "wheels", "megakit", "1.0"))
+    done = start(mine, "setup", "--venv", project / ".venv", UV_FIND_LINKS="", PIP_FIND_LINKS="")
     assert done.returncode == 0, done.stderr
+    assert sorted((project / ".venv").rglob("*")) == before
     # Without the folder that the tests run in, which has a megakit, too.
-    imported = holds(
-        project, "import sys; sys.path.pop(0); import megakit; print(megakit.__file__)"
-    )
-    assert imported.startswith(f"{project}/.venv/")
-    assert holds(project, "import beta; print(beta.version)") == "1.0\n"
-    versions = "import torch, nemo_toolkit as n; print(torch.version, n.version)"
-    assert holds(project, versions) == "2.9 2.7.0rc1\n"
-
-    again = start(project, "setup", "--venv", project)
-    assert again.returncode == 2
-    assert "has no bin/python" in again.stderr
+    code = "import sys; sys.path.pop(0); import megakit; print(megakit.version)"
+    assert holds(mine, code) == "1.0\n"
+    assert holds(mine, f"import alpha; {NAMES}") == "2.9 2.7.0rc1\n"
 
 
 def test_an_environment_that_is_set_up_borrows_nothing(project):
@@ -200,17 +161,10 @@ def test_an_environment_that_is_set_up_borrows_nothing(project):
     assert sorted((project / ".venv").rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("nemo", "megatron", "python"),
-    [("2.7.0", "0.13.1", "3.12.1"), ("2.7.0", "0.15.2", "3.10.13")],
-)
-def test_a_python_that_does_not_fit_lends_nothing(project, nemo, megatron, python):
-    answer = f"Python {python} with nemo-toolkit {nemo} megatron-core {megatron}"
+@pytest.mark.parametrize(("nemo", "megatron"), [("2.7.0", "0.13.1"), ("2.6.0", "0.15.2")])
+def test_a_python_that_does_not_fit_lends_nothing(project, nemo, megatron):
     lender = container(project, nemo, megatron).parents[1]
-    if python == "3.10.13":  # as lender.py says there
-        write_program(lender / "bin/python", f'echo "{answer} torchvision 0.24"')
     done = start(project, "setup", "--venv", lender)
     assert done.returncode == 2
-    assert f"nemo-toolkit {nemo} megatron-core {megatron} torchvision 0.24." in done.stderr
-    assert "NeMo 2.7, Megatron-Core 0.15 and torchvision is needed" in done.stderr
+    assert "is no environment of Python 3.11 to 3.13 with NeMo 2.7, Megatron-Core" in done.stderr
     assert not (project / ".venv").exists()

@@ -6,28 +6,49 @@ import pytest
 
 from tests.run.harness import as_if_set_up, start, write_program
 
+VERBS = "tutorial tests pretrain finetune predict layout tensorboard notebook benchmarks new setup"
+
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)])
 def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
     done = start(project, *arguments, python=None)
-    assert done.returncode == 0
-    assert done.stderr == ""
-    listed = re.findall(r"^  (\w+) ", done.stdout, flags=re.MULTILINE)
-    verbs = (
-        "tutorial tests pretrain finetune predict layout tensorboard notebook benchmarks new setup"
-    )
-    assert " ".join(listed) == verbs
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.findall(r"^  (\w+) ", done.stdout, flags=re.MULTILINE) == VERBS.split()
+    assert "\n  pretrain     pretrain a model\n" in done.stdout
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
     assert not (project / ".venv").exists()
+
+
+def test_help_of_setup_sets_up_nothing(project):
+    done = start(project, "setup", "--help", python=None)
+    assert (done.returncode, done.stderr) == (0, "")
+    options = re.findall(r"^  (--\w+)", done.stdout, flags=re.MULTILINE)
+    assert options == ["--dev", "--download", "--wheels", "--venv"]
+    assert not (project / ".venv").exists()
+
+
+def test_a_project_has_the_verbs_of_its_files(project):
+    (project / "template/new.py").unlink()
+    (project / "model_finetune.py").unlink()
+    (project / "model_components.py").write_text('"""Parts of the models."""\n')
+    (project / "model_sample.py").write_text('"""Samples, without a stage."""\n')
+    done = start(project, python=None)
+    expected = VERBS.replace("finetune predict", "predict sample").replace("new ", "").split()
+    assert re.findall(r"^  (\w+) ", done.stdout, flags=re.MULTILINE) == expected
+    for verb in ("new", "finetune", "components"):
+        done = start(project, verb)
+        assert done.returncode == 2
+        assert f"no verb '{verb}' in this project" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["tutoral"], "no verb 'tutoral'"),
-        (["setup", "--wheel", "x"], "--download DIR, --wheels DIR or --venv DIR, not --wheel"),
-        (["setup", "dev", "docs"], "no group 'docs' in locks/: build dev uv"),
+        (["setup", "--wheel", "x"], "--download DIR, --wheels DIR or --venv DIR, not '--wheel x'"),
+        (["setup", "docs"], "setup takes --dev"),
         (["setup", "--wheels", "nowhere"], "no wheels in nowhere"),
-        (["setup", "--venv"], "--venv takes one folder"),
+        (["setup", "--venv"], "setup takes --dev"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
@@ -48,6 +69,7 @@ def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
             ["layout", "--devices", "8"],
             "-P|-m|megakit.testing.layout|<root>/model_pretrain.py|--devices|8",
         ),
+        (["layout", "finetune"], "-P|-m|megakit.testing.layout|<root>/model_finetune.py"),
         (["layout", "my.py", "-h"], "-P|-m|megakit.testing.layout|my.py|-h"),
         (["tensorboard", "--port", "1"], "-W|ignore|-P|-m|tensorboard.main|--logdir|runs|--port|1"),
         (
@@ -78,10 +100,13 @@ def test_verbs_call_what_they_stand_for_in_the_folder_of_the_caller(
     assert (done.stderr, done.returncode) == ("", 0)
 
 
-@pytest.mark.parametrize(("answer", "is_as_asked"), [("echo 3.12", 1), ("echo 3.11", 0)])
-def test_what_is_set_up_serves_only_the_python_that_is_asked_for(project, answer, is_as_asked):
+@pytest.mark.parametrize(
+    ("asked", "is_as_asked"), [("3.12", 1), ("3.11", 0), ("12.1", 1), ("12.3", 0)]
+)
+def test_what_is_set_up_serves_only_the_python_that_is_asked_for(project, asked, is_as_asked):
     as_if_set_up(project, "echo ran")
-    python = write_program(project.parent / "python", answer)
-    done = start(project, "predict", python=python)
-    assert done.stdout == "ran\n" * is_as_asked
+    if not asked.startswith("3"):
+        asked = write_program(project.parent / "python", f"echo Python 3.{asked}")
+    done = start(project, "predict", python=asked)
+    assert ("ran" in done.stdout) == is_as_asked
     assert (done.returncode == 0) == is_as_asked

@@ -140,7 +140,7 @@ def test_packages_that_are_not_installed(
         monkeypatch.setitem(sys.modules, name, None)
     assert export("--onnx", tmp_path / "net.onnx", "--input-shape", "6") == 2
     told = capsys.readouterr().err
-    assert "--onnx needs onnxscript, onnxruntime: ./run setup export installs" in told
+    assert "--onnx needs onnxscript, onnxruntime: ./run setup --dev installs" in told
 
 
 # ---- The tutorial's own model ------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_the_document(tmp_path: Path) -> None:
     images, _ = mnist_files.read_digits("test")
     np.save(tmp_path / "images.npy", (images[:, None] / 255).astype(np.float32))
     for language, block in blocks:
-        block = block.replace("./run setup export", "true")  # what runs this test was set up
+        block = block.replace("./run setup --dev", "true")  # what runs this test was set up
         block = block.replace(".venv/bin/python", sys.executable)
         finetune = " ".join(map(str, (sys.executable, REPOSITORY / "model_finetune.py", *OPTIONS)))
         block = block.replace("./run finetune", finetune)

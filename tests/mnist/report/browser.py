@@ -37,7 +37,7 @@ def started() -> Iterator["Browser"]:
     """A browser without a window, which ends with the block."""
     path = needed_browser()
     sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="no playwright; ./run setup browser installs it"
+        "playwright.sync_api", reason="no playwright; ./run setup --dev installs it"
     )
     with sync_api.sync_playwright() as playwright:
         options = {"executable_path": path, "args": OPTIONS, "chromium_sandbox": False}
