@@ -155,12 +155,12 @@ def train_torch(job: GptJob, clock: Clock) -> None:
 
 
 def main() -> None:
-    import tyro
+    from megakit.job.command_line import parse_options
 
     name = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
     if name not in ("ours", "torch"):
         sys.exit(__doc__)
-    job = tyro.cli(GptJob)
+    job = parse_options(GptJob)
     (train_ours if name == "ours" else train_torch)(job, Clock(job, None))
 
 

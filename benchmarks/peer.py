@@ -49,12 +49,12 @@ def counted() -> Iterator[Any]:
 
 
 def main() -> None:
-    import tyro
+    from megakit.job.command_line import parse_options
 
     name = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
     if name not in MODULES:
         sys.exit(__doc__)
-    job = tyro.cli(Job)
+    job = parse_options(Job)
     with counted() if job.count else contextlib.nullcontext() as counts:
         importlib.import_module(MODULES[name]).train(job, Clock(job, counts))
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from megakit.errors import brief
-from megakit.job.options import CommonOptions, flag, members
+from megakit.job.options import flag, members
 
-OptionsT = TypeVar("OptionsT", bound=CommonOptions)
+OptionsT = TypeVar("OptionsT")
 
 
 def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = None) -> OptionsT:
