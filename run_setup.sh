@@ -159,7 +159,7 @@ install() { # LOCK...
   touch "$installed/unfinished"
   if ! install_packages "$@"; then
     # What could not be downloaded leaves all as it was.
-    [[ $packages -nt $installed/unfinished ]] || rm "$installed/unfinished"
+    [[ ! $installed/unfinished -nt $packages ]] || rm "$installed/unfinished"
     stopped
   fi
   for lock; do cp "$root/$lock" "$installed"; done
@@ -195,6 +195,8 @@ install_packages() { # LOCK...
     grep -oE '^(nvidia-|cuda-|triton)[^=]*' "$root/requirements.lock" >>"$installed/held"
     options+=(--excludes "$installed/held")
   fi
-  # What uv's cache or the project has needs no network.
-  uv pip install --quiet --offline "${options[@]}" 2>/dev/null || uv pip install "${options[@]}"
+  # What uv's cache or the project has needs no network. Not by the function: a trap would print to
+  # its standard error.
+  "$venv/.uv/bin/uv" pip install --quiet --offline "${options[@]}" >/dev/null 2>&1 ||
+    uv pip install "${options[@]}"
 }
