@@ -125,9 +125,7 @@ def test_the_console_tells_results_and_the_next_command(
     assert list(rows.items())[: len(columns)] == list(expected.items())
     assert rows["best checkpoint"] == summary["checkpoint"]
     assert rows["curves"] == f"./run tensorboard --logdir {chain.runs}"
-    assert rows["next"] == (
-        f"./run {next_verb} --output-dir {chain.runs} --data-dir {chain.runs.parent / 'no-data'}"
-    )
+    assert rows["next"] == f"./run {next_verb} --output-dir {chain.runs}"
 
 
 def console_table(chain: Chain, heading: str) -> dict[str, str]:

@@ -11,6 +11,8 @@ from megakit.runtime.signals import die_with_parent
 
 #: Variables that torchrun and our own launcher (`megakit.job.launch`) set for each process.
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+#: The values of a single process; every other value means a job.
+SINGLE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 #: Set for each rank that our own launcher starts: the process id of the launcher.
 LAUNCHER = "MEGAKIT_LAUNCHER"
 #: Other variables of a job, which Lightning and torch also read in a single process.
@@ -65,15 +67,16 @@ def read_cluster() -> Cluster:
     Raises:
         UserError: Variables are missing or invalid.
     """
-    given = [name for name in TORCHRUN[:4] if name in os.environ]
+    given = [name for name in SINGLE if name in os.environ]
     # Lightning's support of Slurm refuses `srun --ntasks`, and requeues jobs on signals that this
     # program handles. Lightning ignores Slurm in a job named "interactive".
     job_name = os.environ.get("SLURM_JOB_NAME")
     if "SLURM_NTASKS" in os.environ:
         os.environ["SLURM_JOB_NAME"] = "interactive"
     try:
-        is_single = os.environ.get("WORLD_SIZE") == "1" and "MASTER_PORT" not in os.environ
-        if given and not is_single:
+        # Lightning leaves LOCAL_RANK=0 to child processes of a notebook, for example.
+        is_single = all(os.environ[name] == SINGLE[name] for name in given)
+        if not is_single or {*TORCHRUN} <= os.environ.keys():
             if {LAUNCHER, "TORCHELASTIC_RUN_ID"} & os.environ.keys():
                 die_with_parent(os.getppid())
             return _from_torchrun(given)
@@ -97,7 +100,7 @@ def _from_torchrun(given: list[str]) -> Cluster:
             f"{values}: torchrun also sets {', '.join(missing)}, which a job needs. Start the "
             f"script by torchrun or srun; for a single process, unset {' '.join(given)}."
         )
-    rank, world_size, _, devices = (int(os.environ[name]) for name in TORCHRUN[:4])
+    rank, world_size, _, devices = (int(os.environ[name]) for name in SINGLE)
     if not 0 <= rank < world_size or not 1 <= devices <= world_size:
         raise ValueError(f"RANK={rank} WORLD_SIZE={world_size} LOCAL_WORLD_SIZE={devices}")
     num_nodes, num_surplus = divmod(world_size, devices)

@@ -307,8 +307,9 @@ def _open_training(
         kept = keep_own_checkpoints(directory.checkpoints, stage.name, plan.identity, console.say)
         path, newest = next(reversed(kept.items()), (None, None))
     refuse_changed_code(directory, plan.identity, newest, options)
-    places = {name: str(p.absolute()) for name, p in options.places().items() if p is not None}
-    places.pop("output_dir")
+    paths = {name: path for name, path in options.places().items() if name != "output_dir"}
+    places = {name: str(path.absolute()) for name, path in paths.items() if path is not None}
+    places = directory.places() | places
     plan.resume = str(path) if path else None
     plan.is_done = _has_ended(directory, newest, options)
     if plan.is_done and newest is not None:

@@ -70,6 +70,7 @@ def test_an_interactive_shell_is_no_job() -> None:
     "variables",
     [
         {"MASTER_ADDR": "node17", "NODE_RANK": "x"},
+        {"LOCAL_RANK": "0"},
         {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
     ],
 )

@@ -32,7 +32,7 @@ def test_a_script_that_writes_scores_needs_labels() -> None:
     from megakit.reporting.results import Results
     from megakit.training.stages import _classify
 
-    run: Any = SimpleNamespace(plan=SimpleNamespace(start=None))
+    run: Any = SimpleNamespace(start=None)
     blocks: Any = [outputs(label=None)]
     with pytest.raises(UserError, match=r"no 'label'.* call megakit\.training\.predict instead"):
         list(_classify(run, blocks, Results(2)))
