@@ -244,7 +244,7 @@ def _plan(
 
     if cluster.num_processes == 1:
         plan, locks = make()
-        limit_threads(plan.work)
+        limit_threads(plan.work, plan.layout.devices if locks is None else 1)
     else:
         from megakit.job.rendezvous import share_plan
 
