@@ -122,6 +122,8 @@ prepare_environment() {
   done
   [[ -z ${PIP_INDEX_URL:-} ]] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$PIP_INDEX_URL}
   [[ -w ${HOME:-} ]] || export HOME=$venv/.uv # then uv's cache is there
+  # Python compiles what it first imports, unless it may not keep the result.
+  [[ -z ${PYTHONDONTWRITEBYTECODE:-} ]] || export UV_COMPILE_BYTECODE=1
   [[ ${PYTHON:-} != */* ]] || PYTHON=$(realpath -s "$PYTHON")
   python=${PYTHON:->=3.11,<3.14} # what uv is to look for, or to fetch
   cd / # where no project's settings count

@@ -272,7 +272,7 @@ ROOMS = {
     "benchmarks": 6035,
     "tests": 25397,
     "run": 127,
-    "run_setup.sh": 202,
+    "run_setup.sh": 204,
     ".ci/run": 60,
 }
 #: A room that is smaller by more than this has to have its number lowered.
