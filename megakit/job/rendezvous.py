@@ -35,20 +35,20 @@ def share_plan(
     # Until the log exists, torch's warnings reach the console, e.g. that no name service answers.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # else by torchrun
-    plan, locks, refusal = None, None, None
+    plan, locks, failure = None, None, None
     if cluster.rank == 0:
         try:
             plan, locks = make()
-        except UserError as error:
-            refusal = error
+        except Exception as error:  # the other ranks have to learn that there is no plan
+            failure = error
     store = _join_store(cluster, timeout, is_hosted)
     key = f"{KEY}/{os.environ['TORCHELASTIC_RESTART_COUNT']}"  # a restart needs a new plan
     if cluster.rank == 0:
         store.set(key, pickle.dumps(plan))
         readers = range(1, cluster.num_processes) if is_hosted else range(0)
         missing = _wait(store, [f"{key}/{rank}" for rank in readers], timeout)
-        if refusal is not None:
-            raise refusal
+        if failure is not None:
+            raise failure
         if missing:
             numbers = ", ".join(name.rpartition("/")[2] for name in missing)
             raise TimeoutError(
