@@ -123,13 +123,25 @@ def step_of(checkpoint: Path) -> int:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Returns the checkpoints in a folder, oldest first; incomplete ones have other names."""
-    found = [path for path in folder.glob("step=*") if step_in_name(path) is not None]
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if step_in_name(path) is not None]
     return sorted((path for path in found if path.is_dir()), key=step_of)
+
+
+def _paths(checkpoint: Path) -> list[Path]:
+    """Returns all files and folders in a checkpoint; `rglob` would skip what cannot be read."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    walk = os.walk(checkpoint, onerror=fail)
+    return sorted(Path(folder, name) for folder, folders, files in walk for name in folders + files)
 
 
 def refuse_links(checkpoint: Path) -> None:
     """Raises a `UserError` if a checkpoint contains a link, which may lead to another folder."""
-    for path in sorted(checkpoint.rglob("*")):
+    for path in _paths(checkpoint):
         if path.is_symlink():
             raise UserError(
                 f"{checkpoint}: the checkpoint is unsafe: {path.relative_to(checkpoint)} is a "
@@ -141,7 +153,7 @@ def list_files(checkpoint: Path) -> dict[str, dict[str, Any]]:
     """Returns size and sha256 of every file in a checkpoint but the manifest, by relative path."""
     refuse_links(checkpoint)
     found = {}
-    for path in sorted(checkpoint.rglob("*")):
+    for path in _paths(checkpoint):
         if path.is_file() and path != checkpoint / MANIFEST:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -183,6 +195,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
             )
         digest = content.pop(OWN_DIGEST)
         manifest = Manifest(**content)
+        if not all(isinstance(one, dict) for one in (manifest.run, manifest.files)):
+            raise TypeError("its run and its files are not objects")
         if digest != manifest.digest:
             raise ValueError("it was edited: its sha256 differs")
     if step_in_name(checkpoint) not in (None, manifest.step):
@@ -202,7 +216,8 @@ def verify(checkpoint: Path) -> Manifest:
         UserError: The message names missing, altered and unexpected files, or a symbolic link.
     """
     manifest = read_manifest(checkpoint)
-    found = list_files(checkpoint)
+    with reading(checkpoint, "Use another checkpoint."):
+        found = list_files(checkpoint)
     problems = []
     for name, expected in manifest.files.items():
         if name not in found:

@@ -78,7 +78,7 @@ def read_cluster() -> Cluster:
         is_single = all(os.environ[name] == SINGLE[name] for name in given)
         if not is_single or {*TORCHRUN} <= os.environ.keys():
             if {LAUNCHER, "TORCHELASTIC_RUN_ID"} & os.environ.keys():
-                die_with_parent(os.getppid())
+                die_with_parent(int(os.environ.get(LAUNCHER) or os.getppid()))
             return _from_torchrun(given)
         tasks = _first("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", default="1")
         if "SLURM_PROCID" in os.environ and not (job_name in INTERACTIVE_JOBS and tasks == "1"):
@@ -103,6 +103,7 @@ def _from_torchrun(given: list[str]) -> Cluster:
     rank, world_size, _, devices = (int(os.environ[name]) for name in SINGLE)
     if not 0 <= rank < world_size or not 1 <= devices <= world_size:
         raise ValueError(f"RANK={rank} WORLD_SIZE={world_size} LOCAL_WORLD_SIZE={devices}")
+    int(os.environ["MASTER_PORT"])
     num_nodes, num_surplus = divmod(world_size, devices)
     return Cluster("torchrun", rank, devices, num_nodes, num_surplus)
 
@@ -112,6 +113,8 @@ def _from_srun(tasks: int) -> Cluster:
     nodes = int(_first("SLURM_STEP_NUM_NODES", "SLURM_NNODES", default="1"))
     devices, num_surplus = divmod(tasks, nodes)
     rank = int(os.environ["SLURM_PROCID"])
+    if not 0 <= rank < tasks:
+        raise ValueError(f"SLURM_PROCID={rank}, with {tasks} tasks")
     job, step = int(_first("SLURM_JOB_ID")), int(_first("SLURM_STEP_ID"))
     hosts = _first(
         "SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST", default="127.0.0.1"
@@ -127,7 +130,7 @@ def _from_srun(tasks: int) -> Cluster:
     }
     os.environ.setdefault("MASTER_ADDR", host)
     # All ranks compute the same port from the number of the job.
-    os.environ.setdefault("MASTER_PORT", str(15_000 + (job + 1009 * step) % 10_000))
+    int(os.environ.setdefault("MASTER_PORT", str(15_000 + (job + 1009 * step) % 10_000)))
     num_gpus = int(_first("SLURM_GPUS_ON_NODE"))
     return Cluster("srun", rank, devices, nodes, num_surplus, num_gpus)
 

@@ -2,8 +2,8 @@
 
 The code is that of the script and of the project's modules that it imports, also inside of
 functions; other scripts and this library do not count. It is parsed and not imported, so that a
-start stays quick. Comments, docstrings, imports, formatting and the order of definitions do not
-count. A name that is defined and not used counts.
+start stays quick. Comments, docstrings, formatting and the order of definitions do not count. A
+name that is defined or imported and not used counts.
 """
 
 import ast
@@ -72,13 +72,21 @@ def _modules(script: Path) -> Iterator[tuple[str, ast.Module]]:
         (f for f in above if (f / "pyproject.toml").is_file() or (f / ".git").exists()), above[0]
     )
     folders = [above[0], *(Path(entry).resolve() for entry in sys.path)]
-    folders = [folder for folder in dict.fromkeys(folders) if folder.is_relative_to(root)]
+    folders = [
+        folder
+        for folder in dict.fromkeys(folders)
+        if folder.is_relative_to(root) and not folder.is_relative_to(sys.prefix)
+    ]
     waiting, seen = [(script.stem, script)], {script.stem}
     while waiting:
         module, file = waiting.pop()
         tree = ast.parse(file.read_bytes(), str(file))
-        is_other_script = file != script and any(map(_is_main_guard, tree.body))
-        if is_other_script or any(REPORTS_ONLY in _targets(one) for one in tree.body):
+        if file != script:
+            guarded = [one for one in tree.body if _is_main_guard(one)]
+            if any("run_script(" in ast.unparse(one) for one in guarded):
+                continue  # another script
+            tree.body = [one for one in tree.body if one not in guarded]
+        if any(REPORTS_ONLY in _targets(one) for one in tree.body):
             continue
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
         for name in {*_imports(tree, package)} - seen:
@@ -111,6 +119,7 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
 
 def _named_parts(tree: ast.Module, module: str) -> Iterator[tuple[str, ast.AST]]:
     """Yields the parts of a module with their names, without what does not count."""
+    yield f"imports of {module}", ast.Constant(", ".join(sorted({*_bindings(tree)})))
     for statement in _Stripper().visit(tree).body:
         if not isinstance(statement, ast.ClassDef):
             for name in _targets(statement) or [f"top level of {module}"]:
@@ -123,6 +132,15 @@ def _named_parts(tree: ast.Module, module: str) -> Iterator[tuple[str, ast.AST]]
             for member in members:
                 for name in _targets(member) or ["body"]:
                     yield f"{statement.name}.{name}", member
+
+
+def _bindings(tree: ast.Module) -> Iterator[str]:
+    """Yields what names stand for that a module imports, except for those of this library."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            base = getattr(node, "module", "") or ""
+            if base.partition(".")[0] != LIBRARY:
+                yield from (f"{one.asname or one.name} = {base}.{one.name}" for one in node.names)
 
 
 class _Stripper(ast.NodeTransformer):

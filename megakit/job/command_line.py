@@ -4,6 +4,7 @@ import argparse
 import ast
 import difflib
 import inspect
+import os
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -31,7 +32,11 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
     if {"-h", "--help"} & {*arguments}:
         parser.print_help()
         sys.exit(0)
-    kinds = {flag(name): kind for name, kind in get_type_hints(options_class).items()}
+    hints = get_type_hints(options_class)
+    names: list[str] = [
+        field.name for group in _by_owner(options_class).values() for field in group
+    ]
+    kinds = {flag(name): hints[name] for name in names}
     values: dict[str, Any] = {}
     problems = []
     for name, *given in _groups(arguments):
@@ -51,11 +56,14 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
                 values |= vars(parser.parse_args(joined))
             except ValueError:
                 problems.append(f"{shown}: has to be {_in_words(kinds[name])}.")
-    for problem in problems:
-        print(f"{program}: {problem}", file=sys.stderr)
-    if problems:
-        sys.exit(2)
-    return options_class(**values)
+    options = options_class(**values)
+    if not problems:
+        return options
+    problems += getattr(options, "problems", list)()
+    if {os.environ.get(name, "0") for name in ("RANK", "SLURM_PROCID")} == {"0"}:
+        for problem in problems:
+            print(f"{program}: {problem}", file=sys.stderr)
+    sys.exit(2)
 
 
 class _Parser(argparse.ArgumentParser):

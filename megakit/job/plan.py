@@ -88,11 +88,11 @@ def make_plan(
     Raises:
         UserError: Lists the problems that can be found together.
     """
-    plan, start = check(stage, options, cluster, console, script)
-    return plan, open_run(stage, options, plan, start, console)
+    plan, start = check_job(stage, options, cluster, console, script)
+    return plan, begin_run(stage, options, plan, start, console)
 
 
-def check(
+def check_job(
     stage: Stage,
     options: CommonOptions,
     cluster: Cluster,
@@ -105,7 +105,8 @@ def check(
     check a GPU, since the check would take a part of its memory.
 
     Returns:
-        The plan, in which `is_done` is a guess, and the checkpoint to start from.
+        The plan and the checkpoint to start from. `is_done` is a guess, and so are accelerator and
+        precision if the GPU was not checked.
     """
     training = options if isinstance(options, TrainingOptions) else None
     problems = options.problems()
@@ -158,7 +159,7 @@ def check(
             refuse_another_run(directory, plan.identity, plan.start)
             refuse_changed_code(directory, plan.identity, newest, training)
             plan.is_done = _has_ended(directory, newest, training)
-    _say_remarks(stage, plan, start, console, script)
+    _say_changes_before(stage, start, console, script)
     return plan, start
 
 
@@ -234,22 +235,13 @@ def _has_ended(directory: RunDirectory, newest: Manifest | None, options: Traini
     return newest is not None and newest.ends(options.max_steps) and directory.summary.is_file()
 
 
-def _say_remarks(
+def _say_changes_before(
     stage: Stage,
-    plan: Plan,
     start: StartCheckpoint | None,
     console: Console,
     script: Path | None,
 ) -> None:
-    """Reports facts that refuse nothing, but that the user should know."""
-    accelerator, devices = plan.accelerator, plan.layout.devices
-    if accelerator.remark:
-        console.say(accelerator.remark)
-    if accelerator.name == "cpu" and devices > accelerator.count:
-        console.say(
-            f"{devices} processes share the {accelerator.count} CPU cores of this machine: the "
-            "result is the same up to rounding, but the job takes longer."
-        )
+    """Reports that the code of the previous stage is newer than the start checkpoint."""
     if start is None or script is None or stage.before is None:
         return
     before = script.with_name(stage.before.script)
@@ -266,7 +258,7 @@ def _say_remarks(
 # --- Changes on the disk --------------------------------------------------------------------------
 
 
-def open_run(
+def begin_run(
     stage: Stage,
     options: CommonOptions,
     plan: Plan,
@@ -290,7 +282,21 @@ def open_run(
         locks.enter_context(file)
         if isinstance(options, TrainingOptions):
             _open_training(stage, options, plan, directory, console)
+        if not plan.is_done:
+            _say_device(plan, console)
         return locks.pop_all()
+
+
+def _say_device(plan: Plan, console: Console) -> None:
+    """Reports why a GPU is not used, and that processes share the cores of a CPU."""
+    accelerator, devices = plan.accelerator, plan.layout.devices
+    if accelerator.remark:
+        console.say(accelerator.remark)
+    if accelerator.name == "cpu" and devices > accelerator.count:
+        console.say(
+            f"{devices} processes share the {accelerator.count} CPU cores of this machine: the "
+            "result is the same up to rounding, but the job takes longer."
+        )
 
 
 def _open_training(

@@ -183,7 +183,13 @@ def lock(folder: Path) -> RunLock:
         UserError: Another process uses the directory, or the file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / LOCK_FILE).open("a+")
+    try:
+        file = (folder / LOCK_FILE).open("a+")
+    except OSError as error:
+        raise UserError(
+            f"{folder / LOCK_FILE}: cannot be opened ({error.strerror}). Remove it, or use another "
+            "--output-dir."
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

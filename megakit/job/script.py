@@ -22,7 +22,7 @@ from megakit.job.cluster import LAUNCHER, Cluster, has_process_group, is_first_t
 from megakit.job.command_line import parse_options
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions
-from megakit.job.plan import Plan, check, open_run
+from megakit.job.plan import Plan, begin_run, check_job
 from megakit.job.runs import RunDirectory, Stage, check_still_ours
 from megakit.reporting.console import Console
 from megakit.reporting.streams import secure_streams
@@ -233,10 +233,10 @@ def _plan(
     told = Console(silent=True) if LAUNCHER in os.environ else console
 
     def make() -> tuple[Plan, object]:
-        plan, start = check(stage, options, cluster, told, source)
+        plan, start = check_job(stage, options, cluster, told, source)
         has_ranks = plan.layout.world_size == 1 or cluster.launcher is not None
         if has_ranks or plan.is_done:
-            locks = open_run(stage, options, plan, start, console)
+            locks = begin_run(stage, options, plan, start, console)
             if has_ranks or plan.is_done:
                 return plan, locks
             locks.close()  # the checkpoint of the last step was damaged

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from megakit.checkpoints.manifest import IMPORTED, Manifest, list_checkpoints, read_manifest, verify
+from megakit.checkpoints.manifest import IMPORTED, Manifest, read_manifest, verify
 from megakit.checkpoints.select import lock_checkpoint
 from megakit.errors import UserError
 from megakit.job.runs import RunDirectory, Stage
@@ -53,8 +53,8 @@ def find_start(
             start = _open_checkpoint(_best(directory, before))
         except UserError:  # the running job of the previous stage may have removed this one
             start = _open_checkpoint(_best(directory, before))
-        newest = read_manifest(list_checkpoints(directory.checkpoints)[-1])
-        if not newest.ends(newest.run.get("max_steps")):
+        newest = directory.newest_of(before.name, start.manifest.run)
+        if newest is not None and not newest.ends(newest.run.get("max_steps")):
             say(f"{directory.path} has not ended; its best checkpoint so far is used.")
     manifest = start.manifest
     if manifest.stage not in (before.name, IMPORTED):

@@ -122,22 +122,18 @@ def destroy_parallel_state() -> None:
         dist.destroy_process_group()
 
 
-def limit_threads(work: int, processes: int | None = 1) -> None:
+def limit_threads(work: int, processes: int = 1) -> None:
     """Sets `OMP_NUM_THREADS`, unless it is set; call it before torch is imported.
 
     Lightning overrides `torch.set_num_threads`.
 
     Args:
         work: Multiplications of a matrix product: tokens of a micro batch x width x width.
-        processes: Processes that share this machine's cores; None if srun assigns the cores.
+        processes: Processes that share this machine's cores.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return
-    threads = work // WORK_OF_A_THREAD
-    if processes is not None:
-        threads = min(threads, len(os.sched_getaffinity(0)) // max(1, processes))
-    elif threads > 1:
-        return  # by srun's --cpus-per-task: see `share_plan`
+    threads = min(work // WORK_OF_A_THREAD, len(os.sched_getaffinity(0)) // processes)
     os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
     # By default, a waiting thread occupies its core. If another program uses the core, too, an
     # operation then takes up to a hundred times as long.

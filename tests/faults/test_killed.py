@@ -100,8 +100,7 @@ def test_the_launching_process_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.kill()
     began = time.monotonic()
-    _, err = process.communicate(timeout=60)
-    assert f"The launching process ({process.pid}) was killed" in err
+    process.communicate(timeout=60)
     assert training.left_behind() == []
     assert time.monotonic() - began < 30
     finish(training)

@@ -26,7 +26,10 @@ from megakit.job.cluster import read_cluster
 from megakit.runtime.signals import StopRequest
 
 if "RANK" not in os.environ:
+    from megakit.job.script import begin_script
     from megakit.reporting.console import Console
+
+    begin_script()
 
     launch.GRACE = grace
     StopRequest.SAME_REQUEST_SECONDS = 0
@@ -68,7 +71,15 @@ for _ in range(1200):  # one long sleep may begin just after a signal, and delay
 
 
 class Job:
-    def __init__(self, folder: Path, count: int, *tasks: str, grace: float = 20.0, **changes: Any):
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        *tasks: str,
+        grace: float = 20.0,
+        ignores_children: bool = False,
+        **changes: Any,
+    ):
         script = folder / "job.py"
         script.write_text(JOB)
         self.folder, self.count = folder, count
@@ -80,6 +91,7 @@ class Job:
             text=True,
             env=environment(PYTHONPATH=str(REPOSITORY), **changes),
             start_new_session=True,
+            preexec_fn=lambda: ignores_children and signal.signal(signal.SIGCHLD, signal.SIG_IGN),
         )
 
     def ranks(self) -> list[dict[str, Any]]:

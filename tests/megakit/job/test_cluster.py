@@ -86,6 +86,8 @@ def test_leftovers_of_a_job_are_removed(variables: dict[str, str]) -> None:
         (TORCHRUN | {"RANK": "8"}, "RANK=8 WORLD_SIZE=8"),
         (TORCHRUN | {"WORLD_SIZE": "abc"}, "'abc'"),
         (SRUN | {"SLURM_NTASKS": "x"}, "'x'"),
+        (SRUN | {"SLURM_PROCID": "4"}, "SLURM_PROCID=4, with 4 tasks"),
+        (SRUN | {"MASTER_PORT": "abc"}, "'abc'"),
     ],
 )
 def test_damaged_variables_are_refused(variables: dict[str, str], told: str) -> None:

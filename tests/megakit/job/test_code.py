@@ -25,6 +25,7 @@ class WorkOptions:
 def work(run):
     """Trains."""
     import parts
+    from losses import distance as measure
     from parts import Loss
 
     if run:
@@ -65,7 +66,7 @@ FILES = {
     "kit/__init__.py": "from . import deeper\n",
     "kit/deeper.py": "def depth():\n    return 3\n",
     "pictures.py": "REPORTS_ONLY = True\n\ndef draw():\n    return 5\n",
-    "other_script.py": "STAGE = 6\nif __name__ == '__main__':\n    pass\n",
+    "other_script.py": "STAGE = 6\nif __name__ == '__main__':\n    run_script(STAGE)\n",
     "unused.py": "x = 4\n",
     "megakit/__init__.py": "x = 1\n",
 }
@@ -89,6 +90,13 @@ def code(folder: Path, files: dict[str, str]) -> dict[str, str]:
         ("kit/deeper.py", "3", "4", ["depth"]),
         ("train.py", "STEPS = 7", "STEPS = 8", ["STEPS"]),
         ("train.py", "if run:", "if not run:", ["work"]),
+        ("train.py", "import distance as", "import other as", ["imports of train"]),
+        (
+            "parts.py",
+            "    width: int = 64",
+            "    width: int = 64\nif __name__ == '__main__': print()",
+            [],
+        ),
         ("train.py", "    return None", "    return None\n\ndef unused(): ...", ["unused"]),
         # What computes the same is no change, nor is what only reports.
         ("train.py", '"""Trains."""', '"""Trains a model, at length."""', []),

@@ -38,6 +38,20 @@ def test_what_is_no_value(given: list[str], capsys: pytest.CaptureFixture[str]) 
     assert " ".join(given).replace("=", " ") in capsys.readouterr().err
 
 
+def test_problems_of_every_kind_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 tells them; a class attribute is no option."""
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit, match="2"):
+            parse_options(Options, ["--seed", "x", "--max-steps", "-1", "--earlier", "x"])
+        err = capsys.readouterr().err
+        assert err.count("\n") == (3 if rank == "0" else 0)
+    assert "--max-steps -1: has to be at least 1." in err
+    assert "--earlier x: there is no such option." in err
+
+
 def test_help_tells_the_defaults_and_the_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         parse_options(Options, ["--help"])

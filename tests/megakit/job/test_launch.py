@@ -47,6 +47,12 @@ def test_the_end_of_one_rank_ends_the_others(
     assert err.startswith(told.replace("PID", str(ranks[1]["pid"])))
 
 
+def test_a_parent_process_that_ignores_the_ends_of_its_children(tmp_path: Path) -> None:
+    """Their exit statuses would be lost, and a failed job would be a success."""
+    with job(tmp_path, 2, "3", ignores_children=True) as started:
+        assert started.end()[0] == 3
+
+
 def test_a_stopped_rank_gives_another_the_time_to_save(tmp_path: Path) -> None:
     with job(tmp_path, 2, "143", "late") as started:
         assert started.end() == (143, "")

@@ -95,13 +95,12 @@ def test_another_name_is_an_error() -> None:
         (2 * WORK_OF_A_THREAD, 1, None, "2"),
         (2 * WORK_OF_A_THREAD, 1, "7", "7"),
         (100 * WORK_OF_A_THREAD, 8, None, "8"),  # of 64 cores
-        (100 * WORK_OF_A_THREAD, None, None, None),  # srun assigns the cores
     ],
 )
 def test_threads(
     monkeypatch: pytest.MonkeyPatch,
     work: int,
-    processes: int | None,
+    processes: int,
     given: str | None,
     expected: str | None,
 ) -> None:
