@@ -141,7 +141,7 @@ install() { # LOCK...
   [[ -z ${PYTHON:-} || $PYTHON =~ ^3\.1[123](\.[0-9]+)?$ ||
     $("$PYTHON" --version 2>/dev/null) =~ \ 3\.1[123]\. ]] ||
     refuse "PYTHON=$PYTHON: name 3.11, 3.12 or 3.13, or the path of one"
-  [[ -e $installed || -z $(ls -A "$venv" 2>/dev/null) ]] ||
+  [[ -z $(ls -A "$venv" 2>/dev/null) || -e $installed ]] ||
     refuse "$venv was not made by ./run; move it away, or name another place: VENV=/path ./run ..."
   mkdir -p "$installed" 2>/dev/null && [[ -w $installed ]] ||
     refuse "$venv can't be written; name a place that can: VENV=/path ./run ..."

@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -28,8 +28,10 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     program = Path(sys.argv[0]).name
-    parser = _parser(options_class, program)
-    if {"-h", "--help"} & {*arguments}:
+    needs_help = bool({"-h", "--help"} & {*arguments})
+    texts = _texts(options_class) if needs_help else {}
+    parser = _parser(options_class, program, texts)
+    if needs_help:
         parser.print_help()
         sys.exit(0)
     hints = get_type_hints(options_class)
@@ -76,7 +78,7 @@ class _Formatter(argparse.HelpFormatter):
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
-def _parser(options_class: type, program: str) -> argparse.ArgumentParser:
+def _parser(options_class: type, program: str, texts: Mapping[str, str]) -> argparse.ArgumentParser:
     """Builds the parser, with a heading in the help for each class that introduces options."""
     parser = _Parser(
         program,
@@ -87,7 +89,7 @@ def _parser(options_class: type, program: str) -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         formatter_class=_Formatter,
     )
-    kinds, texts = get_type_hints(options_class), _texts(options_class)
+    kinds = get_type_hints(options_class)
     for owner, options in _by_owner(options_class).items():
         title = "Options of this script" if owner is options_class else (owner.__doc__ or "")
         group = parser.add_argument_group(" ".join(title.split()).rstrip("."))

@@ -69,8 +69,7 @@ def test_torchruns_agent_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.kill()
     began = time.monotonic()
-    _, err = process.communicate(timeout=60)
-    assert f"torchrun's agent (process {process.pid}) has ended" in err
+    process.communicate(timeout=60)
     assert training.left_behind() == []
     assert time.monotonic() - began < 30
 
