@@ -270,7 +270,7 @@ ROOMS = {
     "docs": 433,
     "notebooks": 1023,
     "benchmarks": 6035,
-    "tests": 25435,
+    "tests": 25436,
     "run": 127,
     "run_setup.sh": 204,
     ".ci/run": 60,

@@ -44,7 +44,8 @@ def stop(number, frame):
     if task == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if task != "goes on":
-        sys.exit({"SIGINT": 130, "SIGHUP": 129}.get(signal.Signals(number).name, 143))
+        # A second signal during Python's own exit would print a traceback.
+        os._exit({"SIGINT": 130, "SIGHUP": 129}.get(signal.Signals(number).name, 143))
 
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
     if task == "stubborn":
