@@ -137,7 +137,7 @@ class MNISTDataModule(MegatronDataModule):
         options: Options of `MegatronDataModule`: `global_batch_size`, `seed`, `num_workers`.
     """
 
-    # The GPU receives bytes and bits, and computes the batch. `on_device` copies each array to it.
+    # The GPU receives bytes, and computes the batch. `on_device` copies each array to it.
     computes_on_device = True
 
     def __init__(

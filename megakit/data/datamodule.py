@@ -1,25 +1,15 @@
 """Defines a Lightning data module whose training resumes at the next unconsumed sample."""
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities import CombinedLoader
 from nemo.lightning.data import WrappedDataLoader as WrappedDataLoader
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
-from torch.utils.data import DataLoader
 
 from megakit.data.blending import BlendedDataset
 from megakit.data.epochs import MultiEpochDataset, MultiEpochDatasetResampler
 from megakit.data.sampler import ExactDataSampler
-
-_MODES = {
-    "train_dataloader": "train",
-    "val_dataloader": "validation",
-    "test_dataloader": "test",
-    "predict_dataloader": "predict",
-}
 
 
 class MegatronDataModule(pl.LightningDataModule):
@@ -28,8 +18,7 @@ class MegatronDataModule(pl.LightningDataModule):
     A subclass assigns its datasets in `setup`: `train_set`, usually from `resample`, `val_set` and
     `test_set`. The loader methods return loaders of these datasets. A subclass may also override
     Lightning's loader methods and return one loader or several. The training loader resumes; all
-    other loaders start at sample 0. This holds for `WrappedDataLoader` and for `DataLoader`: a
-    loader without a mode, or with the default mode, gets the mode of the method that returns it.
+    other loaders start at sample 0.
 
     Args:
         micro_batch_size: Samples per rank and forward pass. Without it, the subclass assigns
@@ -78,13 +67,6 @@ class MegatronDataModule(pl.LightningDataModule):
                 output_log=output_log,
             )
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for name, mode in _MODES.items():
-            method = getattr(cls, name)
-            if method is not getattr(MegatronDataModule, name):
-                setattr(cls, name, _in_mode(method, mode))
-
     def resample(self, dataset: MultiEpochDataset[Any]) -> MultiEpochDatasetResampler[Any]:
         """Returns the training samples of all epochs, shuffled differently in each epoch.
 
@@ -115,19 +97,21 @@ class MegatronDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """Returns a loader of `train_set`."""
-        return self._loader("train_set")
+        return self._loader("train_set", "train")
 
     def val_dataloader(self) -> Any:
         """Returns a loader of `val_set`."""
-        return self._loader("val_set")
+        return self._loader("val_set", "validation")
 
     def test_dataloader(self) -> Any:
         """Returns a loader of `test_set`."""
-        return self._loader("test_set")
+        return self._loader("test_set", "test")
 
-    predict_dataloader = test_dataloader
+    def predict_dataloader(self) -> Any:
+        """Returns a loader of `test_set`."""
+        return self._loader("test_set", "predict")
 
-    def _loader(self, name: str) -> DataLoader:
+    def _loader(self, name: str, mode: Literal["train", "validation", "test", "predict"]) -> Any:
         dataset = getattr(self, name)
         if dataset is None:
             raise ValueError(
@@ -135,27 +119,21 @@ class MegatronDataModule(pl.LightningDataModule):
                 "override the method that returns the loader."
             )
         # Without a trainer, the loader gives these batches. NeMo's strategy replaces the batches by
-        # those of `data_sampler`.
+        # those of `data_sampler`; NeMo's own sampler reads the mode.
         sampler = getattr(self, "data_sampler", None)
         size = sampler.micro_batch_size if sampler is not None else 1
-        return DataLoader(dataset, batch_size=size, num_workers=self.num_workers)
+        return WrappedDataLoader(
+            mode, dataset=dataset, batch_size=size, num_workers=self.num_workers
+        )
 
     def update_init_global_step(self) -> None:
         """Stores the current step and the number of samples consumed so far.
 
-        Each loader method calls this before it makes its loaders. A second call in a subclass's
-        loader method, as in code written for NeMo, has no effect.
-
-        Raises:
-            ValueError: If the batch size ramps up. The number of consumed samples can then not be
-                computed from the step.
+        Code written for NeMo calls this in its loader methods; here it is not needed.
         """
-        if self.data_sampler.rampup_batch_size is not None:
-            raise ValueError("MegatronDataModule needs a constant global batch size, no ramp-up.")
-        consumed_samples = self.consumed_samples
-        self.init_global_step = self._global_step
-        self.data_sampler.init_global_step = self.init_global_step
-        self.data_sampler.init_consumed_samples = consumed_samples
+        sampler, consumed_samples = self.data_sampler, self.consumed_samples
+        self.init_global_step = sampler.init_global_step = self._global_step
+        sampler.init_consumed_samples = consumed_samples
 
     @property
     def consumed_samples(self) -> int:
@@ -188,10 +166,12 @@ class MegatronDataModule(pl.LightningDataModule):
             ValueError: If a limit is a share of the batches, which could end within a global batch.
         """
         trainer, factor = self.trainer, self.data_sampler.num_microbatches
+        if trainer is None:
+            return
         follows = type(self).val_dataloader is MegatronDataModule.val_dataloader
-        if trainer is not None and follows and self.val_set is None:
+        if follows and self.val_set is None:
             trainer.limit_val_batches = 0  # Lightning then skips validation
-        if factor == 1 or trainer is None or getattr(trainer, "limits_in_micro_batches", False):
+        if factor == 1 or getattr(trainer, "limits_in_micro_batches", False):
             return
         vars(trainer)["limits_in_micro_batches"] = True  # prevents a second multiplication
         for name in ("train", "val", "test", "predict"):
@@ -205,28 +185,6 @@ class MegatronDataModule(pl.LightningDataModule):
                 setattr(trainer, f"limit_{name}_batches", limit * factor)
         trainer.num_sanity_val_steps *= factor
 
-    def _check_epochs(self, num_samples: int) -> None:
-        """Refuses to resume a training of several epochs with NeMo's own sampler.
-
-        In each epoch after the resumed one, that sampler omits the samples that were consumed in
-        the first epoch of this start.
-        """
-        sampler, trainer = self.data_sampler, self.trainer
-        is_exact = isinstance(sampler, ExactDataSampler)
-        if is_exact or trainer is None or not sampler.init_consumed_samples:
-            return
-        max_steps, max_epochs = trainer.max_steps, trainer.max_epochs or 0
-        length = (
-            max_steps * sampler.global_batch_size if max_steps > 0 else max_epochs * num_samples
-        )
-        if length > num_samples:
-            raise ValueError(
-                f"{type(self).__name__}: the training has {length:,} samples, and its dataset "
-                f"{num_samples:,}. {type(sampler).__name__} does not resume such a training "
-                "exactly. Use megakit.data.ExactDataSampler instead, or wrap the dataset in "
-                "MultiEpochDatasetResampler, which makes it as long as the training."
-            )
-
     @property
     def _global_step(self) -> int:
         return self.trainer.global_step if self.trainer is not None else 0
@@ -238,37 +196,3 @@ def another_name(attribute: str) -> Any:
         lambda self: getattr(self, attribute),
         lambda self, value: setattr(self, attribute, value),
     )
-
-
-def _in_mode(method: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """Wraps a loader method: stores the step first, and sets the mode of the returned loaders."""
-
-    @functools.wraps(method)
-    def make(self: MegatronDataModule, *args: Any, **kwargs: Any) -> Any:
-        self.update_init_global_step()
-        loaders = method(self, *args, **kwargs)
-        loader: Any
-        for loader in _each(loaders):
-            if getattr(loader, "mode", "train") == "train":
-                # By assignment, not by vars(): Lightning records assigned attributes for copies.
-                loader.mode = mode
-            if mode == "train":
-                self._check_epochs(len(loader.dataset))
-        return loaders
-
-    return make
-
-
-for _name, _mode in _MODES.items():  # `__init_subclass__` does the same for subclasses
-    setattr(MegatronDataModule, _name, _in_mode(getattr(MegatronDataModule, _name), _mode))
-
-
-def _each(loaders: object) -> Iterator[DataLoader]:
-    """Yields the loaders of a collection; Lightning accepts mappings, sequences and nesting."""
-    if isinstance(loaders, DataLoader):
-        yield loaders
-    elif isinstance(loaders, CombinedLoader):
-        yield from _each(loaders.flattened)
-    elif isinstance(loaders, Mapping | Sequence) and not isinstance(loaders, str):
-        for some in loaders.values() if isinstance(loaders, Mapping) else loaders:
-            yield from _each(some)

@@ -1,30 +1,22 @@
 """Computes batches on the trainer's device, so that fewer bytes are copied to a GPU.
 
 A dataset computes a batch from numpy arrays. With `on_device`, the arrays are copied to the GPU
-before the computation: pixels as bytes instead of floats, booleans as bits. On a CPU, and
-without a trainer, `on_device` is `torch.from_numpy`, so a notebook reads the same batches.
+before the computation, pixels as bytes instead of floats. On a CPU, and without a trainer,
+`on_device` is `torch.from_numpy`, so a notebook reads the same batches.
 """
 
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from numpy.typing import NDArray
 
+CPU = torch.device("cpu")
 #: The device on which a thread computes batches, if it is not the CPU.
 _thread = threading.local()
-
-
-@runtime_checkable
-class Movable(Protocol):
-    """A tensor, or another object with a method `to`."""
-
-    def to(self, device: Any) -> Any:
-        """Returns a copy on a device."""
 
 
 def on_device(array: NDArray[Any], like: torch.Tensor | None = None) -> torch.Tensor:
@@ -38,22 +30,16 @@ def on_device(array: NDArray[Any], like: torch.Tensor | None = None) -> torch.Te
     Returns:
         A tensor of the array's shape and type. On the CPU, it shares the array's memory.
     """
-    device = getattr(_thread, "device", None) if like is None else like.device
-    if device is None or device.type == "cpu":
-        return torch.from_numpy(array)
-    if array.dtype != np.bool_ or not array.size:
-        return copied(torch.from_numpy(array), device)
-    bits = copied(torch.from_numpy(np.packbits(array, bitorder="little")), device)
-    shifts = torch.arange(8, dtype=torch.uint8, device=device)
-    values = (bits.unsqueeze(1) >> shifts & 1).view(torch.bool)
-    return values.flatten()[: array.size].view(array.shape)
+    device = getattr(_thread, "device", CPU) if like is None else like.device
+    tensor: torch.Tensor = copied(torch.from_numpy(array), device)
+    return tensor
 
 
 @contextlib.contextmanager
-def batches_on(device: torch.device | None) -> Iterator[None]:
-    """Lets `on_device` copy to a device, in this thread; None or a CPU changes nothing."""
-    before = getattr(_thread, "device", None)
-    _thread.device = device if device is not None and device.type != "cpu" else None
+def batches_on(device: torch.device) -> Iterator[None]:
+    """Lets `on_device` copy to a device, in this thread."""
+    before = getattr(_thread, "device", CPU)
+    _thread.device = device
     try:
         yield
     finally:
@@ -66,18 +52,10 @@ def copied(batch: Any, device: torch.device) -> Any:
     The host has to wait for a copy unless the tensor is in page-locked memory. torch keeps this
     memory until the copy has been made.
     """
-    if device.type == "cpu":
-        return batch
 
-    def copy(value: Movable) -> Any:
-        if not isinstance(value, torch.Tensor):
-            # A batch of its own class. Like Lightning, allow a `to` that returns nothing.
-            moved = value.to(device)
-            return value if moved is None else moved
-        if value.device == device:
-            return value
-        if value.device.type == "cpu" and not value.is_pinned():
-            value = value.pin_memory()
-        return value.to(device, non_blocking=True)
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == device:
+            return tensor
+        return tensor.pin_memory().to(device, non_blocking=True)
 
-    return apply_to_collection(batch, Movable, copy)
+    return batch if device.type == "cpu" else apply_to_collection(batch, torch.Tensor, copy)

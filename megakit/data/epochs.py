@@ -7,7 +7,7 @@ equal for equal pairs, on every rank and after every restart.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -15,29 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, default_collate
 
-from megakit.data.batches import fetch_batch, fetch_samples, is_current
-from megakit.data.indices import (
-    CheckedEpochIndex,
-    EpochIndex,
-    IntArray,
-    all_below,
-    as_indices,
-    as_int,
-    as_seed,
-    check_epoch_index,
-    check_epoch_indices,
-    check_index,
-    check_indices,
-)
+from megakit.data.batches import each, fetch_batch, fetch_samples, is_current
+from megakit.data.indices import EpochIndex, IntArray, as_int, as_seed, check_indices
 from megakit.data.permutation import permute
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 U_co = TypeVar("U_co", covariant=True)
-
-# Number of indices to map in advance when batches are read in order: numpy takes nearly as long for
-# 128 indices as for thousands. Uses 256 KiB in each process.
-_AHEAD = 16384
 
 
 class SizedDataset(Protocol[T_co]):
@@ -99,24 +83,14 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
         if length < 1:
             raise ValueError("The dataset is empty: there is nothing to draw from.")
         if self.num_samples is None:
-            num_epochs = 1 if self.num_epochs is None else self.num_epochs
-            self.num_epochs = as_int(num_epochs, "num_epochs")
-            if self.num_epochs < 1:
-                raise ValueError(f"num_epochs must be at least 1, got {self.num_epochs}.")
-            self.num_samples = length * self.num_epochs
-        self.num_samples = as_int(self.num_samples, "num_samples")
-        if self.num_samples < 1:
-            raise ValueError(
-                f"num_samples={self.num_samples}, but num_epochs must be at least 1 and so "
-                "must num_samples."
-            )
+            self.num_samples = length * (1 if self.num_epochs is None else self.num_epochs)
+        self.num_samples = as_int(self.num_samples, "The number of samples or epochs")
         self.num_epochs = -(-self.num_samples // length)
+        if self.num_epochs < 1:
+            raise ValueError(f"num_epochs must be at least 1, got {self.num_epochs}.")
         self.seed = as_seed(self.seed)
         rng = np.random.default_rng(self.seed)
         self.epoch_seeds = rng.integers(0, np.iinfo(np.int32).max, size=self.num_epochs)
-        nothing = np.empty(0, np.int64)
-        # A first index, and the mapped EpochIndex of this index and of the next ones.
-        self._ahead = 0, self._checked(nothing, nothing)
 
     def __len__(self) -> int:
         assert self.num_samples is not None
@@ -126,47 +100,21 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> T_co:
-        epoch, idx = divmod(check_index(index, len(self)), self._epoch_length)
-        if self.shuffle:
-            idx = permute(idx, self._epoch_length, int(self.epoch_seeds[epoch]))
-        return self.dataset[EpochIndex(epoch, idx)]
+        epoch, idx = self._epoch_index([as_int(index, "The index")])
+        return self.dataset[EpochIndex(epoch.item(), idx.item())]
 
-    def __getitems__(self, indices: list[int]) -> list[T_co]:
-        """Return the samples at these indices; PyTorch's loader calls this."""
-        return fetch_samples(self.dataset, self._epoch_index_of(indices))
+    def get_batch(self, indices: ArrayLike) -> Any:
+        """Return the collated batch at these indices, integers of shape (B,)."""
+        return fetch_batch(self.dataset, self._epoch_index(indices))
 
-    def get_batch(self, indices: IntArray) -> Any:
-        """Return the collated batch at these indices, int64 of shape (B,)."""
-        return fetch_batch(self.dataset, self._epoch_index_of(indices))
-
-    def _epoch_index_of(self, indices: ArrayLike) -> CheckedEpochIndex:
+    def _epoch_index(self, indices: ArrayLike) -> EpochIndex[IntArray]:
         """Map the indices of a batch to epochs and indices, each of shape (B,)."""
-        indices = as_indices(indices)
-        start, ahead = self._ahead
-        at = indices - start
-        if not all_below(at, ahead.idx.size):
-            check_indices(indices, len(self))
-            start, last = int(indices.min()), int(indices.max())
-            if not self.shuffle or last - start >= min(2 * indices.size, _AHEAD):
-                return self._compute(indices)  # random order: mapping ahead is no use
-            ahead = self._compute(np.arange(start, min(start + _AHEAD, len(self))))
-            self._ahead = start, ahead
-            at = indices - start
-        return self._checked(ahead.epoch[at], ahead.idx[at])
-
-    def _compute(self, indices: IntArray) -> CheckedEpochIndex:
-        """Map indices without the indices that were mapped in advance."""
-        epochs, idxs = np.divmod(indices, self._epoch_length)
+        epochs, idx = np.divmod(check_indices(indices, len(self)), self._epoch_length)
         if self.shuffle:
             one_epoch = epochs.min() == epochs.max()  # `permute` is faster with a single seed
             seeds = int(self.epoch_seeds[epochs[0]]) if one_epoch else self.epoch_seeds[epochs]
-            idxs = permute(idxs, self._epoch_length, seeds)
-        return self._checked(epochs, idxs)
-
-    def _checked(self, epochs: IntArray, idxs: IntArray) -> CheckedEpochIndex:
-        checked = CheckedEpochIndex(epochs, idxs)
-        checked.length = self._epoch_length
-        return checked
+            idx = permute(idx, self._epoch_length, seeds)
+        return EpochIndex(epochs, idx)
 
 
 @dataclass
@@ -197,21 +145,15 @@ class MultiEpochDatasetWrapper(Dataset[U_co], Generic[T, U_co], ABC):
         return len(self.dataset)
 
     def __getitem__(self, index: EpochIndex[int]) -> U_co:
-        index = check_epoch_index(index, len(self))
         return self.apply_transform(self.dataset[index.idx], index)
-
-    def __getitems__(self, indices: Iterable[EpochIndex[int]]) -> list[U_co]:
-        """Return the samples at these EpochIndex; PyTorch's loader calls this."""
-        checked = [check_epoch_index(index, len(self)) for index in indices]
-        samples = fetch_samples(self.dataset, np.array([index.idx for index in checked], np.int64))
-        return list(map(self.apply_transform, samples, checked))
 
     def get_batch(self, indices: EpochIndex[IntArray]) -> Any:
         """Return the collated batch at these indices, two int64 fields of shape (B,)."""
-        indices = check_epoch_indices(indices, len(self))
         if is_current(type(self), "apply_transform_batch", "apply_transform"):
             return self.apply_transform_batch(fetch_batch(self.dataset, indices.idx), indices)
-        return default_collate(fetch_samples(self, indices))
+        samples = fetch_samples(self.dataset, indices.idx)
+        pairs = cast(list[EpochIndex[int]], each(indices))
+        return default_collate(list(map(self.apply_transform, samples, pairs)))
 
 
 class BatchedMultiEpochDatasetWrapper(MultiEpochDatasetWrapper[T, U_co]):

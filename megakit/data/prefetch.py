@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import Subset
 
 from megakit.data.batches import has_get_batch
+from megakit.data.indices import IntArray
 
 #: Limits of a chunk, the batches that one call fetches: together they share the cost of the call.
 CHUNK_BYTES = 4 << 20
@@ -22,31 +22,30 @@ BUSY_SECONDS = 0.0005
 
 
 def prefetch(
-    fetch: Callable[[NDArray[np.int64]], Any],
-    batches: Iterator[NDArray[np.int64]],
-    chunk_bytes: int = CHUNK_BYTES,
+    fetch: Callable[[IntArray], Any], batches: Iterator[IntArray], chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[Any]:
     """Fetches a chunk of batches in a thread while the previous chunk is used.
 
     numpy and torch release Python's lock while they compute, so the thread runs beside the model.
     A user that only reads gets its chunks without the thread, which is faster.
-    The first batch is fetched alone, as its size decides how many batches make a chunk. Batches
-    that are not a dict of tensors are fetched one by one, without a thread.
 
     Args:
         fetch: Returns the batch of an array of indices. A row of the batch must depend on its own
             index only, as `get_batch` promises, since one call fetches several batches.
         batches: Arrays of indices, int64 (batch,), all of the same size.
-        chunk_bytes: Size of a chunk.
+        chunk_bytes: Size of a chunk. The first batch is fetched alone, as its size decides how many
+            batches make a chunk.
 
     Yields:
-        The batch of each array: views of the chunk's tensors.
+        The batch of each array: views of the chunk's tensors. Batches that are not a dict of
+        tensors are fetched one by one.
     """
-    indices = next(batches, None)
-    if indices is None:
+    for indices in batches:
+        first, rows = fetch(indices), len(indices)
+        yield first
+        break
+    else:
         return
-    first, rows = fetch(indices), len(indices)
-    yield first
     if not _can_be_cut(first, rows):
         yield from map(fetch, batches)
         return

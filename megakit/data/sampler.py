@@ -4,17 +4,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from nemo.lightning.data import MegatronPretrainingSampler
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, RandomSampler
 
+from megakit.data.device import CPU
+from megakit.data.indices import IntArray
 from megakit.data.loader import make_loader
 
 PADDING = -1
 
 
-class GlobalBatchSampler:
-    """Divides the samples 0, 1, 2, ... into global batches, and yields one rank's micro batches.
+class GlobalBatchSampler(MegatronPretrainingSampler):
+    """NeMo's sampler in arrays: divides the samples 0, 1, 2, ... into one rank's micro batches.
 
     Global batch n has the samples `n * global` up to `(n + 1) * global`, for any number of ranks
     and any micro batch size. Slice m of a global batch has `micro * ranks` samples: the micro batch
@@ -34,7 +36,8 @@ class GlobalBatchSampler:
         Arrays of `micro_batch_size` indices, int64.
 
     Raises:
-        ValueError: If the batch sizes do not fit, or the dataset has less than one global batch.
+        ValueError: The dataset has less than one global batch.
+        RuntimeError: NeMo's, if the batch sizes do not fit.
     """
 
     def __init__(
@@ -47,35 +50,30 @@ class GlobalBatchSampler:
         start: Callable[[], int] = lambda: 0,
         pad: bool = False,
     ) -> None:
-        slice_size = micro_batch_size * num_ranks
-        if global_batch_size % slice_size:
-            raise ValueError(
-                f"global batch size {global_batch_size} is no multiple of micro batch size "
-                f"{micro_batch_size} x {num_ranks} data-parallel ranks = {slice_size}."
-            )
-        padding = -num_samples % global_batch_size if pad else 0
-        self.end = (num_samples + padding) // global_batch_size * global_batch_size
-        if not self.end:
+        super().__init__(
+            *(num_samples, 0, micro_batch_size, rank, num_ranks),
+            drop_last=not pad,
+            global_batch_size=global_batch_size,
+            pad_samples_to_global_batch_size=pad,
+        )
+        self.start = start
+        if not len(self):
             raise ValueError(
                 f"a dataset of {num_samples} samples is smaller than a batch of "
                 f"{global_batch_size}. MultiEpochDatasetResampler makes it as long as the training."
             )
-        self.num_samples, self.start = num_samples, start
-        self.micro_batch_size, self.global_batch_size = micro_batch_size, global_batch_size
-        self.slice_size, self.offset = slice_size, rank * micro_batch_size
 
-    def __len__(self) -> int:
-        """Count all micro batches from sample 0, as Lightning counts consumed batches, too."""
-        return self.end // self.slice_size
-
-    def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        size, micro = self.global_batch_size, self.micro_batch_size
-        for first in range(self.start() % self.end, self.end - size + 1, size):
-            for begin in range(first + self.offset, first + size, self.slice_size):
-                indices = np.arange(begin, begin + micro)
-                if indices[-1] >= self.num_samples:
-                    indices[indices >= self.num_samples] = PADDING
-                yield indices
+    def __iter__(self) -> Iterator[IntArray]:
+        slice_size = self.micro_batch_times_data_parallel_size
+        end, size, (first, last) = (
+            len(self) * slice_size,
+            self.global_batch_size,
+            self.get_start_end_idx(),
+        )
+        for begin in range(self.start() % end, end - size + 1, size):
+            for place in range(begin, begin + size, slice_size):
+                indices = np.arange(place + first, place + last)
+                yield np.where(indices < self.total_samples, indices, PADDING)
 
 
 class ExactDataSampler(MegatronDataSampler):
@@ -84,14 +82,18 @@ class ExactDataSampler(MegatronDataSampler):
     NeMo's own sampler drops an incomplete last batch in validation. In prediction, its batches can
     have different sizes on different ranks, or be missing. This sampler pads the last global batch,
     so that all ranks have equally many batches of equal shape, and marks the padding in
-    `batch["loss_mask"]`.
+    `batch["loss_mask"]`. The mask averages 1 over all batches, so that means of `mask * loss` over
+    micro batches, ranks and steps are the mean over samples, under every layout.
     """
 
     def transform_dataloader(self, dataloader: DataLoader, consumed_samples: int = 0) -> DataLoader:
         """Returns a loader with this rank's sampler; it fetches whole batches if possible.
 
+        What the loader is for, the trainer says: it makes a validation's loader while it validates.
+
         Raises:
-            ValueError: If the loader shuffles, or has less than one global batch.
+            ValueError: If the loader shuffles or has less than one global batch, or if the batch
+                size ramps up.
         """
         from megatron.core import parallel_state
 
@@ -100,14 +102,15 @@ class ExactDataSampler(MegatronDataSampler):
                 "a DataLoader with shuffle=True: each rank would draw another order. Remove "
                 "shuffle=True, and wrap the dataset in MultiEpochDatasetResampler."
             )
-        mode = getattr(dataloader, "mode", "train")
-        is_training = mode == "train"
+        if self.rampup_batch_size is not None:
+            raise ValueError("ExactDataSampler needs a constant global batch size, no ramp-up.")
+        trainer: Any = self.trainer
+        is_training = trainer.state.stage.dataloader_prefix == "train"
         num_ranks = parallel_state.get_data_parallel_world_size()
         dataset: Any = dataloader.dataset
-        num_samples = len(dataset)
+        num_samples, weight = len(dataset), None
         # The weights of the samples have to fit the number of samples that the trainer reads.
-        part = "val" if mode == "validation" else mode
-        limit = getattr(getattr(self, "trainer", None), f"limit_{part}_batches", None)
+        limit = getattr(trainer, f"limit_{trainer.state.stage.dataloader_prefix}_batches", None)
         if isinstance(limit, int) and limit and not is_training:
             num_samples = min(num_samples, limit * self.micro_batch_size * num_ranks)
         sampler = GlobalBatchSampler(
@@ -119,9 +122,12 @@ class ExactDataSampler(MegatronDataSampler):
             start=self._consumed_samples if is_training else lambda: 0,
             pad=not is_training,
         )
-        return make_loader(dataloader, sampler, mark_padding=not is_training)
+        if not is_training:
+            weight = len(sampler) * self.micro_batch_size * num_ranks / num_samples
+        device = getattr(trainer.strategy, "root_device", CPU)
+        on_device = getattr(getattr(trainer, "datamodule", None), "computes_on_device", False)
+        return make_loader(dataloader, sampler, weight, device, on_device)
 
     def _consumed_samples(self) -> int:
-        trainer = getattr(self, "trainer", None)
-        steps = trainer.global_step - self.init_global_step if trainer is not None else 0
+        steps = self.trainer.global_step - self.init_global_step
         return self.init_consumed_samples + steps * self.global_batch_size

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
-from megakit.data.batches import has_get_batch, is_current
+from megakit.data.batches import has_get_batch
 from megakit.data.blending import BlendedDataset, is_indexed_by_epoch
 from megakit.data.epochs import MultiEpochDatasetResampler
 from megakit.data.indices import EpochIndex
@@ -63,9 +63,8 @@ def assert_dataset_compatible_with_megatron(
     - A sample does not change when other samples are read.
     - `__getitems__` and `get_batch(indices)`, if the dataset has them, agree with `__getitem__`.
 
-    Three properties do not break a run, but are often mistakes, so they cause a warning: an index
-    equal to or above the length has a sample; two samples share memory that can be written; and a
-    `get_batch` has another first parameter than `indices`, so it is ignored.
+    Two properties do not break a run, but are often mistakes, so they cause a warning: an index
+    equal to or above the length has a sample; and two samples share memory that can be written.
 
     With `other_processes`, two more rules are checked, which takes some seconds: fresh interpreters
     with other hash seeds, and workers of torch's loader, read the same samples.
@@ -81,7 +80,7 @@ def assert_dataset_compatible_with_megatron(
             so errors in its construction are not found.
 
     Warns:
-        UserWarning: The dataset has one of the three properties.
+        UserWarning: The dataset has one of the two properties.
 
     Raises:
         AssertionError: If a rule is broken; the error names the index, the path inside the sample,
@@ -290,14 +289,7 @@ def check_batched_forms(dataset: Any, indices: list[Index], difference: Differen
                     f"dataset[{index}] and its sample from dataset.__getitems__ differ: {found}. "
                     f"{USE_ONE_FUNCTION}"
                 )
-    kind = type(dataset)
-    if is_current(kind, "get_batch", "__getitem__") and not has_get_batch(kind):
-        _warn(
-            "dataset.get_batch is ignored, and the dataset is read sample by sample: the method's "
-            "first parameter is not named `indices`. If the method returns the batch of an array "
-            "of indices, rename the parameter."
-        )
-    if has_get_batch(kind):
+    if has_get_batch(type(dataset)):
         for chosen in (indices, indices[:1], indices[::-1]):
             expected = default_collate([dataset[index] for index in chosen])
             if found := first_difference(expected, dataset.get_batch(_as_arrays(chosen)), "batch"):

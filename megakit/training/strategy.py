@@ -27,10 +27,8 @@ from nemo.lightning.megatron_parallel import (
 )
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from megakit.data.device import copied
-from megakit.data.loader import load_on
 from megakit.data.sampler import ExactDataSampler
 from megakit.errors import UserError
 from megakit.runtime.patching import require_attribute
@@ -138,12 +136,6 @@ class ExactStrategy(nl.MegatronStrategy):
         if goes_on:
             check_restored(checkpoint, Path(checkpoint_path), self.trainer)
         return checkpoint
-
-    def process_dataloader(self, dataloader: DataLoader) -> DataLoader:
-        """Gives a loader this rank's samples, and the device on which its batches are needed."""
-        loader = super().process_dataloader(dataloader)
-        data = getattr(self.trainer, "datamodule", None)
-        return load_on(loader, self.root_device, getattr(data, "computes_on_device", False))
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Builds the model; before a training, refuses a model that would train wrongly.

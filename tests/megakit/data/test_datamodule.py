@@ -1,53 +1,27 @@
 """Training goes on at the right sample, evaluation starts at the first."""
 
-import itertools
-import json
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
 
-from tests.scripts import output_of, read_json, run_python
+from tests.scripts import output_of, read_json
 
 pytestmark = pytest.mark.usefixtures("megatron")
-
-MODES = {"train": "train", "val": "validation", "test": "test", "predict": "predict"}
-
 
 NUMBERS: Any = list(range(100))
 
 
-def loader() -> DataLoader:
-    return DataLoader(NUMBERS)
-
-
-def make_module(make: Any = loader, **sampler_options: Any) -> Any:
-    """A data module whose four methods each return what `make` makes."""
+def make_module(**sampler_options: Any) -> Any:
     from megakit.data import ExactDataSampler, MegatronDataModule
 
-    class Data(MegatronDataModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.data_sampler = ExactDataSampler(
-                **{"seq_len": 1, "micro_batch_size": 4, "global_batch_size": 8, **sampler_options}
-            )
-
-        def train_dataloader(self) -> Any:
-            return make()
-
-        def val_dataloader(self) -> Any:
-            return make()
-
-        def test_dataloader(self) -> Any:
-            return make()
-
-        def predict_dataloader(self) -> Any:
-            return make()
-
-    return Data()
+    module = MegatronDataModule()
+    module.data_sampler = ExactDataSampler(
+        **{"seq_len": 1, "micro_batch_size": 4, "global_batch_size": 8, **sampler_options}
+    )
+    return module
 
 
 def at_step(module: Any, step: int) -> Any:
@@ -55,33 +29,8 @@ def at_step(module: Any, step: int) -> Any:
     return module
 
 
-@pytest.mark.parametrize("method", MODES)
-def test_a_loader_without_a_mode_gets_the_methods(method: str) -> None:
-    from lightning.pytorch.utilities import CombinedLoader
-
-    from megakit.data import WrappedDataLoader
-
-    def wrapped(**options: Any) -> DataLoader:
-        return WrappedDataLoader(dataset=NUMBERS, **options)
-
-    def get(make: Any) -> Any:
-        return getattr(make_module(make), f"{method}_dataloader")()
-
-    mode = MODES[method]
-    assert get(loader).mode == mode
-    assert get(wrapped).mode == mode, "its default is train"
-    assert [one.mode for one in get(lambda: [loader(), wrapped()])] == [mode, mode]
-    nested = get(lambda: {"a": loader(), "b": (wrapped(), "no loader")})
-    assert (nested["a"].mode, nested["b"][0].mode) == (mode, mode)
-    combined = get(lambda: CombinedLoader([loader(), wrapped()], "sequential"))
-    assert [one.mode for one in combined.flattened] == [mode, mode]
-    assert get(lambda: []) == []
-    assert get(lambda: wrapped(mode="test")).mode == "test", "a mode that was chosen stays"
-
-
 def test_a_checkpoint_remembers_and_a_new_start_goes_on() -> None:
     first = at_step(make_module(), 0)
-    first.train_dataloader()
     first.trainer.global_step = 7
     state = first.state_dict()
     assert state["consumed_samples"] == first.consumed_samples == 56
@@ -89,32 +38,18 @@ def test_a_checkpoint_remembers_and_a_new_start_goes_on() -> None:
     second = at_step(make_module(), 0)
     second.load_state_dict(state)  # as Lightning does, before it restores the step
     second.trainer.global_step = 7
-    second.train_dataloader()
     sampler = second.data_sampler
     assert (sampler.init_consumed_samples, sampler.init_global_step) == (56, 7)
     second.trainer.global_step = 9
     assert second.consumed_samples == 72
 
 
-def test_validation_loaders_made_on_the_way_change_no_count() -> None:
-    """Lightning makes them before the first validation, maybe hundreds of steps after the start."""
+def test_codes_of_nemo_may_store_the_step_at_any_time() -> None:
     module = at_step(make_module(), 0)
-    module.train_dataloader()
-    for step in (3, 10):
+    for step in (3, 10, 0):  # the last is another trainer's, for a model of its own
         module.trainer.global_step = step
-        module.val_dataloader()
-        assert module.consumed_samples == 8 * step
-        sampler = module.data_sampler  # of which NeMo computes its own figure
-        assert sampler.init_consumed_samples == 8 * sampler.init_global_step == 8 * step
-
-
-def test_training_on_or_anew_with_the_same_module() -> None:
-    module = at_step(make_module(), 0)
-    module.train_dataloader()
-    at_step(module, 10).train_dataloader()
-    assert module.data_sampler.init_consumed_samples == 80
-    at_step(module, 0).train_dataloader()  # another trainer, for a model of its own
-    assert module.data_sampler.init_consumed_samples == 0
+        module.update_init_global_step()
+        assert module.consumed_samples == module.data_sampler.init_consumed_samples == 8 * step
 
 
 def test_another_global_batch_size_goes_on_after_the_same_sample() -> None:
@@ -126,6 +61,7 @@ def test_another_global_batch_size_goes_on_after_the_same_sample() -> None:
 
 def limited(micro_batches: int, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> Any:
     module = make_module()
+    module.val_set = NUMBERS
     names = ("train", "val", "test", "predict")
     every = {f"limit_{name}_batches": limits.get(name, 1.0) for name in names}
     module.trainer = SimpleNamespace(num_sanity_val_steps=2, **every)
@@ -162,13 +98,17 @@ def test_loaders_follow_from_the_datasets() -> None:
     module.trainer.max_steps = 30
     module.setup("fit")
     assert len(module.train_set) == 30 * 8  # as long as the training
-    of_mode = {"train": "train_set", "val": "val_set", "test": "test_set", "predict": "test_set"}
-    for method, name in of_mode.items():
+    for method, name, mode in (
+        ("train", "train_set", "train"),
+        ("val", "val_set", "validation"),
+        ("test", "test_set", "test"),
+        ("predict", "test_set", "predict"),
+    ):
         made = getattr(module, f"{method}_dataloader")()
-        assert made.mode == MODES[method]
+        assert made.mode == mode
         assert made.dataset is getattr(module, name)
         assert made.num_workers == 1
-    assert module.data_sampler.init_consumed_samples == 24
+    assert module.consumed_samples == 24
     assert module.data_sampler.global_batch_size == 8
 
 
@@ -231,35 +171,3 @@ run_script(PRETRAIN, PretrainOptions, work)
     seconds = sum(128 * (step - before) / speeds[step] for before, step in steps)
     summary = read_json(tmp_path / "pretrain" / "summary.json")
     assert seconds == pytest.approx(24 / summary["steps_per_second"], rel=0.5)
-
-
-# --- In a real training ---------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_stops_other_layouts_and_validations_change_no_sample() -> None:
-    """NeMo's trainer, stopped twice, the second part with other micro batches and workers."""
-    from model_components import MNISTDataModule
-
-    told = run_python(Path(__file__).with_name("resumption.py"), OMP_NUM_THREADS="1").output()
-    found = json.loads(told.splitlines()[-1])
-
-    data = MNISTDataModule(dataset="digits")
-    data.setup("fit")
-    resampled: Any = data.mnist_train
-    resampled = type(resampled)(resampled.dataset, num_samples=17 * 96)
-    expected = [resampled[index]["idx"] for index in range(17 * 96)]
-    assert len(set(expected[:1297])) == 1297, "the first epoch"
-
-    def flat(batches: list[list[int]]) -> list[int]:
-        return list(itertools.chain.from_iterable(batches))
-
-    assert flat(found["whole"]["train"]) == expected
-    assert {len(batch) for batch in found["second"]["train"]} == {24}
-    stopped = flat([flat(found[part]["train"]) for part in ("first", "second", "third")])
-    assert stopped == expected
-    for part in found.values():
-        # Two loaders, two global batches of 96 from each, as often as it validated.
-        assert flat(part["validation"]) == [*range(192)] * 2 * len(part["consumed"])
-    assert found["whole"]["consumed"] == [96 * step for step in (5, 10, 15, 17)]
-    assert found["third"]["consumed"] == [96 * step for step in (15, 17)]

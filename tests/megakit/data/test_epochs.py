@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, random_split
 
 from megakit.data import (
     BatchedMultiEpochDatasetWrapper,
@@ -19,6 +19,8 @@ from megakit.data import (
     IdentityMultiEpochDatasetWrapper,
     MultiEpochDatasetResampler,
     MultiEpochDatasetWrapper,
+    fetch_batch,
+    fetch_samples,
 )
 from megakit.testing import assert_dataset_compatible_with_megatron, assert_elements_equal
 
@@ -122,22 +124,6 @@ def test_batches_equal_samples_in_any_order(length, num_samples, shuffle, data):
         indices = data.draw(st.lists(st.integers(0, num_samples - 1), min_size=1, max_size=40))
         batch = resampler.get_batch(np.array(indices))
         assert batch.tolist() == [resampler[index] for index in indices]
-        assert resampler.__getitems__(indices) == batch.tolist()
-
-
-@pytest.mark.parametrize("length", [5, 55_000])
-def test_reading_ahead_changes_nothing(length):
-    """In order, by strides as ranks do, backwards, over the ends of stretches and epochs."""
-    resampler = MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(Virtual(length)), 90)
-    starts = [0, 128, 256, 16_300, 16_400, 2 * length - 60, 128, 40_000, len(resampler) - 128]
-    for start in starts:
-        indices = np.arange(start, start + 128)[:: 1 if start else -1] % len(resampler)
-        expected = [resampler[index] for index in indices.tolist()]
-        assert resampler.get_batch(indices).tolist() == expected
-    whole = np.arange(min(len(resampler), 40_000))  # more than one stretch
-    np.testing.assert_array_equal(
-        resampler.get_batch(whole)[[0, 17, -1]], [resampler[i] for i in whole[[0, 17, -1]]]
-    )
 
 
 @pytest.mark.parametrize("wrapper", [AddEpoch, AddEpochBatched, AddMore])
@@ -146,7 +132,6 @@ def test_transforms_of_samples_and_batches(wrapper):
     index = EpochIndex(np.array([0, 2, 1]), np.array([3, 3, 9]))
     singles = [dataset[EpochIndex(0, 3)], dataset[EpochIndex(2, 3)], dataset[EpochIndex(1, 9)]]
     assert dataset.get_batch(index).tolist() == singles
-    assert dataset.__getitems__([EpochIndex(0, 3), EpochIndex(2, 3)]) == singles[:2]
     assert singles[0] == (10 if wrapper is AddMore else 3)
     assert_dataset_compatible_with_megatron(MultiEpochDatasetResampler(dataset, num_epochs=3))
 
@@ -216,14 +201,15 @@ def test_out_of_bounds(index):
     with pytest.raises(IndexError, match=f"{index} out of bounds for dataset of length 7"):
         resampler[index]
     with pytest.raises(IndexError, match=f"{index} out of bounds"):
-        AddEpoch(Virtual(7))[EpochIndex(0, index)]
-    with pytest.raises(IndexError, match=f"{index} out of bounds"):
         resampler.get_batch(np.array([0, index, 1]))
 
 
-def test_a_plain_integer_is_no_epoch_index():
-    with pytest.raises(TypeError, match="indexed by EpochIndex"):
-        AddEpoch(Virtual(7))[3]  # type: ignore[index]
+def test_a_float_is_no_index():
+    resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
+    with pytest.raises(TypeError, match="must be an integer"):
+        resampler[1.0]  # type: ignore[index]
+    with pytest.raises(TypeError, match="must be integers, got an array of float64"):
+        resampler.get_batch(np.array([1.0]))
 
 
 @pytest.mark.parametrize(
@@ -247,12 +233,94 @@ def test_an_enormous_dataset_costs_nothing():
         dataset = IdentityMultiEpochDatasetWrapper(Virtual(10**12))
         resampler = MultiEpochDatasetResampler(dataset, num_epochs=2)
         resampler[len(resampler) - 1]
+        resampler.get_batch(np.arange(100))
         _, peak = tracemalloc.get_traced_memory()
         assert peak < 100_000
-        resampler.get_batch(np.arange(100))  # also maps the indices of later batches
-        _, peak = tracemalloc.get_traced_memory()
-        assert peak < 2_000_000
     finally:
         tracemalloc.stop()
     many = MultiEpochDatasetResampler(Indices(3), num_epochs=100_000)
     assert many.epoch_seeds.nbytes <= 8 * 100_000
+
+
+# --- Batches of any dataset -----------------------------------------------------------------------
+
+
+class Squares(Dataset):
+    """Counts how it is read."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        self.calls.append("item")
+        return {"square": float(index**2), "idx": index % 20}
+
+
+class BatchedSquares(Squares):
+    def get_batch(self, indices):
+        self.calls.append("batch")
+        assert isinstance(indices, np.ndarray)
+        indices = torch.from_numpy(indices)
+        return {"square": (indices**2).double(), "idx": indices}
+
+
+class ListedSquares(Squares):
+    def __getitems__(self, indices):
+        self.calls.append("items")
+        return [{"square": float(index**2), "idx": index} for index in indices]
+
+
+class RootsAgain(BatchedSquares):
+    """Changes samples, but inherits a get_batch that knows nothing of it."""
+
+    def __getitem__(self, index):
+        return {"root": float(index)}
+
+
+@pytest.mark.parametrize(
+    ("dataset_class", "calls"),
+    [(Squares, ["item"] * 3), (BatchedSquares, ["batch"]), (ListedSquares, ["items"])],
+)
+def test_the_best_way_is_taken(dataset_class, calls):
+    dataset = dataset_class()
+    indices = np.array([3, 0, 19])
+    batch = fetch_batch(dataset, indices)
+    assert dataset.calls == calls
+    assert_elements_equal(batch, default_collate([dataset[i] for i in indices.tolist()]))
+    assert_elements_equal(fetch_samples(dataset, indices), [dataset[i] for i in indices.tolist()])
+
+
+def test_an_outdated_get_batch_is_not_used():
+    assert fetch_batch(RootsAgain(), np.array([4, 5]))["root"].tolist() == [4.0, 5.0]
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
+def test_subsets_are_seen_through(kind):
+    dataset = BatchedSquares()
+    outer: Any = Subset(dataset, kind([7, 3, 3, 18, 0]))
+    inner, _ = random_split(outer, [3, 2], torch.Generator().manual_seed(42))
+    for subset in (outer, inner):
+        dataset.calls.clear()
+        batch = fetch_batch(subset, np.array([2, 0, 0]))
+        assert dataset.calls == ["batch"]
+        assert_elements_equal(batch, default_collate([subset[i] for i in (2, 0, 0)]))
+    outer.indices = kind([1, 2])
+    assert fetch_batch(outer, np.array([1]))["idx"].tolist() == [2]
+    with pytest.raises(IndexError):
+        fetch_batch(outer, np.array([2]))
+
+
+class Shifted(Subset):
+    def __getitem__(self, index):
+        return {"idx": super().__getitem__(index)["idx"] + 100}
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def test_a_changed_subset_is_not_seen_through():
+    subset = Shifted(BatchedSquares(), [1, 2])
+    assert fetch_batch(subset, np.array([1]))["idx"].tolist() == [102]

@@ -1,17 +1,25 @@
 """From a sampler's indices to batches: one way or the other, with workers or without."""
 
+import itertools
+import sqlite3
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
-from megakit.data.loader import WORKER_TIMEOUT, make_loader
+from megakit.data import (
+    BlendedDataset,
+    IdentityMultiEpochDatasetWrapper,
+    MultiEpochDatasetResampler,
+)
+from megakit.data.loader import make_loader
+from megakit.data.prefetch import CHUNK_BATCHES, can_be_prefetched, prefetch
 from megakit.testing import assert_elements_equal
 from tests.scripts import Result, run_python
-
-PADDING = -1
 
 
 class Squares(Dataset):
@@ -45,39 +53,31 @@ class Broken(BatchedSquares):
         return {"square": torch.zeros(len(indices), 3), "idx": torch.from_numpy(indices)}
 
 
-class Batches:
+def batches(num_samples: int = 8, end: int = 8) -> list[Any]:
     """Indices 0, 1, 2, ... in batches of 4; what is past the end is padding."""
-
-    def __init__(self, num_samples=10, end=12):
-        self.num_samples, self.end = num_samples, end
-
-    def __len__(self):
-        return self.end // 4
-
-    def __iter__(self):
-        for first in range(0, self.end, 4):
-            indices = np.arange(first, first + 4)
-            yield np.where(indices < self.num_samples, indices, PADDING)
+    found = np.arange(end).reshape(-1, 4)
+    return list(np.where(found < num_samples, found, -1))
 
 
-def whole_batches() -> Batches:
-    return Batches(8, 8)
-
-
-def loader(dataset: Any, sampler: Any, mark_padding: bool = False, **options: Any) -> DataLoader:
-    return make_loader(DataLoader(dataset, **options), sampler, mark_padding)
+def loader(
+    dataset: Any, sampler: Any, padding_weight: float | None = None, **options: Any
+) -> DataLoader:
+    return make_loader(DataLoader(dataset, **options), sampler, padding_weight)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("dataset_class", [Squares, BatchedSquares])
 def test_samples_and_batches_give_the_same_with_any_workers(dataset_class, num_workers):
-    found = list(loader(dataset_class(), whole_batches(), num_workers=num_workers))
-    expected = [default_collate([Squares()[i] for i in batch]) for batch in whole_batches()]
+    before = torch.get_rng_state()
+    found = list(loader(dataset_class(), batches(), num_workers=num_workers))
+    expected = [default_collate([Squares()[i] for i in batch.tolist()]) for batch in batches()]
     assert_elements_equal(found, expected)
+    # Else dropout would depend on the number of workers.
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_whole_batches_are_preferred():
-    (first, _) = loader(Broken(), whole_batches())
+    (first, _) = loader(Broken(), batches())
     assert first["square"].sum() == 0
 
 
@@ -89,17 +89,15 @@ def as_list(samples):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_collate_fn_is_respected(num_workers):
-    found = loader(Broken(), whole_batches(), num_workers=num_workers, collate_fn=as_list)
+    found = loader(Broken(), batches(), num_workers=num_workers, collate_fn=as_list)
     assert list(found) == [{"squares": [0, 1, 4, 9]}, {"squares": [16, 25, 36, 49]}]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("collate_fn", [None, default_collate])
-def test_padding_is_marked(num_workers, collate_fn):
-    found = list(loader(Squares(), Batches(), True, num_workers=num_workers, collate_fn=collate_fn))
+def test_padding_is_marked(num_workers):
+    found = list(loader(Squares(), batches(10, 12), 1.2, num_workers=num_workers))
     weights = torch.stack([batch["loss_mask"] for batch in found])
     assert weights.dtype == torch.float32
-    assert weights.mean().item() == pytest.approx(1)
     assert weights[-1].tolist() == pytest.approx([1.2, 1.2, 0, 0])
     idx = torch.cat([batch["idx"] for batch in found])
     assert idx[weights.flatten() > 0].tolist() == list(range(10))
@@ -118,7 +116,7 @@ class Tokens(Squares):
 
 def test_a_datasets_own_mask_is_weighted():
     dataset = Tokens()
-    *_, last = loader(dataset, Batches(), True)
+    *_, last = loader(dataset, batches(10, 12), 1.2)
     expected = torch.tensor([[1.2, 0.0], [1.2, 0.0], [0.0, 0.0], [0.0, 0.0]])
     torch.testing.assert_close(last["loss_mask"], expected)
     assert dataset.mask.tolist() == [[1.0, 0.0]] * 12
@@ -131,16 +129,8 @@ class Pairs(Squares):
 
 def test_an_evaluation_batch_has_to_be_a_dictionary():
     with pytest.raises(TypeError, match=r"evaluation batch is a list; .* Return dicts"):
-        next(iter(loader(Pairs(), Batches(), True)))
-    assert len(list(loader(Pairs(), whole_batches()))) == 2
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_torchs_global_generator_is_left_alone(num_workers):
-    """Else dropout would depend on the number of workers."""
-    before = torch.get_rng_state()
-    list(loader(Squares(), whole_batches(), num_workers=num_workers))
-    assert torch.equal(torch.get_rng_state(), before)
+        next(iter(loader(Pairs(), batches(), 1.0)))
+    assert len(list(loader(Pairs(), batches()))) == 2
 
 
 def greet(worker_id):
@@ -153,17 +143,12 @@ class Greetings(Squares):
 
 
 def test_workers_are_set_up_as_the_template_says():
-    options: dict[str, Any] = {
-        "num_workers": 1,
-        "worker_init_fn": greet,
-        "persistent_workers": True,
-    }
-    batches = loader(Greetings(), whole_batches(), prefetch_factor=5, **options)
-    assert [batch["greeting"] for batch in batches] == [["worker 0"], ["worker 0"]]
-    assert (batches.prefetch_factor, batches.persistent_workers) == (5, True)
-    assert batches.timeout == WORKER_TIMEOUT  # a hanging worker ends the job
-    assert loader(Greetings(), whole_batches(), pin_memory=True).pin_memory
-    assert [batch["greeting"] for batch in loader(Greetings(), whole_batches())] == [[None]] * 2
+    options: dict[str, Any] = {"worker_init_fn": greet, "persistent_workers": True}
+    found = loader(Greetings(), batches(), num_workers=1, prefetch_factor=5, **options)
+    assert [batch["greeting"] for batch in found] == [["worker 0"], ["worker 0"]]
+    assert (found.prefetch_factor, found.persistent_workers) == (5, True)
+    assert found.timeout > 0  # a hanging worker ends the job
+    assert [batch["greeting"] for batch in loader(Greetings(), batches())] == [[None]] * 2
 
 
 LEFT_OPEN = """
@@ -185,10 +170,7 @@ class Numbers(Dataset):
             time.sleep(600)
         return index
 
-class Batches(list):
-    num_samples = end = 40
-
-batches = Batches(np.arange(40).reshape(10, 4))
+batches = list(np.arange(40).reshape(10, 4))
 loader = make_loader(DataLoader(Numbers(), num_workers=2, persistent_workers=True), batches)
 kept = iter(loader)  # as a notebook's variables, or the traceback of an error, keep it
 assert next(kept).tolist() == [0, 1, 2, 3]
@@ -205,9 +187,10 @@ def leave_open(hangs_at: int, ends_at_once: bool) -> Result:
     return run_python("-c", f"{choices}\n{LEFT_OPEN}", timeout=120)
 
 
-def test_a_program_ends_whose_iterator_is_left_open():
+@pytest.mark.parametrize("hangs_at", [8, 40])
+def test_a_program_ends_whose_iterator_is_left_open(hangs_at):
     """Workers ignore the signal by which Python ends them, and Python waits for them."""
-    done = leave_open(40, ends_at_once=False)
+    done = leave_open(hangs_at, ends_at_once=False)
     assert done.status == 1
     assert done.err.splitlines()[-1] == 'KeyError: "a user\'s error"'
 
@@ -217,3 +200,108 @@ def test_workers_that_hang_end_with_a_program_that_ends_at_once():
     done = leave_open(8, ends_at_once=True)
     assert done.status == 3, done.err
     assert len(done.out.split()) == 2
+
+
+# --- Prefetching ----------------------------------------------------------------------------------
+
+
+class Source:
+    """Returns batches of any form, and records the size of each call."""
+
+    def __init__(self, form: Any = lambda rows: {"x": rows}, limit: int = 10**6) -> None:
+        self.form, self.limit = form, limit
+        self.calls: list[int] = []
+
+    def __call__(self, indices: Any) -> Any:
+        self.calls.append(len(indices))
+        if indices.max() > self.limit:
+            raise OSError("the disk is gone")
+        return self.form(torch.from_numpy(indices)[:, None] * torch.arange(1.0, 4.0))
+
+
+def rows_of(count: int, rows: int = 4) -> Iterator[Any]:
+    return iter(np.arange(count * rows).reshape(count, rows))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda rows: {"x": rows, "idx": rows[:, 0].long()},
+        lambda rows: {"x": rows, "name": [str(row) for row in rows]},
+        lambda rows: {"x": rows, "temperature": torch.tensor(0.5)},
+        lambda rows: {"x": rows, "halves": rows.repeat_interleave(2, 0)},
+    ],
+)
+@pytest.mark.parametrize("count", [0, 1, CHUNK_BATCHES + 2, 50])
+def test_the_same_batches_in_the_same_order(form, count):
+    expected = list(map(Source(form), rows_of(count)))
+    assert_elements_equal(list(prefetch(Source(form), rows_of(count))), expected)
+
+
+def test_large_batches_come_one_by_one():
+    # 1.6 and 1.4 MB for each row: two batches exceed a chunk only with both tensors.
+    source = Source(lambda rows: {"x": rows.repeat(1, 133_000), "y": rows.repeat(1, 117_000)})
+    found = prefetch(source, rows_of(4, rows=1))
+    assert [batch["x"][0, 1].item() for batch in found] == [0, 2, 4, 6]
+    assert source.calls == [1, 1, 1, 1]
+
+
+def test_one_chunk_ahead_and_no_more(monkeypatch):
+    monkeypatch.setattr("megakit.data.prefetch.BUSY_SECONDS", 0)
+    source = Source()
+    found: Any = prefetch(source, rows_of(1000))
+    for batch in itertools.islice(found, 34):  # two chunks, and one batch of the third
+        assert not (batch["x"] < 0).any()
+        batch["x"].neg_().sub_(1)  # allowed: a batch is the user's
+    found.close()  # waits for the thread
+    assert [rows // 4 for rows in source.calls] == [1, 16, 16, 16, 16]
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch_0"]
+
+
+def test_the_user_sees_an_error_of_the_thread(monkeypatch):
+    monkeypatch.setattr("megakit.data.prefetch.BUSY_SECONDS", 0)
+    received: list[Any] = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        received.extend(prefetch(Source(limit=200), rows_of(60)))  # extends up to the error
+    assert len(received) == 1 + 3 * CHUNK_BATCHES
+
+
+class OutOfDate(BatchedSquares):
+    def __getitem__(self, index: int) -> Any:
+        return {"x": torch.tensor(-index)}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        (BatchedSquares(), True),
+        (Subset(BatchedSquares(), [3, 1]), True),
+        (MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(BatchedSquares())), True),
+        (BlendedDataset([(BatchedSquares(), 1), (Squares(), 2)]), False),
+        (OutOfDate(), False),
+        (MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(Squares())), False),
+    ],
+)
+def test_which_datasets_are_prefetched(dataset, expected):
+    assert can_be_prefetched(dataset) is expected
+
+
+class FromDatabase(Squares):
+    """SQLite's connections belong to the thread that opened them."""
+
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(":memory:")
+
+    def __getitem__(self, index: int) -> Any:
+        (value,) = self.connection.execute("select ? * 2", (index,)).fetchone()
+        return {"x": torch.tensor(value)}
+
+
+def test_a_dataset_that_belongs_to_a_thread_stays_there(monkeypatch):
+    monkeypatch.setattr("megakit.data.prefetch.CHUNK_BATCHES", 1)
+    monkeypatch.setattr("megakit.data.prefetch.BUSY_SECONDS", 0)
+    dataset = MultiEpochDatasetResampler(
+        IdentityMultiEpochDatasetWrapper(FromDatabase()), shuffle=False
+    )
+    found = loader(dataset, batches())
+    assert [batch["x"].tolist() for batch in found][-1] == [8, 10, 12, 14]

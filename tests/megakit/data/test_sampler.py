@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from megakit.data import IdentityMultiEpochDatasetWrapper, MultiEpochDatasetResampler, fetch_batch
-from megakit.data.loader import make_loader
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
@@ -106,32 +106,54 @@ def test_further_passes_begin_at_the_first_sample():
     assert len(sampler) == 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((100, 5, 24), "global batch size 24 is no multiple of micro batch size 5 x 1"),
-        ((100, 4, 24, 0, 4), "micro batch size 4 x 4 data-parallel ranks = 16"),
-        ((23, 4, 24), "23 samples is smaller than a batch of 24"),
-    ],
-)
-def test_impossible_sizes(arguments, message):
+def test_impossible_sizes():
     from megakit.data import GlobalBatchSampler
 
-    with pytest.raises(ValueError, match=message):
-        GlobalBatchSampler(*arguments)
+    with pytest.raises(RuntimeError, match=r"24\) is not divisible by `micro_batch_size \(4\) x"):
+        GlobalBatchSampler(100, 4, 24, 0, 4)
+    with pytest.raises(ValueError, match="23 samples is smaller than a batch of 24"):
+        GlobalBatchSampler(23, 4, 24)
 
 
-def mean_loss(losses: torch.Tensor, layout: tuple[int, int], masked: bool = True) -> float:
+# --- As NeMo's strategy uses it -------------------------------------------------------------------
+
+
+def trainer_of(part: str, global_step: int = 0, **limits: int | float) -> Any:
+    """As much of Lightning's as is asked."""
+    every = {f"limit_{name}_batches": limits.get(name, 1.0) for name in ("train", "val", "predict")}
+    state = SimpleNamespace(stage=SimpleNamespace(dataloader_prefix=part))
+    return SimpleNamespace(global_step=global_step, state=state, strategy=None, **every)
+
+
+def transformed(
+    length: int, trainer: Any, layout: tuple[int, int] = (1, 4), size: int = 8, **options: Any
+) -> list[DataLoader]:
+    """The loader of each rank."""
+    from megatron.core import parallel_state
+
+    from megakit.data import ExactDataSampler
+
+    ranks, micro = layout
+    loaders = []
+    for rank in range(ranks):
+        sampler = ExactDataSampler(seq_len=1, micro_batch_size=micro, global_batch_size=size)
+        for name, value in options.items():
+            setattr(sampler, name, value)
+        sampler.connect(trainer)
+        with pytest.MonkeyPatch.context() as patched:
+            for name, value in (("rank", rank), ("world_size", ranks)):
+                get = f"get_data_parallel_{name}"
+                patched.setattr(parallel_state, get, lambda value=value: value)
+            loaders.append(sampler.transform_dataloader(DataLoader(Indices(length))))
+    return loaders
+
+
+def mean_loss(losses: torch.Tensor, layout: tuple[int, int], masked: bool) -> float:
     """A validation loss as Megatron and Lightning make it: plain means of plain means."""
-    ranks = []
-    for sampler in samplers(len(losses), layout, pad=True):
-        loader = make_loader(DataLoader(Indices(len(losses))), sampler, mark_padding=True)
-        ranks.append(
-            [
-                (losses[batch["idx"]] * (batch["loss_mask"] if masked else 1)).mean()
-                for batch in loader
-            ]
-        )
+    ranks = [
+        [(losses[batch["idx"]] * (batch["loss_mask"] if masked else 1)).mean() for batch in loader]
+        for loader in transformed(len(losses), trainer_of("val"), layout, GLOBAL)
+    ]
     return float(torch.tensor(ranks).mean())
 
 
@@ -139,86 +161,54 @@ def mean_loss(losses: torch.Tensor, layout: tuple[int, int], masked: bool = True
 @given(st.integers(1, 200), layouts)
 def test_mean_loss_is_that_over_samples(num_samples, layout):
     losses = torch.rand(num_samples, generator=torch.Generator().manual_seed(1)) + 1
-    assert mean_loss(losses, layout) == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert mean_loss(losses, layout, masked=True) == pytest.approx(float(losses.mean()), rel=1e-5)
     if num_samples % GLOBAL and num_samples > 1:
         assert mean_loss(losses, layout, masked=False) != pytest.approx(float(losses.mean()))
 
 
-# --- As NeMo's strategy uses it -------------------------------------------------------------------
-
-
-class Trainer:
-    """As much of Lightning's as is asked."""
-
-    def __init__(self, global_step: int = 0, **limits: int | float) -> None:
-        self.global_step = global_step
-        for name in ("train", "val", "test", "predict"):
-            setattr(self, f"limit_{name}_batches", limits.get(name, 1.0))
-
-
-def transformed(length: int, mode: str | None, trainer: Trainer | None = None, **options: Any):
-    from megakit.data import ExactDataSampler
-
-    sampler = ExactDataSampler(
-        seq_len=1, micro_batch_size=4, global_batch_size=8, output_log=False, **options
-    )
-    if trainer is not None:
-        sampler.connect(trainer)
-    loader: Any = DataLoader(Indices(length))
-    if mode is not None:
-        loader.mode = mode
-    return sampler.transform_dataloader(loader)
-
-
-def test_training_resumes_and_evaluation_does_not():
+def test_training_starts_where_the_trainer_is_and_evaluation_at_the_first_sample():
     options: dict[str, Any] = {"init_consumed_samples": 16, "init_global_step": 2}
-    for mode, first in ((None, 16), ("train", 16), ("validation", 0), ("test", 0), ("predict", 0)):
-        batches = list(transformed(42, mode, **options))
-        assert batches[0]["idx"].tolist() == list(range(first, first + 4))
-        seen = torch.cat([batch["idx"] for batch in batches])
-        assert len(seen) == (48 if first == 0 else 40 - 16)
-        assert ("loss_mask" in batches[0]) == (first == 0)
-
-
-def test_training_starts_where_the_trainer_is():
-    options: dict[str, Any] = {"init_consumed_samples": 16, "init_global_step": 2}
-    loader = transformed(42, "train", trainer := Trainer(3), **options)
-    assert next(iter(loader))["idx"][0] == 24
+    trainer = trainer_of("train", 3)
+    (loader,) = transformed(42, trainer, **options)
+    assert next(iter(loader))["idx"].tolist() == [24, 25, 26, 27]
+    assert [len(batch) for batch in loader] == [1] * 4  # idx alone
     trainer.global_step = 5  # as many steps as the dataset is long: Lightning's next epoch
     assert next(iter(loader))["idx"][0] == 0
+    for part in ("val", "predict"):
+        (loader,) = transformed(42, trainer_of(part, 3), **options)
+        batches = list(loader)
+        assert torch.cat([batch["idx"] for batch in batches])[:42].tolist() == list(range(42))
+        assert sum(len(batch["idx"]) for batch in batches) == 48
+        assert batches[-1]["loss_mask"].tolist() == [0] * 4
 
 
 @pytest.mark.parametrize(
-    ("mode", "limits", "num_samples"),
+    ("part", "limits", "num_samples"),
     [
-        ("validation", {"val": 4}, 16),
-        ("validation", {"val": 1.0, "test": 4}, 42),
+        ("val", {"val": 4}, 16),
+        ("val", {"val": 1.0, "predict": 4}, 42),
         ("predict", {"predict": 4}, 16),
     ],
 )
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_weights_count_what_a_limit_leaves(mode, limits, num_samples, num_ranks, monkeypatch):
+def test_weights_count_what_a_limit_leaves(part, limits, num_samples, num_ranks):
     """A limit counts micro batches of each rank."""
-    from megatron.core import parallel_state
-
-    weights = []
-    for rank in range(num_ranks):
-        for name, value in (("rank", rank), ("world_size", num_ranks)):
-            monkeypatch.setattr(
-                parallel_state, f"get_data_parallel_{name}", lambda value=value: value
-            )
-        weights += [b["loss_mask"] for b in transformed(42, mode, Trainer(**limits))]
-    assert torch.count_nonzero(torch.cat(weights)) == min(42, num_ranks * num_samples)
-    assert torch.cat(weights).mean().item() == pytest.approx(1)
+    loaders = transformed(42, trainer_of(part, **limits), (num_ranks, 4))
+    weights = torch.cat([batch["loss_mask"] for loader in loaders for batch in loader])
+    assert torch.count_nonzero(weights) == min(42, num_ranks * num_samples)
+    assert weights.mean().item() == pytest.approx(1)
 
 
 def test_limits_do_not_cut_training():
-    assert len(transformed(42, "train", Trainer(train=2))) == 10
+    assert [len(loader) for loader in transformed(42, trainer_of("train", train=2))] == [10]
 
 
-def test_shuffling_loaders_are_refused():
+def test_what_no_rank_could_repeat_is_refused():
     from megakit.data import ExactDataSampler
 
     sampler = ExactDataSampler(seq_len=1, micro_batch_size=4, global_batch_size=8)
     with pytest.raises(ValueError, match=r"shuffle=True.*MultiEpochDatasetResampler"):
         sampler.transform_dataloader(DataLoader(Indices(42), shuffle=True))
+    sampler.rampup_batch_size = [8, 8, 100]
+    with pytest.raises(ValueError, match="constant global batch size"):
+        sampler.transform_dataloader(DataLoader(Indices(42)))
