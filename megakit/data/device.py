@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
 from numpy.typing import NDArray
 
@@ -53,9 +54,9 @@ def copied(batch: Any, device: torch.device) -> Any:
     memory until the copy has been made.
     """
 
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device == device:
-            return tensor
-        return tensor.pin_memory().to(device, non_blocking=True)
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
-    return batch if device.type == "cpu" else apply_to_collection(batch, torch.Tensor, copy)
+    if device.type == "cpu":
+        return batch
+    return move_data_to_device(apply_to_collection(batch, torch.Tensor, pinned), device)
