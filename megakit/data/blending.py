@@ -14,7 +14,6 @@ from megakit.data.assignment import assign, whole_weights
 from megakit.data.batches import fetch_batch, fetch_samples
 from megakit.data.device import on_device
 from megakit.data.epochs import MultiEpochDataset, MultiEpochDatasetWrapper, SizedDataset
-from megakit.data.hashing import key_of, stream
 from megakit.data.indices import (
     EpochIndex,
     Int,
@@ -25,6 +24,7 @@ from megakit.data.indices import (
     check_indices,
 )
 from megakit.data.permutation import permute
+from megakit.data.random_effects import key_of, stream
 
 
 class BlendedDataset(Dataset[Any]):
@@ -76,7 +76,8 @@ class BlendedDataset(Dataset[Any]):
         self.counts = whole_weights([weight for _, weight in members])
         self.seed, self.shuffle = as_seed(seed), shuffle
         self._lengths = [len(dataset) for dataset in self.datasets]
-        self._keys = [stream(key_of(self.seed), member) for member in range(len(self.datasets))]
+        numbers = np.arange(len(self.datasets), dtype=np.uint64)
+        self._keys: list[int] = stream(key_of(self.seed), numbers).tolist()
         # For each slot of a period: its member, and the member's number of slots before it.
         self._members = assign(self.counts.tolist()).astype(np.int16)
         self._before = np.empty_like(self._members)
@@ -126,7 +127,8 @@ class BlendedDataset(Dataset[Any]):
         number = period * int(self.counts[member]) + int(self._before[slot])
         epoch, idx = divmod(number, self._lengths[member])
         if self.shuffle:
-            idx = permute(idx, self._lengths[member], stream(self._keys[member], epoch))
+            seed = stream(self._keys[member], np.array([epoch], np.uint64)).item()
+            idx = permute(idx, self._lengths[member], seed)
         return member, EpochIndex(epoch, idx)
 
     def _split(
@@ -149,7 +151,7 @@ class BlendedDataset(Dataset[Any]):
         epochs, idxs = np.divmod(numbers, length)
         if self.shuffle:
             if epochs.min() == epochs.max():  # `permute` is faster with a single seed
-                idxs = permute(idxs, length, stream(key, int(epochs[0])))
+                idxs = permute(idxs, length, stream(key, epochs[:1].astype(np.uint64)).item())
             else:
                 idxs = permute(idxs, length, stream(key, epochs.astype(np.uint64)))
         return EpochIndex(epochs, idxs) if is_indexed_by_epoch(self.datasets[member]) else idxs
