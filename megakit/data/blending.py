@@ -13,15 +13,7 @@ from torch.utils.data import Dataset
 from megakit.data.batches import fetch_batch
 from megakit.data.device import on_device
 from megakit.data.epochs import MultiEpochDataset, MultiEpochDatasetWrapper, SizedDataset
-from megakit.data.indices import (
-    EpochIndex,
-    Int,
-    IntArray,
-    as_int,
-    as_seed,
-    check_index,
-    check_indices,
-)
+from megakit.data.indices import EpochIndex, Int, IntArray, as_seed, check_index, check_indices
 from megakit.data.permutation import permute
 from megakit.data.random_effects import key_of, stream
 
@@ -47,7 +39,7 @@ class BlendedDataset(Dataset[Any]):
     def __init__(
         self,
         members: Iterable[tuple[SizedDataset[Any] | MultiEpochDataset[Any], float]],
-        num_samples: Int | None = None,
+        num_samples: int | None = None,
         seed: Int = 42,
         shuffle: bool = True,
     ) -> None:
@@ -60,8 +52,7 @@ class BlendedDataset(Dataset[Any]):
         self._members, self._before = _assign(self.counts.tolist())
         numbers = np.arange(len(datasets), dtype=np.uint64)
         self._keys: list[int] = stream(key_of(self.seed), numbers).tolist()
-        given = self._exhausted_after() if num_samples is None else num_samples
-        self.num_samples = as_int(given, "num_samples")
+        self.num_samples = self._exhausted_after() if num_samples is None else num_samples
         if self.num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
 
@@ -156,8 +147,7 @@ def _count_slots(weights: Sequence[float]) -> list[int]:
     rounded = [share.limit_denominator(MAX_SLOTS) for share in shares]
     total = min(MAX_SLOTS, math.lcm(*(share.denominator for share in rounded)))
     counts = [math.floor(share * total) for share in shares]
-    remainders = [share * total - count for share, count in zip(shares, counts, strict=True)]
-    by_remainder = sorted(range(len(shares)), key=remainders.__getitem__, reverse=True)
+    by_remainder = sorted(range(len(shares)), key=lambda member: -(shares[member] * total % 1))
     for member in by_remainder[: total - sum(counts)]:
         counts[member] += 1
     if 0 in counts:
