@@ -250,12 +250,12 @@ class TestGpus:
 #: Most lines of each room: its Python and shell. A number only goes down; where it has to go up, a
 #: sentence beside it says why.
 ROOMS = {
-    "megakit": 17475,
+    "megakit": 17465,
     "megakit/job": 2377,
     "megakit/runtime": 1160,
     "megakit/checkpoints": 706,
     "megakit/training": 3624,
-    "megakit/data": 1848,
+    "megakit/data": 1838,
     "megakit/models": 2963,
     "megakit/testing": 3029,  # grew by `search_path`, which runtime had
     "megakit/reporting": 1646,
