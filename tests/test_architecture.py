@@ -269,7 +269,7 @@ ROOMS = {
     "docs": 433,
     "notebooks": 1023,
     "benchmarks": 6035,
-    "tests": 25370,
+    "tests": 25348,
     "run": 127,
     "run_setup.sh": 204,
     ".ci/run": 60,

