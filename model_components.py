@@ -30,7 +30,6 @@ from megakit.data import (
     IdentityMultiEpochDatasetWrapper,
     MegatronDataModule,
     another_name,
-    balanced_subset,
     bernoulli,
     on_device,
 )
@@ -54,6 +53,7 @@ from megakit.training import MetricTracker as MetricTracker  # for the published
 from mnist.dataset import MnistBatch as MnistBatch
 from mnist.dataset import MNISTCustom as MNISTCustom
 from mnist.dataset import MnistItem as MnistItem
+from mnist.dataset import balanced_subset
 from mnist.files import read_splits
 from mnist.sizes import SizeOptions
 

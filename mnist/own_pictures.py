@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from megakit.data.foreign_images import list_folder, read_array, read_image
 from megakit.errors import UserError, first, printable, reading
+from megakit.runtime.foreign_files import read_regular_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +32,16 @@ BOX = 20
 """Length that the longer side of a digit is scaled to, as in MNIST."""
 FAINT = 32
 """Smallest difference from the paper's brightness, of 255, that counts as ink."""
-ARRAY_BYTES = 100_000 * SIDE * SIDE * 8 + 10_000
-"""Largest size of a `.npy` file: 100,000 pictures, the limit for a folder, in float64."""
+MOST_PICTURES = 100_000
+"""Largest number of pictures in a folder or an array."""
+ARRAY_BYTES = MOST_PICTURES * SIDE * SIDE * 8 + 10_000
+"""Largest size of a `.npy` file: the pictures in float64."""
+PICTURE_BYTES = 128 << 20
+"""Largest size of a picture file."""
+MOST_PIXELS, LONGEST_SIDE = 50_000_000, 20_000
+"""Largest numbers of pixels of a picture, as the largest common cameras have, and of its side."""
+MOST_SCANS = 1000
+"""Largest number of scans of a JPEG file. About ten are usual; each takes a picture's time."""
 WHAT_TO_NAME = "--input takes a PNG, JPEG or WebP file, a folder of such files, or a .npy array."
 MOST_NAMES = 5
 """Largest number of file names in one remark."""
@@ -160,7 +170,6 @@ def read_pictures(path: Path) -> Pictures:
         path: A file or a folder. The files of a folder are read in the order of their names;
             hidden files are skipped. Files that are no pictures, and pictures without ink, are
             skipped with a remark. An array contains uint8 from 0 to 255, or floats from 0 to 1.
-            `megakit.data.foreign_images` defines the largest sizes.
 
     Raises:
         UserError: The named file, an element of the array, or every file of the folder cannot be
@@ -171,7 +180,7 @@ def read_pictures(path: Path) -> Pictures:
     reader = _Reader()
     with reading(f"--input {path}", WHAT_TO_NAME):
         is_folder = path.is_dir()
-        files = list_folder(path) if is_folder else [path]
+        files = _list_folder(path) if is_folder else [path]
     if not files:
         reader.refuse(path, "the folder is empty. Put PNG, JPEG or WebP files into it")
     for file in files:
@@ -273,13 +282,24 @@ class _Reader:
         self.changes.update(changes)
 
 
+def _list_folder(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    if len(files) > MOST_PICTURES:
+        raise ValueError(f"more than {MOST_PICTURES:,} files")
+    return files
+
+
 def _read_array(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
     """Reads a `.npy` file; returns uint8 (N, 28, 28) and the changes made."""
     import numpy as np
 
-    array: Any = read_array(path, (SIDE, SIDE), ARRAY_BYTES)
+    array = np.load(io.BytesIO(read_regular_file(path, ARRAY_BYTES)), allow_pickle=False)
+    if array.shape[1:] != (SIDE, SIDE) or not 0 < len(array) <= MOST_PICTURES:
+        raise ValueError(f"shape {array.shape}")
     if array.dtype == np.uint8:
         return array, []
+    if array.dtype.kind != "f":
+        raise ValueError(f"numbers of type {array.dtype}")
     low, high = array.min(), array.max()
     if not (low >= 0 and high <= 1):  # also true for NaN
         raise ValueError(f"values from {low:.4g} to {high:.4g}")
@@ -288,11 +308,34 @@ def _read_array(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
     return np.concatenate(whole), ["values from 0 to 1 scaled to 0 to 255"]
 
 
+def _read_image(path: Path) -> Image:
+    """Decodes a picture whose size is accepted, and rotates it by its EXIF orientation."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    content = read_regular_file(path, PICTURE_BYTES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns by limits of its own
+        try:
+            image = Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "WEBP"))
+        except UnidentifiedImageError:  # Pillow's message names the BytesIO object
+            raise ValueError("neither PNG nor JPEG nor WEBP") from None
+        width, height = image.size  # of the header; no pixel is decoded yet
+        if max(width, height) > LONGEST_SIDE or width * height > MOST_PIXELS:
+            raise ValueError(
+                f"{width:,} x {height:,} pixels: scale it down to {MOST_PIXELS:,} pixels at most, "
+                f"and {LONGEST_SIDE:,} a side"
+            )
+        if image.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MOST_SCANS:
+            raise ValueError(f"more than {MOST_SCANS:,} scans: save it as a plain JPEG")
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
+
+
 def _read_grey(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
     """Reads a picture file; returns grey uint8 (height, width) and the changes made."""
     import numpy as np
 
-    image = read_image(path)
+    image = _read_image(path)
     if image.mode.startswith("I"):  # 16 bits per pixel
         deep = np.asarray(image).astype(np.uint32)
         return ((deep * 255 + 32767) // 65535).astype(np.uint8), ["16 bits per pixel reduced to 8"]

@@ -132,8 +132,7 @@ class TestOneWay:
             module for module in imports(REPOSITORY / f"mnist/{name}.py") if "megakit" in module
         }
         used = {full.rpartition(".")[0] for full in found}
-        safe = {"megakit.runtime.foreign_files", "megakit.data.foreign_images"}
-        assert used <= {"megakit.errors", *safe}
+        assert used <= {"megakit.errors", "megakit.runtime.foreign_files"}
 
 
 class TestLight:
@@ -251,16 +250,16 @@ class TestGpus:
 #: Most lines of each room: its Python and shell. A number only goes down; where it has to go up, a
 #: sentence beside it says why.
 ROOMS = {
-    "megakit": 17953,
+    "megakit": 17465,
     "megakit/job": 2377,
     "megakit/runtime": 1160,
     "megakit/checkpoints": 706,
     "megakit/training": 3624,
-    "megakit/data": 2326,
+    "megakit/data": 1838,
     "megakit/models": 2963,
     "megakit/testing": 3029,  # grew by `search_path`, which runtime had
     "megakit/reporting": 1646,
-    "mnist": 2202,
+    "mnist": 2269,  # grew by the choice of labels and the checks of pictures, from megakit/data
     "model_components.py": 414,
     "model_pretrain.py": 64,
     "model_finetune.py": 79,
@@ -270,7 +269,7 @@ ROOMS = {
     "docs": 433,
     "notebooks": 1023,
     "benchmarks": 6035,
-    "tests": 25436,
+    "tests": 25348,
     "run": 127,
     "run_setup.sh": 204,
     ".ci/run": 60,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from torch.utils.data import Dataset
 
 from examples.own_images.image_files import (
@@ -18,7 +19,6 @@ from examples.own_images.image_files import (
     list_classes,
     list_images,
 )
-from megakit.data.foreign_images import read_image
 from megakit.errors import reading
 
 SIZE = 32
@@ -44,9 +44,9 @@ class FolderImages(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         path = self.paths[index]
-        with reading(path, REMEDY):
-            image = read_image(path, FORMATS).convert("RGB").resize((self.size, self.size))
-        pixels = np.asarray(image, np.float32)
+        with reading(path, REMEDY), Image.open(path, formats=FORMATS) as image:
+            upright = ImageOps.exif_transpose(image).convert("RGB")
+        pixels = np.asarray(upright.resize((self.size, self.size)), np.float32)
         data = torch.from_numpy(pixels / 255).movedim(2, 0).contiguous()
         return {"data": data, "label": self.labels[path.parent.name], "idx": index % len(self)}
 

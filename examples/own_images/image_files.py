@@ -10,12 +10,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from megakit.data.foreign_images import FILE_BYTES
 from megakit.errors import UserError, first, printable, reading
 from megakit.runtime.foreign_files import regular_file_size
 
 SPLITS = ("train", "val", "test")
 REMEDY = "Copy it again, or remove it."
+FILE_BYTES = 128 << 20  # the largest image file
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 

@@ -1,89 +1,58 @@
 """Blends several datasets in proportion to weights; each access takes O(1) time and memory."""
 
-import numbers
-import sys
+import math
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch.utils.data import Dataset
 
-from megakit.data.assignment import assign, whole_weights
-from megakit.data.batches import fetch_batch, fetch_samples
+from megakit.data.batches import fetch_batch
 from megakit.data.device import on_device
 from megakit.data.epochs import MultiEpochDataset, MultiEpochDatasetWrapper, SizedDataset
-from megakit.data.hashing import key_of, stream
-from megakit.data.indices import (
-    EpochIndex,
-    Int,
-    IntArray,
-    as_int,
-    as_seed,
-    check_index,
-    check_indices,
-)
+from megakit.data.indices import EpochIndex, Int, IntArray, as_seed, check_index, check_indices
 from megakit.data.permutation import permute
+from megakit.data.random_effects import key_of, stream
+
+MAX_SLOTS = 10_000
 
 
 class BlendedDataset(Dataset[Any]):
     """Draws from several datasets in proportion to weights, in epochs of each dataset.
 
-    A period of at most 10,000 slots assigns a member to each slot, and repeats without end. So the
-    first n samples contain each member's share of n, with a difference below 1 (`assign`). A member
-    gives each of its samples once before its next epoch starts. Each epoch of each member has its
-    own order. Sample i is a function of the members, the weights, the seed and i alone. So it is
-    equal on all ranks, after every restart, and in any order of reading. There is no array of
-    samples or of epochs.
-
-    The shares are exact if they are fractions with a common denominator of at most 10,000.
-    Otherwise they are the nearest such shares (`whole_weights`).
-
-    A member is indexed by `EpochIndex` if its class derives from `MultiEpochDatasetWrapper` or
-    `MultiEpochDataset`, or if it annotates the index of `__getitem__` as an `EpochIndex`. Every
-    other member is indexed by integers.
+    A period of at most 10,000 slots assigns a member to each slot, and repeats without end. A
+    member gives each of its samples once before its next epoch starts, in another order. Sample i
+    is a function of the members, the weights, the seed and i alone. So it is equal on all ranks,
+    after every restart, and in any order of reading. `counts` has each member's slots in a period.
 
     Args:
-        members: Pairs of a dataset and its weight, a positive finite number of any scale.
+        members: Pairs of a dataset and its weight, a positive number of any scale.
         num_samples: Length of the blend; by default, the blend ends before a member gives a sample
             for the second time.
         seed: Seed of the orders, any integer that is not negative.
         shuffle: Whether to shuffle each epoch; if False, all epochs have the order of the dataset.
-
-    Attributes:
-        datasets: The members' datasets.
-        counts: The number of slots of each member in a period; int64 of shape (M,).
-
-    Raises:
-        ValueError: If there are no members, a dataset is empty, a weight is not positive and finite
-            or is less than 1/10,000 of all weights, `num_samples` is below 1, or the seed is
-            negative.
-        TypeError: If a member is not a pair, a weight is not a number, or `seed`, `num_samples` or
-            an index is not an integer.
     """
 
     def __init__(
         self,
         members: Iterable[tuple[SizedDataset[Any] | MultiEpochDataset[Any], float]],
-        num_samples: Int | None = None,
+        num_samples: int | None = None,
         seed: Int = 42,
         shuffle: bool = True,
     ) -> None:
-        members = list(members)
-        _check_members(members)
-        self.datasets: tuple[Any, ...] = tuple(dataset for dataset, _ in members)
-        self.counts = whole_weights([weight for _, weight in members])
+        datasets, weights = zip(*members, strict=True)
+        self.datasets: tuple[Any, ...] = datasets
         self.seed, self.shuffle = as_seed(seed), shuffle
-        self._lengths = [len(dataset) for dataset in self.datasets]
-        self._keys = [stream(key_of(self.seed), member) for member in range(len(self.datasets))]
+        self._lengths = [len(dataset) for dataset in datasets]
+        self.counts = np.array(_count_slots(weights))
         # For each slot of a period: its member, and the member's number of slots before it.
-        self._members = assign(self.counts.tolist()).astype(np.int16)
-        self._before = np.empty_like(self._members)
-        for member, count in enumerate(self.counts):
-            self._before[self._members == member] = np.arange(count)
-        given = self._exhausted_after() if num_samples is None else num_samples
-        self.num_samples = as_int(given, "num_samples")
+        self._members, self._before = _assign(self.counts.tolist())
+        numbers = np.arange(len(datasets), dtype=np.uint64)
+        self._keys: list[int] = stream(key_of(self.seed), numbers).tolist()
+        self.num_samples = self._exhausted_after() if num_samples is None else num_samples
         if self.num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
 
@@ -95,29 +64,22 @@ class BlendedDataset(Dataset[Any]):
         dataset = self.datasets[member]
         return dataset[place if is_indexed_by_epoch(dataset) else place.idx]
 
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Return the samples at these indices; PyTorch's loader calls this."""
-        samples: list[Any] = [None] * len(indices)
-        for member, positions, inner in self._split(indices):
-            fetched = fetch_samples(self.datasets[member], inner)
-            for position, sample in zip(positions.tolist(), fetched, strict=True):
-                samples[position] = sample
-        return samples
-
     def get_batch(self, indices: IntArray) -> Any:
-        """Return the collated batch at these indices, int64 of shape (B,).
-
-        Raises:
-            ValueError: If there are no indices, or the members' samples differ in keys, shapes or
-                dtypes.
-        """
-        parts = self._split(indices)
-        if not parts:
-            raise ValueError("A batch needs at least one index, got none.")
-        batches = {member: fetch_batch(self.datasets[member], inner) for member, _, inner in parts}
-        if len(parts) == 1:
-            return batches.popitem()[1]
-        return _merge(batches, np.argsort(np.concatenate([positions for _, positions, _ in parts])))
+        """Return the collated batch at these indices, int64 of shape (B,)."""
+        periods, slots = np.divmod(check_indices(indices, self.num_samples), len(self._members))
+        members = self._members[slots]
+        numbers = periods * self.counts[members] + self._before[slots]
+        parts = {
+            member: self._fetch(member, numbers[members == member])
+            for member in np.unique(members).tolist()
+        }
+        forms = {member: _form(part) for member, part in parts.items()}
+        if any(form != forms[members[0]] for form in forms.values()):
+            raise ValueError(
+                f"The members of the blend give different samples: {forms}. All members must give "
+                "the same keys, shapes and dtypes. Wrap a member to convert its samples."
+            )
+        return _merge(list(parts.values()), np.argsort(np.argsort(members, kind="stable")))
 
     def locate(self, index: int) -> tuple[int, EpochIndex[int]]:
         """Return the member that gives a sample, and the sample's epoch and index there."""
@@ -126,33 +88,22 @@ class BlendedDataset(Dataset[Any]):
         number = period * int(self.counts[member]) + int(self._before[slot])
         epoch, idx = divmod(number, self._lengths[member])
         if self.shuffle:
-            idx = permute(idx, self._lengths[member], stream(self._keys[member], epoch))
+            idx = permute(idx, self._lengths[member], _seed_of(self._keys[member], epoch))
         return member, EpochIndex(epoch, idx)
 
-    def _split(
-        self, indices: ArrayLike
-    ) -> list[tuple[int, IntArray, IntArray | EpochIndex[IntArray]]]:
-        """List each member in a batch, its positions in the batch, and its own indices."""
-        checked = check_indices(indices, self.num_samples)
-        periods, slots = np.divmod(checked, len(self._members))
-        members = self._members[slots]
-        numbers = periods * self.counts[members] + self._before[slots]
-        parts = []
-        for member in np.unique(members).tolist():
-            positions = np.flatnonzero(members == member)
-            parts.append((member, positions, self._indices_of(member, numbers[positions])))
-        return parts
-
-    def _indices_of(self, member: int, numbers: IntArray) -> IntArray | EpochIndex[IntArray]:
-        """Map the running numbers of a member's samples to the member's indices."""
-        length, key = self._lengths[member], self._keys[member]
-        epochs, idxs = np.divmod(numbers, length)
+    def _fetch(self, member: int, numbers: IntArray) -> Any:
+        """Return the collated batch of a member's samples, by their running numbers."""
+        epochs, idxs = np.divmod(numbers, self._lengths[member])
         if self.shuffle:
+            key = self._keys[member]
             if epochs.min() == epochs.max():  # `permute` is faster with a single seed
-                idxs = permute(idxs, length, stream(key, int(epochs[0])))
+                seed: Any = _seed_of(key, int(epochs[0]))
             else:
-                idxs = permute(idxs, length, stream(key, epochs.astype(np.uint64)))
-        return EpochIndex(epochs, idxs) if is_indexed_by_epoch(self.datasets[member]) else idxs
+                seed = stream(key, epochs.astype(np.uint64))
+            idxs = permute(idxs, self._lengths[member], seed)
+        dataset = self.datasets[member]
+        indices = EpochIndex(epochs, idxs) if is_indexed_by_epoch(dataset) else idxs
+        return fetch_batch(dataset, indices)
 
     def _exhausted_after(self) -> int:
         """Return the number of samples before the first one from a member's second epoch."""
@@ -164,87 +115,91 @@ class BlendedDataset(Dataset[Any]):
         return min(ends)
 
 
+@lru_cache(maxsize=1024)
+def _seed_of(key: int, epoch: int) -> int:
+    """Return the seed of an epoch's order."""
+    return int(stream(key, np.array([epoch], np.uint64))[0])
+
+
 def is_indexed_by_epoch(dataset: object) -> bool:
     """Return whether a member of a blend is indexed by `EpochIndex`, as its class states.
 
     The class extends `MultiEpochDatasetWrapper` or `MultiEpochDataset`, or it annotates the index
     of `__getitem__` as an `EpochIndex`.
     """
-    bases = type(dataset).__mro__
-    if MultiEpochDatasetWrapper in bases or MultiEpochDataset in bases:
+    if {MultiEpochDatasetWrapper, MultiEpochDataset} & set(type(dataset).__mro__):
         return True
     annotations = getattr(getattr(type(dataset), "__getitem__", None), "__annotations__", {})
     return any("EpochIndex" in str(one) for name, one in annotations.items() if name != "return")
 
 
-def _check_members(members: Sequence[Any]) -> None:
-    if not members:
-        raise ValueError("A blend needs at least one pair of a dataset and its weight, got none.")
-    for number, member in enumerate(members):
-        if not isinstance(member, tuple | list) or len(member) != 2:
-            raise TypeError(
-                f"Member {number} must be a pair (dataset, weight), got a {type(member).__name__}."
-            )
-        dataset, weight = member
-        _check_weight(number, weight)
-        if len(dataset) < 1:
-            raise ValueError(f"The dataset of member {number} is empty: leave out the member.")
+def _count_slots(weights: Sequence[float]) -> list[int]:
+    """Convert weights to whole numbers of slots, with a total of at most `MAX_SLOTS`.
 
-
-def _check_weight(number: int, weight: Any) -> None:
-    is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
-    if not is_number:
-        raise TypeError(
-            f"The weight of member {number} must be a number, got {weight!r} of type "
-            f"{type(weight).__name__}."
-        )
-    if not 0 < weight <= sys.float_info.max or float(weight) == 0:
-        raise ValueError(
-            f"The weight of member {number} must be positive and finite, got {weight}. To use no "
-            "sample of a dataset, leave out the dataset."
-        )
-
-
-def _merge(parts: dict[int, Any], order: IntArray, path: str = "batch") -> Any:
-    """Merge the members' collated batches.
-
-    Args:
-        parts: The batches by member.
-        order: For each sample of the result, its position in the concatenated batches; (B,).
-        path: The place in the batch, for messages.
+    If the shares are fractions with a common denominator of at most `MAX_SLOTS`, they are exact.
+    Otherwise, `MAX_SLOTS` slots are distributed by largest remainder.
     """
-    (number, first), *others = parts.items()
-    for other, part in others:
-        if _form(part) != _form(first):
-            raise ValueError(
-                f"Members {number} and {other} of the blend give different samples. {path} is "
-                f"{_form(first)} and {_form(part)}. All members must give the same keys, shapes "
-                "and dtypes. Wrap a member to convert its samples."
-            )
+    for member, weight in enumerate(weights):
+        if not 0 < weight < math.inf:
+            raise ValueError(f"The weight of member {member} must be positive, got {weight}.")
+    exact = [Fraction(float(weight)) for weight in weights]
+    shares = [weight / sum(exact) for weight in exact]
+    rounded = [share.limit_denominator(MAX_SLOTS) for share in shares]
+    total = min(MAX_SLOTS, math.lcm(*(share.denominator for share in rounded)))
+    counts = [math.floor(share * total) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda member: -(shares[member] * total % 1))
+    for member in by_remainder[: total - sum(counts)]:
+        counts[member] += 1
+    if 0 in counts:
+        raise ValueError(
+            f"The weight {weights[counts.index(0)]} of member {counts.index(0)} is too small: the "
+            f"smallest share is 1/{MAX_SLOTS}. Increase the weight, or leave out the member."
+        )
+    return counts
 
-    def merged(key: Any) -> Any:
-        inner = {number: part[key] for number, part in parts.items()}
-        return _merge(inner, order, f"{path}[{key!r}]")
 
+def _assign(counts: Sequence[int]) -> Any:
+    """Distribute the slots of one period, so that each prefix has nearly each member's share.
+
+    Source: R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. Let T be
+    the sum of `counts`, and M the number of members, at least 2. Among the first n slots, the
+    number of slots of a member with count c differs from n * c / T by at most 1 - 1 / (2 * M - 2).
+    This bound gives each of a member's slots an earliest and a latest place. A place goes to the
+    member whose latest place is the first, among those that it is not too early for.
+
+    Returns:
+        For each slot, its member, and the member's number of slots before; int16 (2, T).
+    """
+    total, scale = sum(counts), max(2, 2 * len(counts) - 2)
+    table = np.empty((2, total), np.int16)
+    size, drawn = scale * np.array(counts), np.zeros(len(counts), np.int64)
+    for slot in range(total):
+        is_possible = total * (scale * drawn + 1) <= size * (slot + 1)
+        latest = total * (scale * drawn + scale - 1) // size
+        member = np.where(is_possible, latest, total).argmin()
+        table[:, slot] = member, drawn[member]
+        drawn[member] += 1
+    return table
+
+
+def _merge(batches: list[Any], order: IntArray) -> Any:
+    """Merge the members' collated batches; `order` has each sample's position in all of them."""
+    first = batches[0]
     if isinstance(first, torch.Tensor):
-        return torch.cat(list(parts.values())).index_select(0, on_device(order, like=first))
+        return torch.cat(batches).index_select(0, on_device(order, like=first))
     if isinstance(first, dict):
-        return {key: merged(key) for key in first}
-    if _form(first) == "strings":
-        strings = [string for part in parts.values() for string in part]
+        return {key: _merge([batch[key] for batch in batches], order) for key in first}
+    if isinstance(first[0], str | bytes):
+        strings = [string for batch in batches for string in batch]
         return type(first)(strings[position] for position in order.tolist())
-    fields = map(merged, range(len(first)))
+    fields = [_merge(list(values), order) for values in zip(*batches, strict=True)]
     return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)
 
 
-def _form(batch: Any) -> str:
-    """Describe what all members' batches must have in common, without the entries inside."""
+def _form(batch: Any) -> Any:
+    """Describe what the batches of all members must have in common."""
     if isinstance(batch, torch.Tensor):
-        return f"{batch.dtype} of shape {['B', *batch.shape[1:]]}".replace("'", "")
+        return f"{batch.dtype} {list(batch.shape[1:])}"
     if isinstance(batch, dict):
-        return f"a dict with the keys {sorted(batch, key=str)}"
-    if not isinstance(batch, list | tuple):
-        raise TypeError(f"A blend cannot merge batches of {type(batch).__name__}.")
-    if batch and isinstance(batch[0], str | bytes):
-        return "strings"
-    return f"a {type(batch).__name__} of {len(batch)}"
+        return {key: _form(value) for key, value in batch.items()}
+    return "strings" if isinstance(batch[0], str | bytes) else [_form(value) for value in batch]

@@ -3,13 +3,13 @@
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch.utils.data import Dataset
 
 from megakit.data.batches import fetch_batch, fetch_samples
 from megakit.data.epochs import SizedDataset
-from megakit.data.hashing import GOLDEN, key_of, mix64, stream
-from megakit.data.indices import Int, IntArray, as_int, as_seed, check_index, check_indices
+from megakit.data.indices import Int, IntArray, as_int, as_seed, check_indices
+from megakit.data.random_effects import GOLDEN, key_of, mix64, stream
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -19,31 +19,17 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
 
     About 37% of the samples are not drawn in as many draws as the dataset has samples. Prefer
     `MultiEpochDatasetResampler`, which draws all samples at the same cost. Draw number i is a hash
-    of seed and i (`megakit.data.hashing`). So the draw is equal on all ranks and platforms, after
-    every restart, and in any order of reading. The hash is converted to an index without bias, as
-    in Daniel Lemire, "Fast Random Integer Generation in an Interval", ACM TOMACS 29(1), 2019; a
-    rejected hash is hashed again.
-
-    Args:
-        dataset: The dataset to draw from, indexed by integers.
-        seed: Seed of the draws, any integer that is not negative.
-        num_samples: Number of draws; by default the dataset's length.
-
-    Raises:
-        ValueError: If the dataset is empty, `num_samples` is below 1, or the seed is negative.
-        TypeError: If `seed`, `num_samples` or an index is not an integer.
+    of seed and i. So the draw is equal on all ranks and platforms, after every restart, and in any
+    order of reading.
     """
 
     def __init__(
         self, dataset: SizedDataset[T_co], seed: Int = 42, num_samples: Int | None = None
     ) -> None:
-        self.dataset = dataset
-        self.seed = as_seed(seed)
-        self._key = key_of(self.seed)
-        self._dataset_length = len(dataset)
-        if self._dataset_length < 1:
+        self.dataset, self.seed = dataset, as_seed(seed)
+        if len(dataset) < 1:
             raise ValueError("The dataset is empty: there is nothing to draw from.")
-        given = self._dataset_length if num_samples is None else num_samples
+        given = len(dataset) if num_samples is None else num_samples
         self.num_samples = as_int(given, "num_samples")
         if self.num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
@@ -52,8 +38,7 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
         return self.num_samples
 
     def __getitem__(self, index: int) -> T_co:
-        number = check_index(index, self.num_samples)
-        return self.dataset[self._draw([number]).item()]
+        return self.dataset[self._draw([index]).item()]
 
     def __getitems__(self, indices: list[int]) -> list[T_co]:
         """Return the samples at these indices; PyTorch's loader calls this."""
@@ -64,28 +49,19 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
         return fetch_batch(self.dataset, self._draw(indices))
 
     def _draw(self, indices: ArrayLike) -> IntArray:
-        checked = check_indices(indices, self.num_samples)
-        return draw(self._key, checked.astype(np.uint64), self._dataset_length)
+        """Convert hashes to indices without bias.
 
-
-def draw(key: int, counters: NDArray[np.uint64], length: int) -> IntArray:
-    """Return the draws number `counters`, shape (B,), from [0, length), as int64 (B,)."""
-    z = stream(key, counters)
-    too_low = np.uint64(2**64 % length)
-    rejected = np.flatnonzero(z * np.uint64(length) < too_low)
-    while rejected.size:
-        again = mix64(z[rejected] + np.uint64(GOLDEN))
-        z[rejected] = again
-        rejected = rejected[again * np.uint64(length) < too_low]
-    return _high_word(z, length).astype(np.int64)
-
-
-def _high_word(x: NDArray[np.uint64], y: int) -> NDArray[np.uint64]:
-    """Return x * y >> 64 from four products of 32-bit halves; no sum here exceeds 64 bits."""
-    low32, half = np.uint64(2**32 - 1), np.uint64(32)
-    x_low, x_high = x & low32, x >> half
-    y_low, y_high = np.uint64(y & 2**32 - 1), np.uint64(y >> 32)
-    middle = x_high * y_low + (x_low * y_low >> half)
-    carry = x_low * y_high + (middle & low32)
-    high: NDArray[np.uint64] = x_high * y_high + (middle >> half) + (carry >> half)
-    return high
+        Source: Daniel Lemire, "Fast Random Integer Generation in an Interval", ACM TOMACS 29(1),
+        2019. The index is the high word of hash times length. Hashes whose low word is too low are
+        hashed again.
+        """
+        checked, length = check_indices(indices, self.num_samples), np.uint64(len(self.dataset))
+        x = stream(key_of(self.seed), checked.astype(np.uint64))
+        too_low = np.uint64(2**64 % len(self.dataset))
+        while (rejected := np.flatnonzero(x * length < too_low)).size:
+            x[rejected] = mix64(x[rejected] + GOLDEN)
+        half, low = np.uint64(32), np.uint64(2**32 - 1)  # numpy has no product of 128 bits
+        middle = (x >> half) * (length & low) + ((x & low) * (length & low) >> half)
+        carry = (x & low) * (length >> half) + (middle & low)
+        high = (x >> half) * (length >> half) + (middle >> half) + (carry >> half)
+        return high.astype(np.int64)

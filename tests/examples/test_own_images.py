@@ -84,7 +84,7 @@ def test_files_that_cannot_be_read(folder: Path) -> None:
     dataset = FolderOptions(data_dir=folder).fingerprint()
     images = FolderImages(folder, "train")
     (place / "L.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"L\.png: cannot be read \(neither PNG"):
+    with pytest.raises(UserError, match=r"L\.png: cannot be read \(Unidentified"):
         images[0]
     with pytest.raises(UserError, match="changed since this command began"):
         FolderOptions(data_dir=folder).check_unchanged(dataset)

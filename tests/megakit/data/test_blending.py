@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, random_split
+from torch.utils.data import Dataset, default_collate, random_split
 
 from megakit.data import (
     BlendedDataset,
@@ -60,6 +60,10 @@ def blend_of(members, *arguments, cls: Any = Batched, **options):
     return BlendedDataset(pairs, *arguments, **options)
 
 
+def collated(blend, indices):
+    return default_collate([blend[index] for index in indices])
+
+
 @settings(max_examples=60, deadline=None)
 @given(member_lists, st.integers(0, 2**70), st.booleans())
 def test_shares_and_epochs(members, seed, shuffle):
@@ -69,7 +73,7 @@ def test_shares_and_epochs(members, seed, shuffle):
     total = sum(weight for _, weight in members)
     for member, (length, weight) in enumerate(members):
         drawn = np.cumsum([number == member for number, _ in places])
-        for count, size in zip(drawn.tolist(), range(1, 301), strict=True):
+        for size, count in enumerate(drawn.tolist(), start=1):
             assert abs(count - Fraction(size * weight, total)) < 1
         mine = [place for number, place in places if number == member]
         for epoch, start in enumerate(range(0, len(mine), length)):
@@ -84,18 +88,13 @@ def test_shares_and_epochs(members, seed, shuffle):
 @settings(max_examples=60, deadline=None)
 @given(member_lists, st.data(), st.booleans(), st.sampled_from([Member, Batched]))
 def test_batches_equal_samples_in_any_order(members, data, shuffle, cls):
-    length = 100
-    blend = blend_of(members, length, shuffle=shuffle, cls=cls)
+    blend = blend_of(members, 100, shuffle=shuffle, cls=cls)
     for _ in range(3):
-        indices = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=30))
-        samples = [blend[index] for index in indices]
-        assert_elements_equal(blend.__getitems__(indices), samples)
-        batch = blend.get_batch(np.array(indices))
-        assert batch["member"].tolist() == [sample["member"] for sample in samples]
-        assert batch["x"].tolist() == [sample["x"].tolist() for sample in samples]
-        for index, sample in zip(indices, samples, strict=True):
+        indices = data.draw(st.lists(st.integers(0, 99), min_size=1, max_size=30))
+        assert_elements_equal(blend.get_batch(np.array(indices)), collated(blend, indices))
+        for index in indices:
             member, (_, idx) = blend.locate(index)
-            assert sample["x"].tolist() == [member, idx]
+            assert blend[index]["x"].tolist() == [member, idx]
 
 
 def test_known_values():
@@ -106,21 +105,34 @@ def test_known_values():
     assert idxs == (1, 0, 4, 91, 3, 2, 0, 41, 2, 1, 3, 1, 1, 62, 2, 2, 0, 6, 4, 0)
 
 
+@pytest.mark.parametrize(
+    ("weights", "counts"),
+    [
+        ([0.7, 0.2, 0.1], [7, 2, 1]),
+        ([1 / 3, 2 / 3], [1, 2]),
+        ([9999, 1], [9999, 1]),
+        ([1e300, 1e300], [1, 1]),
+        ([0.7, 0.2, 2**0.5], [3025, 864, 6111]),
+    ],
+)
+def test_known_counts(weights, counts):
+    assert blend_of([(9, weight) for weight in weights]).counts.tolist() == counts
+
+
 def test_epochs_have_orders_of_their_own():
     """Another order for each epoch, member and seed."""
-    blend = blend_of([(50, 1), (50, 1)], 400)
-    idxs: list[list[int]] = [[], []]
-    for index in range(400):
-        member, place = blend.locate(index)
-        idxs[member].append(place.idx)
-    epochs = [tuple(of[start : start + 50]) for of in idxs for start in range(0, 200, 50)]
-    other = [blend_of([(50, 1), (50, 1)], 400, 7).locate(i)[1].idx for i in range(0, 100, 2)]
-    assert len({*epochs, tuple(other)}) == 9
+    orders = set()
+    for seed in (42, 7):
+        blend = blend_of([(50, 1), (50, 1)], 400, seed)
+        idxs = np.array([blend.locate(index)[1].idx for index in range(400)])
+        orders |= {
+            tuple(order) for order in idxs.reshape(4, 50, 2).transpose(0, 2, 1).reshape(8, 50)
+        }
+    assert len(orders) == 16
 
 
 def test_the_default_length_ends_before_a_repetition():
     assert len(blend_of([(100, 1)])) == 100
-    assert len(blend_of([(30, 3), (10, 1)])) == 40
     assert len(blend_of([(10**9, 1), (10, 1)])) == 21
     for members in ([(17, 3), (23, 2), (400, 5)], [(1, 1), (1, 1)], [(5, 1), (40, 9)]):
         length = len(blend_of(members))
@@ -136,10 +148,7 @@ def test_members_indexed_by_epoch():
         member, place = blend.locate(index)
         added = 1000 * place.epoch if member else 0
         assert blend[index]["x"].tolist() == [member + added, place.idx + added]
-    assert_elements_equal(
-        blend.get_batch(np.arange(24)),
-        torch.utils.data.default_collate([blend[index] for index in range(24)]),
-    )
+    assert_elements_equal(blend.get_batch(np.arange(24)), collated(blend, range(24)))
     epochs = BlendedDataset([(MultiEpochDatasetResampler(wrapped, num_epochs=2), 1)])
     assert len({tuple(sample["x"].tolist()) for sample in map(epochs.__getitem__, range(8))}) == 8
 
@@ -163,16 +172,12 @@ def test_any_sample_that_can_be_collated(sample_of):
 
     blend = blend_of([(9, 3), (5, 2), (7, 1)], 60, cls=Own)
     for indices in (np.arange(60), np.array([59, 3, 3, 0]), np.array([7])):
-        expected = torch.utils.data.default_collate([blend[index] for index in indices.tolist()])
-        assert_elements_equal(blend.get_batch(indices), expected)
+        assert_elements_equal(blend.get_batch(indices), collated(blend, indices.tolist()))
 
 
 def test_rules_for_megatron():
-    blends = [
-        blend_of([(40, 1), (30, 2)]),
-        BlendedDataset([(AddEpoch(Batched(0, 40)), 1), (Member(1, 30), 2)], 150, shuffle=False),
-    ]
-    for blend in blends:
+    members: Any = [(AddEpoch(Batched(0, 40)), 1), (Member(1, 30), 2)]
+    for blend in (blend_of([(40, 1), (30, 2)]), BlendedDataset(members, 150, shuffle=False)):
         assert_dataset_compatible_with_megatron(blend)
 
 
@@ -200,12 +205,21 @@ def test_a_data_module_trains_on_a_blend():
 @pytest.mark.parametrize(
     ("members", "options", "message"),
     [
-        ([([], 1)], {}, "dataset of member 0 is empty"),
-        ([([1], 1), ([1], 0)], {}, "weight of member 1 must be positive and finite, got 0"),
-        ([([1], 1), ([1], 1e-5)], {}, "weight 1e-05 of member 1 is a share of 1e-05. The smallest"),
+        ([([1], 1), ([1], 0)], {}, "weight of member 1 must be positive, got 0"),
+        ([([1], float("nan"))], {}, "weight of member 0 must be positive, got nan"),
+        ([([1], 1), ([1], 1e-5)], {}, "weight 1e-05 of member 1 is too small: the smallest share"),
         ([([1], 1)], {"num_samples": 0}, "num_samples must be at least 1, got 0"),
     ],
 )
 def test_wrong_values(members, options, message):
     with pytest.raises(ValueError, match=message):
         BlendedDataset(members, **options)
+
+
+@pytest.mark.parametrize(
+    "other", [{"x": torch.zeros(3)}, {"x": torch.zeros(2).long()}, {"y": torch.zeros(2)}]
+)
+def test_members_with_other_samples(other):
+    blend = BlendedDataset([([{"x": torch.zeros(2)}], 1), ([other], 1)], 4)
+    with pytest.raises(ValueError, match="members of the blend give different samples"):
+        blend.get_batch(np.arange(4))
