@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, default_collate
 
 from megakit.data.batches import each, fetch_batch, fetch_samples, is_current
-from megakit.data.indices import EpochIndex, IntArray, as_int, as_seed, check_indices
+from megakit.data.indices import EpochIndex, IntArray, as_int, as_seed, check_index, check_indices
 from megakit.data.permutation import permute
 
 T = TypeVar("T")
@@ -106,8 +106,10 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> T_co:
-        epoch, idx = self._compute(check_indices([as_int(index, "The index")], len(self)))
-        return self.dataset[EpochIndex(epoch.item(), idx.item())]
+        epoch, idx = divmod(check_index(index, len(self)), self._epoch_length)
+        if self.shuffle:
+            idx = permute(idx, self._epoch_length, int(self.epoch_seeds[epoch]))
+        return self.dataset[EpochIndex(epoch, idx)]
 
     def get_batch(self, indices: ArrayLike) -> Any:
         """Return the collated batch at these indices, integers of shape (B,)."""

@@ -56,11 +56,14 @@ def check_indices(indices: ArrayLike, length: int) -> IntArray:
     """
     array = as_int_array(indices, "The indices of a batch").astype(np.int64, copy=False)
     if array.size and not 0 <= array.min() <= array.max() < length:
-        outside = array[(array < 0) | (array >= length)][0]
-        raise IndexError(f"Index {outside} out of bounds for dataset of length {length}.")
+        for index in array.tolist():
+            check_index(index, length)
     return array
 
 
 def check_index(index: SupportsIndex, length: int) -> int:
     """Return an index of a dataset as an int, after checking its range."""
-    return int(check_indices([as_int(index, "The index")], length)[0])
+    number = as_int(index, "The index")
+    if not 0 <= number < length:
+        raise IndexError(f"Index {number} out of bounds for dataset of length {length}.")
+    return number

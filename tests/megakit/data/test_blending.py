@@ -184,6 +184,8 @@ def test_rules_for_megatron():
 @pytest.mark.usefixtures("megatron")
 def test_a_data_module_trains_on_a_blend():
     """The blend is as long as the training; the loader goes on after the consumed samples."""
+    from lightning.pytorch.trainer.states import RunningStage
+
     from megakit.data import MegatronDataModule
 
     class Data(MegatronDataModule):
@@ -193,7 +195,9 @@ def test_a_data_module_trains_on_a_blend():
             self.train_set = self.blend([(wrapped, 3), (Batched(1, 30), 1)])
 
     data: Any = Data(micro_batch_size=4, global_batch_size=8)
-    data.trainer = SimpleNamespace(global_step=3, max_steps=10)
+    state = SimpleNamespace(stage=RunningStage.TRAINING)
+    data.trainer = SimpleNamespace(global_step=3, max_steps=10, state=state, strategy=None)
+    data.data_sampler.connect(data.trainer)
     data.setup("fit")
     data.load_state_dict({"consumed_samples": 24, "global_step": 3})
     batches = list(data.data_sampler.transform_dataloader(data.train_dataloader()))
