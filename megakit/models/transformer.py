@@ -1,10 +1,10 @@
-"""Provides Megatron's transformer layers with initial weights that do not depend on the layout."""
+"""Provides Megatron's transformers with initial weights that do not depend on the layout."""
 
 import copy
 from typing import Any
 
 import torch
-from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -129,3 +129,35 @@ def _replace(spec: ModuleSpec) -> None:
             _replace(value)
         elif isinstance(value, type):
             setattr(spec.submodules, name, _REPLACEMENTS.get(value, value))
+
+
+class SeededGPTModel(GPTModel):
+    """A `GPTModel` whose initial weights depend on the config's seed and the weights' names only.
+
+    Its layers are those of `transformer_block_spec`; the arguments are Megatron's.
+    """
+
+    def __init__(self, config: TransformerConfig, *args: Any, **options: Any) -> None:
+        # The embedding is the first layer that draws from this seed. The later layers have their
+        # own seeds.
+        with seeded(config.seed, "embedding"):
+            super().__init__(config, *args, **options)
+
+    def setup_embeddings_and_output_layer(self) -> None:
+        """Builds the output layer again, seeded by name; then ties it to the embedding."""
+        if self.post_process:
+            with seeded(self.config.seed, "output layer"):
+                self.output_layer = _ColumnParallel(
+                    self.config.hidden_size,
+                    self.vocab_size,
+                    config=self.config,
+                    init_method=self.config.init_method,
+                    bias=False,
+                    gather_output=not self.parallel_output,
+                    skip_weight_param_allocation=self.pre_process
+                    and self.share_embeddings_and_output_weights,
+                    embedding_activation_buffer=self.embedding_activation_buffer,
+                    grad_output_buffer=self.grad_output_buffer,
+                    tp_group=self.pg_collection.tp,
+                )
+        super().setup_embeddings_and_output_layer()
