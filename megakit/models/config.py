@@ -17,20 +17,15 @@ MegatronLossType = TypeVar("MegatronLossType", bound=MegatronLossReduction)
 
 #: Fields that depend on the run or the machine. Their values are never read from a checkpoint.
 OVERRIDE_BIONEMO_CONFIG_DEFAULTS: list[str] = [
-    # model, loss and checkpoint
     *("model_cls", "loss_cls", "calculate_per_token_loss", "override_parent_fields", "seed"),
     *("initial_ckpt_path", "initial_ckpt_skip_keys_with_these_prefixes"),
-    # layout
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     *("expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
     *("virtual_pipeline_model_parallel_size", "pipeline_model_parallel_comm_backend"),
     *("variable_seq_lengths", "moe_token_dispatcher_type", "batch_p2p_sync"),
-    # memory of a training
     *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
-    # precision
     *("fp16", "bf16", "params_dtype", "pipeline_dtype", "autocast_dtype", "enable_autocast"),
-    # set by the strategy while it runs
-    *("timers", "finalize_model_grads_func", "grad_scale_func"),
+    *("timers", "finalize_model_grads_func", "grad_scale_func"),  # set by the strategy
     *("no_sync_func", "grad_sync_func", "param_sync_func"),
 ]
 
@@ -94,8 +89,7 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
     def configure_model(self) -> ModelT:
         """Reads the checkpoint's settings, if any; builds the model; loads its weights.
 
-        Raises:
-            UserError: The checkpoint is damaged, or its weights do not fit the model.
+        If the checkpoint is damaged or does not fit the model, raises a `UserError`.
         """
         if self.model_cls is None:
             raise ValueError(f"{type(self).__name__} needs a model_cls, the class of the model.")
@@ -134,11 +128,6 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
     def update_model_from_checkpoint(
         self, model: torch.nn.Module, initial_ckpt_path: str | Path
     ) -> list[str]:
-        """Loads a checkpoint's weights into the model, except for names with a skipped prefix.
-
-        Returns the names of the weights, of the model or the checkpoint, that were not loaded; see
-        `load_model_weights`.
-        """
-        return load_model_weights(
-            model, Path(initial_ckpt_path), skip=self.initial_ckpt_skip_keys_with_these_prefixes
-        )
+        """Calls `load_model_weights`, except for names with a skipped prefix."""
+        skip = self.initial_ckpt_skip_keys_with_these_prefixes
+        return load_model_weights(model, Path(initial_ckpt_path), skip)

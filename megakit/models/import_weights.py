@@ -4,10 +4,9 @@
 
 WEIGHTS is a safetensors file or a file of torch.save. The latter contains a state dict, or a
 dictionary with one, such as a Lightning checkpoint. WEIGHTS must have exactly the model's tensors,
-after --map and --skip. Run this command in the folder of
-`model_components.py`; for another module, give --components. The checkpoint is written under a
-temporary name. Then it gets its name, and the name is printed. Exit status: 0 success; 1 the
-checkpoint cannot be written; 2 wrong options or unusable weights.
+after --map and --skip. Run this command in the folder of `model_components.py`; for another module,
+give --components. The checkpoint's name is printed when it is complete. Exit status: 0 success;
+1 the checkpoint cannot be written; 2 wrong options or unusable weights.
 """
 
 import argparse
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from megakit.models.config import MegatronBioNeMoTrainableModelConfig as Config
 
-OTHER_FILE = "Give a safetensors file, or a file of torch.save(model.state_dict(), FILE)."
 RENAME = (
     "Rename tensors or modules with --map OLD=NEW (in Python: names={OLD: NEW}), leave them out "
     "with --skip NAME (skip=[NAME]), and set sizes with --set FIELD=VALUE (another config)."
@@ -89,21 +87,20 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _build_config(options: argparse.Namespace) -> "Config":
+def _build_config(options: argparse.Namespace) -> Any:
     """Imports the components, and builds the config that the options name."""
     if problems := missing_module(options.components):
         raise UserError(problems)
     use_accelerator("cpu")
     module = importlib.import_module(options.components)
-    values: dict[str, Any] = dict(options.set)
+    values = dict[str, Any](options.set)
     for name, text in options.set:
         with contextlib.suppress(ValueError, SyntaxError):  # the text is a string
             values[name] = ast.literal_eval(text)
     try:
-        config: Config = getattr(module, options.config)(**values)
+        return getattr(module, options.config)(**values)
     except (AttributeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
         raise UserError(f"--config {options.config}, --set: not a config ({error}).") from error
-    return config
 
 
 def checkpoint_from_weights(
@@ -118,8 +115,7 @@ def checkpoint_from_weights(
     """Writes a checkpoint with the weights of another program, for any layout.
 
     The weights have to be exactly those of the model, with the names of
-    `load_for_inference(...).state_dict()`. A prefix of all names, such as `module.`, is removed.
-    Call this function in a process that is not a rank of a running job.
+    `load_for_inference(...).state_dict()`. Call this in a process that is not a rank of a job.
 
     Args:
         weights: A safetensors file, a file of `torch.save`, or a state dict.
@@ -129,8 +125,7 @@ def checkpoint_from_weights(
         skip: Names of tensors or modules to leave out.
         report: Receives remarks about removed prefixes and rounded numbers.
 
-    Raises a `UserError` if the weights cannot be read or do not fit the model, and an `OSError` if
-    the checkpoint cannot be written. Then nothing is left at `output`.
+    Unusable weights raise a `UserError`, a full disk an `OSError`; `output` then does not exist.
     """
     output = Path(output)
     if output.exists() or not output.absolute().parent.is_dir():
@@ -140,22 +135,21 @@ def checkpoint_from_weights(
     from megakit.models.loading import check_finite
 
     source = "the state dict" if isinstance(weights, Mapping) else str(weights)
-    with reading(source, OTHER_FILE):
+    with reading(source, "Give a safetensors file, or a file of torch.save(model.state_dict())."):
         given = _read(weights)
+        check_finite(given)
     with single_rank_state():
         model = config.configure_model()
         own = model.state_dict()
-        rules: dict[str, str | None] = {**(names or {}), **dict.fromkeys(skip)}
-        state = _rename(given, own, rules, report)
+        state = _rename(given, own, {**(names or {}), **dict.fromkeys(skip)}, report)
         try:
             # Megatron's layers also have entries without a tensor.
             model.load_state_dict({name: v for name, v in own.items() if v is None} | state)
         except RuntimeError as error:
             lines = [*f"{source}: {error}".expandtabs(2).splitlines(), RENAME]
             raise UserError("\n".join(map(printable, lines))) from error
-        with reading(source, OTHER_FILE):
-            check_finite(own)
-        if rounded := sum(not own[name].double().equal(state[name].double()) for name in state):
+        numbers = {name: value.double() for name, value in own.items() if value is not None}
+        if rounded := sum(not state[name].double().equal(numbers[name]) for name in numbers):
             report(f"the numbers of {rounded} tensors were rounded to the model's type.")
         _write(output, model, config, source)
     return output

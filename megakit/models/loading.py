@@ -35,12 +35,8 @@ def load_model_weights(
             also contain further weights, such as those of a replaced head.
         alone: Whether to read without communication; otherwise all ranks have to call this.
 
-    Returns:
-        The names of the weights, of the model or the checkpoint, that were not loaded.
-
-    Raises:
-        UserError: Weights are missing, unexpected, or of other shapes: all are listed. Or weights
-            are not finite.
+    Returns the names of the weights, of the model or the checkpoint, that were not loaded. Missing,
+    unexpected and misshaped weights raise one `UserError`, and so does NaN or infinity.
     """
     folder = str(checkpoint / WEIGHTS)
     wanted = model.sharded_state_dict(prefix=PREFIX)
@@ -99,12 +95,12 @@ def _read_alone(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
     return apply_factory_merges(dict_list_map_outplace(part, wanted), factories)
 
 
-def _tensors(sharded: dict[str, Any]) -> list[ShardedTensor]:
-    return [item for item in nested_values(sharded) if isinstance(item, ShardedTensor)]
-
-
 def _name(key: str) -> str:
     return key.removeprefix(PREFIX)
+
+
+def _tensors(sharded: dict[str, Any]) -> list[ShardedTensor]:
+    return [item for item in nested_values(sharded) if isinstance(item, ShardedTensor)]
 
 
 def check_finite(value: object) -> None:
