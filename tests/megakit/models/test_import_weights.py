@@ -1,7 +1,6 @@
 """Importing weights: what other programs wrote becomes a checkpoint, exactly or not at all."""
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from megakit.errors import UserError
 from megakit.models.export import main as export
 from megakit.models.import_weights import main
 from tests.disk import Disk
-from tests.scripts import REPOSITORY, run, run_script
 
 pytestmark = [
     pytest.mark.usefixtures("megatron"),
@@ -132,41 +130,6 @@ def test_names_of_others(state: dict[str, Tensor], tmp_path: Path) -> None:
     )
 
 
-def test_a_transformer_of_torch_computes_the_same(tmp_path: Path) -> None:
-    """With the fused matrix of queries, keys and values that the document describes."""
-    from tests.megakit.models.blocks import BlocksConfig
-
-    heads, width, layers = 4, 16, 2
-    options: dict[str, Any] = {"dropout": 0.0, "activation": "gelu", "norm_first": True}
-    layer = nn.TransformerEncoderLayer(width, heads, 4 * width, **options)
-    norm = nn.LayerNorm(width)
-    theirs = nn.TransformerEncoder(layer, layers, norm, enable_nested_tensor=False).eval()
-    embedding, head = nn.Embedding(12, width), nn.Linear(width, 12)
-    model = nn.ModuleDict({"embedding": embedding, "encoder": theirs, "head": head})
-    for weight in model.parameters():
-        nn.init.normal_(weight, std=0.3)
-    state = model.state_dict()
-    names = {"encoder.norm": "decoder.final_layernorm"}
-    for number in range(layers):
-        old, new = f"encoder.layers.{number}", f"decoder.layers.{number}"
-        for kind in ("weight", "bias"):
-            rows = state.pop(f"{old}.self_attn.in_proj_{kind}")
-            parts = [part.view(heads, width // heads, -1) for part in rows.chunk(3)]
-            fused = torch.stack(parts, dim=1).reshape(rows.shape)
-            state[f"{old}.self_attn.linear_qkv.{kind}"] = fused
-        for pair in (
-            *("norm1=input_layernorm", "norm2=pre_mlp_layernorm", "self_attn=self_attention"),
-            *("self_attn.out_proj=self_attention.linear_proj", "linear1=mlp.linear_fc1"),
-            "linear2=mlp.linear_fc2",
-        ):
-            one, _, other = pair.partition("=")
-            names[f"{old}.{one}"] = f"{new}.{other}"
-    convert(state, tmp_path / "made", BlocksConfig(), names=names)
-    ours = BlocksConfig(initial_ckpt_path=str(tmp_path / "made")).configure_model().eval()
-    tokens = torch.randint(12, (6, 5))
-    torch.testing.assert_close(ours(tokens), head(theirs(embedding(tokens))), rtol=0, atol=1e-5)
-
-
 def test_one_error_lists_all_problems(state: dict[str, Tensor], tmp_path: Path) -> None:
     wrong = state | {"norm.steps": torch.tensor(3), "first.bias": torch.ones(9)}
     wrong["fc.weight"] = wrong.pop("head.weight")
@@ -179,7 +142,7 @@ def test_one_error_lists_all_problems(state: dict[str, Tensor], tmp_path: Path) 
         "--map OLD=NEW (in Python: names={OLD: NEW})",
     ):
         assert part in message
-    spoilt = state | {"head.bias": torch.full((3,), 1e300, dtype=torch.float64)}
+    spoilt = state | {"head.bias": torch.tensor([0.0, 1.0, torch.nan])}
     assert "NaN or infinite" in refusal(spoilt, tmp_path)
 
 
@@ -267,27 +230,3 @@ def test_it_is_complete_before_it_has_its_name(
     assert disk.events[-2:] == ["rename .partial-made to made", f"flush {tmp_path.name}"]
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     assert not (tmp_path / "made" / "rest").exists()
-
-
-@pytest.mark.long
-def test_an_imported_classifier_predicts_the_same(tmp_path: Path) -> None:
-    """Predictions of the imported checkpoint, by two pipeline stages."""
-    digits = ("--dataset", "digits", "--precision", "32", "--output-dir", tmp_path)
-    short, sizes = ("--max-steps", 3, "--val-interval", 3), ("--hidden-size", 32)
-    run_script("model_pretrain.py", *digits, *short, *sizes).output()
-    best = run_script("model_finetune.py", *digits, *short).output().strip()
-    weights, made = tmp_path / "weights.safetensors", tmp_path / "imported"
-
-    def command(module: str, *arguments: object) -> str:
-        program = (sys.executable, "-m", f"megakit.models.{module}")
-        return run(*program, *arguments, cwd=REPOSITORY).output().strip()
-
-    command("export", best, "--safetensors", weights)
-    config = ("--config", "ExampleFineTuneConfig", "--set", "hidden_size=32")
-    assert command("import_weights", weights, "--output", made, *config) == str(made)
-    predictions = []
-    for checkpoint in (best, made):
-        options = ("--devices", 2, "--pipeline-parallel", 2, "--checkpoint", checkpoint)
-        written = run_script("model_predict.py", *digits, *options).output().strip()
-        predictions.append(Path(written).read_text())
-    assert predictions[0] == predictions[1]
