@@ -100,7 +100,8 @@ def _build_config(options: argparse.Namespace) -> Any:
     try:
         return getattr(module, options.config)(**values)
     except (AttributeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
-        raise UserError(f"--config {options.config}, --set: not a config ({error}).") from error
+        what = f"--config {options.config}, --set: this config cannot be built ({error})"
+        raise UserError(f"{what}. Name a class of {options.components}, and its fields.") from error
 
 
 def checkpoint_from_weights(
@@ -116,6 +117,7 @@ def checkpoint_from_weights(
 
     The weights have to be exactly those of the model, with the names of
     `load_for_inference(...).state_dict()`. Call this in a process that is not a rank of a job.
+    Unusable weights raise a `UserError`, a full disk an `OSError`; `output` then does not exist.
 
     Args:
         weights: A safetensors file, a file of `torch.save`, or a state dict.
@@ -124,8 +126,6 @@ def checkpoint_from_weights(
         names: New names of tensors or modules, by their names in `weights`; "" is the whole model.
         skip: Names of tensors or modules to leave out.
         report: Receives remarks about removed prefixes and rounded numbers.
-
-    Unusable weights raise a `UserError`, a full disk an `OSError`; `output` then does not exist.
     """
     output = Path(output)
     if output.exists() or not output.absolute().parent.is_dir():

@@ -26,7 +26,9 @@ PREFIX = "module."
 def load_model_weights(
     model: MegatronModule, checkpoint: Path, skip: Collection[str] = (), *, alone: bool = False
 ) -> list[str]:
-    """Loads a checkpoint's weights into a model of any layout, on the model's device.
+    """Loads a checkpoint's weights into a model of any layout; returns the names not loaded.
+
+    Missing, unexpected and misshaped weights raise one `UserError`, and so does NaN or infinity.
 
     Args:
         model: This rank's part of the model.
@@ -34,9 +36,6 @@ def load_model_weights(
         skip: Prefixes of names of weights that are not changed. With prefixes, the checkpoint may
             also contain further weights, such as those of a replaced head.
         alone: Whether to read without communication; otherwise all ranks have to call this.
-
-    Returns the names of the weights, of the model or the checkpoint, that were not loaded. Missing,
-    unexpected and misshaped weights raise one `UserError`, and so does NaN or infinity.
     """
     folder = str(checkpoint / WEIGHTS)
     wanted = model.sharded_state_dict(prefix=PREFIX)
