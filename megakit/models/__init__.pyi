@@ -2,7 +2,6 @@ from .attention import ScaledDotProductAttention as ScaledDotProductAttention
 from .config import OVERRIDE_BIONEMO_CONFIG_DEFAULTS as OVERRIDE_BIONEMO_CONFIG_DEFAULTS
 from .config import MegatronBioNeMoTrainableModelConfig as MegatronBioNeMoTrainableModelConfig
 from .config import MegatronLossType as MegatronLossType
-from .gpt import SeededGPTModel as SeededGPTModel
 from .import_weights import checkpoint_from_weights as checkpoint_from_weights
 from .inference import load_for_inference as load_for_inference
 from .inference import returns_latent as returns_latent
@@ -13,5 +12,6 @@ from .loading import load_model_weights as load_model_weights
 from .model_inputs import ModelInput as ModelInput
 from .settings import IOMixinWithGettersSetters as IOMixinWithGettersSetters
 from .settings import WillHaveGetSetHparam as WillHaveGetSetHparam
+from .transformer import SeededGPTModel as SeededGPTModel
 from .transformer import transformer_block_spec as transformer_block_spec
 from .transformer import transformer_layer_spec as transformer_layer_spec

@@ -14,10 +14,9 @@ from torch.nn import functional
 class ScaledDotProductAttention(DotProductAttention):
     """Megatron's `DotProductAttention` that computes with `scaled_dot_product_attention`.
 
-    Torch's fused kernels do not store the scores of all pairs of tokens. On a CPU with dropout,
-    torch has no such kernel. The result differs from Megatron's by rounding only. If the mask is a
-    tensor, if a window limits the attention, or if `config.softmax_type` is not `vanilla`,
-    Megatron's own code runs.
+    Torch's fused kernels do not store the scores of all pairs of tokens. The result differs from
+    Megatron's by rounding only. If the mask is a tensor, if a window limits the attention, or if
+    `config.softmax_type` is not `vanilla`, Megatron's own code runs.
     """
 
     def forward(
@@ -34,9 +33,16 @@ class ScaledDotProductAttention(DotProductAttention):
         Like Megatron, uses the layer's own mask, not `attn_mask_type`. A single query attends to
         all keys: it is the newest token, and the keys come from a cache.
         """
-        is_causal = self.attn_mask_type == AttnMaskType.causal and len(query) > 1
-        has_options = any(option is not None for option in options.values())
-        if attention_mask is not None or has_options or not self._is_supported(query, key):
+        is_causal = self.attn_mask_type == AttnMaskType.causal
+        is_supported = (
+            attention_mask is None
+            and all(option is None for option in options.values())
+            and (self.attn_mask_type == AttnMaskType.no_mask or is_causal)
+            and (not is_causal or len(query) in (1, len(key)))
+            and self.scale_mask_softmax.window_size is None
+            and self.config.softmax_type == "vanilla"
+        )
+        if not is_supported:
             context: Tensor = super().forward(
                 query, key, value, attention_mask, attn_mask_type, **options
             )
@@ -47,24 +53,16 @@ class ScaledDotProductAttention(DotProductAttention):
         # On CPUs, torch's backward pass is much slower in bfloat16 than in float32.
         is_slow = query.is_cpu and query.dtype == torch.bfloat16
         dtype = torch.float32 if is_slow else query.dtype
+        q, k, v = (tensor.permute(1, 2, 0, 3).to(dtype) for tensor in (query, key, value))
         with get_cuda_rng_tracker().fork() if is_forked else contextlib.nullcontext():
             context = functional.scaled_dot_product_attention(
-                query.permute(1, 2, 0, 3).to(dtype),
-                key.permute(1, 2, 0, 3).to(dtype),
-                value.permute(1, 2, 0, 3).to(dtype),
+                q,
+                k,
+                v,
                 dropout_p=dropout,
-                is_causal=is_causal,
+                is_causal=is_causal and len(query) > 1,
                 # Megatron can divide the scores by the layer's number and multiply them again.
                 scale=self.softmax_scale * (self.scale_mask_softmax.scale or 1),
                 enable_gqa=query.shape[2] != key.shape[2],
             )
         return context.permute(2, 0, 1, 3).flatten(2).to(query.dtype)
-
-    def _is_supported(self, query: Tensor, key: Tensor) -> bool:
-        is_causal = self.attn_mask_type == AttnMaskType.causal
-        return (
-            (self.attn_mask_type == AttnMaskType.no_mask or is_causal)
-            and (not is_causal or len(query) in (1, len(key)))
-            and self.scale_mask_softmax.window_size is None
-            and self.config.softmax_type == "vanilla"
-        )

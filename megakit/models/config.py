@@ -1,6 +1,5 @@
 """Defines the config that builds a model, with settings and weights of a checkpoint if given."""
 
-import contextlib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -11,8 +10,6 @@ from nemo.lightning.megatron_parallel import MegatronLossReduction
 
 from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import verify_if_possible
-from megakit.errors import USE_ANOTHER, UserError, reading
-from megakit.models.initial_weights import build_independent_of_layout
 from megakit.models.loading import load_model_weights
 
 ModelT = TypeVar("ModelT", bound=MegatronModule)
@@ -20,20 +17,15 @@ MegatronLossType = TypeVar("MegatronLossType", bound=MegatronLossReduction)
 
 #: Fields that depend on the run or the machine. Their values are never read from a checkpoint.
 OVERRIDE_BIONEMO_CONFIG_DEFAULTS: list[str] = [
-    # model, loss and checkpoint
     *("model_cls", "loss_cls", "calculate_per_token_loss", "override_parent_fields", "seed"),
     *("initial_ckpt_path", "initial_ckpt_skip_keys_with_these_prefixes"),
-    # layout
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     *("expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
     *("virtual_pipeline_model_parallel_size", "pipeline_model_parallel_comm_backend"),
     *("variable_seq_lengths", "moe_token_dispatcher_type", "batch_p2p_sync"),
-    # memory of a training
     *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
-    # precision
     *("fp16", "bf16", "params_dtype", "pipeline_dtype", "autocast_dtype", "enable_autocast"),
-    # set by the strategy while it runs
-    *("timers", "finalize_model_grads_func", "grad_scale_func"),
+    *("timers", "finalize_model_grads_func", "grad_scale_func"),  # set by the strategy
     *("no_sync_func", "grad_sync_func", "param_sync_func"),
 ]
 
@@ -42,16 +34,14 @@ OVERRIDE_BIONEMO_CONFIG_DEFAULTS: list[str] = [
 class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], TransformerConfig):
     """Names a model class and its loss class, and builds the model in `configure_model`.
 
-    A Megatron layer allocates this rank's shard of the weights. So NeMo's strategy first sets up
-    the parallel state and then calls `configure_model`. The strategy writes layout and precision
-    into this config; for this, the config must be a TransformerConfig.
+    NeMo's strategy first sets up the parallel state, and writes layout and precision into this
+    config. Then it calls `configure_model`, since layers allocate this rank's shard of the weights.
 
     Attributes:
         model_cls: The class of the model; called with this config.
         loss_cls: The class of the model's loss.
         num_layers: Layers of a transformer. Megatron divides by this number for all models.
-        num_attention_heads: Attention heads; 0 for a model without attention. For 0, this class
-            chooses a number that passes Megatron's checks.
+        num_attention_heads: Attention heads; 0 for a model without attention.
         initial_ckpt_path: A checkpoint with the settings and the initial weights.
         initial_ckpt_skip_keys_with_these_prefixes: Prefixes of names of weights that are not loaded
             from the checkpoint, such as the weights of a new head. Any other difference between
@@ -80,8 +70,7 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
         # The strategy calls this method again after it has written its layout into the config.
         self._has_attention = getattr(self, "_has_attention", self.num_attention_heads != 0)
         if not self._has_attention:
-            # Also for a model without attention, Megatron requires a multiple of the number of
-            # tensor-parallel ranks.
+            # Megatron requires a multiple of the tensor-parallel size.
             self.num_attention_heads = self.num_query_groups = self.tensor_model_parallel_size
         # Read by `megakit.training.stage_shapes`.
         self._has_constant_stage_shapes = getattr(
@@ -100,44 +89,22 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
     def configure_model(self) -> ModelT:
         """Reads the checkpoint's settings, if any; builds the model; loads its weights.
 
-        Returns:
-            This rank's part of the model, in float32 on the CPU.
-
-        Raises:
-            ValueError: The config names no `model_cls`.
-            UserError: The checkpoint or its settings do not fit the model. Or, in a pipeline, the
-                initial weights depend on the layout.
+        If the checkpoint is damaged or does not fit the model, raises a `UserError`.
         """
-        model_cls = self.model_cls
-        if model_cls is None:
+        if self.model_cls is None:
             raise ValueError(f"{type(self).__name__} needs a model_cls, the class of the model.")
-        if not self.initial_ckpt_path:
-            return build_independent_of_layout(lambda: model_cls(self))
-        own = dict(vars(self))
-        self.load_settings_from_checkpoint(self.initial_ckpt_path)
-        changed = sorted(name for name, value in vars(self).items() if own.get(name) != value)
-        settings = f"{self.initial_ckpt_path}: its settings {', '.join(changed)}"
-
-        def build() -> ModelT:
-            # Without changed settings, an error is not due to the checkpoint.
-            with reading(settings, USE_ANOTHER) if changed else contextlib.nullcontext():
-                return model_cls(self)
-
-        model = build_independent_of_layout(build, self.initial_ckpt_skip_keys_with_these_prefixes)
-        self.update_model_from_checkpoint(model, self.initial_ckpt_path)
+        if self.initial_ckpt_path:
+            self.load_settings_from_checkpoint(self.initial_ckpt_path)
+        model = self.model_cls(self)
+        if self.initial_ckpt_path:
+            self.update_model_from_checkpoint(model, self.initial_ckpt_path)
         return model
 
     def get_loss_reduction_class(self) -> type[MegatronLossType]:
-        """Returns the class of the model's loss.
-
-        Raises:
-            NotImplementedError: The config names no `loss_cls`.
-        """
+        """Returns the class of the model's loss, `loss_cls`."""
         if self.loss_cls is None:
-            raise NotImplementedError(
-                f"{type(self).__name__}.get_loss_reduction_class: set loss_cls, the class of the "
-                "model's loss."
-            )
+            name = f"{type(self).__name__}.get_loss_reduction_class"
+            raise NotImplementedError(f"{name}: set loss_cls, the class of the model's loss.")
         return self.loss_cls
 
     def validation_metrics(self) -> dict[str, Any]:
@@ -147,38 +114,20 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
     def load_settings_from_checkpoint(self, initial_ckpt_path: str | Path) -> None:
         """Sets the fields to a checkpoint's settings, except for `override_parent_fields`.
 
-        A checkpoint without a manifest, as NeMo writes it, causes a warning.
-
-        Raises:
-            UserError: The checkpoint is damaged, a setting has the wrong type, or the checkpoint's
-                context is missing or is unsafe.
+        A checkpoint without a manifest, as NeMo writes it, causes a warning. A damaged checkpoint,
+        or one without a context, causes a `UserError`.
         """
         verify_if_possible(Path(initial_ckpt_path))
         settings = read_model_settings(Path(initial_ckpt_path))
-        kept = set(self.override_parent_fields)
-        for name in {own.name for own in fields(self)} & settings.keys() - kept:
-            own, found = getattr(self, name), settings[name]
-            if callable(own):  # for example `init_method`; checkpoints contain no functions
-                continue
-            wanted: tuple[type, ...] = (bool,) if type(own) is bool else (int, float)
-            if type(own) in (bool, int, float) and type(found) not in (*wanted, type(None)):
-                raise UserError(
-                    f"{initial_ckpt_path}: its setting {name} is {str(found)[:100]!r}, "
-                    f"not a {type(own).__name__}. {USE_ANOTHER}"
-                )
-            setattr(self, name, found)
+        names = {own.name for own in fields(self)} & settings.keys()
+        for name in names - set(self.override_parent_fields):
+            # Checkpoints contain no functions, such as `init_method`.
+            if not callable(getattr(self, name)):
+                setattr(self, name, settings[name])
 
     def update_model_from_checkpoint(
         self, model: torch.nn.Module, initial_ckpt_path: str | Path
     ) -> list[str]:
-        """Loads a checkpoint's weights into the model, except for names with a skipped prefix.
-
-        Returns:
-            The names of the weights, of the model or the checkpoint, that were not loaded.
-
-        Raises:
-            UserError: Other weights are missing, unexpected, or of another shape; all are listed.
-        """
-        return load_model_weights(
-            model, Path(initial_ckpt_path), skip=self.initial_ckpt_skip_keys_with_these_prefixes
-        )
+        """Calls `load_model_weights`, except for names with a skipped prefix."""
+        skip = self.initial_ckpt_skip_keys_with_these_prefixes
+        return load_model_weights(model, Path(initial_ckpt_path), skip)

@@ -4,68 +4,59 @@
 
 WEIGHTS is a safetensors file or a file of torch.save. The latter contains a state dict, or a
 dictionary with one, such as a Lightning checkpoint. WEIGHTS must have exactly the model's tensors,
-after --map and --skip. Run this command in the folder of
-`model_components.py`; for another module, give --components. The checkpoint is written under a
-temporary name. Then it gets its name, and the name is printed. Exit status: 0 success; 1 the
-checkpoint cannot be written; 2 wrong options or unusable weights.
+after --map and --skip. Run this command in the folder of `model_components.py`; for another module,
+give --components. The checkpoint's name is printed when it is complete. Exit status: 0 success;
+1 the checkpoint cannot be written; 2 wrong options or unusable weights.
 """
 
 import argparse
 import ast
 import contextlib
-import dataclasses
-import gc
-import hashlib
 import importlib
 import io
+import re
+import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megakit.checkpoints.manifest import IMPORTED, Manifest, installed_versions, step_in_name
-from megakit.errors import UserError
+from megakit.checkpoints import manifest as manifests
+from megakit.errors import UserError, printable, reading
 from megakit.models.export import missing_module
 from megakit.runtime import find_accelerator, use_accelerator
+from megakit.runtime.foreign_files import regular_file_size
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from megakit.models.config import MegatronBioNeMoTrainableModelConfig as Config
+
+RENAME = (
+    "Rename tensors or modules with --map OLD=NEW (in Python: names={OLD: NEW}), leave them out "
+    "with --skip NAME (skip=[NAME]), and set sizes with --set FIELD=VALUE (another config)."
+)
+#: Prefixes of DistributedDataParallel, of a Lightning module's attribute, and of torch.compile.
+PREFIXES = ("module.", "model.", "_orig_mod.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     options = _parser().parse_args(arguments)
-    remarks: list[str] = []
-    written, reason = None, ""
+    console, hidden = sys.stderr, io.StringIO()  # the frameworks' messages are hidden
     try:
-        _check(options)
-        # Hides the frameworks' messages.
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-            use_accelerator("cpu")
-            try:
-                written = checkpoint_from_weights(
-                    options.weights,
-                    _build_config(options),
-                    options.output,
-                    names=dict(options.map),
-                    skip=options.skip,
-                    report=remarks.append,
-                )
-            except OSError as error:
-                reason = str(error)
-            # After a failed write, torch's files print an error when they are deleted.
-            gc.collect()
-    except UserError as error:
-        for problem in error.problems:
-            print(f"import_weights: {problem}", file=sys.stderr)
-        return 2
-    if written is None:
-        print(f"import_weights: {reason}", file=sys.stderr)
-        return 1
-    for remark in remarks:
-        print(f"import_weights: {remark}", file=sys.stderr)
+        with contextlib.redirect_stderr(hidden), contextlib.redirect_stdout(hidden):
+            written = checkpoint_from_weights(
+                options.weights,
+                _build_config(options),
+                options.output,
+                names=dict(options.map),
+                skip=options.skip,
+                report=lambda remark: print(f"import_weights: {remark}", file=console),
+            )
+    except (UserError, OSError) as error:
+        print(f"import_weights: {error}", file=console)
+        return 2 if isinstance(error, UserError) else 1
     print(written)
     return 0
 
@@ -92,98 +83,41 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise ValueError(text)
+    name, value = text.split("=", maxsplit=1)
     return name, value
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Checks the options, before any import or output.
-
-    Raises:
-        UserError: Options cannot be used; the error lists all problems.
-    """
-    problems = missing_module(options.components) + _problems_of(options.output)
-    if not options.weights.exists():
-        problems.append(f"{options.weights}: there is no such file.")
-    for option, pairs in (("--map", options.map), ("--set", options.set)):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        problems += [f"{option} {name}: given twice. Choose one." for name in twice]
-    if problems:
+def _build_config(options: argparse.Namespace) -> Any:
+    """Imports the components, and builds the config that the options name."""
+    if problems := missing_module(options.components):
         raise UserError(problems)
-
-
-def _problems_of(output: Path) -> list[str]:
-    """Returns why a checkpoint cannot be created at a path."""
-    if output.exists() or output.is_symlink():
-        return [f"--output {output}: exists. Choose another name, or remove it first."]
-    if not output.absolute().parent.is_dir():
-        return [f"--output {output}: there is no folder {output.parent}. Make it first."]
-    return []
-
-
-def _build_config(options: argparse.Namespace) -> "Config":
-    """Imports the components, and builds the config that the options name.
-
-    Raises:
-        UserError: There is no such class or field, or the class refuses the values.
-    """
+    use_accelerator("cpu")
     module = importlib.import_module(options.components)
-    from megakit.models.config import MegatronBioNeMoTrainableModelConfig
-
-    classes = {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, MegatronBioNeMoTrainableModelConfig)
-    }
-    if options.config not in classes:
-        raise UserError(
-            f"--config {options.config}: {options.components} has no such class of a config. Its "
-            f"classes are {', '.join(classes) or 'of other kinds'}."
-        )
-    cls = classes[options.config]
-    fields = {field.name for field in dataclasses.fields(cls) if field.init}
-    if unknown := [name for name, _ in options.set if name not in fields]:
-        raise UserError(f"--set {', '.join(unknown)}: {options.config} has no such field.")
-    classes_of = {f.name for f in dataclasses.fields(cls) if isinstance(f.default, type)}
-    if refused := [name for name, _ in options.set if name in classes_of]:
-        raise UserError(f"--set {', '.join(refused)}: is a class. Change the config in its module.")
-    values = {name: _value(text) for name, text in options.set}
+    values = dict[str, Any](options.set)
+    for name, text in options.set:
+        with contextlib.suppress(ValueError, SyntaxError):  # the text is a string
+            values[name] = ast.literal_eval(text)
     try:
-        config: Config = cls(**values)
-    except (TypeError, ValueError, ArithmeticError, AssertionError) as error:
-        raise UserError(f"--set: {options.config} refuses the values ({error}).") from error
-    return config
-
-
-def _value(text: str) -> Any:
-    """Returns the number or other literal that a text is; otherwise the text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def _print_to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
+        return getattr(module, options.config)(**values)
+    except (AttributeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
+        what = f"--config {options.config}, --set: this config cannot be built ({error})"
+        raise UserError(f"{what}. Name a class of {options.components}, and its fields.") from error
 
 
 def checkpoint_from_weights(
-    weights: "str | Path | Mapping[str, torch.Tensor]",
+    weights: "str | Path | Mapping[str, Tensor]",
     config: "Config",
     output: str | Path,
     *,
     names: Mapping[str, str] | None = None,
     skip: Collection[str] = (),
-    report: Callable[[str], None] = _print_to_stderr,
+    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> Path:
     """Writes a checkpoint with the weights of another program, for any layout.
 
     The weights have to be exactly those of the model, with the names of
-    `load_for_inference(...).state_dict()`. A prefix of all names, such as `module.`, is removed.
-    Call this function in a process that is not a rank of a running job.
+    `load_for_inference(...).state_dict()`. Call this in a process that is not a rank of a job.
+    Unusable weights raise a `UserError`, a full disk an `OSError`; `output` then does not exist.
 
     Args:
         weights: A safetensors file, a file of `torch.save`, or a state dict.
@@ -191,60 +125,125 @@ def checkpoint_from_weights(
         output: The checkpoint, a folder that does not exist.
         names: New names of tensors or modules, by their names in `weights`; "" is the whole model.
         skip: Names of tensors or modules to leave out.
-        report: Receives a line if a prefix was removed, or if numbers were rounded.
-
-    Returns:
-        The path of the checkpoint.
-
-    Raises:
-        UserError: The weights cannot be read, or do not fit the model; or the output exists.
-        OSError: The checkpoint cannot be written. Nothing is left at `output`.
+        report: Receives remarks about removed prefixes and rounded numbers.
     """
     output = Path(output)
-    if problems := _problems_of(output):
-        raise UserError(problems)
+    if output.exists() or not output.absolute().parent.is_dir():
+        raise UserError(f"--output {output}: exists, or is in no folder. Name a new folder.")
     use_accelerator(find_accelerator().name)
-    from megakit.errors import reading
-    from megakit.models.foreign_weights import copy_weights, find_state_dict, read_weights
     from megakit.models.inference import single_rank_state
-    from megakit.models.new_checkpoint import for_one_rank, write_new_checkpoint
+    from megakit.models.loading import check_finite
 
-    if isinstance(weights, Mapping):
-        source: str | Path = "the state dict"
-        with reading(source, "Give a state dict: tensors by name."):
-            state, origin = find_state_dict(weights), {}
-    else:
-        source = Path(weights)
-        state, origin = (
-            read_weights(source),
-            {"weights": source.name, "sha256": _sha256(source)},
-        )
+    source = "the state dict" if isinstance(weights, Mapping) else str(weights)
+    with reading(source, "Give a safetensors file, or a file of torch.save(model.state_dict())."):
+        given = _read(weights)
+        check_finite(given)
     with single_rank_state():
+        model = config.configure_model()
+        own = model.state_dict()
+        state = _rename(given, own, {**(names or {}), **dict.fromkeys(skip)}, report)
         try:
-            model = for_one_rank(config).configure_model()
-        except (RuntimeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
-            raise UserError(f"{type(config).__name__} cannot build its model ({error}).") from error
-        try:
-            remarks = copy_weights(model, state, names or {}, skip)
-        except UserError as error:
-            raise UserError(f"{source}: {error}") from error
-        manifest = Manifest(
-            stage=IMPORTED,
-            model=type(model).__name__,
-            dataset="",  # unknown; scripts then choose as without a checkpoint
-            step=step_in_name(output) or 0,
-            run=origin,
-            versions=installed_versions(),
-        )
-        write_new_checkpoint(output, model, config, manifest)
-    for remark in remarks:
-        report(f"{source}: {remark}")
+            # Megatron's layers also have entries without a tensor.
+            model.load_state_dict({name: v for name, v in own.items() if v is None} | state)
+        except RuntimeError as error:
+            lines = [*f"{source}: {error}".expandtabs(2).splitlines(), RENAME]
+            raise UserError("\n".join(map(printable, lines))) from error
+        numbers = {name: value.double() for name, value in own.items() if value is not None}
+        if rounded := sum(not state[name].double().equal(numbers[name]) for name in numbers):
+            report(f"the numbers of {rounded} tensors were rounded to the model's type.")
+        _write(output, model, config, source)
     return output
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _read(weights: Any) -> "dict[str, Tensor]":
+    """Reads a state dict, an entry `state_dict`, or the only other entry with tensors.
+
+    No code runs in a file: torch's restricted unpickler creates tensors and plain values only.
+    """
+    from safetensors.torch import load_file
+    from torch import Tensor
+
+    from megakit.runtime.safe_reading import load_plain
+
+    if not isinstance(weights, Mapping):
+        path = Path(weights)
+        regular_file_size(path, sys.maxsize)  # opening a FIFO would wait
+        weights = load_file(path) if path.suffix == ".safetensors" else load_plain(path)
+    parts = [part for part in weights.values() if isinstance(part, Mapping)]
+    parts = [part for part in parts if any(isinstance(value, Tensor) for value in part.values())]
+    found = [weights["state_dict"]] if "state_dict" in weights else parts or [weights]
+    if len(found) != 1:
+        raise ValueError(f"it has {len(found)} state dicts instead of one")
+    tensors = {str(k): value for k, value in found[0].items() if isinstance(value, Tensor)}
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+
+
+def _rename(
+    given: "Mapping[str, Tensor]",
+    own: Collection[str],
+    rules: Mapping[str, str | None],
+    report: Callable[[str], None],
+) -> "dict[str, Tensor]":
+    """Renames tensors by the rule with the longest name; the rule None leaves tensors out.
+
+    From the names without a rule, common prefixes are removed that the model's own names lack.
+    """
+    from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+
+    rules = {old.removesuffix("."): new for old, new in rules.items()}
+    renamed, others = [], {}
+    for name, tensor in given.items():
+        fitting = [old for old in rules if not old or f"{name}.".startswith(f"{old}.")]
+        if not fitting:
+            others[name] = tensor
+        elif (new := rules[old := max(fitting, key=len)]) is not None:
+            whole = re.sub(r"\.+", ".", f"{new}.{name.removeprefix(old)}")
+            renamed.append((whole.strip("."), tensor))
+    for one in PREFIXES * 2:  # one can follow another, as in `module._orig_mod.`
+        is_common = others and all(name.startswith(one) for name in others)
+        if is_common and not any(name.startswith(one) for name in own):
+            consume_prefix_in_state_dict_if_present(others, one)
+            report(f"the prefix {one} was removed from the names.")
+    state = {**dict(renamed), **others}
+    if len(state) < len(renamed) + len(others):
+        raise UserError("--map: several tensors get the same name. Leave out all but one.")
+    return state
+
+
+def _write(checkpoint: Path, model: Any, config: "Config", source: str) -> None:
+    """Writes a checkpoint into a hidden folder, and renames the folder when it is complete."""
+    from megatron.core import dist_checkpointing
+
+    from megakit.checkpoints.context import write_context
+    from megakit.checkpoints.writer import publish, why_not_written
+    from megakit.models.loading import PREFIX
+    from megakit.models.settings import ImportedModule
+    from megakit.runtime.saving import write_in_threads
+
+    partial = checkpoint.with_name(f".partial-{checkpoint.name}")
+    weights = partial / manifests.WEIGHTS
+    write_in_threads()
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # of a killed import
+        weights.mkdir(parents=True)
+        dist_checkpointing.save(model.sharded_state_dict(prefix=PREFIX), str(weights))
+        write_context(partial / manifests.CONTEXT, ImportedModule(config))
+        manifest = manifests.Manifest(
+            manifests.IMPORTED,
+            type(model).__name__,
+            dataset="",  # unknown; scripts then choose as without a checkpoint
+            step=manifests.step_in_name(checkpoint) or 0,
+            run={"weights": Path(source).name},
+            versions=manifests.installed_versions(),
+            files=manifests.list_files(partial),
+        )
+        manifests.write_manifest(partial, manifest)
+        publish(partial, checkpoint)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if reason := why_not_written(error):
+            raise OSError(f"cannot write {checkpoint}: {reason}") from error
+        raise
 
 
 if __name__ == "__main__":

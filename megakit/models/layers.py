@@ -82,13 +82,7 @@ def column_parallel_linear(
 
     Rank r of t computes the features `r * out / t` up to `(r + 1) * out / t`. The features are not
     gathered, so a row-parallel layer must follow. The layer maps (..., in) to
-    ((..., out / t), None).
-
-    Args:
-        config: The model's config; its `seed` and `name` determine the initial weights.
-        in_features: Size of the input's last dimension.
-        out_features: Size of the output's last dimension over all ranks.
-        name: Name of the layer within the model.
+    ((..., out / t), None). The config's `seed` and `name` determine the initial weights.
     """
     return _build(_ColumnParallel, config, in_features, out_features, name, gather_output=False)
 
@@ -100,12 +94,7 @@ def row_parallel_linear(
 
     Each rank multiplies its shard of the input by its columns of the weight. An all-reduce sums the
     products, and then the bias is added once. The layer maps (..., in / t) to ((..., out), None).
-
-    Args:
-        config: The model's config; its `seed` and `name` determine the initial weights.
-        in_features: Size of the input's last dimension over all ranks.
-        out_features: Size of the output's last dimension.
-        name: Name of the layer within the model.
+    The config's `seed` and `name` determine the initial weights.
     """
     options = {"bias": True, "input_is_parallel": True, "skip_bias_add": False}
     return _build(_RowParallel, config, in_features, out_features, name, **options)
@@ -128,10 +117,8 @@ def _build(
             init_method=lambda weight: weight.uniform_(-bound, bound),
             **options,
         )
-        # Megatron initializes the bias to zero. Here each rank draws the whole bias and keeps its
-        # shard.
+        # Megatron's bias is zero. Here each rank draws the whole bias and keeps its shard.
         bias = torch.empty(out_features).uniform_(-bound, bound)
-    num_shards = out_features // len(layer.bias)
-    shard = layer.tp_group.rank() if num_shards > 1 else 0
-    layer.bias.data.copy_(bias.tensor_split(num_shards)[shard])
+    shards = bias.view(-1, len(layer.bias))
+    layer.bias.data.copy_(shards[layer.tp_group.rank() if len(shards) > 1 else 0])
     return layer

@@ -1,10 +1,10 @@
-"""Provides Megatron's transformer layers with initial weights that do not depend on the layout."""
+"""Provides Megatron's transformers with initial weights that do not depend on the layout."""
 
 import copy
 from typing import Any
 
 import torch
-from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -42,9 +42,8 @@ class SeededTransformerLayer(TransformerLayer):
 class Norm(WrappedTorchNorm):
     """Builds torch's `LayerNorm` or `RMSNorm`, selected by `config.normalization`.
 
-    With sequence parallelism, each tensor-parallel rank normalizes different tokens. Megatron then
-    sums the gradients of the weights that have the attribute `sequence_parallel`. Megatron's own
-    class refuses sequence parallelism.
+    With sequence parallelism, which Megatron's class refuses, each rank normalizes different
+    tokens. Megatron sums the gradients of weights with the attribute `sequence_parallel`.
     """
 
     def __new__(
@@ -71,13 +70,9 @@ _REPLACEMENTS: dict[type, type] = {
 def transformer_layer_spec(mask: AttnMaskType = AttnMaskType.no_mask) -> ModuleSpec:
     """Returns the specification of the layers for Megatron's `TransformerBlock`.
 
-    The layers use Transformer Engine's modules if Transformer Engine and a GPU are available, else
-    Megatron's own modules. Checkpoints of both have the same names of weights, so each can load the
-    other's.
-
-    Args:
-        mask: `no_mask` for an encoder, in which every token attends to all tokens; `causal` for a
-            decoder that predicts the next token.
+    The layers use Transformer Engine's modules if Transformer Engine and a GPU are available. The
+    mask is `no_mask` for an encoder, in which every token attends to all tokens, and `causal` for a
+    decoder that predicts the next token.
     """
     if _has_transformer_engine():
         spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
@@ -89,16 +84,11 @@ def transformer_layer_spec(mask: AttnMaskType = AttnMaskType.no_mask) -> ModuleS
 def transformer_block_spec(
     config: TransformerConfig, mask: AttnMaskType, vp_stage: int | None = None
 ) -> TransformerBlockSubmodules:
-    """Returns the layers of this pipeline stage and the final norm.
+    """Returns the layers of this pipeline stage and the final norm, for Megatron's `GPTModel`.
 
-    Megatron's `TransformerBlock` and `GPTModel` accept this as their specification. In contrast to
-    `transformer_layer_spec`, the layers follow the config's options, such as `normalization` and
-    `qk_layernorm`, and the final norm supports sequence parallelism.
-
-    Args:
-        config: The model's config; its `seed` determines the initial weights.
-        mask: `causal` for a decoder that predicts the next token; `no_mask` for an encoder.
-        vp_stage: Number of the model chunk on this stage, for interleaved pipelines.
+    In contrast to `transformer_layer_spec`, the layers follow the config's options, such as
+    `normalization` and `qk_layernorm`, and the final norm supports sequence parallelism. For an
+    interleaved pipeline, `vp_stage` is the number of the model chunk on this stage.
     """
     block = gpt_layer_specs.get_gpt_decoder_block_spec(
         config,
@@ -116,16 +106,45 @@ def _has_transformer_engine() -> bool:
 
 
 def _seeded_spec(spec: ModuleSpec, mask: AttnMaskType) -> ModuleSpec:
+    """Replaces Megatron's modules inside a layer's specification by those of this package."""
     spec.module = SeededTransformerLayer
     spec.submodules.self_attention.params = {"attn_mask_type": mask}
-    _replace(spec)
+    specs = [spec]
+    for one in specs:
+        for name, value in vars(one.submodules).items():
+            if isinstance(value, ModuleSpec) and value.submodules:
+                specs.append(value)
+            elif isinstance(value, type):
+                setattr(one.submodules, name, _REPLACEMENTS.get(value, value))
     return spec
 
 
-def _replace(spec: ModuleSpec) -> None:
-    """Replaces Megatron's modules inside a specification by those of this package."""
-    for name, value in vars(spec.submodules).items():
-        if isinstance(value, ModuleSpec) and value.submodules:
-            _replace(value)
-        elif isinstance(value, type):
-            setattr(spec.submodules, name, _REPLACEMENTS.get(value, value))
+class SeededGPTModel(GPTModel):
+    """A `GPTModel` whose initial weights depend on the config's seed and the weights' names only.
+
+    Its layers are those of `transformer_block_spec`; the arguments are Megatron's.
+    """
+
+    def __init__(self, config: TransformerConfig, *args: Any, **options: Any) -> None:
+        # The embedding draws from this seed. The later layers have their own seeds.
+        with seeded(config.seed, "embedding"):
+            super().__init__(config, *args, **options)
+
+    def setup_embeddings_and_output_layer(self) -> None:
+        """Builds the output layer again, seeded by name; then ties it to the embedding."""
+        if self.post_process:
+            with seeded(self.config.seed, "output layer"):
+                self.output_layer = _ColumnParallel(
+                    self.config.hidden_size,
+                    self.vocab_size,
+                    config=self.config,
+                    init_method=self.config.init_method,
+                    bias=False,
+                    gather_output=not self.parallel_output,
+                    skip_weight_param_allocation=self.pre_process
+                    and self.share_embeddings_and_output_weights,
+                    embedding_activation_buffer=self.embedding_activation_buffer,
+                    grad_output_buffer=self.grad_output_buffer,
+                    tp_group=self.pg_collection.tp,
+                )
+        super().setup_embeddings_and_output_layer()

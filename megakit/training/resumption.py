@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 import torch
 
 from megakit.checkpoints.manifest import MANIFEST, WEIGHTS, read_manifest
-from megakit.models.finite import check_finite
+from megakit.models.loading import check_finite
 from megakit.runtime.patching import require_attribute
 
 #: Lightning's name for the optimizer's counters in the state of the fit loop.

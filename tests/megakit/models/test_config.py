@@ -8,7 +8,10 @@ import torch
 
 from megakit.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("megatron")
+pytestmark = [
+    pytest.mark.usefixtures("megatron"),
+    pytest.mark.filterwarnings("ignore:.*no manifest"),
+]
 
 
 def config(**settings: Any) -> Any:
@@ -19,7 +22,7 @@ def config(**settings: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def checkpoint(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model with other sizes than the defaults, in another precision and layout."""
+    """Of a model with other sizes than the defaults, in another precision."""
     from tests.megakit.models.networks import save_checkpoint
 
     model = config(hidden_size=24, hidden_dropout=0.25, seed=5).configure_model()
@@ -28,13 +31,32 @@ def checkpoint(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Path
     return save_checkpoint(tmp_path_factory.mktemp("checkpoint"), model)
 
 
-def test_settings_come_from_the_checkpoint_but_for_those_kept(checkpoint: Path) -> None:
-    mine = config(seed=1)
+def test_settings_come_from_the_checkpoint_except_for_those_kept(checkpoint: Path) -> None:
+    class Loss:
+        pass
+
+    mine = config(seed=1, loss_cls=Loss)
     mine.load_settings_from_checkpoint(checkpoint)
     assert (mine.hidden_size, mine.hidden_dropout) == (24, 0.25)
     assert mine.num_classes == 3  # in NetConfig's override_parent_fields
-    assert mine.seed == 1
-    assert not mine.bf16  # of this run, so in everybody's
+    assert (mine.seed, mine.bf16, mine.get_loss_reduction_class()) == (1, False, Loss)
+
+    mine = config(override_parent_fields=["hidden_size"])
+    mine.load_settings_from_checkpoint(checkpoint)
+    assert (mine.hidden_size, mine.num_classes, mine.bf16) == (8, 9, True)
+
+
+def test_a_model_takes_settings_and_weights(checkpoint: Path) -> None:
+    from tests.megakit.models.networks import weights
+
+    settings = {"seed": 1, "num_classes": 7, "initial_ckpt_path": str(checkpoint)}
+    prefixes = {"initial_ckpt_skip_keys_with_these_prefixes": {"head"}}
+    found = weights(config(**settings, **prefixes).configure_model())
+    saved = weights(config(hidden_size=24, seed=5).configure_model())
+    assert found.pop("head.weight").shape == (7, 2)
+    assert all(torch.equal(saved[name], found[name]) for name in found if "head" not in name)
+    with pytest.raises(UserError, match=r"head\.bias: shape \(7,\) in the model, \(3,\) in the"):
+        config(**settings).configure_model()
 
 
 def test_a_model_without_attention_satisfies_megatron_s_checks() -> None:
@@ -49,52 +71,9 @@ def test_a_model_without_attention_satisfies_megatron_s_checks() -> None:
         with_attention.__post_init__()
 
 
-def test_the_loss_is_the_config_s_and_never_the_checkpoint_s(checkpoint: Path) -> None:
-    class Loss:
-        pass
-
-    mine = config(loss_cls=Loss)
-    assert mine.get_loss_reduction_class() is Loss
-    assert "loss_cls" in mine.override_parent_fields
-    mine.load_settings_from_checkpoint(checkpoint)
-    assert mine.loss_cls is Loss
-
-
-def test_which_settings_are_kept_is_the_configs_choice(checkpoint: Path) -> None:
-    mine = config(override_parent_fields=["hidden_size"])
-    mine.load_settings_from_checkpoint(checkpoint)
-    assert (mine.hidden_size, mine.num_classes, mine.bf16) == (8, 9, True)
-
-
-def test_a_model_takes_settings_and_weights(checkpoint: Path) -> None:
-    from tests.megakit.models.networks import weights
-
-    mine = config(
-        seed=1,
-        num_classes=7,
-        initial_ckpt_path=str(checkpoint),
-        initial_ckpt_skip_keys_with_these_prefixes={"head"},
-    )
-    model = mine.configure_model()
-    saved = weights(config(hidden_size=24, seed=5).configure_model())
-    for name, weight in weights(model).items():
-        if not name.startswith("head"):
-            assert torch.equal(weight, saved[name]), name
-    assert model.head.out_features == 7
-
-
-def test_without_a_checkpoint_the_model_is_fresh() -> None:
-    model = config().configure_model()
-    assert model.first.out_features == 8
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-
-
-def test_a_checkpoint_without_context_is_an_error(tmp_path: Path) -> None:
+def test_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"context/io\.json: cannot be read"):
         config(initial_ckpt_path=str(tmp_path)).configure_model()
-
-
-def test_a_config_without_model_or_loss_says_so() -> None:
     with pytest.raises(ValueError, match="NetConfig needs a model_cls"):
         config(model_cls=None).configure_model()
     with pytest.raises(NotImplementedError, match="get_loss_reduction_class"):

@@ -16,7 +16,7 @@ def config(**settings: Any) -> Any:
     return NetConfig(**settings)
 
 
-def test_changes_after_construction_reach_the_checkpoint(tmp_path: Path) -> None:
+def test_a_checkpoint_contains_the_settings_of_its_time(tmp_path: Path) -> None:
     from nemo.lightning import io
 
     from megakit.checkpoints import read_model_settings
@@ -24,54 +24,27 @@ def test_changes_after_construction_reach_the_checkpoint(tmp_path: Path) -> None
     from tests.megakit.models.networks import Module
 
     mine = config(hidden_size=16, hidden_dropout=0.25)
-    mine.hidden_size = 32
-    mine.initial_ckpt_skip_keys_with_these_prefixes = {"head"}
-    write_context(tmp_path / "context", Module(mine))
-
-    settings = read_model_settings(tmp_path)
-    assert settings["hidden_size"] == 32
-    assert settings["hidden_dropout"] == 0.25
-    assert settings["initial_ckpt_skip_keys_with_these_prefixes"] == {"head"}
-    # The same by NeMo's own reader.
-    loaded = io.load_context(tmp_path / "context", "model").config
-    assert type(loaded) is type(mine)
-    assert (loaded.hidden_size, loaded.hidden_dropout) == (32, 0.25)
-
-
-def test_later_changes_do_not_reach_an_earlier_checkpoint(tmp_path: Path) -> None:
-    from megakit.checkpoints import read_model_settings
-    from megakit.checkpoints.context import write_context
-    from tests.megakit.models.networks import Module
-
-    mine = config(hidden_size=16)
     module = Module(mine)
+    mine.initial_ckpt_skip_keys_with_these_prefixes = {"head"}
+    mine.grad_scale_func = lambda loss: loss * 2  # as NeMo's strategy does; not recorded
+    assert (mine.grad_scale_func(1), mine.get_hparam("grad_scale_func")) == (2, None)
     write_context(tmp_path / "context", module)
     mine.hidden_size = 32
-    assert read_model_settings(tmp_path)["hidden_size"] == 16
     write_context(tmp_path / "later" / "context", module)
+
+    settings = read_model_settings(tmp_path)
+    assert (settings["hidden_size"], settings["hidden_dropout"]) == (16, 0.25)
+    assert settings["initial_ckpt_skip_keys_with_these_prefixes"] == {"head"}
     assert read_model_settings(tmp_path / "later")["hidden_size"] == 32
-
-
-def test_what_no_checkpoint_can_hold_is_not_recorded(tmp_path: Path) -> None:
-    from megakit.checkpoints import read_model_settings
-    from megakit.checkpoints.context import write_context
-    from tests.megakit.models.networks import Module
-
-    mine = config(hidden_size=16)
-    before = mine.get_hparam("grad_scale_func")
-    mine.grad_scale_func = lambda loss: loss * 2  # as NeMo's strategy plugs it in
-    assert mine.grad_scale_func(1) == 2
-    assert mine.get_hparam("grad_scale_func") is before is None
-    write_context(tmp_path / "context", Module(mine))
-    assert read_model_settings(tmp_path)["hidden_size"] == 16
+    loaded = io.load_context(tmp_path / "later" / "context", "model").config  # NeMo's reader
+    assert (type(loaded), loaded.hidden_size) == (type(mine), 32)
 
 
 @pytest.mark.parametrize("also_change_value", [True, False])
 def test_set_hparam(also_change_value: bool) -> None:
     mine = config(hidden_size=16)
     mine.set_hparam("hidden_size", 64, also_change_value=also_change_value)
-    assert mine.get_hparam("hidden_size") == 64
-    assert mine.get_hparams()["hidden_size"] == 64
+    assert mine.get_hparam("hidden_size") == mine.get_hparams()["hidden_size"] == 64
     assert mine.hidden_size == (64 if also_change_value else 16)
 
 
@@ -80,10 +53,11 @@ def test_defaults_are_read_but_not_listed() -> None:
     assert mine.get_hparam("hidden_size") == mine.hidden_size
     assert mine.get_hparam("initial_ckpt_skip_keys_with_these_prefixes") == set()  # by a factory
     assert "hidden_size" not in mine.get_hparams()
+    assert "initial_ckpt_skip_keys_with_these_prefixes" not in mine.get_hparams()
     mine.hidden_size = 64
     assert mine.get_hparams()["hidden_size"] == 64
     assert mine.get_non_default_hparams() == list(mine.get_hparams())
-    with pytest.raises(KeyError, match=r"no constructor argument 'hiden_size'.* hidden_size, "):
+    with pytest.raises(KeyError, match="no constructor argument 'hiden_size'"):
         mine.get_hparam("hiden_size")
 
 
@@ -111,10 +85,10 @@ def test_a_base_class_may_set_what_its_subclass_records() -> None:
         Base()  # type: ignore[abstract]
 
 
-def test_a_copy_records_its_own_changes() -> None:
+@pytest.mark.parametrize("copying", [copy.copy, copy.deepcopy])
+def test_a_copy_records_its_own_changes(copying: Any) -> None:
     mine = config(hidden_size=16)
-    for copied in (copy.copy(mine), copy.deepcopy(mine)):
-        assert copied.get_hparam("hidden_size") == 16
-        copied.hidden_size = 32
-        assert (copied.hidden_size, copied.get_hparam("hidden_size")) == (32, 32)
+    copied = copying(mine)
+    copied.hidden_size = 32
+    assert (copied.hidden_size, copied.get_hparam("hidden_size")) == (32, 32)
     assert (mine.hidden_size, mine.get_hparam("hidden_size")) == (16, 16)

@@ -1,50 +1,63 @@
-"""Megatron's transformer layer: what it starts from, and what its tokens see."""
+"""Megatron's transformers: their first weights, what their tokens see, and Megatron's names."""
 
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
-pytestmark = pytest.mark.usefixtures("megatron")
+pytestmark = [
+    pytest.mark.usefixtures("megatron"),
+    pytest.mark.filterwarnings("ignore:Apex is not installed"),
+]
 
 
-def block(mask: str = "no_mask", seed: int = 1, **sizes: Any) -> Any:
+def config(**fields: Any) -> Any:
+    from tests.megakit.models.networks import NetConfig
+
+    sizes = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "init_method_std": 0.5}
+    return NetConfig(**{**sizes, "hidden_dropout": 0.0, "attention_dropout": 0.0, **fields})
+
+
+def block(mask: str = "no_mask", **fields: Any) -> Any:
     from megatron.core.transformer.enums import AttnMaskType
     from megatron.core.transformer.transformer_block import TransformerBlock
 
     from megakit.models import transformer_layer_spec
-    from tests.megakit.models.networks import NetConfig
 
-    config = NetConfig(
-        seed=seed,
-        **{"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, **sizes},
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        init_method_std=0.5,
+    return TransformerBlock(config(**fields), transformer_layer_spec(AttnMaskType[mask]))
+
+
+def language_model(**fields: Any) -> Any:
+    from tests.megakit.models.language import LanguageConfig
+
+    return LanguageConfig(tied_weights=False, **fields).configure_model()
+
+
+@pytest.mark.parametrize("build", [block, language_model])
+def test_first_weights_belong_to_seed_and_name(build: Any) -> None:
+    first, other_seed = (
+        dict(build(seed=1).named_parameters()),
+        dict(build(seed=2).named_parameters()),
     )
-    return TransformerBlock(config, transformer_layer_spec(AttnMaskType[mask]))
-
-
-def test_first_weights_belong_to_seed_and_layer() -> None:
-    first, other_seed = dict(block().named_parameters()), dict(block(seed=2).named_parameters())
     torch.manual_seed(123)
-    again = dict(block().named_parameters())
-    name = "layers.{}.mlp.linear_fc1.weight"
-    assert all(torch.equal(again[key], weight) for key, weight in first.items())
-    assert not torch.equal(first[name.format(0)], first[name.format(1)])
-    assert not torch.equal(first[name.format(0)], other_seed[name.format(0)])
+    again = dict(build(seed=1).named_parameters())
+    torch.testing.assert_close(again, first, rtol=0, atol=0)
+    names = [name for name in first if name.endswith("linear_fc1.weight")]
+    assert not torch.equal(first[names[0]], first[names[1]])
+    for name in (*names, *(one for one in first if "embedding" in one or "output_layer" in one)):
+        assert not torch.equal(first[name], other_seed[name]), name
 
 
-def test_a_layer_on_its_own_is_the_first() -> None:
+def test_a_layer_of_its_own_is_the_first() -> None:
     from megatron.core.transformer.spec_utils import build_module
 
-    from megakit.models import transformer_layer_spec
+    from megakit.models import ScaledDotProductAttention, transformer_layer_spec
 
-    whole = block()
-    alone = dict(build_module(transformer_layer_spec(), config=whole.config).named_parameters())
-    first = dict(whole.layers[0].named_parameters())
-    assert alone.keys() == first.keys()
-    assert all(torch.equal(alone[name], weight) for name, weight in first.items())
+    alone = build_module(transformer_layer_spec(), config=config())
+    first = dict(block().layers[0].named_parameters())
+    torch.testing.assert_close(dict(alone.named_parameters()), first, rtol=0, atol=0)
+    assert isinstance(alone.self_attention.core_attention, ScaledDotProductAttention)
 
 
 @pytest.mark.parametrize(("mask", "seen"), [("no_mask", [0, 1, 2, 3]), ("causal", [0, 1])])
@@ -61,7 +74,6 @@ def test_it_computes_as_written_down() -> None:
     layer = block(num_layers=1).layers[0]
     weights = dict(layer.named_parameters())
     tokens = torch.randn(5, 3, 8)
-    functional = torch.nn.functional
 
     def linear(x: torch.Tensor, name: str) -> torch.Tensor:
         return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
@@ -80,20 +92,9 @@ def test_it_computes_as_written_down() -> None:
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
 
 
-# --- The whole block, and language models ---------------------------------------------------------
-
-
-def config(**fields: Any) -> Any:
-    from tests.megakit.models.networks import NetConfig
-
-    sizes = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2}
-    return NetConfig(**{**sizes, **fields})
-
-
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
         {"normalization": "RMSNorm", "layernorm_epsilon": 0.1},
         {"qk_layernorm": True, "gated_linear_unit": True},
     ],

@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from megakit.models.finite import check_finite
+pytestmark = pytest.mark.usefixtures("megatron")
 
 
 @pytest.mark.parametrize("place", ["state_dict", "optimizer"])
 def test_numbers_that_are_none(place: str) -> None:
+    from megakit.models.loading import check_finite
+
     state = {"weights": [torch.zeros(3)], "step": torch.tensor(3)}
     check_finite({place: state})
     with pytest.raises(ValueError, match="NaN or infinite"):
