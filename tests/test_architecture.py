@@ -251,13 +251,13 @@ class TestGpus:
 #: Most lines of each room: its Python and shell. A number only goes down; where it has to go up, a
 #: sentence beside it says why.
 ROOMS = {
-    "megakit": 17420,
+    "megakit": 17404,
     "megakit/job": 2377,
     "megakit/runtime": 1160,
     "megakit/checkpoints": 706,
     "megakit/training": 3624,
     "megakit/data": 2326,
-    "megakit/models": 2430,
+    "megakit/models": 2414,
     "megakit/testing": 3029,  # grew by `search_path`, which runtime had
     "megakit/reporting": 1646,
     "mnist": 2202,
@@ -270,7 +270,7 @@ ROOMS = {
     "docs": 433,
     "notebooks": 1023,
     "benchmarks": 6035,
-    "tests": 25259,
+    "tests": 25248,
     "run": 127,
     "run_setup.sh": 204,
     ".ci/run": 60,

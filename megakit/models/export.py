@@ -190,7 +190,6 @@ def export_onnx(model: nn.Module, path: Path, example: Example, dims: Dims) -> N
 
     Raises:
         ValueError: onnxruntime computes other outputs from the file.
-        Exception: torch's exporter cannot convert the model.
     """
     import onnxruntime
 
@@ -220,7 +219,6 @@ def export_program(model: nn.Module, path: Path, example: Example, dims: Dims) -
 
     Raises:
         ValueError: The program computes other outputs.
-        Exception: torch cannot trace the model.
     """
     shapes = tuple(dims.get(name) for name in example)
     program = torch.export.export(model, tuple(example.values()), dynamic_shapes=shapes)
@@ -307,10 +305,7 @@ class Graph:
 
 
 def trace(
-    model: nn.Module,
-    shape: Sequence[int],
-    names: Sequence[str] = ("output",),
-    **options: Any,
+    model: nn.Module, shape: Sequence[int], names: Sequence[str] = ("output",), **options: Any
 ) -> Graph:
     """Traces a plain module of one float32 input, for example from `load_for_inference`.
 
@@ -338,10 +333,9 @@ def trace(
     interpreter = fx.Interpreter(module, garbage_collect_values=False)
     interpreter.run(example, *options.values())
     operations, outputs, weights = _operations(module.graph, interpreter.env)
-    for_each_sample = torch.vmap(lambda x: module(x, **options))
 
     def run(x: Tensor) -> dict[str, Tensor]:
-        found = for_each_sample(x[:, None])
+        found = torch.vmap(lambda sample: module(sample, **options))(x[:, None])
         found = found if isinstance(found, tuple) else (found,)
         return {name: each.flatten(0, 1) for name, each in zip(names, found, strict=False)}
 
@@ -365,7 +359,7 @@ def _operations(
     """
     operations: list[dict[str, Any]] = []
     weights: dict[str, NDArray[np.float32]] = {}
-    # Only nodes that depend on the input. The other placeholders are the options.
+    # The nodes that depend on the input. The other placeholders are the options.
     values: dict[Any, str] = {graph.find_nodes(op="placeholder")[0]: "%0"}
 
     def reference(item: Any) -> Any:
@@ -376,17 +370,13 @@ def _operations(
         return name
 
     for node in graph.nodes:
-        depends_on_input = not values.keys().isdisjoint(node.all_input_nodes)
-        if node.op != "call_function" or not node.users or not depends_on_input:
-            continue
-        operation, inputs, settings = _operation(node, computed)
-        shape = computed[node].shape
-        if operation == "reshape" and shape == computed[inputs[0]].shape:
-            values[node] = values[inputs[0]]
-            continue
-        recorded = {"op": operation, "inputs": [reference(item) for item in inputs]}
-        values[node] = f"%{len(operations) + 1}"
-        operations.append(recorded | {"output": values[node], "shape": list(shape)} | settings)
+        is_used_operation = node.op == "call_function" and node.users
+        if is_used_operation and values.keys() & set(node.all_input_nodes):
+            operation, inputs, settings = _operation(node, computed)
+            values[node] = f"%{len(operations) + 1}"
+            made = {"output": values[node], "shape": list(computed[node].shape)}
+            references = [reference(item) for item in inputs]
+            operations.append({"op": operation, "inputs": references} | made | settings)
     outputs: Any = graph.output_node().args[0]
     return operations, [reference(node) for node in outputs], weights
 
@@ -398,33 +388,31 @@ RESHAPES = (
 )
 #: torch's operations, and their names and inputs on a page.
 OPERATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
-    **{name: (name, ("input",)) for name in ("relu", "silu", "tanh", "sigmoid", "neg")},
+    **{name: (name, ("input",)) for name in ("relu", "gelu", "silu", "tanh", "sigmoid", "neg")},
     **{name: (name, ("input", "other")) for name in ("add", "sub", "mul", "div")},
+    **{name: (name, ("input", "weight", "bias")) for name in ("linear", "layer_norm")},
+    **dict.fromkeys(RESHAPES, ("reshape", ("input",))),
     "rsub": ("sub", ("other", "input")),
     "reciprocal": ("div", ("one", "input")),
-    "linear": ("linear", ("input", "weight", "bias")),
-    "layer_norm": ("layer_norm", ("input", "weight", "bias")),
-    "gelu": ("gelu", ("input",)),
     "softmax": ("softmax", ("input",)),
-    **dict.fromkeys(RESHAPES, ("reshape", ("input",))),
 }
 
 
 def _operation(
     node: fx.Node, computed: Mapping[fx.Node, Tensor]
 ) -> tuple[str, list[Any], dict[str, Any]]:
-    """Returns the page's name of a node's operation, its inputs, and its settings.
+    """Returns a node's operation on a page: its name, inputs and settings.
 
     Raises:
         UntraceableError: A page cannot run the operation, or not with these arguments.
     """
     kind = getattr(node.target, "__name__", "").partition(".")[0]
-    settings: dict[str, Any] = {}
     name, inputs = OPERATIONS.get(kind, ("", ()))
     given: dict[str, Any] = {"one": 1, "alpha": 1, "rounding_mode": None}
     root: Any = node.graph.owning_module
     if arguments := node.normalized_arguments(root, normalize_to_only_use_kwargs=True):
         given |= arguments.kwargs
+    settings: dict[str, Any] = {}
     is_supported = bool(name) and given["alpha"] == 1 and given["rounding_mode"] is None
     if name == "layer_norm":
         settings = {"size": math.prod(given["normalized_shape"]), "eps": given["eps"]}

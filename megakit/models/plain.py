@@ -158,8 +158,13 @@ def _replace_children(parent: nn.Module, prefix: str) -> Iterator[str]:
     """Replaces the layers inside a module; yields the names of those without a plain form."""
     for name, layer in list(parent.named_children()):
         kind = next((kind for kind in REPLACED if isinstance(layer, kind)), None)
+        # A subclass with a `forward` of its own may compute something else.
+        is_plain = kind is not None and type(layer).forward is kind.forward
+        if isinstance(layer, DotProductAttention):
+            window, softmax = layer.scale_mask_softmax.window_size, layer.config.softmax_type
+            is_plain = is_plain and window is None and softmax == "vanilla"
         is_foreign = type(layer).__module__.startswith(FOREIGN)
-        if kind and _computes_as(layer, kind):
+        if kind and is_plain:
             plain = REPLACED[kind](layer)
             # Hooks of forward, for example a low-rank correction.
             vars(plain).update((k, v) for k, v in vars(layer).items() if k.startswith("_forward_"))
@@ -168,12 +173,3 @@ def _replace_children(parent: nn.Module, prefix: str) -> Iterator[str]:
             yield f"{prefix}{name} ({type(layer).__name__})"
         else:
             yield from _replace_children(layer, f"{prefix}{name}.")
-
-
-def _computes_as(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Tells whether a layer computes what its kind does, without a window or another softmax."""
-    if isinstance(layer, DotProductAttention) and (
-        layer.scale_mask_softmax.window_size is not None or layer.config.softmax_type != "vanilla"
-    ):
-        return False
-    return type(layer).forward is kind.forward
