@@ -1,6 +1,6 @@
 """Writes the tutorial's report.html: results of both trainings, and a canvas to draw a digit.
 
-The page classifies drawings with the operations that `megakit.models.graph` traces from the
+The page classifies drawings with the operations that `megakit.models.export` traces from the
 classifier. The page's script, in `mnist/report.html`, converts drawings like `own_pictures.py`.
 """
 
@@ -25,7 +25,7 @@ from megakit.reporting.report import Section, embed_graph, picture, write_report
 from megakit.reporting.results import Results
 
 if TYPE_CHECKING:
-    from megakit.models.graph import Graph
+    from megakit.models.export import Graph
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ def trace_classifier(
             traced module predicts other classes.
     """
     from megakit.models import load_for_inference, returns_latent
-    from megakit.models.graph import trace
+    from megakit.models.export import trace
 
     model = load_for_inference(checkpoint)
     options = {"return_latent": True} if returns_latent(model) else {}
@@ -188,7 +188,7 @@ def _drawing(graph: Graph, images: NDArray[np.uint8], predictions: Predictions) 
     pieces = {
         "samples": "".join(samples),
         "latents": "".join(f"<p class=about>{each.text}</p>{each.body}" for each in latents),
-        "model": embed_graph(graph.description(), graph.weights, "model"),
+        "model": embed_graph(graph.description, graph.weights, "model"),
     }
     body = re.sub(r"\{\{(\w+)\}\}", lambda place: pieces[place[1]], DRAWING.read_text("utf-8"))
     text = "The trained weights classify your drawing in your browser."

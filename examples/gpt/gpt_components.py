@@ -20,6 +20,7 @@ from nemo.lightning import io
 from nemo.lightning.pytorch.optim import MegatronOptimizerModule
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.export import Dim
 from torch.utils.data import Dataset
 
 from examples.gpt.gpt_sizes import VOCABULARY, SizeOptions
@@ -28,7 +29,6 @@ from megakit.data import IdentityMultiEpochDatasetWrapper, MegatronDataModule
 from megakit.models import (
     IOMixinWithGettersSetters,
     MegatronBioNeMoTrainableModelConfig,
-    ModelInput,
     SeededGPTModel,
     transformer_block_spec,
 )
@@ -198,10 +198,10 @@ class GptConfig(
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
 
-    def export_inputs(self) -> dict[str, ModelInput]:
-        """Describes the argument of the model's forward, for the export of the model."""
-        sizes = {"batch": None, "sequence": (1, self.block_size)}
-        return {"input_ids": ModelInput(sizes, dtype="int64", below=VOCABULARY)}
+    def export_inputs(self) -> tuple[dict[str, Tensor], dict[str, dict[int, Dim]]]:
+        """Returns an example of the model's input and its dynamic dimensions, for the export."""
+        dims = {0: Dim("batch"), 1: Dim("sequence", max=self.block_size)}
+        return {"input_ids": torch.randint(VOCABULARY, (2, self.block_size))}, {"input_ids": dims}
 
 
 # --- Lightning module -----------------------------------------------------------------------------

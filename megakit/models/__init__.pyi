@@ -9,7 +9,6 @@ from .layers import column_parallel_linear as column_parallel_linear
 from .layers import row_parallel_linear as row_parallel_linear
 from .layers import seeded as seeded
 from .loading import load_model_weights as load_model_weights
-from .model_inputs import ModelInput as ModelInput
 from .settings import IOMixinWithGettersSetters as IOMixinWithGettersSetters
 from .settings import WillHaveGetSetHparam as WillHaveGetSetHparam
 from .transformer import SeededGPTModel as SeededGPTModel

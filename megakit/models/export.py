@@ -12,98 +12,63 @@ an unusable checkpoint.
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
 import importlib.util
-import inspect
 import io
+import json
+import logging
+import math
 import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from megakit.errors import UserError
-from megakit.models.exporters import ExportError, export_onnx, export_program, export_weights
-from megakit.models.model_inputs import (
-    ModelInput,
-    described_inputs,
-    dynamic_sizes,
-    examples,
-    sample_input,
-)
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx, nn
 
-if TYPE_CHECKING:
-    import torch
+from megakit.checkpoints.manifest import read_manifest
+from megakit.errors import UserError, reason_of
+from megakit.models.inference import load_for_inference
+from megakit.runtime import use_accelerator
 
-#: Packages that each format needs besides torch.
-PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "safetensors": ("safetensors",)}
+#: Inputs by name, and the `Dim` of each dynamic dimension by its number.
+Example = Mapping[str, Tensor]
+Dims = Mapping[str, Mapping[int, Any]]
+
+#: Tolerance between the outputs of an exported model and of the model, as a share of the model's
+#: largest output, or absolute if that is below 1. Another order of float32 additions changes small
+#: outputs by as much as large ones.
+TOLERANCE = 1e-5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     options = _parser().parse_args(arguments)
     try:
-        paths = _check(options)
+        _check(options)
         with _quiet():
-            model = _load(options)
-        inputs: dict[str, ModelInput] = {}
-        if paths.keys() - {"safetensors"} or options.input_shape is not None:
-            inputs = _inputs(model, options)
+            use_accelerator("cpu")
+            importlib.import_module(options.components)
+            model = load_for_inference(options.checkpoint)
+        is_traced = options.onnx or options.torch_export or options.input_shape
+        inputs = _inputs(model, options.input_shape) if is_traced else ({}, {})
     except UserError as error:
         for problem in error.problems:
             print(f"export: {problem}", file=sys.stderr)
         return 2
-    except OSError as error:
-        print(f"export: {error}", file=sys.stderr)
-        return 1
-    write = {
-        "onnx": partial(export_onnx, model, inputs=inputs),
-        "torch-export": partial(export_program, model, inputs=inputs),
-        "safetensors": partial(export_weights, model, checkpoint=options.checkpoint),
-    }
+    writers: list[tuple[Path | None, Callable[[Path], None]]] = [
+        (options.onnx, lambda path: export_onnx(model, path, *inputs)),
+        (options.torch_export, lambda path: export_program(model, path, *inputs)),
+        (options.safetensors, lambda path: export_weights(model, path, options.checkpoint)),
+    ]
     # A format that fails does not stop the others.
-    written = [_succeeds(model, write[name], path) for name, path in paths.items()]
+    written = [_write(path, write) for path, write in writers if path]
     return 0 if all(written) else 1
-
-
-def _succeeds(model: "torch.nn.Module", write: Callable[[Path], None], path: Path) -> bool:
-    """Writes a file, and prints its path or why it was not written; returns whether it was."""
-    try:
-        with _quiet():
-            _write(path, write)
-    except (ExportError, OSError) as error:
-        print(f"export: {path} was not written: {error}", file=sys.stderr)
-        return False
-    except Exception as error:  # the exporters raise many classes, for all that they cannot convert
-        print(f"export: {path} was not written: {_reason(error, model)}", file=sys.stderr)
-        return False
-    print(path)
-    return True
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hides warnings and what the frameworks print, on import and when an export fails."""
-    with (
-        contextlib.redirect_stderr(io.StringIO()),
-        contextlib.redirect_stdout(io.StringIO()),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _reason(error: BaseException, model: "torch.nn.Module") -> str:
-    """Returns the first line of the error that caused an error, and the line of `forward`."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    file = inspect.getfile(type(model).forward)
-    places = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-    where = f", at {Path(file).name}:{places[-1].lineno}" if places else ""
-    return f"{': '.join([type(error).__name__, *lines[:1]])}{where}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -117,10 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--onnx", type=Path, metavar="FILE", help="for onnxruntime and the like")
     add("--torch-export", type=Path, metavar="FILE", help="for torch.export.load, as model.pt2")
     add("--safetensors", type=Path, metavar="FILE", help="the weights alone, by their names")
-    help = (
-        "of one sample of the model's float32 input, without the batch, which comes first; "
-        "not for a config that describes the model's inputs"
-    )
+    help = "of one sample of the model's float32 input, without the batch, which comes first"
     add("--input-shape", type=_shape, metavar="N,N,...", help=help)
     help = "where the model's config is defined (%(default)s), found from the current folder"
     add("--components", default="model_components", metavar="MODULE", help=help)
@@ -129,114 +91,342 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    sizes = tuple(int(size) for size in text.split(","))
-    if min(sizes) < 1:
-        raise ValueError(text)
-    return sizes
+    return tuple(int(size) for size in text.split(","))
 
 
-def _check(options: argparse.Namespace) -> dict[str, Path]:
-    """Checks the options, before any import or output; returns the files by format.
-
-    Raises:
-        UserError: Options cannot be used; the error lists all problems.
-    """
-    formats = {
-        "onnx": options.onnx,
-        "torch-export": options.torch_export,
-        "safetensors": options.safetensors,
-    }
-    wanted: dict[str, Path] = {name: path for name, path in formats.items() if path is not None}
-    problems = []
+def _check(options: argparse.Namespace) -> None:
+    """Raises a UserError with all problems of the options."""
+    problems = missing_module(options.components)
     if not options.checkpoint.is_dir():
         problems.append(
             f"{options.checkpoint}: there is no such checkpoint. "
             "Name a folder such as runs/finetune/checkpoints/step=000500."
         )
-    if not wanted:
+    paths = [path for path in (options.onnx, options.torch_export, options.safetensors) if path]
+    if not paths:
         problems.append("nothing to write; give --onnx, --torch-export or --safetensors FILE.")
-    problems += missing_module(options.components)
-    paths = [path.absolute() for path in wanted.values()]
-    for name, path in wanted.items():
-        if paths.count(path.absolute()) > 1:
-            problems.append(f"--{name} {path}: named twice. Use another file for each format.")
-        elif path.is_dir() or (path.exists() and not options.force):
-            problems.append(f"--{name} {path}: exists. Choose another name, or give --force.")
-        elif not path.parent.is_dir():
-            problems.append(f"--{name} {path}: there is no folder {path.parent}. Make it first.")
-        absent = [package for package in PACKAGES.get(name, ()) if not _is_importable(package)]
-        if absent:
-            problems.append(
-                f"--{name} needs {', '.join(absent)}: ./run setup --dev installs what it needs; "
-                "elsewhere, install it with pip."
-            )
+    problems += [
+        f"{path}: exists. Choose another name, or give --force."
+        for path in paths
+        if path.exists() and not options.force
+    ]
+    if options.onnx and missing_module("onnxruntime"):
+        problems.append("--onnx needs onnx, onnxscript and onnxruntime. Run ./run setup --dev.")
     if problems:
         raise UserError(problems)
-    return wanted
 
 
 def missing_module(components: str) -> list[str]:
     """Returns a message if the module that `--components` names does not exist."""
-    if _is_importable(components):
-        return []
+    with contextlib.suppress(ImportError, ValueError):  # no parent package; not a name
+        if importlib.util.find_spec(components):
+            return []
     return [
         f"--components {components}: there is no such module in {Path.cwd()}. Run this in the "
         "folder of the module that defines the model's config, or name another."
     ]
 
 
-def _is_importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # the parent package is missing; the name is invalid
-        return False
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides warnings and what the frameworks print, on import and when an export fails."""
+    logging.disable()
+    with (
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
 
 
-def _load(options: argparse.Namespace) -> "torch.nn.Module":
-    from megakit.runtime import use_accelerator
-
-    use_accelerator("cpu")
-    importlib.import_module(options.components)
-    from megakit.models.inference import load_for_inference
-
-    return load_for_inference(options.checkpoint)
-
-
-def _inputs(model: "torch.nn.Module", options: argparse.Namespace) -> dict[str, ModelInput]:
-    """Returns the model's inputs, as its config describes them or of --input-shape.
+def _inputs(model: Any, shape: tuple[int, ...] | None) -> tuple[Example, Dims]:
+    """Returns an example and the dynamic dimensions of the model's inputs.
 
     Raises:
-        UserError: They are not described, or the model does not take them.
+        UserError: Neither the config nor --input-shape gives an input that the model accepts.
     """
-    described, shape = described_inputs(model), options.input_shape
     hook = f"{type(model.config).__name__}.export_inputs"
     hint = f"For another input than one float32 tensor, define {hook}."
-    if described is None and shape is None:
+    if shape is None and not hasattr(model.config, "export_inputs"):
         raise UserError(f"--input-shape is missing; for images of 28 x 28 pixels: 1,28,28. {hint}")
-    if described is not None and shape is not None:
-        raise UserError(f"--input-shape: {hook} describes the input. Leave out this option.")
-    inputs = described or sample_input(shape)
     try:
-        model(
-            *examples(inputs, {name: least for name, (least, _) in dynamic_sizes(inputs).items()})
-        )
+        if shape is None:
+            example, dims = model.config.export_inputs()
+        else:
+            example = {"input": torch.rand(2, *shape)}
+            dims = {"input": {0: torch.export.Dim("batch")}}
+        model(*example.values())
     except Exception as error:  # models raise many classes for inputs that they do not take
-        takes_not = f"{type(model).__name__} does not take such a sample ({_reason(error, model)})."
-        if described:
-            raise UserError(f"{hook}: {takes_not}") from error
-        given = ",".join(map(str, shape))
-        raise UserError(f"--input-shape {given}: {takes_not} {hint}") from error
-    return inputs
+        source = hook if shape is None else f"--input-shape {','.join(map(str, shape))}"
+        takes_not = f"{type(model).__name__} does not take such a sample ({reason_of(error)})."
+        raise UserError(f"{source}: {takes_not} {hint}") from error
+    return example, dims
 
 
-def _write(path: Path, write: Callable[[Path], None]) -> None:
-    """Writes a file under a temporary name, and renames it after `write` has succeeded."""
-    partial_path = path.with_name(f".partial-{path.name}")
+def _write(path: Path, write: Callable[[Path], None]) -> bool:
+    """Writes a file under a temporary name and renames it; prints its path, or why it failed."""
+    partial = path.with_name(f".partial-{path.name}")
     try:
-        write(partial_path)
-        partial_path.replace(path)
+        with _quiet():
+            write(partial)
+        partial.replace(path)
+    except Exception as error:  # torch raises many classes, for all that it cannot convert
+        while isinstance(error.__cause__, Exception):
+            error = error.__cause__
+        print(f"export: {path} was not written: {reason_of(error)}", file=sys.stderr)
+        return False
     finally:
-        partial_path.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
+    print(path)
+    return True
+
+
+def export_onnx(model: nn.Module, path: Path, example: Example, dims: Dims) -> None:
+    """Writes an ONNX file with the names of the model's inputs and outputs.
+
+    Raises:
+        ValueError: onnxruntime computes other outputs from the file.
+    """
+    import onnxruntime
+
+    outputs = list(_named(model(*example.values())))
+    torch.onnx.export(
+        model,
+        tuple(example.values()),
+        path,
+        input_names=list(example),
+        output_names=outputs,
+        dynamic_shapes=tuple(dims.get(name) for name in example),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(*inputs: Tensor) -> dict[str, Any]:
+        given = {name: tensor.numpy() for name, tensor in zip(example, inputs, strict=True)}
+        return dict(zip(outputs, session.run(None, given), strict=True))
+
+    compare(model, run, example, dims)
+
+
+def export_program(model: nn.Module, path: Path, example: Example, dims: Dims) -> None:
+    """Writes a program for `torch.export.load`.
+
+    Raises:
+        ValueError: The program computes other outputs.
+    """
+    shapes = tuple(dims.get(name) for name in example)
+    program = torch.export.export(model, tuple(example.values()), dynamic_shapes=shapes)
+    with path.open("wb") as file:
+        torch.export.save(program, file)
+    with path.open("rb") as file:
+        loaded = torch.export.load(file).module()
+    compare(model, lambda *inputs: _named(loaded(*inputs)), example, dims)
+
+
+def export_weights(model: nn.Module, path: Path, checkpoint: Path) -> None:
+    """Writes the weights as safetensors, with the fields of the checkpoint's manifest as metadata.
+
+    Raises:
+        ValueError: The weights read back from the file differ.
+    """
+    from safetensors.torch import load_file, save
+
+    facts: dict[str, Any] = {"model": type(model).__name__, "checkpoint": str(checkpoint)}
+    with contextlib.suppress(UserError):  # checkpoints that NeMo wrote have no manifest
+        facts |= dataclasses.asdict(read_manifest(checkpoint))
+    texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in facts.items()}
+    # Copies, because safetensors rejects tensors that share memory.
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    path.write_bytes(save(weights, texts))
+    found = load_file(path)
+    if any(not found[name].equal(weight) for name, weight in weights.items()):
+        raise ValueError("the weights read back from the file differ.")
+
+
+def _named(output: Any) -> dict[str, Any]:
+    """Returns a model's outputs by name."""
+    if isinstance(output, list | tuple):
+        output = {f"output_{number}": tensor for number, tensor in enumerate(output)}
+    return output if isinstance(output, dict) else {"output": output}
+
+
+def compare(
+    model: nn.Module, exported: Callable[..., dict[str, Any]], example: Example, dims: Dims
+) -> None:
+    """Compares an exported model with the model, for the example and for the least sizes.
+
+    Raises:
+        ValueError: The outputs differ by more than the tolerance.
+    """
+    least = dict(example)
+    for name, sizes in dims.items():
+        for axis, dim in sizes.items():
+            least[name] = least[name].narrow(axis, 0, dim.min or 1)
+    for inputs in (example.values(), least.values()):
+        found = exported(*inputs)
+        for name, tensor in _named(model(*inputs)).items():
+            expected, other = tensor.double(), torch.as_tensor(found[name]).double()
+            allowed = TOLERANCE * max(1.0, expected.nan_to_num(0, 0, 0).abs().max().item())
+            is_close = other.shape == expected.shape and torch.allclose(
+                other, expected, rtol=0, atol=allowed
+            )
+            if not is_close:
+                raise ValueError(f"{name}: the file's output differs by more than {allowed:.1e}.")
+
+
+class UntraceableError(UserError):
+    """A model uses an operation that a page cannot run."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model as a list of operations, which `megakit/reporting/templates/graph.js` runs.
+
+    In the operations, a value is a string that starts with `%`, a weight is its name in the model,
+    a scalar is a number. Values have the shapes of one sample in a batch of size 1.
+
+    Attributes:
+        description: For JSON: `input` (the value of the model's input) and its `shape`; the
+            `operations` in order, with `op` (the name), `inputs`, `output`, `shape` (of the output)
+            and for `layer_norm` also `size` and `eps`; `outputs` (values by name).
+        weights: float32 arrays by name; only weights that the operations use.
+        run: Computes the traced program for a batch (N, ...); returns the outputs by name.
+    """
+
+    description: dict[str, Any]
+    weights: dict[str, NDArray[np.float32]]
+    run: Callable[[Tensor], dict[str, Tensor]]
+
+
+def trace(
+    model: nn.Module, shape: Sequence[int], names: Sequence[str] = ("output",), **options: Any
+) -> Graph:
+    """Traces a plain module of one float32 input, for example from `load_for_inference`.
+
+    Args:
+        model: A model in evaluation mode, on the CPU, in float32.
+        shape: Shape of the input with its batch dimension, such as (1, 1, 28, 28).
+        names: Names of the outputs, in the order in which the model returns them.
+        **options: Further arguments of the model's `forward`; they are constants in the graph.
+
+    Raises:
+        UntraceableError: The model cannot be traced, or uses an operation that is not supported;
+            the message names it.
+    """
+    # Random numbers, because a reordering of equal numbers could not be detected.
+    example = torch.rand(*shape, generator=torch.Generator().manual_seed(0))
+    try:
+        with _quiet():
+            program = torch.export.export(model, (example,), options)
+            if any("_." in str(node.target) for node in program.graph.nodes):  # such as relu_
+                program = program.run_decompositions({})  # without operations in place
+    except Exception as error:  # the model's code can raise any exception when it is traced
+        reason = reason_of(error)
+        raise UntraceableError(f"{type(model).__name__} cannot be traced: {reason}") from error
+    module = program.module(check_guards=False)
+    interpreter = fx.Interpreter(module, garbage_collect_values=False)
+    interpreter.run(example, *options.values())
+    operations, outputs, weights = _operations(module.graph, interpreter.env)
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        found = torch.vmap(lambda sample: module(sample, **options))(x[:, None])
+        found = found if isinstance(found, tuple) else (found,)
+        return {name: each.flatten(0, 1) for name, each in zip(names, found, strict=False)}
+
+    description = {
+        "input": "%0",
+        "shape": list(shape),
+        "operations": operations,
+        "outputs": dict(zip(names, outputs, strict=False)),
+    }
+    return Graph(description, weights, run)
+
+
+def _operations(
+    graph: fx.Graph, computed: Mapping[fx.Node, Tensor]
+) -> tuple[list[dict[str, Any]], list[str], dict[str, NDArray[np.float32]]]:
+    """Returns the operations, the values of the outputs, and the weights of a torch.export graph.
+
+    Args:
+        graph: The graph, with the model's input as its first placeholder.
+        computed: The result of each node for an example.
+    """
+    operations: list[dict[str, Any]] = []
+    weights: dict[str, NDArray[np.float32]] = {}
+    # The nodes that depend on the input. The other placeholders are the options.
+    values: dict[Any, str] = {graph.find_nodes(op="placeholder")[0]: "%0"}
+
+    def reference(item: Any) -> Any:
+        if item in values or item not in computed:
+            return values.get(item, item)
+        name = str(item.target) if item.op == "get_attr" else item.name
+        weights[name] = computed[item].float().numpy()
+        return name
+
+    for node in graph.nodes:
+        is_used_operation = node.op == "call_function" and node.users
+        if is_used_operation and values.keys() & set(node.all_input_nodes):
+            operation, inputs, settings = _operation(node, computed)
+            values[node] = f"%{len(operations) + 1}"
+            made = {"output": values[node], "shape": list(computed[node].shape)}
+            references = [reference(item) for item in inputs]
+            operations.append({"op": operation, "inputs": references} | made | settings)
+    outputs: Any = graph.output_node().args[0]
+    return operations, [reference(node) for node in outputs], weights
+
+
+#: torch's operations that return the numbers of their input, in some cases in another order.
+RESHAPES = (
+    *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose"),
+    *("contiguous", "clone", "detach", "alias", "to", "_to_copy", "dropout"),
+)
+#: torch's operations, and their names and inputs on a page.
+OPERATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{name: (name, ("input",)) for name in ("relu", "gelu", "silu", "tanh", "sigmoid", "neg")},
+    **{name: (name, ("input", "other")) for name in ("add", "sub", "mul", "div")},
+    **{name: (name, ("input", "weight", "bias")) for name in ("linear", "layer_norm")},
+    **dict.fromkeys(RESHAPES, ("reshape", ("input",))),
+    "rsub": ("sub", ("other", "input")),
+    "reciprocal": ("div", ("one", "input")),
+    "softmax": ("softmax", ("input",)),
+}
+
+
+def _operation(
+    node: fx.Node, computed: Mapping[fx.Node, Tensor]
+) -> tuple[str, list[Any], dict[str, Any]]:
+    """Returns a node's operation on a page: its name, inputs and settings.
+
+    Raises:
+        UntraceableError: A page cannot run the operation, or not with these arguments.
+    """
+    kind = getattr(node.target, "__name__", "").partition(".")[0]
+    name, inputs = OPERATIONS.get(kind, ("", ()))
+    given: dict[str, Any] = {"one": 1, "alpha": 1, "rounding_mode": None}
+    root: Any = node.graph.owning_module
+    if arguments := node.normalized_arguments(root, normalize_to_only_use_kwargs=True):
+        given |= arguments.kwargs
+    settings: dict[str, Any] = {}
+    is_supported = bool(name) and given["alpha"] == 1 and given["rounding_mode"] is None
+    if name == "layer_norm":
+        settings = {"size": math.prod(given["normalized_shape"]), "eps": given["eps"]}
+    elif name == "gelu" and given["approximate"] == "tanh":
+        name = "gelu_tanh"
+    elif name == "softmax":
+        is_supported = given["dim"] in (-1, computed[node].ndim - 1)
+    elif name == "reshape":
+        before, after = computed[given["input"]], computed[node]
+        is_supported = before.flatten().tolist() == after.flatten().tolist()
+    if not is_supported:
+        call = f"{kind}({', '.join(map(str, node.args))})"
+        raise UntraceableError(f"the operation {call} is not supported.")
+    return name, [given[name] for name in inputs], settings
 
 
 if __name__ == "__main__":

@@ -12,12 +12,22 @@ import torch
 
 from megakit.checkpoints.context import read_config_class, read_model_settings
 from megakit.checkpoints.manifest import verify_if_possible
-from megakit.errors import UserError
+from megakit.errors import USE_ANOTHER, UserError, reading
 from megakit.runtime import find_accelerator, use_accelerator
 from megakit.runtime.patching import require_attribute
 
 if TYPE_CHECKING:
     from megakit.models.config import MegatronBioNeMoTrainableModelConfig as Config
+
+PARALLEL_SIZES = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    *("expert_model_parallel_size", "expert_tensor_parallel_size"),
+)
+#: Fields for precision, parallelism, and compiled functions.
+_SWITCHES = (
+    *("fp16", "bf16", "enable_autocast", "sequence_parallel"),
+    *("bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion"),
+)
 
 
 def load_for_inference(
@@ -42,21 +52,12 @@ def load_for_inference(
         The model in evaluation mode, in float32, with frozen weights.
 
     Raises:
-        UserError: The checkpoint is missing, damaged, or of another model; the class that the
-            checkpoint names is not imported; or layers have no plain form, which are listed.
+        FileNotFoundError: There is no such folder.
+        UserError: The checkpoint is damaged, or of another model; the class that the checkpoint
+            names is not imported; or layers have no plain form, which are listed.
     """
-    checkpoint, device = Path(checkpoint), torch.device(device)
-    if not checkpoint.is_dir():
-        raise UserError(
-            f"{checkpoint}: there is no such checkpoint. "
-            "Name a folder such as runs/finetune/checkpoints/step=000500."
-        )
+    checkpoint = Path(checkpoint)
     use_accelerator(find_accelerator().name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            f"device {device}: this process computes on the CPU. Use a machine with a GPU that "
-            "works, and call use_accelerator('gpu') first, or device='cpu'."
-        )
     from megakit.models.loading import load_model_weights
     from megakit.models.plain import replace_parallel_layers
 
@@ -84,15 +85,14 @@ def _config(checkpoint: Path, config: "Config | None") -> "Config":
     """Returns the model's config with the checkpoint's settings, for a model on one rank."""
     from megakit.models.config import OVERRIDE_BIONEMO_CONFIG_DEFAULTS
 
-    class_ = _config_class(checkpoint) if config is None else type(config)
+    cls = _config_class(checkpoint) if config is None else type(config)
     kept = OVERRIDE_BIONEMO_CONFIG_DEFAULTS if config is None else config.override_parent_fields
-    settings = read_model_settings(checkpoint)
-    names = {field.name for field in dataclasses.fields(class_) if field.init} - set(kept)
-    values = {
-        name: settings[name]
-        for name in names & settings.keys()
+    names = {field.name for field in dataclasses.fields(cls) if field.init} - set(kept)
+    values: dict[str, Any] = {
+        name: value
+        for name, value in read_model_settings(checkpoint).items()
         # A checkpoint has None in place of a function such as `init_method`.
-        if settings[name] is not None or not callable(getattr(config or class_, name, None))
+        if name in names and not (value is None and callable(getattr(config or cls, name, None)))
     } | {
         **dict.fromkeys(PARALLEL_SIZES, 1),
         **dict.fromkeys(_SWITCHES, False),
@@ -101,24 +101,8 @@ def _config(checkpoint: Path, config: "Config | None") -> "Config":
         "use_cpu_initialization": True,
         "initial_ckpt_path": None,
     }
-    try:
-        return class_(**values) if config is None else dataclasses.replace(config, **values)
-    except (TypeError, ValueError, ArithmeticError, AssertionError) as error:
-        raise UserError(
-            f"{checkpoint}: {class_.__name__} refuses its settings ({error}). "
-            "Use another checkpoint, or the version of the program that wrote it."
-        ) from error
-
-
-PARALLEL_SIZES = (
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
-    *("expert_model_parallel_size", "expert_tensor_parallel_size"),
-)
-#: Fields for precision, parallelism, and compiled functions.
-_SWITCHES = (
-    *("fp16", "bf16", "enable_autocast", "sequence_parallel"),
-    *("bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion"),
-)
+    with reading(f"{checkpoint}: its settings of {cls.__name__}", USE_ANOTHER):
+        return cls(**values) if config is None else dataclasses.replace(config, **values)
 
 
 def _config_class(checkpoint: Path) -> type:
@@ -126,18 +110,12 @@ def _config_class(checkpoint: Path) -> type:
     from megakit.models.config import MegatronBioNeMoTrainableModelConfig
 
     module, name = read_config_class(checkpoint)
-    if module not in sys.modules:
+    found = getattr(sys.modules.get(module), name, None)
+    if not (isinstance(found, type) and issubclass(found, MegatronBioNeMoTrainableModelConfig)):
         raise UserError(
-            f"{checkpoint}: its config class {name} is in the module {module}, which is not "
-            "imported; a checkpoint cannot cause an import. If the module is yours, import "
-            f"{module} first."
-        )
-    found = getattr(sys.modules[module], name, None)
-    if not isinstance(found, type) or not issubclass(found, MegatronBioNeMoTrainableModelConfig):
-        raise UserError(
-            f"{checkpoint}: its config class {module}.{name} is not a subclass of "
-            f"{MegatronBioNeMoTrainableModelConfig.__name__}. Import the version of the program "
-            "that wrote the checkpoint, or use another checkpoint."
+            f"{checkpoint}: its config class {name} is not imported from the module {module}, or "
+            f"is no {MegatronBioNeMoTrainableModelConfig.__name__}. A checkpoint cannot cause an "
+            f"import: if the module is yours, import {module} first."
         )
     return found
 
@@ -173,8 +151,7 @@ def single_rank_state() -> Iterator[None]:
         store = distributed.HashStore()  # type: ignore[attr-defined]
         distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        for name in before:
-            state[name] = _single_rank_value(name)
+        state.update((name, _single_rank_value(name)) for name in before)
         yield
     finally:
         state.update(before)
@@ -187,8 +164,6 @@ def _single_rank_value(name: str) -> Any:
     """Returns the value of a variable of Megatron's parallel state in a job of one rank."""
     if "VIRTUAL" in name or "RANKS" in name or "GROUPS" in name:
         return None
-    if name.endswith("_WORLD_SIZE"):
-        return 1
-    if name.endswith("_RANK"):
-        return 0
-    return _SingleRankGroup() if "_GROUP" in name else None
+    if "_GROUP" in name:
+        return _SingleRankGroup()
+    return {"SIZE": 1, "RANK": 0}.get(name.rpartition("_")[2])

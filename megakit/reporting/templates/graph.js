@@ -1,6 +1,6 @@
 "use strict";
 
-// Runs a model that `megakit/models/graph.py` traced. A tensor is { shape, data }, with 64-bit
+// Runs a model that `megakit/models/export.py` traced. A tensor is { shape, data }, with 64-bit
 // numbers.
 
 // The operations by name. Arguments: the operation's settings, in which `shape` is the output's

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.enums import AttnMaskType
+from torch.export import Dim
 
 from megakit.models import (
     IOMixinWithGettersSetters,
     MegatronBioNeMoTrainableModelConfig,
-    ModelInput,
     SeededGPTModel,
     transformer_block_spec,
 )
@@ -55,6 +55,6 @@ class LanguageConfig(
     tied_weights: bool = True
     positions: str = "learned_absolute"
 
-    def export_inputs(self) -> dict[str, ModelInput]:
-        sizes = {"batch": None, "sequence": (1, self.block_size)}
-        return {"tokens": ModelInput(sizes, dtype="int64", below=32)}
+    def export_inputs(self) -> tuple[dict[str, torch.Tensor], dict[str, dict[int, Dim]]]:
+        dims = {0: Dim("batch"), 1: Dim("sequence", max=self.block_size)}
+        return {"tokens": torch.randint(32, (2, self.block_size))}, {"tokens": dims}

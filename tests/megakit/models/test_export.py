@@ -1,31 +1,49 @@
-"""Exporting: what is asked for is checked first, what is written gives what the model gives."""
+"""Exports: what is asked for is checked first, what is written gives what the model gives."""
 
+import itertools
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.export import Dim, ExportedProgram
 
-from megakit.models.export import main
-from megakit.models.exporters import ExportError, compare
-from megakit.models.model_inputs import sample_input
+from megakit.models.export import compare, export_onnx, main
 from mnist import files as mnist_files
 from tests.scripts import REPOSITORY, read_csv, run, run_script
 
+Export = Callable[..., int]
+
 
 @pytest.fixture(scope="module")
-def checkpoint(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoints(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints by the modules of their models."""
     from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
-    from tests.megakit.models.networks import Net, NetConfig, save_checkpoint
+    from tests.megakit.models.language import LanguageConfig, LanguageModel
+    from tests.megakit.models.networks import save_checkpoint
 
-    folder = save_checkpoint(tmp_path_factory.mktemp("export") / "net", Net(NetConfig(seed=3)))
-    manifest = Manifest("train", "Net", "noise", 7, 0.5, {"lr": 0.1}, files=list_files(folder))
-    write_manifest(folder, manifest)
-    return folder
+    folder = tmp_path_factory.mktemp("export")
+    language = save_checkpoint(folder / "language", LanguageModel(LanguageConfig(seed=3)))
+    checkpoint = save_checkpoint(folder / "net", net())
+    files = list_files(checkpoint)
+    write_manifest(checkpoint, Manifest("train", "Net", "noise", 7, 0.5, {"lr": 0.1}, files=files))
+    return {"networks": checkpoint, "language": language}
+
+
+@pytest.fixture
+def export(checkpoints: dict[str, Path]) -> Export:
+    """The command, in this process."""
+
+    def command(*options: Any, of: str = "networks") -> int:
+        components = ("--components", f"tests.megakit.models.{of}")
+        return main([str(checkpoints[of]), *components, *map(str, options)])
+
+    return command
 
 
 def net(seed: int = 3) -> Any:
@@ -34,21 +52,21 @@ def net(seed: int = 3) -> Any:
     return Net(NetConfig(seed=seed))
 
 
-@pytest.fixture
-def export(checkpoint: Path) -> Any:
-    """The command, in this process."""
-    command = [str(checkpoint), "--components", "tests.megakit.models.networks"]
-    return lambda *options: main([*command, *map(str, options)])
+def run_onnx(path: Path, **inputs: torch.Tensor) -> list[torch.Tensor]:
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(path, providers=["CPUExecutionProvider"])
+    given = {name: tensor.numpy() for name, tensor in inputs.items()}
+    return [torch.as_tensor(output) for output in session.run(None, given)]
 
 
-def test_every_format(export: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_every_format(export: Export, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     weights, program, onnx = (tmp_path / f"net.{name}" for name in ("safetensors", "pt2", "onnx"))
     formats = ("--safetensors", weights, "--torch-export", program, "--onnx", onnx)
     assert export(*formats, "--input-shape", "6") == 0
-    assert capsys.readouterr().out == f"{onnx}\n{program}\n{weights}\n"
+    assert capsys.readouterr() == (f"{onnx}\n{program}\n{weights}\n", "")
     assert set(tmp_path.iterdir()) == {weights, program, onnx}
 
-    from onnxruntime import InferenceSession
     from safetensors import safe_open
 
     trained = net()
@@ -60,39 +78,59 @@ def test_every_format(export: Any, tmp_path: Path, capsys: pytest.CaptureFixture
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert (told["model"], told["dataset"], told["step"]) == ("Net", "noise", "7")
     assert json.loads(told["run"]) == {"lr": 0.1}
-
-    x = torch.randn(9, 6)
-    loaded = torch.export.load(program).module()
-    torch.testing.assert_close(loaded(x), trained(x), rtol=0, atol=1e-6)
-
-    session = InferenceSession(onnx, providers=["CPUExecutionProvider"])
-    (outputs,) = session.run(["output"], {"input": x.numpy()})
-    torch.testing.assert_close(torch.as_tensor(outputs), trained(x), rtol=0, atol=1e-6)
+    for batch in (1, 9):
+        x = torch.randn(batch, 6)
+        loaded = torch.export.load(program).module()
+        for output in (loaded(x), *run_onnx(onnx, input=x)):
+            torch.testing.assert_close(output, trained(x), rtol=0, atol=1e-6)
 
 
-def test_what_exists_stays_unless_forced(
-    export: Any, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_a_language_model(
+    export: Export,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
 ) -> None:
-    weights = tmp_path / "net.safetensors"
-    weights.write_text("mine")
-    assert export("--safetensors", weights) == 2
-    assert "exists. Choose another name, or give --force" in capsys.readouterr().err
-    assert weights.read_text() == "mine"
-    assert export("--safetensors", weights, "--force") == 0
-    assert weights.stat().st_size > 100
+    """Its config describes integers, and two dimensions of any size."""
+    from megakit.models import load_for_inference
+
+    program, onnx = tmp_path / "model.pt2", tmp_path / "model.onnx"
+    assert export("--torch-export", program, "--onnx", onnx, of="language") == 0
+    assert capsys.readouterr() == (f"{onnx}\n{program}\n", "")
+    plain = load_for_inference(checkpoints["language"])
+    loaded = torch.export.load(program).module()
+    for batch, length in itertools.product((1, 2, 9), (1, 2, 17, 24)):
+        tokens = torch.randint(32, (batch, length))
+        for output in (loaded(tokens), *run_onnx(onnx, tokens=tokens)):
+            torch.testing.assert_close(output, plain(tokens), rtol=0, atol=1e-5)
+
+
+class Several(torch.nn.Module):
+    """Inputs of several types, of which two share a dimension; outputs with names."""
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor, step: torch.Tensor) -> Any:
+        sums = (x * keep).sum(dim=1)
+        return {"rows": sums, "total": sums * step}
+
+
+def test_several_inputs(tmp_path: Path) -> None:
+    time = {1: Dim("time", min=2, max=40)}
+    example = {"x": torch.rand(3, 5), "keep": torch.rand(3, 5) < 0.5, "step": torch.tensor(4)}
+    model, path = Several().eval(), tmp_path / "model.onnx"
+    export_onnx(model, path, example, {"x": time, "keep": time})
+    given = {"x": torch.rand(3, 40), "keep": torch.rand(3, 40) < 0.5, "step": torch.tensor(7)}
+    torch.testing.assert_close(run_onnx(path, **given), list(model(**given).values()))
 
 
 def test_a_file_that_gives_something_else_is_not_left(
-    export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    from torch.export import ExportedProgram
-
     monkeypatch.setattr(ExportedProgram, "module", lambda self: net(seed=4))
     program, weights = tmp_path / "net.pt2", tmp_path / "net.safetensors"
     formats = ("--torch-export", program, "--safetensors", weights)
     assert export(*formats, "--input-shape", "6") == 1
     out, err = capsys.readouterr()
-    assert f"{program} was not written: output: the exported model's output differs from" in err
+    assert f"{program} was not written: output: the file's output differs" in err
     assert list(tmp_path.iterdir()) == [weights], "a format that fails does not stop the others"
     assert out == f"{weights}\n"
 
@@ -100,47 +138,50 @@ def test_a_file_that_gives_something_else_is_not_left(
 @pytest.mark.parametrize(("largest", "difference"), [(0.5, 1e-5), (40.0, 4e-4)])
 def test_the_tolerance_is_a_share_of_the_largest_output(largest: float, difference: float) -> None:
     """Float32 sums of large terms differ by more; logits are often above 30."""
-    outputs, inputs = torch.tensor([[largest, 0.0]]), sample_input((1,))
-
-    class Constant(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return outputs
-
-    compare(Constant(), lambda x: {"output": outputs + 0.9 * difference}, inputs)
-    with pytest.raises(ExportError, match=f"{1.1 * difference:.1e}. For outputs of up to"):
-        compare(Constant(), lambda x: {"output": outputs + 1.1 * difference}, inputs)
+    outputs = torch.tensor([[largest, 0.0, -torch.inf]])
+    model: Any = lambda x: outputs  # noqa: E731
+    inputs: Any = ({"x": torch.zeros(2)}, {})
+    compare(model, lambda x: {"output": outputs + 0.9 * difference}, *inputs)
+    for wrong in (outputs + 1.1 * difference, outputs[0], outputs * torch.nan):
+        with pytest.raises(ValueError, match=f"output differs by more than {difference:.1e}"):
+            compare(model, lambda x, wrong=wrong: {"output": wrong}, *inputs)
 
 
-def test_a_sample_that_the_model_does_not_take(
-    export: Any, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_inputs_that_do_not_fit(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    assert export("--torch-export", tmp_path / "net.pt2", "--input-shape", "2,5") == 2
+    from tests.megakit.models.language import LanguageConfig
+
+    program = ("--torch-export", tmp_path / "net.pt2")
+    hook = "LanguageConfig.export_inputs"
+    assert export(*program, "--input-shape", "2,5") == 2
     assert "--input-shape 2,5: Net does not take such a sample" in capsys.readouterr().err
+    assert export(*program) == 2
+    assert "--input-shape is missing; for images" in capsys.readouterr().err
+    monkeypatch.setattr(LanguageConfig, "export_inputs", lambda self: ({"tokens": None}, {}))
+    assert export(*program, of="language") == 2
+    assert f"{hook}: LanguageModel does not take such a sample (" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    components = ("--components", "no.such")
-    assert main([str(tmp_path / "nowhere"), *components]) == 2
-    told = capsys.readouterr().err
-    for problem in (
-        "nowhere: there is no such checkpoint",
-        "--components no.such: there is no such module in",
-        "nothing to write",
-    ):
-        assert problem in told
-    assert main([str(tmp_path), "--safetensors", str(tmp_path / "no" / "file")]) == 2
-    assert f"there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
-
-
-def test_packages_that_are_not_installed(
-    export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+def test_options_are_checked_first(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    for name in ("onnxscript", "onnxruntime"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert export("--onnx", tmp_path / "net.onnx", "--input-shape", "6") == 2
+    assert main([str(tmp_path / "nowhere"), "--components", "no.such"]) == 2
     told = capsys.readouterr().err
-    assert "--onnx needs onnxscript, onnxruntime: ./run setup --dev installs" in told
+    assert "nowhere: there is no such checkpoint" in told
+    assert "--components no.such: there is no such module in" in told
+    assert "nothing to write" in told
+    weights = tmp_path / "net.safetensors"
+    weights.write_text("mine")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert export("--safetensors", weights, "--onnx", tmp_path / "net.onnx") == 2
+    told = capsys.readouterr().err
+    assert f"{weights}: exists. Choose another name, or give --force." in told
+    assert "--onnx needs onnx, onnxscript and onnxruntime." in told
+    assert weights.read_text() == "mine"
+    assert export("--safetensors", weights, "--force") == 0
+    assert weights.stat().st_size > 100
 
 
 # ---- The tutorial's own model ------------------------------------------------------------------

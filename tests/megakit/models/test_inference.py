@@ -1,7 +1,9 @@
-"""Models for inference: the same outputs, no parallel state, and nobody else's is touched."""
+"""Models for inference: Megatron's numbers, no parallel state, and nobody else's is touched."""
 
-import json
+import contextlib
 import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +17,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*no manifest", "ignore:Apex is not installed"),
 ]
 
-
-def net(**settings: Any) -> Any:
-    from tests.megakit.models.networks import Net, NetConfig
-
-    return Net(NetConfig(**settings))
-
-
-@pytest.fixture(scope="module")
-def checkpoint(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of another width and with another head than the config's defaults."""
-    from tests.megakit.models.networks import save_checkpoint
-
-    model = net(seed=1, hidden_size=12, num_classes=7, bf16=True)
-    return save_checkpoint(tmp_path_factory.mktemp("net"), model)
+LLAMA = {
+    **{"positions": "rope", "tied_weights": False, "gated_linear_unit": True},
+    **{"num_query_groups": 2, "add_bias_linear": False, "normalization": "RMSNorm"},
+}
+BLOCKS = [
+    {},
+    {"is_causal": True, "normalization": "RMSNorm", "apply_query_key_layer_scaling": True},
+    {"gated_linear_unit": True, "num_query_groups": 2, "add_bias_linear": False},
+]
 
 
 def load(checkpoint: Path, config: Any = None, **options: Any) -> Any:
@@ -37,24 +34,59 @@ def load(checkpoint: Path, config: Any = None, **options: Any) -> Any:
     return load_for_inference(checkpoint, config, **options)
 
 
-def test_the_model_is_plain_and_gives_the_same(checkpoint: Path) -> None:
-    from tests.megakit.models.networks import weights
+def save(folder: Path, model: Any) -> Path:
+    from tests.megakit.models.networks import save_checkpoint
 
-    trained = net(seed=1, hidden_size=12, num_classes=7)
+    return save_checkpoint(folder, model)
+
+
+@contextlib.contextmanager
+def no_parallel_state() -> Iterator[None]:
+    from megatron.core import parallel_state
+
+    state = vars(parallel_state)
+    before = {name: state[name] for name in state if name.startswith("_") and name.isupper()}
+    state.update(dict.fromkeys(before))
+    try:
+        yield
+    finally:
+        state.update(before)
+
+
+# ---- Small networks ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(megatron: None) -> Any:
+    """A model of another width and with another head than its config's defaults."""
+    from tests.megakit.models.networks import Net, NetConfig
+
+    return Net(NetConfig(seed=1, hidden_size=12, num_classes=7))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("net"), trained)
+
+
+def test_the_model_is_plain_and_gives_the_same(trained: Any, checkpoint: Path) -> None:
+    from megatron.core import parallel_state
+
+    before, drawn = dict(vars(parallel_state)), torch.get_rng_state()
     model = load(checkpoint)
-    assert {type(layer).__module__.partition(".")[0] for layer in model.children()} <= {
-        *("torch", "megakit")
-    }
+    assert vars(parallel_state) == before
+    assert torch.equal(torch.get_rng_state(), drawn)
     assert isinstance(model.first, torch.nn.Linear)
     assert not model.training
     assert not any(weight.requires_grad for weight in model.parameters())
-    assert weights(model).keys() == weights(trained).keys()
+    assert model.state_dict().keys() == dict(trained.named_parameters()).keys()
     x = torch.randn(5, 6)
-    assert model(x).dtype == torch.float32
-    torch.testing.assert_close(model(x), trained(x), rtol=0, atol=1e-6)
+    with no_parallel_state():
+        found = model(x)
+    torch.testing.assert_close(found, trained(x), rtol=0, atol=1e-6)
 
 
-def test_a_checkpoint_that_others_configured_needs_the_config(checkpoint: Path) -> None:
+def test_the_config_is_kept_and_decides(checkpoint: Path) -> None:
     from tests.megakit.models.networks import NetConfig
 
     config = NetConfig(num_classes=7, tensor_model_parallel_size=2, num_attention_heads=2)
@@ -65,71 +97,43 @@ def test_a_checkpoint_that_others_configured_needs_the_config(checkpoint: Path) 
         load(checkpoint, NetConfig())  # its override_parent_fields keeps its own number of classes
 
 
-def test_random_numbers_and_parallel_state_stay_as_they_were(checkpoint: Path) -> None:
-    from megatron.core import parallel_state
+def test_hooks_of_replaced_layers_stay(checkpoint: Path) -> None:
+    """A low-rank correction is a forward hook."""
+    from tests.megakit.models.networks import Net, NetConfig
 
-    before, drawn = dict(vars(parallel_state)), torch.get_rng_state()
-    load(checkpoint)
-    assert vars(parallel_state) == before
-    assert torch.distributed.is_initialized()
-    assert torch.equal(torch.get_rng_state(), drawn)
+    class Corrected(Net):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.second.register_forward_hook(lambda layer, inputs, out: (out[0] + 1, *out[1:]))
 
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"is_causal": True, "normalization": "RMSNorm", "apply_query_key_layer_scaling": True},
-        {"gated_linear_unit": True, "num_query_groups": 2, "add_bias_linear": False},
-    ],
-    ids=str,
-)
-def test_transformers(settings: dict[str, Any], tmp_path: Path) -> None:
-    from megakit.models import load_model_weights
-    from tests.megakit.models.blocks import Blocks, BlocksConfig
-    from tests.megakit.models.networks import save_checkpoint
-
-    trained = Blocks(BlocksConfig(**settings)).eval()
-    checkpoint = save_checkpoint(tmp_path / "checkpoint", trained)
-    model = load(checkpoint)
-    fresh = Blocks(BlocksConfig(seed=2, **settings))
-    assert load_model_weights(fresh, checkpoint) == []  # as Megatron itself loads
-    for name, weight in trained.named_parameters():
-        assert torch.equal(model.state_dict()[name], weight), name
-        assert torch.equal(fresh.state_dict()[name], weight), name
-    tokens = torch.randint(11, (6, 5))
-    padding = torch.zeros(5, 1, 1, 6, dtype=torch.bool)
-    padding[2, :, :, 4:] = True
-    for mask in (None, padding):
-        torch.testing.assert_close(model(tokens, mask), trained(tokens, mask), rtol=0, atol=1e-5)
-    # The comparison is able to fail.
-    assert not torch.allclose(model(tokens), model(tokens.roll(1, dims=1)), atol=1e-2)
+    x, plain = torch.randn(5, 6), load(checkpoint)
+    corrected = load(checkpoint, NetConfig(model_cls=Corrected, num_classes=7))
+    expected = plain(x) + plain.head.weight.sum(dim=1)
+    torch.testing.assert_close(corrected(x), expected)
 
 
-def test_unknown_layers_are_listed_by_name() -> None:
-    from megakit.models.plain import replace_parallel_layers
-    from tests.megakit.models.blocks import Blocks, BlocksConfig
-
-    model = Blocks(BlocksConfig(num_layers=1))
-    attention = model.decoder.layers[0].self_attention
-    attention.core_attention.scale_mask_softmax.window_size = (2, 0)
-    with pytest.raises(UserError) as error:
-        replace_parallel_layers(model)
-    layer = "decoder.layers.0.self_attention.core_attention (DotProductAttention)"
-    assert f"these layers cannot be replaced by torch layers: {layer}. Use" in str(error.value)
-
-
-def test_no_checkpoint() -> None:
-    with pytest.raises(UserError, match=r"nowhere: there is no such checkpoint\. Name"):
-        load(Path("nowhere"))
+@pytest.mark.parametrize(("module", "name"), [("strangers_code", "NetConfig"), ("torch", "Tensor")])
+def test_nothing_is_imported_because_a_checkpoint_says_so(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    (tmp_path / "strangers_code.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = Path(shutil.copytree(checkpoint, tmp_path / "mine"))
+    context = mine / "context" / "io.json"
+    named = '"module": "tests.megakit.models.networks", "name": "NetConfig"'
+    text = context.read_text()
+    assert named in text
+    context.write_text(text.replace(named, f'"module": "{module}", "name": "{name}"'))
+    with pytest.raises(UserError, match=f"{name} is not imported from the module {module}, or is"):
+        load(mine)
+    assert not (tmp_path / "trace").exists()
 
 
 def test_a_damaged_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
 
     mine = Path(shutil.copytree(checkpoint, tmp_path / "mine"))
-    manifest = Manifest("train", "Net", "noise", 1, files=list_files(mine))
-    write_manifest(mine, manifest)
+    write_manifest(mine, Manifest("train", "Net", "noise", 1, files=list_files(mine)))
     load(mine)
     weights = next((mine / "weights").glob("*.distcp"))
     weights.write_bytes(weights.read_bytes()[:-9])
@@ -137,43 +141,95 @@ def test_a_damaged_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
         load(mine)
 
 
+# ---- Transformers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", BLOCKS, ids=str)
+def test_transformers(settings: dict[str, Any], tmp_path: Path) -> None:
+    from tests.megakit.models.blocks import Blocks, BlocksConfig
+
+    trained = Blocks(BlocksConfig(**settings)).eval()
+    model = load(save(tmp_path / "checkpoint", trained))
+    for name, weight in trained.named_parameters():
+        assert torch.equal(model.state_dict()[name], weight), name
+    tokens = torch.randint(11, (6, 5))
+    padding = torch.zeros(5, 1, 1, 6, dtype=torch.bool)
+    padding[2, :, :, 4:] = True
+    for mask in (None, padding):
+        expected = trained(tokens, mask)
+        with no_parallel_state():
+            found = model(tokens, mask)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    # The comparison is able to fail.
+    assert not torch.allclose(model(tokens), model(tokens.roll(1, dims=1)), atol=1e-2)
+
+
+def test_layers_without_a_plain_form_are_listed(tmp_path: Path) -> None:
+    from tests.megakit.models.blocks import Blocks, BlocksConfig
+
+    checkpoint = save(tmp_path / "checkpoint", Blocks(BlocksConfig(num_layers=1)))
+    layer = "decoder.layers.0.self_attention.core_attention (DotProductAttention)"
+    message = f"these layers cannot be replaced by torch layers: {layer}. Use"
+    for limited in ({"window_size": (2, 0)}, {"softmax_type": "off-by-one"}):
+        with pytest.raises(UserError) as error:
+            load(checkpoint, BlocksConfig(override_parent_fields=list(limited), **limited))
+        assert message in str(error.value)
+
+
+# ---- Language models ---------------------------------------------------------------------------
+
+
+def language_model(**settings: Any) -> Any:
+    """Megatron's model; weights are large enough that each layer changes the outputs."""
+    from tests.megakit.models.language import LanguageConfig, LanguageModel
+
+    model = LanguageModel(LanguageConfig(**settings)).eval()
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.parameters():  # biases too, which Megatron leaves at zero
+        weight.data.normal_(std=0.3, generator=generator)
+    return model
+
+
+def text(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(32, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
 @pytest.mark.parametrize(
-    ("module", "reason"),
-    [
-        ("strangers_code", "is not imported"),
-        ("torch", "is not a subclass of MegatronBioNeMoTrainableModelConfig"),
-    ],
+    "settings",
+    [{}, {"tied_weights": False}, {"positions": "rope", "rotary_interleaved": True}, LLAMA],
+    ids=str,
 )
-def test_nothing_is_imported_because_a_checkpoint_says_so(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, reason: str
-) -> None:
-    trace = tmp_path / "trace"
-    (tmp_path / "strangers_code.py").write_text(f"open({str(trace)!r}, 'w')")
-    monkeypatch.syspath_prepend(tmp_path)
-    mine = Path(shutil.copytree(checkpoint, tmp_path / "mine"))
-    context = mine / "context" / "io.json"
-    text = context.read_text()
-    named = '"module": "tests.megakit.models.networks", "name": "NetConfig"'
-    assert named in text
-    context.write_text(text.replace(named, f'"module": "{module}", "name": "Tensor"'))
-    with pytest.raises(UserError, match=reason):
-        load(mine)
-    assert not trace.exists()
+def test_logits_losses_and_the_cache(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Outputs are Megatron's; a prompt, single tokens and several tokens through the cache, too."""
+    from megatron.core.inference.contexts import StaticInferenceContext
 
+    from megakit.models import SeededGPTModel, checkpoint_from_weights
+    from tests.megakit.models.language import LanguageConfig
 
-def test_settings_that_the_config_refuses(checkpoint: Path, tmp_path: Path) -> None:
-    mine = Path(shutil.copytree(checkpoint, tmp_path / "mine"))
-    context = mine / "context" / "io.json"
-    content = json.loads(context.read_text())
-    for item in content["objects"].values():
-        for name, value in item["items"]:
-            if name == "Attr(name='moe_expert_capacity_factor')":
-                value["value"] = "nonsense"
-    context.write_text(json.dumps(content))
-    with pytest.raises(UserError, match="NetConfig refuses its settings"):
-        load(mine)
+    trained = language_model(**settings)
+    plain = load(save(tmp_path / "checkpoint", trained))
+    for batch, length in ((1, 1), (3, 24), (5, 7)):
+        tokens, labels = text(batch, length), text(batch, length).roll(-1, dims=1)
+        logits, losses = trained(tokens), trained(tokens, labels)
+        with no_parallel_state(), ThreadPoolExecutor(1) as other_thread:
+            found = other_thread.submit(plain, tokens).result()
+            found_losses = other_thread.submit(plain, tokens, labels).result()
+        torch.testing.assert_close(found, logits, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found_losses, losses, rtol=0, atol=2e-6)
+    # The comparison is able to fail.
+    assert not torch.allclose(plain(tokens), plain(tokens.roll(1, dims=1)), atol=1e-2)
 
+    tokens = text(3, 14)
+    context = StaticInferenceContext(max_batch_size=3, max_sequence_length=24)
+    for start, end in ((0, 5), (5, 6), (6, 7), (7, 12), (12, 14)):
+        positions = torch.arange(start, end).expand(3, -1)
+        options = {"inference_context": context, "runtime_gather_output": True}
+        with no_parallel_state():
+            logits = SeededGPTModel.forward(plain, tokens[:, start:end], positions, None, **options)
+        context.sequence_len_offset = end
+        expected = plain(tokens)[:, end - 1]
+        torch.testing.assert_close(logits[:, -1], expected, rtol=0, atol=1e-6)
 
-def test_a_gpu_where_there_is_none(checkpoint: Path) -> None:
-    with pytest.raises(UserError, match="device cuda: this process computes on the CPU"):
-        load(checkpoint, device="cuda")
+    config = LanguageConfig(seed=8, **settings)
+    again = load(checkpoint_from_weights(plain.state_dict(), config, tmp_path / "imported"))
+    assert torch.equal(again(tokens), plain(tokens))

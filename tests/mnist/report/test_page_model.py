@@ -66,8 +66,8 @@ class TestTheModelOfThePage:
     @pytest.mark.parametrize(
         ("variant", "note"),
         [
-            ("convolution", "the operation Conv1d (convolution) is not supported."),
-            ("branch", "Variant cannot be traced: symbolically traced variables"),
+            ("convolution", "the operation conv1d(unsqueeze, convolution_weight, "),
+            ("branch", "Variant cannot be traced: GuardOnDataDependentSymNode"),
         ],
     )
     def test_an_unknown_operation_is_named(self, variant: str, note: str, tmp_path: Path) -> None:
