@@ -25,7 +25,7 @@ from megakit.reporting.report import Section, embed_graph, picture, write_report
 from megakit.reporting.results import Results
 
 if TYPE_CHECKING:
-    from megakit.models.export import Graph
+    from megakit.models.graph import Graph
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ def trace_classifier(
             traced module predicts other classes.
     """
     from megakit.models import load_for_inference, returns_latent
-    from megakit.models.export import trace
+    from megakit.models.graph import trace
 
     model = load_for_inference(checkpoint)
     options = {"return_latent": True} if returns_latent(model) else {}

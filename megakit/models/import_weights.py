@@ -13,6 +13,7 @@ import argparse
 import ast
 import contextlib
 import importlib
+import importlib.util
 import io
 import re
 import shutil
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from megakit.checkpoints import manifest as manifests
 from megakit.errors import UserError, printable, reading
-from megakit.models.export import missing_module
 from megakit.runtime import find_accelerator, use_accelerator
 from megakit.runtime.foreign_files import regular_file_size
 
@@ -102,6 +102,17 @@ def _build_config(options: argparse.Namespace) -> Any:
     except (AttributeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
         what = f"--config {options.config}, --set: this config cannot be built ({error})"
         raise UserError(f"{what}. Name a class of {options.components}, and its fields.") from error
+
+
+def missing_module(components: str) -> list[str]:
+    """Returns a message if the module that `--components` names does not exist."""
+    with contextlib.suppress(ImportError, ValueError):  # no parent package; not a name
+        if importlib.util.find_spec(components):
+            return []
+    return [
+        f"--components {components}: there is no such module in {Path.cwd()}. Run this in the "
+        "folder of the module that defines the model's config, or name another."
+    ]
 
 
 def checkpoint_from_weights(

@@ -10,7 +10,7 @@ import torch
 
 from megakit.data import EpochIndex
 from megakit.testing import assert_dataset_compatible_with_megatron
-from tests.scripts import accuracy, read_csv, read_json, run_script
+from tests.scripts import accuracy, read_csv, read_json, run_python, run_script
 
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
 
@@ -129,6 +129,13 @@ def test_the_chain(tmp_path: Path) -> None:
     predictions = Path(result.strip())
     assert [int(row["idx"]) for row in read_csv(predictions)] == list(range(300))
     assert accuracy(predictions) > 0.9
+    checkpoint = read_json(tmp_path / "finetune" / "summary.json")["checkpoint"]
+    files = [str(tmp_path / "vit.onnx"), str(tmp_path / "vit.pt2")]  # compared with the model
+    told = run_python(
+        *("-m", "megakit.models.export", checkpoint, "--components", "examples.vit.vit_components"),
+        *("--input-shape", "1,28,28", "--onnx", files[0], "--torch-export", files[1]),
+    )
+    assert told.output().split() == files
 
 
 def test_impossible_layouts_are_refused(tmp_path: Path) -> None:

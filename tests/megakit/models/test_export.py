@@ -175,8 +175,9 @@ def test_options_are_checked_first(
     weights = tmp_path / "net.safetensors"
     weights.write_text("mine")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert export("--safetensors", weights, "--onnx", tmp_path / "net.onnx") == 2
+    assert export("--safetensors", weights, "--onnx", tmp_path / "no" / "net.onnx") == 2
     told = capsys.readouterr().err
+    assert f"net.onnx: there is no folder {tmp_path / 'no'}. Create it, or choose" in told
     assert f"{weights}: exists. Choose another name, or give --force." in told
     assert "--onnx needs onnx, onnxscript and onnxruntime." in told
     assert weights.read_text() == "mine"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from megakit.models.export import Graph, UntraceableError, trace
+from megakit.models.graph import Graph, UntraceableError, trace
 from megakit.reporting.report import INTERPRETER, embed_graph
 from tests.javascript import run_javascript
 
