@@ -313,18 +313,18 @@ def _read_image(path: Path) -> Image:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     content = read_regular_file(path, PICTURE_BYTES)
+    remedy = f"scale it down to {MOST_PIXELS:,} pixels at most, and {LONGEST_SIDE:,} a side"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns by limits of its own
         try:
             image = Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "WEBP"))
         except UnidentifiedImageError:  # Pillow's message names the BytesIO object
             raise ValueError("neither PNG nor JPEG nor WEBP") from None
+        except Image.DecompressionBombError:  # far above the limit
+            raise ValueError(remedy) from None
         width, height = image.size  # of the header; no pixel is decoded yet
         if max(width, height) > LONGEST_SIDE or width * height > MOST_PIXELS:
-            raise ValueError(
-                f"{width:,} x {height:,} pixels: scale it down to {MOST_PIXELS:,} pixels at most, "
-                f"and {LONGEST_SIDE:,} a side"
-            )
+            raise ValueError(f"{width:,} x {height:,} pixels: {remedy}")
         if image.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MOST_SCANS:
             raise ValueError(f"more than {MOST_SCANS:,} scans: save it as a plain JPEG")
         ImageOps.exif_transpose(image, in_place=True)

@@ -61,7 +61,7 @@ def is_current(cls: type, batched: str, single: str) -> bool:
     """
     for base in cls.__mro__:
         if batched in vars(base):
-            return True
+            return vars(base)[batched] is not None
         if single in vars(base):
             return False
     return False

@@ -13,7 +13,15 @@ from torch.utils.data import Dataset
 from megakit.data.batches import fetch_batch
 from megakit.data.device import on_device
 from megakit.data.epochs import MultiEpochDataset, MultiEpochDatasetWrapper, SizedDataset
-from megakit.data.indices import EpochIndex, Int, IntArray, as_seed, check_index, check_indices
+from megakit.data.indices import (
+    EpochIndex,
+    Int,
+    IntArray,
+    as_int,
+    as_seed,
+    check_index,
+    check_indices,
+)
 from megakit.data.permutation import permute
 from megakit.data.random_effects import key_of, stream
 
@@ -47,12 +55,16 @@ class BlendedDataset(Dataset[Any]):
         self.datasets: tuple[Any, ...] = datasets
         self.seed, self.shuffle = as_seed(seed), shuffle
         self._lengths = [len(dataset) for dataset in datasets]
+        if 0 in self._lengths:
+            member = self._lengths.index(0)
+            raise ValueError(f"The dataset of member {member} is empty: leave out the member.")
         self.counts = np.array(_count_slots(weights))
         # For each slot of a period: its member, and the member's number of slots before it.
         self._members, self._before = _assign(self.counts.tolist())
         numbers = np.arange(len(datasets), dtype=np.uint64)
         self._keys: list[int] = stream(key_of(self.seed), numbers).tolist()
-        self.num_samples = self._exhausted_after() if num_samples is None else num_samples
+        length = self._exhausted_after() if num_samples is None else num_samples
+        self.num_samples = as_int(length, "num_samples")
         if self.num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
 
@@ -189,7 +201,7 @@ def _merge(batches: list[Any], order: IntArray) -> Any:
         return torch.cat(batches).index_select(0, on_device(order, like=first))
     if isinstance(first, dict):
         return {key: _merge([batch[key] for batch in batches], order) for key in first}
-    if isinstance(first[0], str | bytes):
+    if first and isinstance(first[0], str | bytes):
         strings = [string for batch in batches for string in batch]
         return type(first)(strings[position] for position in order.tolist())
     fields = [_merge(list(values), order) for values in zip(*batches, strict=True)]
@@ -202,4 +214,6 @@ def _form(batch: Any) -> Any:
         return f"{batch.dtype} {list(batch.shape[1:])}"
     if isinstance(batch, dict):
         return {key: _form(value) for key, value in batch.items()}
-    return "strings" if isinstance(batch[0], str | bytes) else [_form(value) for value in batch]
+    if batch and isinstance(batch[0], str | bytes):
+        return "strings"
+    return [_form(value) for value in batch]

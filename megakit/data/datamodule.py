@@ -18,7 +18,8 @@ class MegatronDataModule(pl.LightningDataModule):
     A subclass assigns its datasets in `setup`: `train_set`, usually from `resample`, `val_set` and
     `test_set`. The loader methods return loaders of these datasets. A subclass may also override
     Lightning's loader methods and return one loader or several. The training loader resumes; all
-    other loaders start at sample 0.
+    other loaders start at sample 0. Of NeMo's own data sampler, training resumes exactly if its
+    dataset is as long as the training.
 
     Args:
         micro_batch_size: Samples per rank and forward pass. Without it, the subclass assigns
@@ -139,6 +140,8 @@ class MegatronDataModule(pl.LightningDataModule):
     def consumed_samples(self) -> int:
         """Training samples consumed so far, over all data-parallel ranks."""
         sampler = self.data_sampler
+        if sampler.rampup_batch_size is not None:
+            raise ValueError("MegatronDataModule needs a constant global batch size, no ramp-up.")
         steps = self._global_step - self.init_global_step
         return int(sampler.init_consumed_samples + steps * sampler.global_batch_size)
 

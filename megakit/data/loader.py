@@ -3,6 +3,7 @@
 import atexit
 import faulthandler
 import functools
+import multiprocessing
 import os
 import signal
 import weakref
@@ -55,6 +56,9 @@ def make_loader(
     )
     if computes_on_device and not template.num_workers:
         batches.device = device
+    context: Any = template.multiprocessing_context or multiprocessing
+    # A fork server is the parent of its workers.
+    parent = 0 if context.get_start_method() == "forkserver" else os.getpid()
     kept = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
     loader = _Loader(
         batches,
@@ -64,7 +68,7 @@ def make_loader(
         # For the workers' seeds. Without it, torch draws them from the global generator, which
         # dropout uses, too.
         generator=template.generator or torch.Generator(),
-        worker_init_fn=functools.partial(_begin_worker, template.worker_init_fn, os.getpid()),
+        worker_init_fn=functools.partial(_begin_worker, template.worker_init_fn, parent),
         timeout=(template.timeout or WORKER_TIMEOUT) if template.num_workers else 0,
         multiprocessing_context=template.multiprocessing_context,
         **{name: getattr(template, name) for name in kept},
@@ -155,7 +159,7 @@ def _begin_worker(begin: Callable[[int], Any] | None, parent: int, worker: int) 
     # the signal, and needs batches until it has completed its step and its validation.
     ignore_signals()
     faulthandler.disable()  # its report of an abort is the training process's
-    if os.getppid() == parent:  # not under a fork server
+    if parent:
         die_with_parent(parent)
     if begin is not None:
         begin(worker)

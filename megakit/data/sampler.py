@@ -50,6 +50,11 @@ class GlobalBatchSampler(MegatronPretrainingSampler):
         start: Callable[[], int] = lambda: 0,
         pad: bool = False,
     ) -> None:
+        if num_samples < (1 if pad else global_batch_size):
+            raise ValueError(
+                f"a dataset of {num_samples} samples is smaller than a batch of "
+                f"{global_batch_size}. MultiEpochDatasetResampler makes it as long as the training."
+            )
         super().__init__(
             *(num_samples, 0, micro_batch_size, rank, num_ranks),
             drop_last=not pad,
@@ -57,11 +62,6 @@ class GlobalBatchSampler(MegatronPretrainingSampler):
             pad_samples_to_global_batch_size=pad,
         )
         self.start = start
-        if not len(self):
-            raise ValueError(
-                f"a dataset of {num_samples} samples is smaller than a batch of "
-                f"{global_batch_size}. MultiEpochDatasetResampler makes it as long as the training."
-            )
 
     def __iter__(self) -> Iterator[IntArray]:
         slice_size = self.micro_batch_times_data_parallel_size

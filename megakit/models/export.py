@@ -107,6 +107,8 @@ def _check(options: argparse.Namespace) -> None:
         for path in paths
         if path.exists() and not options.force
     ]
+    if len(set(paths)) < len(paths):
+        problems.append("two formats with one FILE. Give each format a file of its own.")
     problems += [
         f"{path}: there is no folder {path.parent}. Create it, or choose another name."
         for path in paths

@@ -100,7 +100,7 @@ def _operations(
         if item in values or item not in computed:
             return values.get(item, item)
         name = str(item.target) if item.op == "get_attr" else item.name
-        weights[name] = computed[item].float().numpy()
+        weights[name] = computed[item].detach().float().numpy()
         return name
 
     for node in graph.nodes:

@@ -12,10 +12,10 @@ give --components. The checkpoint's name is printed when it is complete. Exit st
 import argparse
 import ast
 import contextlib
+import dataclasses
 import importlib
 import importlib.util
 import io
-import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,21 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megakit.checkpoints import manifest as manifests
-from megakit.errors import UserError, printable, reading
+from megakit.errors import UserError, reading, reason_of
 from megakit.runtime import find_accelerator, use_accelerator
-from megakit.runtime.foreign_files import regular_file_size
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from megakit.models.config import MegatronBioNeMoTrainableModelConfig as Config
-
-RENAME = (
-    "Rename tensors or modules with --map OLD=NEW (in Python: names={OLD: NEW}), leave them out "
-    "with --skip NAME (skip=[NAME]), and set sizes with --set FIELD=VALUE (another config)."
-)
-#: Prefixes of DistributedDataParallel, of a Lightning module's attribute, and of torch.compile.
-PREFIXES = ("module.", "model.", "_orig_mod.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,11 +89,20 @@ def _build_config(options: argparse.Namespace) -> Any:
     for name, text in options.set:
         with contextlib.suppress(ValueError, SyntaxError):  # the text is a string
             values[name] = ast.literal_eval(text)
+    from megakit.models.config import MegatronBioNeMoTrainableModelConfig as Base
+
+    classes = {name: cls for name, cls in vars(module).items() if isinstance(cls, type)}
+    configs = {name: cls for name, cls in classes.items() if issubclass(cls, Base) and cls != Base}
+    if options.config not in configs:
+        raise UserError(
+            f"--config {options.config}: not a config of {options.components}. "
+            f"Name one of {', '.join(sorted(configs))}."
+        )
     try:
-        return getattr(module, options.config)(**values)
-    except (AttributeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
+        return configs[options.config](**values)
+    except (TypeError, ValueError, ArithmeticError, AssertionError) as error:
         what = f"--config {options.config}, --set: this config cannot be built ({error})"
-        raise UserError(f"{what}. Name a class of {options.components}, and its fields.") from error
+        raise UserError(f"{what}. Correct the fields.") from error
 
 
 def missing_module(components: str) -> list[str]:
@@ -142,83 +143,26 @@ def checkpoint_from_weights(
     if output.exists() or not output.absolute().parent.is_dir():
         raise UserError(f"--output {output}: exists, or is in no folder. Name a new folder.")
     use_accelerator(find_accelerator().name)
-    from megakit.models.inference import single_rank_state
+    from megakit.models.foreign_weights import load_exactly, read_weights, rename
+    from megakit.models.inference import ONE_RANK, single_rank_state
     from megakit.models.loading import check_finite
 
     source = "the state dict" if isinstance(weights, Mapping) else str(weights)
     with reading(source, "Give a safetensors file, or a file of torch.save(model.state_dict())."):
-        given = _read(weights)
+        given = read_weights(weights)
         check_finite(given)
     with single_rank_state():
-        model = config.configure_model()
-        own = model.state_dict()
-        state = _rename(given, own, {**(names or {}), **dict.fromkeys(skip)}, report)
         try:
-            # Megatron's layers also have entries without a tensor.
-            model.load_state_dict({name: v for name, v in own.items() if v is None} | state)
-        except RuntimeError as error:
-            lines = [*f"{source}: {error}".expandtabs(2).splitlines(), RENAME]
-            raise UserError("\n".join(map(printable, lines))) from error
-        numbers = {name: value.double() for name, value in own.items() if value is not None}
-        if rounded := sum(not state[name].double().equal(numbers[name]) for name in numbers):
+            model = dataclasses.replace(config, **ONE_RANK).configure_model()
+        except (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError) as error:
+            what = f"{type(config).__name__}: it builds no model ({reason_of(error)})."
+            raise UserError(f"{what} Correct --set, or the config.") from error
+        rules = {**(names or {}), **dict.fromkeys(skip)}
+        state = rename(given, model.state_dict(), rules, report)
+        if rounded := load_exactly(model, state, source):
             report(f"the numbers of {rounded} tensors were rounded to the model's type.")
         _write(output, model, config, source)
     return output
-
-
-def _read(weights: Any) -> "dict[str, Tensor]":
-    """Reads a state dict, an entry `state_dict`, or the only other entry with tensors.
-
-    No code runs in a file: torch's restricted unpickler creates tensors and plain values only.
-    """
-    from safetensors.torch import load_file
-    from torch import Tensor
-
-    from megakit.runtime.safe_reading import load_plain
-
-    if not isinstance(weights, Mapping):
-        path = Path(weights)
-        regular_file_size(path, sys.maxsize)  # opening a FIFO would wait
-        weights = load_file(path) if path.suffix == ".safetensors" else load_plain(path)
-    parts = [part for part in weights.values() if isinstance(part, Mapping)]
-    parts = [part for part in parts if any(isinstance(value, Tensor) for value in part.values())]
-    found = [weights["state_dict"]] if "state_dict" in weights else parts or [weights]
-    if len(found) != 1:
-        raise ValueError(f"it has {len(found)} state dicts instead of one")
-    tensors = {str(k): value for k, value in found[0].items() if isinstance(value, Tensor)}
-    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-
-
-def _rename(
-    given: "Mapping[str, Tensor]",
-    own: Collection[str],
-    rules: Mapping[str, str | None],
-    report: Callable[[str], None],
-) -> "dict[str, Tensor]":
-    """Renames tensors by the rule with the longest name; the rule None leaves tensors out.
-
-    From the names without a rule, common prefixes are removed that the model's own names lack.
-    """
-    from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
-
-    rules = {old.removesuffix("."): new for old, new in rules.items()}
-    renamed, others = [], {}
-    for name, tensor in given.items():
-        fitting = [old for old in rules if not old or f"{name}.".startswith(f"{old}.")]
-        if not fitting:
-            others[name] = tensor
-        elif (new := rules[old := max(fitting, key=len)]) is not None:
-            whole = re.sub(r"\.+", ".", f"{new}.{name.removeprefix(old)}")
-            renamed.append((whole.strip("."), tensor))
-    for one in PREFIXES * 2:  # one can follow another, as in `module._orig_mod.`
-        is_common = others and all(name.startswith(one) for name in others)
-        if is_common and not any(name.startswith(one) for name in own):
-            consume_prefix_in_state_dict_if_present(others, one)
-            report(f"the prefix {one} was removed from the names.")
-    state = {**dict(renamed), **others}
-    if len(state) < len(renamed) + len(others):
-        raise UserError("--map: several tensors get the same name. Leave out all but one.")
-    return state
 
 
 def _write(checkpoint: Path, model: Any, config: "Config", source: str) -> None:

@@ -23,11 +23,16 @@ PARALLEL_SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     *("expert_model_parallel_size", "expert_tensor_parallel_size"),
 )
-#: Fields for precision, parallelism, and compiled functions.
-_SWITCHES = (
-    *("fp16", "bf16", "enable_autocast", "sequence_parallel"),
-    *("bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion"),
-)
+#: Fields for precision, parallelism, and compiled functions, of a config for one rank.
+ONE_RANK: dict[str, Any] = {
+    **dict.fromkeys(PARALLEL_SIZES, 1),
+    **dict.fromkeys(("fp16", "bf16", "enable_autocast", "sequence_parallel"), False),
+    **dict.fromkeys(("bias_activation_fusion", "bias_dropout_fusion"), False),
+    "masked_softmax_fusion": False,
+    "virtual_pipeline_model_parallel_size": None,
+    "params_dtype": torch.float32,
+    "use_cpu_initialization": True,
+}
 
 
 def load_for_inference(
@@ -93,14 +98,7 @@ def _config(checkpoint: Path, config: "Config | None") -> "Config":
         for name, value in read_model_settings(checkpoint).items()
         # A checkpoint has None in place of a function such as `init_method`.
         if name in names and not (value is None and callable(getattr(config or cls, name, None)))
-    } | {
-        **dict.fromkeys(PARALLEL_SIZES, 1),
-        **dict.fromkeys(_SWITCHES, False),
-        "virtual_pipeline_model_parallel_size": None,
-        "params_dtype": torch.float32,
-        "use_cpu_initialization": True,
-        "initial_ckpt_path": None,
-    }
+    } | {**ONE_RANK, "initial_ckpt_path": None}
     with reading(f"{checkpoint}: its settings of {cls.__name__}", USE_ANOTHER):
         return cls(**values) if config is None else dataclasses.replace(config, **values)
 

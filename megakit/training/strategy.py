@@ -137,6 +137,14 @@ class ExactStrategy(nl.MegatronStrategy):
             check_restored(checkpoint, Path(checkpoint_path), self.trainer)
         return checkpoint
 
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Tells NeMo's own data sampler what a loader is for; by default, it is for training."""
+        stage = self.trainer.state.stage
+        if getattr(dataloader, "mode", "train") == "train" and stage is not None:
+            part = stage.dataloader_prefix
+            dataloader.mode = "validation" if part == "val" else part
+        return super().process_dataloader(dataloader)
+
     def setup(self, trainer: pl.Trainer) -> None:
         """Builds the model; before a training, refuses a model that would train wrongly.
 

@@ -212,6 +212,7 @@ def test_a_data_module_trains_on_a_blend():
         ([([1], 1), ([1], 0)], {}, "weight of member 1 must be positive, got 0"),
         ([([1], float("nan"))], {}, "weight of member 0 must be positive, got nan"),
         ([([1], 1), ([1], 1e-5)], {}, "weight 1e-05 of member 1 is too small: the smallest share"),
+        ([([1], 1), ([], 1)], {}, "dataset of member 1 is empty"),
         ([([1], 1)], {"num_samples": 0}, "num_samples must be at least 1, got 0"),
     ],
 )

@@ -52,6 +52,12 @@ def test_codes_of_nemo_may_store_the_step_at_any_time() -> None:
         assert module.consumed_samples == module.data_sampler.init_consumed_samples == 8 * step
 
 
+def test_a_batch_size_that_ramps_up_is_refused() -> None:
+    module = at_step(make_module(rampup_batch_size=[4, 4, 8]), 3)
+    with pytest.raises(ValueError, match="constant global batch size"):
+        module.state_dict()
+
+
 def test_another_global_batch_size_goes_on_after_the_same_sample() -> None:
     module = at_step(make_module(global_batch_size=16), 7)
     module.load_state_dict({"consumed_samples": 56, "global_step": 7})

@@ -304,7 +304,12 @@ def test_the_best_way_is_taken(dataset_class, calls):
     assert_elements_equal(fetch_samples(dataset, indices), [dataset[i] for i in indices.tolist()])
 
 
+class SwitchedOff(BatchedSquares):
+    get_batch = None  # type: ignore[assignment]
+
+
 def test_an_outdated_get_batch_is_not_used():
+    assert fetch_batch(SwitchedOff(), np.array([4, 5]))["idx"].tolist() == [4, 5]
     assert fetch_batch(RootsAgain(), np.array([4, 5]))["root"].tolist() == [4.0, 5.0]
 
 

@@ -113,6 +113,8 @@ def test_impossible_sizes():
         GlobalBatchSampler(100, 4, 24, 0, 4)
     with pytest.raises(ValueError, match="23 samples is smaller than a batch of 24"):
         GlobalBatchSampler(23, 4, 24)
+    with pytest.raises(ValueError, match="0 samples is smaller"):
+        GlobalBatchSampler(0, 4, 24, pad=True)
 
 
 # --- As NeMo's strategy uses it -------------------------------------------------------------------

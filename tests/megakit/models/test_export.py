@@ -177,6 +177,9 @@ def test_options_are_checked_first(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert export("--safetensors", weights, "--onnx", tmp_path / "no" / "net.onnx") == 2
     told = capsys.readouterr().err
+    assert export("--safetensors", tmp_path / "x", "--torch-export", tmp_path / "x") == 2
+    told += capsys.readouterr().err
+    assert "two formats with one FILE" in told
     assert f"net.onnx: there is no folder {tmp_path / 'no'}. Create it, or choose" in told
     assert f"{weights}: exists. Choose another name, or give --force." in told
     assert "--onnx needs onnx, onnxscript and onnxruntime." in told

@@ -142,8 +142,12 @@ def test_one_error_lists_all_problems(state: dict[str, Tensor], tmp_path: Path) 
         "--map OLD=NEW (in Python: names={OLD: NEW})",
     ):
         assert part in message
-    spoilt = state | {"head.bias": torch.tensor([0.0, 1.0, torch.nan])}
-    assert "NaN or infinite" in refusal(spoilt, tmp_path)
+    for bias in (torch.tensor([0.0, 1.0, torch.nan]), torch.full((3,), 1e300, dtype=torch.float64)):
+        assert "NaN or infinite" in refusal(state | {"head.bias": bias}, tmp_path)
+    quantised = state | {"head.bias": torch.ones(3, dtype=torch.int8)}
+    assert "head.bias has numbers of torch.int8" in refusal(quantised, tmp_path)
+    for rule in ({"names": {"heed": "head"}}, {"skip": ["heed"]}):
+        assert "--map, --skip: heed: no tensor or module" in refusal(state, tmp_path, **rule)
 
 
 def test_numbers_are_converted(state: dict[str, Tensor], tmp_path: Path) -> None:
@@ -152,6 +156,24 @@ def test_numbers_are_converted(state: dict[str, Tensor], tmp_path: Path) -> None
     assert_imported(tmp_path / "short", {name: value.float() for name, value in short.items()})
     told = convert(state | {"head.bias": torch.rand(3).double() / 3}, tmp_path / "long")
     assert told == ["the numbers of 1 tensors were rounded to the model's type."]
+
+
+def test_a_model_may_share_a_tensor(state: dict[str, Tensor], tmp_path: Path) -> None:
+    """One of its names is enough; two different tensors for one are refused."""
+    from tests.megakit.models.networks import NetConfig, TiedNet
+
+    config = NetConfig(model_cls=TiedNet)
+    convert(state, tmp_path / "one", config)
+    other = state | {"again.weight": state["head.weight"] + 1, "again.bias": state["head.bias"]}
+    assert "shares this tensor with another one" in refusal(other, tmp_path, config=config)
+
+
+def test_a_config_of_a_job_with_several_ranks(state: dict[str, Tensor], tmp_path: Path) -> None:
+    from tests.megakit.models.networks import NetConfig
+
+    config = NetConfig(pipeline_model_parallel_size=2, pipeline_dtype=torch.float32)
+    convert(state, tmp_path / "made", config)
+    assert_imported(tmp_path / "made", state)
 
 
 class Attack:
@@ -192,8 +214,8 @@ def test_files_without_a_state_dict(state: dict[str, Tensor], tmp_path: Path) ->
     ("options", "problem"),
     [
         (["--components", "no.such"], "no.such: there is no such module"),
-        (["--config", "No"], "--config No, --set: this config cannot be built (module"),
-        (["--config", "Net"], "--config Net, --set: this config cannot be built ("),
+        (["--config", "Net"], "--config Net: not a config of tests.megakit.models.networks. Name"),
+        (["--set", "hidden_size=-8"], "NetConfig: it builds no model ("),
         (["--set", "width=7"], "--config NetConfig, --set: this config cannot be built ("),
         (["--set", "hidden_size=wide"], "--config NetConfig, --set: this config cannot be built ("),
         (["--set", "num_classes=7"], "size mismatch for head.bias"),

@@ -57,3 +57,17 @@ def test_training_that_goes_wrong_keeps_its_checkpoints(tmp_path: Path) -> None:
     assert checkpoint.name == "step=000001"
     assert verify(checkpoint) == read_manifest(checkpoint)
     assert [row["step"] for row in read_csv(run / "metrics.csv")] == ["1"]
+
+
+def test_nemos_own_sampler_is_told_what_a_loader_is_for(strategy: Any) -> None:
+    """It takes a loader without a mode for one of training, which starts at the consumed samples."""
+    from lightning.pytorch.trainer.states import RunningStage
+    from nemo.lightning.pytorch.plugins import MegatronDataSampler
+    from torch.utils.data import DataLoader
+
+    numbers: Any = range(24)
+    strategy.data_sampler = MegatronDataSampler(1, 4, 8, init_consumed_samples=16)
+    for stage, first in ((RunningStage.VALIDATING, 0), (RunningStage.TRAINING, 16)):
+        strategy.trainer.state = SimpleNamespace(stage=stage)
+        loader = strategy.process_dataloader(DataLoader(numbers, batch_size=4))
+        assert next(iter(loader)).tolist() == list(range(first, first + 4))
