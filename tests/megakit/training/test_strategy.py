@@ -60,7 +60,7 @@ def test_training_that_goes_wrong_keeps_its_checkpoints(tmp_path: Path) -> None:
 
 
 def test_nemos_own_sampler_is_told_what_a_loader_is_for(strategy: Any) -> None:
-    """It takes a loader without a mode for one of training, which starts at the consumed samples."""
+    """To it, a loader without a mode is one of training, which starts at the consumed samples."""
     from lightning.pytorch.trainer.states import RunningStage
     from nemo.lightning.pytorch.plugins import MegatronDataSampler
     from torch.utils.data import DataLoader
