@@ -32,8 +32,8 @@ from megakit.data.device import copied
 from megakit.data.sampler import ExactDataSampler
 from megakit.errors import UserError
 from megakit.runtime.patching import require_attribute
-from megakit.training.distributed_optimizer import check_saved_format
 from megakit.training.model_checks import check_model
+from megakit.training.optimizer import check_saved_format
 from megakit.training.resumption import check_restored
 from megakit.training.stage_shapes import exchange_shapes_once, forget_shapes
 from megakit.training.strategy_options import (

@@ -27,9 +27,9 @@ from megakit.training.callbacks import (
     StopOnSignal,
     StopWithoutProgress,
 )
-from megakit.training.distributed_optimizer import make_resumption_exact
 from megakit.training.dropout import ExactDropout
 from megakit.training.hooks import skip_empty_hooks
+from megakit.training.optimizer import use_fused_adam
 from megakit.training.progress import DataClock, Reporter
 from megakit.training.strategy import ExactStrategy
 from megakit.training.strategy_options import StrategyOptions, check_options
@@ -50,7 +50,7 @@ def build_strategy(layout: Layout, strategy: StrategyOptions | None = None) -> E
     options = strategy or {}
     check_options(options, layout)
     write_in_threads()
-    make_resumption_exact()
+    use_fused_adam()
     built = ExactStrategy(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
@@ -250,10 +250,10 @@ def _check_lightning(model: object, data: object) -> None:
 def _save_in_this_process(trainer: pl.Trainer) -> None:
     """Makes NeMo's strategy save synchronously, without helper processes.
 
-    NeMo's default format of a distributed optimizer cannot store the state of torch's Adam.
+    megatron-core 0.15 cannot resume from NeMo's default format of a distributed optimizer.
     """
     if isinstance(trainer.strategy, nl.MegatronStrategy):
         write_in_threads()
-        make_resumption_exact()
+        use_fused_adam()
         patch(trainer.strategy, "async_save", False)
         patch(trainer.strategy, "ckpt_optim_fully_reshardable", True)
