@@ -6,23 +6,26 @@ The mathematics does not need CUDA. The patches below make these calls work on a
 `MegatronStrategy` and Megatron's schedule, gradient buffers, optimizer, random-number tracker and
 distributed checkpoints then run unchanged over gloo.
 
-Each patch is one function, whose docstring states the reason. A `TorchFunctionMode` instead would
-make training a third slower.
+Patches of torch come before the import of Megatron. A `TorchFunctionMode` instead of the patches
+would make training a third slower.
 """
 
 import contextlib
 import functools
 import logging
-import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from megakit.runtime.patching import patch, require_attribute
+from megakit.runtime.patching import patch, require_attribute, stand_in
 
 CPU = torch.device("cpu")
+WHEN = "without a GPU"
+
+
+def _patch(owner: Any, name: str, replacement: Any, reason: str) -> None:
+    patch(owner, name, replacement, group="needed", reason=reason, when=WHEN)
 
 
 def _is_gpu(device: Any) -> bool:
@@ -41,30 +44,36 @@ class _NoStream:
 
 def patch_cuda_functions() -> None:
     """Replaces functions of `torch.cuda`, which would need a GPU."""
-    nothing = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
-    memory = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
-    functions: dict[str, Any] = {
-        "current_device": lambda: CPU,  # Megatron creates its buffers there
-        # Torch's optimizers call it at every step; the original opens NVIDIA's library.
-        "is_available": lambda: False,
-        **dict.fromkeys(nothing, lambda device=None: None),
-        **dict.fromkeys(memory, lambda device=None: 0),  # NeMo and Megatron report it
-        # Streams order work on a GPU; CPU work runs in order anyway.
-        **dict.fromkeys(("Stream", "Event", "current_stream", "default_stream"), _NoStream),
-        "stream": lambda stream: contextlib.nullcontext(),
-        # Megatron's tracker forks the CUDA generator for dropout and initial weights.
+    state: dict[str, Any] = {
         "manual_seed": torch.default_generator.manual_seed,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
     }
-    for name, function in functions.items():
-        patch(torch.cuda, name, function)
+    moves = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
+    memory = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+    streams = ("Stream", "Event", "current_stream", "default_stream")
+    for reason, functions in {
+        "Megatron creates its buffers there": {"current_device": lambda: CPU},
+        "torch's optimizers call it in each step, and it opens NVIDIA's library": {
+            "is_available": lambda: False
+        },
+        "a CPU has nothing to do here": dict.fromkeys(moves, lambda device=None: None),
+        "NeMo and Megatron report a GPU's memory": dict.fromkeys(memory, lambda device=None: 0),
+        "streams order the work of a GPU; a CPU works in order": {
+            **dict.fromkeys(streams, _NoStream),
+            "stream": lambda stream: contextlib.nullcontext(),
+        },
+        "Megatron's tracker forks the CUDA generator for dropout and first weights": state,
+    }.items():
+        for name, function in functions.items():
+            _patch(torch.cuda, name, function, reason)
 
 
 def patch_device_moves() -> None:
     """Makes `.cuda()` and `.to("cuda")` leave modules and tensors on the CPU."""
-    patch(torch.nn.Module, "cuda", lambda self, device=None: self)
-    patch(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)
+    reason = "Megatron and NeMo move tensors and modules to `cuda`"
+    _patch(torch.nn.Module, "cuda", lambda self, device=None: self, reason)
+    _patch(torch.Tensor, "cuda", lambda self, *args, **kwargs: self, reason)
     to = torch.Tensor.to
 
     @functools.wraps(to)
@@ -75,14 +84,11 @@ def patch_device_moves() -> None:
             kwargs["device"] = CPU
         return to(self, *args, **kwargs)
 
-    patch(torch.Tensor, "to", tensor_to)
+    _patch(torch.Tensor, "to", tensor_to, reason)
 
 
 def patch_tensor_factories() -> None:
-    """Makes tensor factories create CPU tensors for `device="cuda"`.
-
-    `pin_memory` does nothing, since page-locked memory needs a GPU driver.
-    """
+    """Makes tensor factories create CPU tensors for `device="cuda"`, without page-locked memory."""
     for name in (
         *("arange", "as_tensor", "empty", "empty_like", "full", "full_like", "ones", "ones_like"),
         *("rand", "randint", "randn", "tensor", "zeros", "zeros_like"),
@@ -95,15 +101,14 @@ def patch_tensor_factories() -> None:
             kwargs.pop("pin_memory", None)
             return factory(*args, **kwargs)
 
-        patch(torch, name, functools.wraps(factory)(create))
-    patch(torch.Tensor, "pin_memory", lambda self, device=None: self)
+        reason = 'Megatron creates tensors with `device="cuda"`'
+        _patch(torch, name, functools.wraps(factory)(create), reason)
+    reason = "page-locked memory needs NVIDIA's driver"
+    _patch(torch.Tensor, "pin_memory", lambda self, device=None: self, reason)
 
 
 def patch_tensor_type() -> None:
-    """Makes `Tensor.type()` return names of CUDA types.
-
-    Megatron's mixed precision sorts parameters by `param.type()`, and expects 'cuda' in it.
-    """
+    """Makes `Tensor.type()` return names of CUDA types."""
     tensor_type = torch.Tensor.type
 
     @functools.wraps(tensor_type)
@@ -114,11 +119,12 @@ def patch_tensor_type() -> None:
             dtype = dtype.replace("torch.cuda.", "torch.")
         return tensor_type(self, dtype, *args, **kwargs)
 
-    patch(torch.Tensor, "type", cuda_type)
+    reason = "Megatron's mixed precision expects `cuda` in the name of a weight's type"
+    _patch(torch.Tensor, "type", cuda_type, reason)
 
 
 def replace_nccl_with_gloo() -> None:
-    """Replaces the backend NCCL with gloo, since options of NeMo and Megatron may name NCCL."""
+    """Replaces the backend NCCL with gloo."""
     for name in ("init_process_group", "new_group"):
         original = getattr(torch.distributed, name)
 
@@ -129,17 +135,19 @@ def replace_nccl_with_gloo() -> None:
                 kwargs["backend"] = "gloo"
             return original(*args, **kwargs)
 
-        patch(torch.distributed, name, functools.wraps(original)(on_gloo))
+        reason = "options of NeMo and Megatron name NCCL; the replacement uses gloo"
+        _patch(torch.distributed, name, functools.wraps(original)(on_gloo), reason)
 
 
 def disable_jit_fuser() -> None:
-    """Leaves Megatron's fused functions uncompiled, by a stand-in for Megatron's module.
-
-    On a CPU, `torch.compile` needs a C++ compiler and half a minute.
-    """
-    jit = ModuleType("megatron.core.jit", doc="Stand-in: nothing is compiled on a CPU.")
-    vars(jit)["jit_fuser"] = lambda function: function
-    sys.modules[jit.__name__] = jit
+    """Leaves Megatron's fused functions uncompiled, by a stand-in for Megatron's module."""
+    stand_in(
+        "megatron.core.jit",
+        {"jit_fuser": lambda function: function},
+        group="needed",
+        reason="to compile Megatron's fused functions takes a C++ compiler and half a minute",
+        when=WHEN,
+    )
 
 
 def patch_rng_tracker_state() -> None:
@@ -149,18 +157,18 @@ def patch_rng_tracker_state() -> None:
     """
     from megatron.core.tensor_parallel import random as megatron_random
 
-    patch(
-        *(megatron_random, "_set_cuda_rng_state"),
-        lambda new_state, *args, **kwargs: torch.set_rng_state(new_state),
-    )
-    patch(megatron_random, "_get_cuda_rng_state", lambda *a, **k: torch.get_rng_state())
+    for name, function in {
+        "_set_cuda_rng_state": lambda new_state, *args, **kwargs: torch.set_rng_state(new_state),
+        "_get_cuda_rng_state": lambda *args, **kwargs: torch.get_rng_state(),
+    }.items():
+        _patch(megatron_random, name, function, "the tracker uses the generator of a CUDA device")
     logging.getLogger(megatron_random.__name__).addFilter(
         lambda record: not record.getMessage().startswith("CPU RNG state changed")
     )
 
 
 def patch_rng_tracker_seed() -> None:
-    """Seeds Megatron's tracker, which attention needs; NeMo seeds it only if there are GPUs."""
+    """Seeds Megatron's tracker, which attention needs."""
     from megatron.core.parallel_state import get_pipeline_model_parallel_rank
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from nemo.lightning import megatron_init
@@ -172,14 +180,16 @@ def patch_rng_tracker_seed() -> None:
         # As NeMo does on GPUs: each pipeline stage has its own seed.
         model_parallel_cuda_manual_seed(seed + 100 * get_pipeline_model_parallel_rank())
 
-    patch(megatron_init, "_set_random_seed", set_random_seed)
+    reason = "NeMo seeds the tracker, which attention needs, only if there are GPUs"
+    _patch(megatron_init, "_set_random_seed", set_random_seed, reason)
 
 
 def keep_loaded_tensors() -> None:
-    """Leaves loaded tensors on the CPU; NeMo moves them to the current GPU, which has to exist."""
+    """Leaves loaded tensors on the CPU."""
     from nemo.lightning.io import pl
 
-    patch(pl, "_fix_tensors_device", lambda checkpoint: checkpoint)
+    reason = "NeMo moves loaded tensors to the current GPU"
+    _patch(pl, "_fix_tensors_device", lambda checkpoint: checkpoint, reason)
 
 
 @functools.cache

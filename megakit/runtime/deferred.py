@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from megakit.runtime.patching import record
+
 NAMES: tuple[str, ...] = (
     "scipy.signal",
     *("matplotlib", "matplotlib.axes", "matplotlib.colors", "matplotlib.pyplot"),
@@ -58,6 +60,14 @@ def import_torchmetrics() -> None:
     """Imports torchmetrics without the packages of metrics that are not used here."""
     # A stand-in beside an imported package of the same name would be no attribute of that package.
     absent = [name for name in NAMES if name.partition(".")[0] not in sys.modules]
+    if not record(
+        "torchmetrics",
+        "imports of scipy.signal, torchvision, matplotlib",
+        group="fast",
+        reason="torchmetrics imports them for metrics of audio and images, and for plots",
+        worth="a fifth of a start",
+    ):
+        absent = []
     sys.modules.update({name: _Deferred(name) for name in absent})
     try:
         import torchmetrics  # noqa: F401

@@ -50,6 +50,15 @@ def replace_loops() -> None:
     if require_attribute(clip_grads, "l2_norm_impl") is require_attribute(
         utils, "local_multi_tensor_l2_norm"
     ):
-        patch(clip_grads, "l2_norm_impl", l2_norm)
-        patch(clip_grads, "multi_tensor_scale_impl", scale)
-        patch(optimizer, "_multi_tensor_copy_this_to_that", copy_all)
+        for owner, name, function in (
+            (clip_grads, "l2_norm_impl", l2_norm),
+            (clip_grads, "multi_tensor_scale_impl", scale),
+            (optimizer, "_multi_tensor_copy_this_to_that", copy_all),
+        ):
+            patch(
+                *(owner, name, function),
+                group="fast",
+                reason="Megatron loops over the weights, and reads each norm from the GPU",
+                worth="a synchronization per weight on a GPU",
+                when="without Apex and Transformer Engine",
+            )

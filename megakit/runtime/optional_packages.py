@@ -8,19 +8,11 @@ packages, as in NVIDIA's containers, are used.
 
 import functools
 import importlib.util
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from megakit.runtime.deferred import import_torchmetrics
-from megakit.runtime.patching import patch, require_attribute
-
-
-def _install(name: str, **attributes: Any) -> None:
-    """Installs a module with the given attributes, unless `name` is already imported."""
-    module = ModuleType(name, doc="Stand-in for an optional part that is not installed.")
-    vars(module).update(attributes)
-    sys.modules.setdefault(name, module)
+from megakit.runtime.patching import patch, record, require_attribute, stand_in
 
 
 def _is_installed(package: str) -> bool:
@@ -31,37 +23,47 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 def replace_unified_memory() -> None:
-    """Skips a CUDA helper of Megatron's inference engine, which is not used here.
-
-    The import of the engine compiles the helper, which takes over a second. With a CUDA compiler
-    but no GPU, this compilation fails.
-    """
-    _install(
+    """Skips a CUDA helper of Megatron's inference engine, which is not used here."""
+    stand_in(
         "megatron.core.inference.unified_memory",
-        has_unified_memory=False,
-        create_unified_mempool=_do_nothing,
+        {"has_unified_memory": False, "create_unified_mempool": _do_nothing},
+        group="needed",
+        reason="its import compiles a CUDA helper, which fails with a CUDA compiler but no GPU",
     )
 
 
 def replace_modules() -> None:
     """Installs modules in the place of those whose packages are absent."""
-    if not _is_installed("modelopt"):  # NeMo calls these helpers at every save, load and step
+    if not _is_installed("modelopt"):
         helpers = "nemo.collections.llm.modelopt"
         for name, functions in (
             (helpers, ("set_modelopt_spec_if_exists_in_ckpt",)),
             (f"{helpers}.model_utils", ("save_modelopt_state", "restore_modelopt_state")),
             (f"{helpers}.distill.utils", ("get_tensor_shapes_adjust_fn_for_distillation",)),
         ):
-            _install(name, **dict.fromkeys(functions, _do_nothing))
-    if not _is_installed("pandas"):  # AutoResume imports all loggers, and one imports pandas
-        logger = "nemo.utils.loggers.clearml_logger"
-        _install(logger, ClearMLLogger=object, ClearMLParams=object)
+            stand_in(
+                name,
+                dict.fromkeys(functions, _do_nothing),
+                group="needed",
+                reason="NeMo's strategy calls these helpers for quantized and distilled models",
+                when="without ModelOpt",
+            )
+    if not _is_installed("pandas"):
+        stand_in(
+            "nemo.utils.loggers.clearml_logger",
+            {"ClearMLLogger": object, "ClearMLParams": object},
+            group="needed",
+            reason="NeMo imports all loggers, and this one imports pandas",
+            when="without pandas",
+        )
 
 
 def define_numpy_product() -> None:
-    """Defines `numpy.product`, which numpy 2 removed; Megatron calls it when several ranks save."""
+    """Defines `numpy.product` again."""
     import numpy
 
+    reason = "numpy 2 removed it, and Megatron calls it when several ranks save"
+    record("numpy", "product", group="needed", reason=reason, when="with numpy 2")
     vars(numpy).setdefault("product", numpy.prod)
 
 
@@ -69,16 +71,25 @@ def patch_nemo() -> None:
     """Imports NeMo, and removes its calls of packages that are absent."""
     logger = importlib.import_module("nemo.lightning.nemo_logger")
     if not require_attribute(logger, "HAVE_RES"):
-        # NeMoLogger compares callbacks with a class of nvidia-resiliency-ext.
-        absent = SimpleNamespace(LocalCheckpointCallback=type("LocalCheckpointCallback", (), {}))
-        patch(logger, "lcp", absent)
+        patch(
+            *(logger, "lcp"),
+            SimpleNamespace(LocalCheckpointCallback=type("LocalCheckpointCallback", (), {})),
+            group="needed",
+            reason="NeMoLogger compares callbacks with a class of nvidia-resiliency-ext",
+            when="without nvidia-resiliency-ext",
+        )
     if not _is_installed("nemo_run"):
-        # Otherwise ModelCheckpoint warns at every save that it cannot copy `io.json` as YAML.
-        mixin = require_attribute("nemo.lightning.io.mixin", "IOMixin")
-        patch(mixin, "_io_dump_yaml", lambda self, io, attrs: {})
-    # OneLogger's telemetry turns itself on if RANK=0 is set, and fails at the first checkpoint.
-    group = require_attribute("nemo.lightning.callback_group", "CallbackGroup").get_instance()
-    require_attribute(group, "_callbacks").clear()
+        patch(
+            *(require_attribute("nemo.lightning.io.mixin", "IOMixin"), "_io_dump_yaml"),
+            lambda self, io, attrs: {},
+            group="needed",
+            reason="each save of a context imports nemo_run, also if there is no YAML to write",
+            when="without nemo_run",
+        )
+    callbacks = require_attribute("nemo.lightning.callback_group", "CallbackGroup")
+    reason = "NeMo's telemetry turns itself on if RANK=0 is set, and fails at the first checkpoint"
+    record(f"{callbacks.__module__}.CallbackGroup", "callbacks", group="needed", reason=reason)
+    require_attribute(callbacks.get_instance(), "_callbacks").clear()
 
 
 @functools.cache

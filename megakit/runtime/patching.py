@@ -1,7 +1,48 @@
-"""Looks up and replaces functions of the frameworks; fails clearly if a name does not exist."""
+"""Replaces parts of the frameworks at run time: one function, one list, one switch.
+
+A patch belongs to one of three groups. `needed`: without it nothing runs here. `safe`: it reads and
+writes checkpoints safely. `fast`: it saves time, and `MEGAKIT_STOCK=1` leaves it out.
+`python -m megakit.runtime` prints the list.
+"""
 
 import importlib
-from typing import Any
+import os
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+Group = Literal["needed", "safe", "fast"]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Describes one replaced attribute.
+
+    Attributes:
+        owner: The full name of the module or class.
+        name: The attribute; empty if the whole module is replaced.
+        group: Why the patch exists; see the top of this file.
+        reason: What the frameworks do without the patch.
+        worth: What the patch saves, by measurement.
+        when: The condition under which the patch is made or takes effect.
+    """
+
+    owner: str
+    name: str
+    group: Group
+    reason: str
+    worth: str
+    when: str
+
+
+#: The patches of this process, in the order in which they were made.
+PATCHES: list[Patch] = []
+
+
+def is_stock() -> bool:
+    """Returns whether `MEGAKIT_STOCK=1` is set, which leaves out patches of the group `fast`."""
+    return os.environ.get("MEGAKIT_STOCK") == "1"
 
 
 def require_attribute(owner: Any, name: str) -> Any:
@@ -24,7 +65,49 @@ def require_attribute(owner: Any, name: str) -> Any:
     return getattr(owner, name)
 
 
-def patch(owner: Any, name: str, replacement: Any) -> None:
+def patch(
+    owner: Any,
+    name: str,
+    replacement: Any,
+    *,
+    group: Group = "needed",
+    reason: str = "",
+    worth: str = "",
+    when: str = "always",
+) -> None:
     """Replaces an attribute of a module or class that `require_attribute` finds."""
     require_attribute(owner, name)
-    setattr(owner, name, replacement)
+    parts = [getattr(owner, key, "") for key in ("__module__", "__qualname__")]
+    full_name = ".".join(parts) if isinstance(owner, type) else getattr(owner, "__name__", "")
+    if record(full_name, name, group=group, reason=reason, worth=worth, when=when):
+        setattr(owner, name, replacement)
+
+
+def stand_in(
+    module: str,
+    attributes: dict[str, Any],
+    *,
+    group: Group,
+    reason: str,
+    worth: str = "",
+    when: str = "always",
+) -> None:
+    """Installs a module with the given attributes in the place of another.
+
+    A module that is already imported stays.
+    """
+    if module not in sys.modules and record(
+        module, "", group=group, reason=reason, worth=worth, when=when
+    ):
+        sys.modules[module] = ModuleType(module, doc=f"Stand-in: {reason}")
+        vars(sys.modules[module]).update(attributes)
+
+
+def record(
+    owner: str, name: str, *, group: Group, reason: str, worth: str = "", when: str = "always"
+) -> bool:
+    """Adds a patch to `PATCHES`; returns False, and adds nothing, if the switch leaves it out."""
+    is_made = not (group == "fast" and is_stock())
+    if is_made:
+        PATCHES.append(Patch(owner, name, group, reason, worth, when))
+    return is_made

@@ -156,7 +156,13 @@ def _loading(folder: Any) -> Iterator[None]:
         raise refusal_of(folder, error) from error
 
 
-def _guard(owner: Any, name: str, context: Callable[..., AbstractContextManager[None]]) -> None:
+def _patch(owner: Any, name: str, replacement: Any, reason: str) -> None:
+    patch(owner, name, replacement, group="safe", reason=reason)
+
+
+def _guard(
+    owner: Any, name: str, context: Callable[..., AbstractContextManager[None]], reason: str
+) -> None:
     """Lets a function of the frameworks run in a context, which gets the same arguments."""
     original = require_attribute(owner, name)
 
@@ -165,7 +171,7 @@ def _guard(owner: Any, name: str, context: Callable[..., AbstractContextManager[
         with context(*args):
             return original(*args)
 
-    patch(owner, name, guarded)
+    _patch(owner, name, guarded, reason)
 
 
 @functools.cache
@@ -200,32 +206,41 @@ def install_safe_readers() -> None:
         """An adapter's file would make NeMo read another folder."""
         raise UserError(f"{adapter_meta_path}: adapters are not read. Use another checkpoint.")
 
-    patch(
-        FileSystemReader,
-        "read_metadata",
+    unsafe = "an unpickler calls every function that the file names"
+    _patch(
+        *(FileSystemReader, "read_metadata"),
         lambda self, *_, **__: read_metadata(self.path / ".metadata"),
+        unsafe,
     )
-    _guard(FileSystemReader, "read_data", lambda *_: only_plain_names())
-    patch(default_planner.DefaultLoadPlanner, "load_bytes", load_bytes)
-    patch(
-        common.TorchCommonLoadStrategy,
-        "load_common",
+    registered = "torch also calls two dozen classes that NeMo and Megatron register"
+    _guard(FileSystemReader, "read_data", lambda *_: only_plain_names(), registered)
+    _patch(default_planner.DefaultLoadPlanner, "load_bytes", load_bytes, unsafe)
+    _patch(
+        *(common.TorchCommonLoadStrategy, "load_common"),
         lambda self, folder: read_common(Path(folder, "common.pt")),
+        unsafe,
     )
-    patch(core, "maybe_load_config", maybe_load_config)
-    patch(validation, "maybe_load_config", maybe_load_config)
-    patch(AutoResume, "_get_base_model_path_for_adapter", refuse_adapter)
-    # NeMo would read the state of ModelOpt, NVIDIA's quantization library, with its own reader.
-    patch(model_utils, "restore_modelopt_state", lambda *args, **kwargs: None)
+    formats = "other formats than `torch_dist` are read by an unrestricted unpickler"
+    _patch(core, "maybe_load_config", maybe_load_config, formats)
+    _patch(validation, "maybe_load_config", maybe_load_config, formats)
+    adapters = "an adapter's file names another folder to read"
+    _patch(AutoResume, "_get_base_model_path_for_adapter", refuse_adapter, adapters)
+    quantization = "the state of ModelOpt has a reader of its own"
+    _patch(model_utils, "restore_modelopt_state", lambda *args, **kwargs: None, quantization)
 
     load_strategy = strategies.TorchDistLoadShardedStrategy
-    _guard(load_strategy, "load", lambda self, state, folder: _loading(folder))
+    damaged = "an error in a file's content does not name the checkpoint"
+    _guard(load_strategy, "load", lambda self, state, folder: _loading(folder), damaged)
     # Lightning restores callbacks, loops, optimizers and schedulers from unchecked content.
     connectors = "lightning.pytorch.trainer.connectors.checkpoint_connector"
     connector = require_attribute(connectors, "_CheckpointConnector")
-    _guard(connector, "_restore_modules_and_callbacks", lambda self, path=None: _loading(path))
     _guard(
-        connector,
-        "restore_training_state",
+        *(connector, "_restore_modules_and_callbacks"),
+        lambda self, path=None: _loading(path),
+        damaged,
+    )
+    _guard(
+        *(connector, "restore_training_state"),
         lambda self: _loading(require_attribute(self, "_ckpt_path")),
+        damaged,
     )

@@ -41,5 +41,13 @@ def write_in_threads() -> None:
         errors = (one for one in by_number.values() if isinstance(one, Exception))
         results.put(next(errors, by_number))
 
-    patch(filesystem_async, "_get_write_results_queue", lambda: results_of_writers)
-    patch(writer, "write_preloaded_data_multiproc", staticmethod(write))
+    for owner, name, function in (
+        (filesystem_async, "_get_write_results_queue", lambda: results_of_writers),
+        (writer, "write_preloaded_data_multiproc", staticmethod(write)),
+    ):
+        patch(
+            *(owner, name, function),
+            group="safe",
+            reason="processes that write may outlive a killed run, and write while it resumes",
+            worth="seconds of the first save",
+        )

@@ -1,7 +1,6 @@
 """Skips collectives in process groups of one rank, where a collective returns its input.
 
-Megatron calls the same collectives under every layout, and each uses a queue and a thread of the
-backend. The patches save an eighth of a small model's step. They do not change groups of several
+Megatron calls the same collectives under every layout. The patches do not change groups of several
 ranks.
 """
 
@@ -16,6 +15,16 @@ from megakit.runtime.patching import patch, require_attribute
 _OP = distributed.ReduceOp
 #: Reductions that return a single value unchanged; NCCL's PREMUL_SUM multiplies the value first.
 _NEUTRAL = (_OP.SUM, _OP.AVG, _OP.MAX, _OP.MIN, _OP.PRODUCT)
+
+
+def _patch(owner: Any, name: str, replacement: Any) -> None:
+    patch(
+        *(owner, name, replacement),
+        group="fast",
+        reason="a collective of one rank uses a queue and a thread of the backend",
+        worth="WORTH",
+        when="with one rank",
+    )
 
 
 def _has_one_rank(group: Any) -> bool:
@@ -41,7 +50,7 @@ def skip_collectives() -> None:
             return None
         return original(tensor, op, group, async_op)
 
-    patch(distributed, "all_reduce", all_reduce)
+    _patch(distributed, "all_reduce", all_reduce)
     # With these functions, Megatron's linear layers sum over tensor-parallel ranks.
     for kind in ("copy_to", "reduce_from"):
         name = f"{kind}_tensor_model_parallel_region"
@@ -50,4 +59,4 @@ def skip_collectives() -> None:
         def region(input_: Any, group: Any = None, original: Any = sum_over_ranks) -> Any:
             return input_ if _has_one_rank(group) else original(input_, group=group)
 
-        patch(layers, name, functools.wraps(sum_over_ranks)(region))
+        _patch(layers, name, functools.wraps(sum_over_ranks)(region))
