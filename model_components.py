@@ -1,4 +1,4 @@
-"""Defines the parts of the MNIST tutorial: losses, data, models, configs, Lightning module.
+"""Defines the parts of the MNIST tutorial: losses, data, models, configs, Lightning module, trainer.
 
 Three scripts use these parts. `model_pretrain.py` pretrains an autoencoder. `model_finetune.py`
 turns the autoencoder's encoder, the trunk, into a digit classifier. `model_predict.py` classifies
@@ -7,6 +7,7 @@ why. To train a model of your own, copy this file and change the copy. Names wit
 come from NVIDIA BioNeMo's MNIST tutorial. The package BioNeMo is not needed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -16,8 +17,10 @@ import megakit.runtime.import_megatron  # isort: skip  # noqa: F401
 import lightning.pytorch as pl
 import torch
 from megatron.core import ModelParallelConfig, parallel_state
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.transformer import MegatronModule
 from megatron.core.transformer.enums import ModelType
+from nemo import lightning as nl
 from nemo.lightning import io
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 from nemo.lightning.pytorch.optim import MegatronOptimizerModule
@@ -33,6 +36,7 @@ from megakit.data import (
     bernoulli,
     on_device,
 )
+from megakit.job import Run
 from megakit.models import (
     IOMixinWithGettersSetters,
     MegatronBioNeMoTrainableModelConfig,
@@ -43,6 +47,7 @@ from megakit.models import (
     seeded,
 )
 from megakit.training import (
+    ExactStrategy,
     LightningPassthroughPredictionMixin,
     MeanLossReduction,
     SameSizeLossDict,
@@ -312,6 +317,11 @@ class ExampleGenericConfig(
     hidden_size: int = SizeOptions.hidden_size  # of linear1, linear3; sharded by tensor parallelism
     latent_size: int = SizeOptions.latent_size  # of z
 
+    @property
+    def stage_shape(self) -> tuple[int, int]:
+        """Sequence length and width of what a pipeline stage sends for each sample: z."""
+        return 1, self.latent_size
+
 
 @dataclass
 class PretrainConfig(ExampleGenericConfig[PretrainModel, MSELossReduction]):
@@ -341,8 +351,8 @@ def accuracy_of_classes() -> ValidationMetric:
 
 
 # --- Lightning module -----------------------------------------------------------------------------
-# NeMo's strategy replaces Lightning's training step. The strategy calls NeMo's `MegatronParallel`,
-# which calls Megatron's schedule. The schedule calls `training_step` once for each micro batch.
+# NeMo's strategy replaces Lightning's training step: it calls Megatron's schedule. The schedule
+# calls `training_step` once for each micro batch.
 # `training_step` returns the model's output, not the loss. Megatron's schedule computes the loss
 # with the object that `training_loss_reduction` returns. The config names the model and the loss,
 # so this module works with any pair of model and loss.
@@ -412,3 +422,43 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
     def validation_metrics(self) -> dict[str, ValidationMetric]:
         """Returns the config's metrics; `megakit` computes them in each validation."""
         return self.config.validation_metrics()
+
+
+# --- Trainer --------------------------------------------------------------------------------------
+# `nl.Trainer` is Lightning's Trainer. The strategy shares the work among the ranks: all arguments of
+# NeMo's MegatronStrategy can be set here, such as `sequence_parallel=True`. `ExactStrategy` is
+# megakit's subclass of it, whose steps are shorter and whose validation loss is exact.
+#
+# `run` has the checked options of the command line. `run.callbacks()` are ordinary callbacks: they
+# write metrics.csv and checkpoints, show progress, and save when the job is stopped. For a further
+# logger, callback or profiler, extend this function.
+
+
+def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer:
+    """Returns the trainer of a run, which trains or predicts."""
+    strategy = ExactStrategy(
+        tensor_model_parallel_size=run.layout.tensor,
+        pipeline_model_parallel_size=run.layout.pipeline,
+        # Data parallelism. The distributed optimizer shards Adam's state over the ranks.
+        ddp=DistributedDataParallelConfig(use_distributed_optimizer=False),
+        timeout=run.timeout,  # how long a rank waits for another rank
+    )
+    return nl.Trainer(
+        accelerator=run.accelerator.name,
+        devices=run.devices,
+        num_nodes=run.layout.num_nodes,
+        strategy=strategy,
+        plugins=nl.MegatronMixedPrecision(precision=run.precision),
+        max_steps=run.max_steps,
+        val_check_interval=run.val_interval,
+        check_val_every_n_epoch=None,  # the interval counts steps: the training is one epoch
+        limit_val_batches=run.limit_val_batches,
+        num_sanity_val_steps=0,
+        logger=run.logger(),
+        log_every_n_steps=10,
+        callbacks=[*callbacks, *run.callbacks()],
+        # `run.callbacks()` shows progress, and Megatron's sampler divides the samples.
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )

@@ -42,9 +42,14 @@ class FinetuneOptions(DataOptions, CheckpointSizeOptions, TrainingOptions):
 
 def finetune(run: Run[FinetuneOptions]) -> Path:
     """Trains the classifier; returns the path of the best checkpoint."""
-    from megakit.training import cosine_annealing, megatron_adam, train_stage
+    from megakit.training import Pictures, cosine_annealing, megatron_adam, train
     from mnist.views import view_of_classifier
-    from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
+    from model_components import (
+        BionemoLightningModule,
+        ExampleFineTuneConfig,
+        MNISTDataModule,
+        build_trainer,
+    )
 
     options = run.options
     data = MNISTDataModule(
@@ -72,7 +77,9 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
             options.lr, cosine_annealing(options.max_steps, warmup_share=0.3), beta1=0.7
         ),
     )
-    return train_stage(run, module, data, view_of_classifier, next_verb="predict")
+    trainer = build_trainer(run, callbacks=[Pictures(view_of_classifier)])
+    train(model=module, data=data, trainer=trainer, resume=run.resume)
+    return run.finish(trainer, next_verb="predict")
 
 
 if __name__ == "__main__":

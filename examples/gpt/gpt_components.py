@@ -1,10 +1,11 @@
 """Defines the parts of a language model, in the order of the tutorial's `model_components.py`.
 
-The order is: loss, data, model, config, Lightning module. A token is a byte, so the vocabulary has
-256 tokens and needs no tokenizer.
+The order is: loss, data, model, config, Lightning module, trainer. A token is a byte, so the
+vocabulary has 256 tokens and needs no tokenizer.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.transformer.enums import AttnMaskType
+from nemo import lightning as nl
 from nemo.lightning import io
 from nemo.lightning.pytorch.optim import MegatronOptimizerModule
 from numpy.typing import NDArray
@@ -26,6 +29,7 @@ from torch.utils.data import Dataset
 from examples.gpt.gpt_sizes import VOCABULARY, SizeOptions
 from examples.gpt.text_files import Text, read_splits
 from megakit.data import IdentityMultiEpochDatasetWrapper, MegatronDataModule
+from megakit.job import Run
 from megakit.models import (
     IOMixinWithGettersSetters,
     MegatronBioNeMoTrainableModelConfig,
@@ -33,6 +37,7 @@ from megakit.models import (
     transformer_block_spec,
 )
 from megakit.training import (
+    ExactStrategy,
     LightningPassthroughPredictionMixin,
     TokenMeanLossReduction,
     megatron_adam,
@@ -120,6 +125,7 @@ class TextDataModule(MegatronDataModule):
     ) -> None:
         super().__init__(micro_batch_size, global_batch_size, **options)
         self.text, self.block_size = text, block_size
+        self.data_sampler.seq_len = block_size  # of what the pipeline stages send
 
     def setup(self, stage: str) -> None:
         """Reads the text. Lightning calls this method on every rank."""
@@ -249,3 +255,45 @@ class GptModule(pl.LightningModule, io.IOMixin, LightningPassthroughPredictionMi
         return self.config.get_loss_reduction_class()()
 
     validation_loss_reduction = test_loss_reduction = training_loss_reduction
+
+
+# --- Trainer --------------------------------------------------------------------------------------
+# Sequence parallelism and the distributed optimizer are arguments of NeMo's strategy and of its
+# config of data parallelism.
+
+
+def build_trainer(
+    run: Run,
+    callbacks: Sequence[pl.Callback] = (),
+    *,
+    sequence_parallel: bool = False,
+    distributed_optimizer: bool = False,
+) -> nl.Trainer:
+    """Returns the trainer of a run, which trains or generates text."""
+    strategy = ExactStrategy(
+        tensor_model_parallel_size=run.layout.tensor,
+        pipeline_model_parallel_size=run.layout.pipeline,
+        sequence_parallel=sequence_parallel,
+        ddp=DistributedDataParallelConfig(use_distributed_optimizer=distributed_optimizer),
+        setup_optimizers=run.trains,
+        timeout=run.timeout,  # how long a rank waits for another rank
+    )
+    return nl.Trainer(
+        accelerator=run.accelerator.name,
+        devices=run.devices,
+        num_nodes=run.layout.num_nodes,
+        strategy=strategy,
+        plugins=nl.MegatronMixedPrecision(precision=run.precision),
+        max_steps=run.max_steps,
+        val_check_interval=run.val_interval,
+        check_val_every_n_epoch=None,  # the interval counts steps: the training is one epoch
+        limit_val_batches=run.limit_val_batches,
+        num_sanity_val_steps=0,
+        logger=run.logger(),
+        log_every_n_steps=10,
+        callbacks=[*callbacks, *run.callbacks()],
+        # `run.callbacks()` shows progress, and Megatron's sampler divides the samples.
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )

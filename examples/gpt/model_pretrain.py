@@ -89,8 +89,8 @@ class PretrainOptions(TextOptions, SizeOptions, TrainingOptions):
 
 def pretrain(run: Run[PretrainOptions]) -> Path:
     """Trains the model; returns the path of the best checkpoint."""
-    from examples.gpt.gpt_components import GptConfig, GptModule, TextDataModule
-    from megakit.training import StrategyOptions, cosine_annealing, megatron_adam, train_stage
+    from examples.gpt.gpt_components import GptConfig, GptModule, TextDataModule, build_trainer
+    from megakit.training import cosine_annealing, megatron_adam, train
 
     options = run.options
     options.check_unchanged(run.dataset)
@@ -117,11 +117,13 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
         ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )
-    strategy = StrategyOptions(
+    trainer = build_trainer(
+        run,
         sequence_parallel=options.sequence_parallel,
-        use_distributed_optimizer=options.distributed_optimizer,
+        distributed_optimizer=options.distributed_optimizer,
     )
-    return train_stage(run, module, data, strategy=strategy)
+    train(model=module, data=data, trainer=trainer, resume=run.resume)
+    return run.finish(trainer)
 
 
 if __name__ == "__main__":

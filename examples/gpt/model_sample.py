@@ -66,9 +66,8 @@ def sample(run: Run[SampleOptions]) -> Path:
     """Generates the text; returns the path of the file that contains it."""
     import torch
 
-    from examples.gpt.gpt_components import GptConfig, GptModule
-    from examples.gpt.sampling import ParallelNextLogits, generate
-    from megakit.training import build_on_ranks, build_trainer
+    from examples.gpt.gpt_components import GptConfig, GptModule, build_trainer
+    from examples.gpt.sampling import ParallelNextLogits, build_on_ranks, generate
 
     options = run.options
     module = GptModule(config=GptConfig(initial_ckpt_path=run.start))

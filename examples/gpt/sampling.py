@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from megatron.core import parallel_state
 from megatron.core.inference.contexts import StaticInferenceContext
 from megatron.core.inference.model_inference_wrappers.gpt.gpt_inference_wrapper import (
@@ -77,6 +79,23 @@ class ParallelNextLogits(NextLogits):
             group = parallel_state.get_pipeline_model_parallel_group()
             torch.distributed.broadcast(logits, src=last, group=group)
         return logits
+
+
+def build_on_ranks(model: pl.LightningModule, trainer: pl.Trainer) -> torch.nn.Module:
+    """Sets up the job's process groups, and returns this rank's part of a model to call.
+
+    All ranks have to call this function. `trainer.predict` is for models that are called once for
+    each sample. The part is in evaluation mode, on the rank's device, in the trainer's precision.
+    """
+    strategy: Any = trainer.strategy
+    strategy.connect(model)
+    strategy.setup_environment()
+    model.configure_model()
+    strategy.trainer = trainer
+    trainer.state.fn = TrainerFn.TESTING  # without gradients
+    strategy.setup_megatron_parallel(trainer)
+    part: torch.nn.Module = strategy.model[0].module
+    return part.eval()
 
 
 @torch.no_grad()

@@ -31,12 +31,12 @@ class TrainOptions(FolderOptions, SizeOptions, TrainingOptions):
     """Peak learning rate, between a warm-up and a cosine decay to zero."""
 
 
-def train(run: Run[TrainOptions]) -> Path:
+def train_classifier(run: Run[TrainOptions]) -> Path:
     """Trains the classifier; returns the path of the best checkpoint."""
     from examples.own_images.image_components import FolderDataModule
     from examples.own_images.image_dataset import CHANNELS, SIZE
-    from examples.vit.vit_components import VitClassifierConfig
-    from megakit.training import cosine_annealing, megatron_adam, train_stage
+    from examples.vit.vit_components import VitClassifierConfig, build_trainer
+    from megakit.training import cosine_annealing, megatron_adam, train
     from model_components import BionemoLightningModule
 
     options = run.options
@@ -58,8 +58,10 @@ def train(run: Run[TrainOptions]) -> Path:
         ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )
-    return train_stage(run, module, data)
+    trainer = build_trainer(run)
+    train(model=module, data=data, trainer=trainer, resume=run.resume)
+    return run.finish(trainer)
 
 
 if __name__ == "__main__":
-    run_script(TRAIN, TrainOptions, train)
+    run_script(TRAIN, TrainOptions, train_classifier)

@@ -46,8 +46,8 @@ class FinetuneOptions(DataOptions, SizeOptions, TrainingOptions):
 
 def finetune(run: Run[FinetuneOptions]) -> Path:
     """Trains the classifier; returns the path of the best checkpoint."""
-    from examples.vit.vit_components import VitClassifierConfig, VitDataModule
-    from megakit.training import cosine_annealing, megatron_adam, train_stage
+    from examples.vit.vit_components import VitClassifierConfig, VitDataModule, build_trainer
+    from megakit.training import cosine_annealing, megatron_adam, train
     from model_components import BionemoLightningModule
 
     options = run.options
@@ -70,7 +70,9 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
         ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )
-    return train_stage(run, module, data)
+    trainer = build_trainer(run)
+    train(model=module, data=data, trainer=trainer, resume=run.resume)
+    return run.finish(trainer)
 
 
 if __name__ == "__main__":

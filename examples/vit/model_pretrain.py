@@ -34,8 +34,8 @@ class PretrainOptions(DataOptions, SizeOptions, TrainingOptions):
 
 def pretrain(run: Run[PretrainOptions]) -> Path:
     """Trains the model; returns the path of the best checkpoint."""
-    from examples.vit.vit_components import VitDataModule, VitPretrainConfig
-    from megakit.training import cosine_annealing, megatron_adam, train_stage
+    from examples.vit.vit_components import VitDataModule, VitPretrainConfig, build_trainer
+    from megakit.training import cosine_annealing, megatron_adam, train
     from model_components import BionemoLightningModule
 
     options = run.options
@@ -52,7 +52,9 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
         config=VitPretrainConfig(seed=options.seed),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )
-    return train_stage(run, module, data)
+    trainer = build_trainer(run)
+    train(model=module, data=data, trainer=trainer, resume=run.resume)
+    return run.finish(trainer)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,26 @@
 """Defines the parts of a vision transformer, in the order of the tutorial's `model_components.py`.
 
-The order is: losses, data, models, configs. The data module and the classifier's loss are imported
-from `model_components.py`; the scripts import the Lightning module from there. In pretraining, the
-model reconstructs masked patches of images. Its trunk then becomes a digit classifier.
+The order is: losses, data, models, configs, trainer. The data module and the classifier's loss are
+imported from `model_components.py`; the scripts import the Lightning module from there. In
+pretraining, the model reconstructs masked patches of images. Its trunk then becomes a digit
+classifier.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 # Before all other imports of Megatron; its docstring gives the reason.
 import megakit.runtime.import_megatron  # isort: skip  # noqa: F401
+import lightning.pytorch as pl
 import numpy as np
 import torch
 from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.transformer import MegatronModule
 from megatron.core.transformer.enums import ModelType
 from megatron.core.transformer.transformer_block import TransformerBlock
+from nemo import lightning as nl
 from torch import Tensor, nn
 
 from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
@@ -26,6 +31,7 @@ from megakit.data import (
     on_device,
     uniform,
 )
+from megakit.job import Run
 from megakit.models import (
     IOMixinWithGettersSetters,
     MegatronBioNeMoTrainableModelConfig,
@@ -33,7 +39,7 @@ from megakit.models import (
     seeded,
     transformer_layer_spec,
 )
-from megakit.training import SameSizeLossDict, ValidationMetric
+from megakit.training import ExactStrategy, SameSizeLossDict, ValidationMetric
 from mnist.dataset import MnistItem
 from model_components import (
     ClassifierLossReduction,
@@ -274,6 +280,11 @@ class VitConfig(
         """Number of values in a patch."""
         return self.channels * self.patch_size**2
 
+    @property
+    def stage_shape(self) -> tuple[int, int]:
+        """Sequence length and width of what a pipeline stage sends for each image: its tokens."""
+        return self.num_patches, self.hidden_size
+
 
 @dataclass
 class VitPretrainConfig(VitConfig[VitPretrainModel, MaskedLossReduction]):
@@ -293,3 +304,38 @@ class VitClassifierConfig(VitConfig[VitClassifier, ClassifierLossReduction]):
     def validation_metrics(self) -> dict[str, ValidationMetric]:
         """Returns the metrics of a validation by name; `accuracy` is logged as `val_accuracy`."""
         return {"accuracy": accuracy_of_classes()}
+
+
+# ----------------------------------------------------------------------------------------------
+# Trainer
+# ----------------------------------------------------------------------------------------------
+
+
+def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer:
+    """Returns the trainer of a run, which trains or predicts."""
+    strategy = ExactStrategy(
+        tensor_model_parallel_size=run.layout.tensor,
+        pipeline_model_parallel_size=run.layout.pipeline,
+        # Data parallelism. The distributed optimizer shards Adam's state over the ranks.
+        ddp=DistributedDataParallelConfig(use_distributed_optimizer=False),
+        timeout=run.timeout,  # how long a rank waits for another rank
+    )
+    return nl.Trainer(
+        accelerator=run.accelerator.name,
+        devices=run.devices,
+        num_nodes=run.layout.num_nodes,
+        strategy=strategy,
+        plugins=nl.MegatronMixedPrecision(precision=run.precision),
+        max_steps=run.max_steps,
+        val_check_interval=run.val_interval,
+        check_val_every_n_epoch=None,  # the interval counts steps: the training is one epoch
+        limit_val_batches=run.limit_val_batches,
+        num_sanity_val_steps=0,
+        logger=run.logger(),
+        log_every_n_steps=10,
+        callbacks=[*callbacks, *run.callbacks()],
+        # `run.callbacks()` shows progress, and Megatron's sampler divides the samples.
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )

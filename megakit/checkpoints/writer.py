@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from megakit.checkpoints.context import write_context
@@ -93,7 +94,7 @@ class CheckpointWriter(Checkpoint):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
     ) -> None:
         """Saves if a save is due; if validation is also due, the save follows the validation."""
-        if self._is_due(trainer) and not validation_is_due(trainer, trainer.global_step):
+        if self._is_due(trainer) and not validation_is_due(trainer):
             self.save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -189,19 +190,22 @@ def _model_name(module: Any) -> str:
     return model_class.__name__
 
 
-def validation_is_due(trainer: pl.Trainer, step: int) -> bool:
-    """Tells whether a validation follows a step: at the interval, the last step, an early stop.
-
-    The callback `ExactValidation` applies this decision to Lightning.
-    """
-    is_due = step % trainer.val_check_interval == 0 or step == trainer.max_steps
-    return (is_due or trainer.should_stop) and trainer.enable_validation
+def validation_is_due(trainer: pl.Trainer) -> bool:
+    """Asks the trainer's `StepLoop` whether a validation follows the last step."""
+    return bool(trainer.fit_loop.epoch_loop.validation_is_due())  # type: ignore[attr-defined]
 
 
 def logged_values(trainer: pl.Trainer, prefix: str) -> dict[str, float]:
-    """Returns the last logged values by column of metrics.csv; a prefix is `val_` or `train_`."""
-    logged = trainer.callback_metrics.items()
-    return {name: float(value) for name, value in logged if name.startswith(prefix)}
+    """Returns the last logged values by column of metrics.csv; a prefix is `val_` or `train_`.
+
+    The values leave their device together.
+    """
+    logged = {n: v for n, v in trainer.callback_metrics.items() if n.startswith(prefix)}
+    if not logged:
+        return {}
+    device = next(iter(logged.values())).device
+    together = torch.stack([value.to(device).reshape(()) for value in logged.values()])
+    return dict(zip(logged, together.tolist(), strict=True))
 
 
 def why_not_written(error: BaseException) -> str | None:

@@ -8,7 +8,7 @@ from .options import LearningRate as LearningRate
 from .options import Range as Range
 from .options import Seed as Seed
 from .options import TrainingOptions as TrainingOptions
+from .run import Run as Run
 from .runs import RunDirectory as RunDirectory
 from .runs import Stage as Stage
-from .script import Run as Run
 from .script import run_script as run_script

@@ -10,137 +10,31 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from signal import SIGINT
-from typing import Generic, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
-from megakit.checkpoints.manifest import Manifest, installed_versions, list_checkpoints, step_of
+from megakit.checkpoints.manifest import list_checkpoints
 from megakit.errors import RunDirectoryLostError, Stopped, UserError, printable
 from megakit.job.cluster import LAUNCHER, Cluster, has_process_group, is_first_to_fail, read_cluster
 from megakit.job.command_line import parse_options
-from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions
 from megakit.job.plan import Plan, begin_run, check_job
-from megakit.job.runs import RunDirectory, Stage, check_still_ours
+from megakit.job.run import Run
+from megakit.job.runs import RunDirectory, Stage
 from megakit.reporting.console import Console
 from megakit.reporting.streams import secure_streams
-from megakit.runtime.accelerator import Accelerator, limit_threads, use_accelerator
+from megakit.runtime.accelerator import limit_threads, use_accelerator
 from megakit.runtime.memory import keep_freed_memory, suspend_collector
 from megakit.runtime.signals import exit_status, reset_signals
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
-OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, covariant=True)
 
 #: Error messages of gloo and NCCL after a rank was killed. A rank that fails reports its own error.
 LOST_CONNECTION_ERRORS = (
     *("Connection closed by peer", "Connection reset by peer"),
     *("Broken pipe", "remote process exited"),
 )
-
-
-@dataclass
-class Run(Generic[OptionsT_co]):
-    """One start of a script; the script's work function receives it.
-
-    Attributes:
-        stage: The stage of the chain.
-        options: Options of the command line.
-        plan: The plan made from the options.
-        console: Prints messages for the user.
-        is_main: Whether this process writes files and prints messages; one process of a job does.
-        began: When the script began, by `time.perf_counter()`.
-    """
-
-    stage: Stage
-    options: OptionsT_co
-    plan: Plan
-    console: Console
-    is_main: bool
-    began: float
-
-    @property
-    def layout(self) -> Layout:
-        """How the job's processes share the work."""
-        return self.plan.layout
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """The device that the job runs on."""
-        return self.plan.accelerator
-
-    @property
-    def precision(self) -> str:
-        """The precision that the job computes in, `bf16-mixed` or `32`."""
-        return self.plan.precision
-
-    @property
-    def dataset(self) -> str:
-        """The fingerprint of the data, as the options returned it."""
-        return self.plan.dataset
-
-    @property
-    def start(self) -> str | None:
-        """The checkpoint of the previous stage that this run starts from; None: fresh weights."""
-        return self.plan.start
-
-    @property
-    def resume(self) -> str | None:
-        """The checkpoint of this run that this start resumes from; None: from the first step."""
-        return self.plan.resume
-
-    @cached_property
-    def directory(self) -> RunDirectory:
-        """The run directory."""
-        return RunDirectory(self.options.output_dir / self.stage.name)
-
-    @property
-    def path(self) -> Path:
-        """The path of the run directory."""
-        return self.directory.path
-
-    def check_directory(self) -> None:
-        """Checks that the run directory is still the directory that this job has locked.
-
-        Raises:
-            RunDirectoryLostError: The directory was removed, renamed or replaced.
-        """
-        if self.plan.lock is not None and self.is_main:
-            check_still_ours(self.path, self.plan.lock)
-
-    def withdraw(self) -> None:
-        """Undoes the start of a training run that was refused before its first checkpoint."""
-        if self.is_main and self.trains:
-            with contextlib.suppress(OSError):  # the reason of the refusal matters more
-                if self.directory.withdraw(self.plan.old_run):
-                    self.console.say(f"The old run is {self.path} again.")
-
-    @property
-    def trains(self) -> bool:
-        """Whether this script trains; otherwise it predicts."""
-        return bool(self.plan.identity)
-
-    @property
-    def best_by(self) -> str:
-        """The criterion for the best checkpoint."""
-        return str(self.plan.identity["best_by"])
-
-    @property
-    def resumed_step(self) -> int:
-        """Optimizer steps done before this start."""
-        return step_of(Path(self.resume)) if self.resume else 0
-
-    def manifest(self) -> Manifest:
-        """Returns a manifest with the entries that all checkpoints of this run share."""
-        return Manifest(
-            stage=self.stage.name,
-            model="",
-            dataset=self.dataset,
-            step=0,
-            run=self.plan.identity,
-            versions=installed_versions(),
-        )
 
 
 def run_script(

@@ -48,8 +48,6 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
             model and checkpoint is an error.
         override_parent_fields: Fields that are not read from the checkpoint's settings.
         seed: Seed of the initial weights.
-        variable_seq_lengths: Whether a pipeline stage sends tensors of other shapes at other steps.
-            If not, the stages tell each other the shapes only once.
     """
 
     model_cls: type[ModelT] | None = None
@@ -62,7 +60,6 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
         default_factory=lambda: list(OVERRIDE_BIONEMO_CONFIG_DEFAULTS)
     )
     seed: int = 42
-    variable_seq_lengths: bool = False
     # Weights are initialized on the CPU, so that they do not depend on the device or the layout.
     use_cpu_initialization: bool = True
 
@@ -72,19 +69,17 @@ class MegatronBioNeMoTrainableModelConfig(Generic[ModelT, MegatronLossType], Tra
         if not self._has_attention:
             # Megatron requires a multiple of the tensor-parallel size.
             self.num_attention_heads = self.num_query_groups = self.tensor_model_parallel_size
-        # Read by `megakit.training.stage_shapes`.
-        self._has_constant_stage_shapes = getattr(
-            self, "_has_constant_stage_shapes", not self.variable_seq_lengths
-        )
-        if self.pipeline_model_parallel_size > 1:
-            # Stages then send each other the shapes of their tensors; otherwise Megatron computes
-            # shapes for tokens. Megatron allows this only with the dispatcher below, which has no
-            # other effect here.
-            self.variable_seq_lengths = True
-            self.moe_token_dispatcher_type = "alltoall"
-            # Only old versions of torch need to wait for the whole GPU after each exchange.
-            self.batch_p2p_sync = False
+        # Only old versions of torch need to wait for the whole GPU after each exchange of stages.
+        self.batch_p2p_sync = False
         super().__post_init__()
+
+    @property
+    def stage_shape(self) -> tuple[int, int] | None:
+        """Sequence length and width of what a pipeline stage sends for each sample.
+
+        None, for models of tokens: the data's sequence length and the config's `hidden_size`.
+        """
+        return None
 
     def configure_model(self) -> ModelT:
         """Reads the checkpoint's settings, if any; builds the model; loads its weights.

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
 from megakit.errors import UserError
+from megakit.job import Run
 from megakit.job import script as scripts
 from megakit.job.cluster import Cluster
 from megakit.job.command_line import parse_options
@@ -54,27 +55,25 @@ such as the loss, are left out."""
 
 
 class _Built(BaseException):
-    """Ends a script's work where training would begin.
+    """Ends a script's work where training would begin; holds what `train` receives."""
 
-    Holds the module, the data and the options of the strategy.
-    """
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        import lightning.pytorch as pl
-
-        values = [*arguments, *named.values()]
-        self.module = next(v for v in values if isinstance(v, pl.LightningModule))
-        self.data: Any = next(v for v in values if isinstance(v, pl.LightningDataModule))
-        trainers = [value for value in values if isinstance(value, _Trainer)]
-        self.strategy = trainers[0].strategy if trainers else named.get("strategy")
+    def __init__(self, *, model: Any, data: Any, trainer: Any, **_: Any) -> None:
+        self.module, self.data, self.trainer = model, data, trainer
         super().__init__()
 
 
-class _Trainer:
-    """Replaces the trainer; keeps the options of its strategy."""
+class _Run(Run[Any]):
+    """A run that writes no files."""
 
-    def __init__(self, *_: Any, strategy: Any = None, **__: Any) -> None:
-        self.strategy = strategy
+    def callbacks(self) -> list[Any]:
+        """Returns no callbacks."""
+        return []
+
+    def logger(self) -> Any:
+        """Returns a logger that logs nothing."""
+        from lightning.pytorch.loggers.logger import DummyLogger
+
+        return DummyLogger()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,7 +136,7 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
         dataset=dataset,
         identity={"best_by": "last"},
     )
-    run = scripts.Run(stage, options, plan, Console(silent=True), True, time.perf_counter())
+    run = _Run(stage, options, plan, Console(silent=True), True, time.perf_counter())
     suspend_collector()
     # Hides the frameworks' messages.
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
@@ -145,13 +144,16 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
         from megakit.testing.shares import compute_shares
 
         resume_collector()
+
+        def build() -> tuple[Any, Any]:
+            built = _build(work, run)
+            return built.module, built.trainer
+
         with _capturing():
             built = _build(work, run)
             batch = first_batch(built.data, layout.micro_batch_size)
             try:
-                shares = compute_shares(
-                    *(lambda: _build(work, run).module, batch, layout, precision, built.strategy)
-                )
+                shares = compute_shares(build, batch, layout)
             except (NotImplementedError, RuntimeError) as error:
                 if "meta" not in str(error):
                     raise
@@ -186,19 +188,18 @@ def _check(options: CommonOptions) -> tuple[Layout, str]:
 
 @contextlib.contextmanager
 def _capturing() -> Iterator[None]:
-    """Makes the functions that train raise `_Built`; builds no trainer."""
+    """Makes the function that trains raise `_Built`."""
     from megakit import training
-    from megakit.training import stages, trainer
+    from megakit.training import trainer
 
-    def capture(*arguments: Any, **named: Any) -> NoReturn:
-        raise _Built(*arguments, **named)
+    def capture(**named: Any) -> NoReturn:
+        raise _Built(**named)
 
-    with contextlib.ExitStack() as stack:
-        for name, module in (("train_stage", stages), ("train", trainer)):
-            for owner in (training, module):  # a script imports the function from either
-                stack.enter_context(mock.patch.object(owner, name, capture))
-        for owner in (training, trainer):
-            stack.enter_context(mock.patch.object(owner, "build_trainer", _Trainer))
+    # A script imports the function from either.
+    with (
+        mock.patch.object(training, "train", capture),
+        mock.patch.object(trainer, "train", capture),
+    ):
         yield
 
 
@@ -213,14 +214,13 @@ def _reader(error: Exception) -> str:
     )
 
 
-def _build(work: Callable[..., Path], run: scripts.Run) -> _Built:
+def _build(work: Callable[..., Path], run: Run[Any]) -> _Built:
     try:
         work(run)
     except _Built as built:
         return built
     raise UserError(
-        f"{Path(sys.argv[0]).name}: its work trains neither by train_stage nor by train of "
-        "megakit.training. Call one of them."
+        f"{Path(sys.argv[0]).name}: its work does not call train of megakit.training. Call it."
     )
 
 

@@ -13,15 +13,12 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
-from nemo import lightning as nl
 from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from megakit.job.layout import Layout
 from megakit.testing.communication import CountCommunication
 from megakit.testing.fake_ranks import fake_ranks
-from megakit.training.strategy_options import StrategyOptions
-from megakit.training.trainer import build_strategy
 
 #: torch's class has no types.
 _TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode
@@ -76,27 +73,21 @@ class Share:
 
 
 def compute_shares(
-    make_module: Callable[[], pl.LightningModule],
-    batch: Any,
-    layout: Layout,
-    precision: str,
-    strategy: StrategyOptions | None = None,
+    build: Callable[[], tuple[pl.LightningModule, pl.Trainer]], batch: Any, layout: Layout
 ) -> list[Share]:
     """Computes the share of each tensor- and pipeline-parallel coordinate.
 
     Data-parallel ranks have equal shares, so each coordinate is built once.
 
     Args:
-        make_module: Returns a new Lightning module, whose model is not built yet.
+        build: Returns a new Lightning module, whose model is not built yet, and a new trainer with
+            NeMo's strategy and precision plugin.
         batch: A micro batch of this job, as the module's `training_step` receives it.
-        layout: The parallel sizes and the batch sizes.
-        precision: `bf16-mixed` or `32`.
-        strategy: Options of the strategy.
+        layout: The parallel sizes, which are also those of the strategy, and the batch sizes.
 
     Returns:
         The shares, in the order of the stages, and in each stage of the tensor-parallel ranks.
     """
-    inputs = tree_map_only(torch.Tensor, partial(_without_memory, precision=precision), batch)
     model_parallel = layout.tensor * layout.pipeline  # the smallest job with all coordinates
     sizes: dict[str, Any] = {
         "tensor_model_parallel_size": layout.tensor,
@@ -107,8 +98,13 @@ def compute_shares(
     for pipeline_rank in range(layout.pipeline):
         for tensor_rank in range(layout.tensor):
             rank = tensor_rank + layout.tensor * pipeline_rank
+            module, trainer = build()
+            precision = trainer.precision
+            inputs = tree_map_only(
+                torch.Tensor, partial(_without_memory, precision=precision), batch
+            )
             with fake_ranks(rank, model_parallel, **sizes), WithoutMemory():
-                stage = _Stage(make_module(), layout, precision, strategy)
+                stage = _Stage(module, trainer.strategy, layout)
                 reduced, sent, received[tensor_rank] = stage.run(inputs, received[tensor_rank])
                 shares.append(stage.share(reduced, sent))
     return shares
@@ -144,12 +140,8 @@ def _without_memory(tensor: torch.Tensor, precision: str) -> torch.Tensor:
 class _Stage:
     """This rank's part of the model, built as NeMo's strategy builds it."""
 
-    def __init__(
-        self, module: Any, layout: Layout, precision: str, options: StrategyOptions | None
-    ) -> None:
+    def __init__(self, module: Any, strategy: Any, layout: Layout) -> None:
         self.module, self.layout = module, layout
-        strategy = build_strategy(layout, options)
-        strategy.precision_plugin = nl.MegatronMixedPrecision(precision=precision)
         strategy.connect(module)  # writes layout and precision into the model's config
         module.configure_model()
         self.model = module.module

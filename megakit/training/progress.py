@@ -1,33 +1,26 @@
-"""Reports a training run: metrics.csv rows, curves, progress, and the time of each activity."""
+"""Reports a training run: metrics.csv, loggers, progress, and the time of each activity."""
 
 import time
-from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch import loops
-from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.utilities.types import STEP_OUTPUT
 from megatron.core import parallel_state
 from megatron.core.transformer.module import param_is_not_shared
 
-from megakit.checkpoints.writer import CheckpointWriter, logged_values, validation_is_due
+from megakit.checkpoints.writer import CheckpointWriter, logged_values
 from megakit.reporting.console import Console
 from megakit.reporting.metrics import COLUMNS, Metrics, MetricsFile, as_stored
-from megakit.reporting.tensorboard import TensorBoard
 from megakit.runtime.patching import require_attribute
-from megakit.training.validation import FromLastStage, to_floats
-
-#: Steps between two rows of metrics.csv, and between two points of a curve.
-LOG_INTERVAL = 10
+from megakit.training.loop import StepLoop
 
 
 class Reporter(pl.Callback):
-    """Writes metrics.csv and TensorBoard curves, shows progress, and measures time.
+    """Writes metrics.csv, logs to the trainer's loggers, shows progress, and measures time.
 
-    Ranks that write no files have no `metrics_file` and no `tensorboard`. The checkpoint writer
-    measures the time of saves.
+    The loggers get the columns of metrics.csv and `samples_per_second`. The trainer's
+    `log_every_n_steps` is the interval of all of these. Ranks that write no files have no
+    `metrics_file`. The checkpoint writer measures the time of saves.
 
     Attributes:
         seconds: Seconds from the first step to the last step, over all starts of the run.
@@ -44,10 +37,9 @@ class Reporter(pl.Callback):
         title: str,
         writer: CheckpointWriter,
         metrics_file: MetricsFile | None,
-        tensorboard: TensorBoard | None,
     ) -> None:
         self.console, self.title, self.writer = console, title, writer
-        self.metrics_file, self.tensorboard = metrics_file, tensorboard
+        self.metrics_file = metrics_file
         self.seconds = 0.0
         self.validation_seconds = 0.0
         self.val_loss: float | None = None
@@ -55,10 +47,10 @@ class Reporter(pl.Callback):
         self.last: dict[str, float] = {}
         for row in metrics_file.kept if metrics_file is not None else ():
             self._update_first_and_last(row)
-        self._from_last_stage = FromLastStage()
         self._lr: float | None = None
         self._row: Metrics | None = None
         self._at_start: dict[str, float] | None = None
+        self._fetch_seconds = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints the size of the run; starts the clock and the progress display."""
@@ -75,42 +67,33 @@ class Reporter(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
         """Stores the learning rate of this step; after the step, the next rate is already set."""
-        is_logged = self._is_logged(trainer, trainer.global_step + 1)
-        self._lr = trainer.optimizers[0].param_groups[0]["lr"] if is_logged else None
+        self._lr = trainer.optimizers[0].param_groups[0]["lr"]
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: STEP_OUTPUT,
-        *args: Any,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
         """Logs the step if it is one of the logged steps."""
-        self._update_seconds()
-        step = trainer.global_step
-        if not self._is_logged(trainer, step):
+        loop, step = _loop_of(trainer), trainer.global_step
+        if not loop.is_logged():
             return
-        clock = require_attribute(trainer, "profiler")
-        if isinstance(clock, DataClock):
-            clock.check()
-        assert outputs is not None
-        strategy = trainer.strategy
-        values = to_floats(self._from_last_stage(outputs, strategy.root_device))
-        grad_norm = require_attribute(strategy, "grad_norm")
+        if trainer.should_stop:  # a callback before this one may have decided it
+            loop.share(outputs)
+        self._update_seconds(loop)
+        values = logged_values(trainer, "train_")
+        grad_norm = getattr(trainer.strategy, "grad_norm", None)
         self._row = Metrics(
             step=step,
             consumed_samples=step * self._batch_size,
-            train_loss=values.pop("loss"),
+            train_loss=values.pop("train_loss"),
             lr=self._lr,
             grad_norm=None if grad_norm is None else float(grad_norm),
-            values={f"train_{name}": value for name, value in values.items()}
-            | logged_values(trainer, "train_"),
+            values=values,
         )
         (step_before, seconds_before), now = self._last_logged, self.stepping_seconds
         self._rate = (step - step_before) * self._batch_size / max(now - seconds_before, 1e-9)
         self._last_logged = step, now
-        if not validation_is_due(trainer, step):
-            self._write(self._row)
+        if not loop.validation_is_due():
+            self._write(trainer, self._row)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Starts the clock of the validation, and drops the values of earlier validations.
@@ -126,29 +109,29 @@ class Reporter(pl.Callback):
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self.validation_seconds += time.perf_counter() - self._validation_started
-        self._update_seconds()  # a checkpoint of this step contains both times
+        self._update_seconds(_loop_of(trainer))  # a checkpoint of this step contains both times
         values = logged_values(trainer, "val_")
         self.val_loss = values.pop("val_loss", None)
         if self._row is not None:
             self._row.val_loss = self.val_loss
             self._row.values |= values
-            self._write(self._row)
+            self._write(trainer, self._row)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stops the clock and ends the progress display."""
-        self._update_seconds()
+        self._update_seconds(_loop_of(trainer))
         self.progress.close()
-        self.on_save_checkpoint()
+        self.on_save_checkpoint(trainer)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Lets the loggers write what they have, because a resumed run does not log it again."""
+        for logger in trainer.loggers:
+            logger.save()
 
     def on_exception(self, *args: Any) -> None:
         """Ends the progress line, so that the next message starts on a new line."""
         if hasattr(self, "progress"):
             self.progress.close()
-
-    def on_save_checkpoint(self, *args: Any) -> None:
-        """Flushes the TensorBoard curves, because a resumed run does not write them again."""
-        if self.tensorboard is not None:
-            self.tensorboard.flush()
 
     def state_dict(self) -> dict[str, float | None]:
         """Returns the state of this callback for a checkpoint."""
@@ -166,7 +149,7 @@ class Reporter(pl.Callback):
         """Returns the seconds of steps without validation and saves, over all starts of the run."""
         return self.seconds - self.validation_seconds - self.writer.seconds
 
-    def times(self, total: float, clock: "DataClock") -> dict[str, float]:
+    def times(self, total: float) -> dict[str, float]:
         """Returns the seconds of each activity in this start of the run.
 
         Of the `total` seconds since the script began, `start_up` is the time of no other entry.
@@ -175,9 +158,9 @@ class Reporter(pl.Callback):
         before = self._at_start or now  # without steps to do, `on_train_start` was not called
         spent = {name: now[name] - before[name] for name in now}
         return {
-            "start_up": total - sum(spent.values()) - clock.setup_seconds,
-            "data": clock.setup_seconds + clock.fetch_seconds,
-            "training": spent["steps"] - clock.fetch_seconds,
+            "start_up": total - sum(spent.values()),
+            "data": self._fetch_seconds,
+            "training": spent["steps"] - self._fetch_seconds,
             "validation": spent["validation"],
             "checkpoints": spent["checkpoints"],
         }
@@ -189,16 +172,13 @@ class Reporter(pl.Callback):
             "checkpoints": self.writer.seconds,
         }
 
-    def _update_seconds(self) -> None:
+    def _update_seconds(self, loop: StepLoop) -> None:
         assert self._at_start is not None
         self.seconds = sum(self._at_start.values()) + time.perf_counter() - self._started
+        self._fetch_seconds = loop.fetch_seconds
 
-    def _is_logged(self, trainer: pl.Trainer, step: int) -> bool:
-        is_regular = step % LOG_INTERVAL == 0 or step in (1, trainer.max_steps)
-        return is_regular or trainer.should_stop or validation_is_due(trainer, step)
-
-    def _write(self, row: Metrics) -> None:
-        """Passes a row to metrics.csv, the curves, the progress line and the summary."""
+    def _write(self, trainer: pl.Trainer, row: Metrics) -> None:
+        """Passes a row to metrics.csv, the loggers, the progress line and the summary."""
         self._row = None
         self._update_first_and_last(row)
         losses = {"loss": row.train_loss, "validation": self.val_loss}
@@ -206,13 +186,10 @@ class Reporter(pl.Callback):
         self.progress.update(row.step, losses | further)
         if self.metrics_file is not None:
             self.metrics_file.append(row)
-        if self.tensorboard is not None:
-            curves = {"loss": row.train_loss, "lr": row.lr, "grad_norm": row.grad_norm}
-            curves["samples_per_second"] = self._rate
-            curves |= _without_prefix(row.values, "train_")
-            self.tensorboard.add_values("train", curves, row.step)
-            validated = {"loss": row.val_loss} | _without_prefix(row.values, "val_")
-            self.tensorboard.add_values("validation", validated, row.step)
+        columns = {"train_loss": row.train_loss, "val_loss": row.val_loss, **row.values}
+        columns |= {"lr": row.lr, "grad_norm": row.grad_norm, "samples_per_second": self._rate}
+        for logger in trainer.loggers:
+            logger.log_metrics({n: v for n, v in columns.items() if v is not None}, row.step)
 
     def _update_first_and_last(self, row: Metrics) -> None:
         """Stores a row's values as metrics.csv rounds them, for the summary and the console."""
@@ -222,66 +199,10 @@ class Reporter(pl.Callback):
         self.last |= values
 
 
-def _without_prefix(values: dict[str, float], prefix: str) -> dict[str, float]:
-    """Returns the values whose names have a prefix, by name without the prefix."""
-    return {n.removeprefix(prefix): value for n, value in values.items() if n.startswith(prefix)}
-
-
-_NOT_MEASURED = nullcontext()
-
-
-class DataClock(Profiler):
-    """Measures, as a Lightning profiler, how long training waits for data.
-
-    Attributes:
-        setup_seconds: Seconds to prepare and open the data.
-        fetch_seconds: Seconds to fetch the training batches.
-    """
-
-    FETCH = f"[{require_attribute(loops, '_TrainingEpochLoop').__name__}].train_dataloader_next"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setup_seconds = 0.0
-        self.fetch_seconds = 0.0
-        self._has_fetched = False
-        self._started: dict[str, float] = {}
-
-    def profile(self, action_name: str) -> Any:
-        """Returns a context that measures an action; Lightning has thirty of them in each step."""
-        return super().profile(action_name) if self._is_data(action_name) else _NOT_MEASURED
-
-    def start(self, action_name: str) -> None:
-        """Stores the start time of an action of Lightning that loads data."""
-        if self._is_data(action_name):
-            self._started[action_name] = time.perf_counter()
-
-    def stop(self, action_name: str) -> None:
-        """Adds the duration of an action that `start` stored."""
-        if (started := self._started.pop(action_name, None)) is None:
-            return
-        seconds = time.perf_counter() - started
-        if action_name == self.FETCH:
-            self.fetch_seconds += seconds
-            self._has_fetched = True
-        elif action_name.endswith((".prepare_data", ".setup")):
-            self.setup_seconds += seconds
-
-    def _is_data(self, action_name: str) -> bool:
-        return action_name == self.FETCH or action_name.startswith("[LightningDataModule]")
-
-    def check(self) -> None:
-        """Checks, after a training step, that Lightning has reported the fetching of batches.
-
-        Raises:
-            RuntimeError: Lightning uses another name for this action. The time would then count as
-                training.
-        """
-        if not self._has_fetched:
-            raise RuntimeError(
-                f"Lightning's profiler action {self.FETCH} is gone from this version of the stack; "
-                "megakit needs the versions in requirements.lock."
-            )
+def _loop_of(trainer: pl.Trainer) -> StepLoop:
+    loop = trainer.fit_loop.epoch_loop
+    assert isinstance(loop, StepLoop), "ExactStrategy and megakit.training.train set a StepLoop"
+    return loop
 
 
 def parameters_of_the_job(model: torch.nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""Changes NeMo's MegatronStrategy: less work at every step, and an exact validation loss."""
+"""Changes NeMo's MegatronStrategy: a shorter way to Megatron's schedule, and exact validation."""
 
 import contextlib
 import functools
@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,32 +16,29 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import launchers
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.validation import StrictHandling
-from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
+from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func, get_tensor_shapes
+from megatron.core.transformer import TransformerConfig
 from nemo import lightning as nl
 from nemo.lightning import megatron_parallel
 from nemo.lightning.io.pl import MegatronCheckpointIO
-from nemo.lightning.megatron_parallel import (
-    CallbackMethods,
-    MegatronLossReduction,
-)
+from nemo.lightning.megatron_parallel import CallbackMethods, MegatronLossReduction
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 from torch import Tensor
 
+from megakit.checkpoints.manifest import MANIFEST, WEIGHTS, read_manifest
 from megakit.data.device import copied
-from megakit.data.sampler import ExactDataSampler
 from megakit.errors import UserError
+from megakit.models.loading import check_finite
 from megakit.runtime.patching import require_attribute
-from megakit.training.distributed_optimizer import check_saved_format
-from megakit.training.model_checks import check_model
-from megakit.training.resumption import check_restored
-from megakit.training.stage_shapes import exchange_shapes_once, forget_shapes
-from megakit.training.strategy_options import (
-    check_has_effect,
-    check_not_overwritten,
-    connect_optimizer,
-)
+from megakit.runtime.saving import write_in_threads
+from megakit.training.loop import use_step_loop
+from megakit.training.losses import MeanLossReduction
+from megakit.training.optimizer import check_saved_format, use_fused_adam
 from megakit.training.validation import FromLastStage
 
 #: A training step's loss, or a loss and further values by name.
@@ -55,24 +53,52 @@ _ModuleStepFunction = require_attribute(megatron_parallel, "_ModuleStepFunction"
 require_attribute(nl.MegatronStrategy, "_configure_launcher")
 
 
+@dataclass(frozen=True)
+class Step:
+    """Holds what all steps of one kind have in common: training, validation or prediction.
+
+    Attributes:
+        run: Megatron's schedule; needs the data and the number of micro batches.
+        loss: Reduces the reports of the micro batches.
+    """
+
+    run: Callable[..., Any]
+    loss: MegatronLossReduction
+
+
 class ExactStrategy(nl.MegatronStrategy):
     """Runs steps like NeMo's MegatronStrategy, with less logging and an exact validation loss.
 
-    NeMo's strategy logs five values at every step through Lightning, and copies a metric object for
-    each value. This logging takes longer than the step of a small model. Here, a step returns its
-    loss, the strategy stores the gradient norm, and callbacks log at their own interval.
+    NeMo's strategy logs five values at every step through Lightning, and notifies callbacks of
+    eight events of `MegatronParallel`. Both take longer than the step of a small model. Here, a
+    step calls Megatron's schedule, and returns its loss; callbacks log at their own interval.
+
+    Takes all arguments of NeMo's strategy, and `timeout` of Lightning's: how long a rank waits for
+    another rank. Checkpoints are written in this process, before the next step begins: NeMo's
+    processes would import the main script again.
 
     Attributes:
         grad_norm: Norm of the last step's gradient before clipping; None before the first step.
-        timeout: Seconds that a rank waits for another rank.
-        use_distributed_optimizer: Whether the optimizer's state is sharded over the data-parallel
-            ranks; None if the optimizer module decides.
+        observers: Functions that are called with each micro batch of a validation and the model's
+            output, on the last pipeline stage.
     """
 
     grad_norm: float | None = None
-    timeout: int = 600
-    use_distributed_optimizer: bool | None = None
     ckpt_load_strictness: Any  # NeMo sets this attribute without a type
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        ours = {
+            "ckpt_async_save": False,
+            # The only format of the distributed optimizer that torch's Adam can be loaded from.
+            "ckpt_optim_fully_reshardable": True,
+            "replace_progress_bar": False,
+        }
+        super().__init__(*args, **(ours | kwargs))
+        self.observers: list[Callable[[Any, Any], None]] = []
+        self._steps: dict[str, Step] = {}
+        self._from_last_stage = FromLastStage()
+
+    # --- Set-up ---
 
     def _configure_launcher(self) -> None:
         """Chooses the launcher of the ranks; a single process gets one that works in a notebook."""
@@ -80,28 +106,35 @@ class ExactStrategy(nl.MegatronStrategy):
         if self.launcher is not None and self.num_processes == self.num_nodes == 1:
             self._launcher = _SingleProcessLauncher(self.cluster_environment, 1, 1)
 
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this rank; Slurm may show each process only its own GPU."""
+        devices = self.parallel_devices
+        assert devices is not None
+        return devices[self.local_rank % len(devices)]
+
     def connect(self, model: pl.LightningModule) -> None:
         """Writes layout and precision into the model's config.
 
-        Raises:
-            UserError: The config or the optimizer contradicts the strategy.
+        The distributed optimizer is used if the strategy's `ddp` or the optimizer's config says so;
+        NeMo would follow the optimizer's config, which is usually a default.
         """
-        dtypes = getattr(self.precision_plugin, "dtype_config", None)
-        check_not_overwritten(getattr(model, "config", None), self.parallelism, dtypes)
-        connect_optimizer(
-            getattr(model, "optim", None), self.ddp_config, self.use_distributed_optimizer
-        )
+        optimizer = getattr(getattr(model, "optim", None), "config", None)
+        if isinstance(optimizer, OptimizerConfig) and self.ddp_config is not None:
+            optimizer.use_distributed_optimizer |= self.ddp_config.use_distributed_optimizer
         super().connect(model)
 
     def setup_distributed(self) -> None:
         """Sets up the process groups; a single CPU process needs no network port."""
+        write_in_threads()
+        use_fused_adam()
         if self.cluster_environment.world_size() == 1 and self.root_device.type == "cpu":
             self.store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # from C++
         # NeMo reads the timeout of the first process group from the variable of torch's NCCL
         # heartbeat, which ends a process whose watchdog is slower than that. Megatron sets half an
         # hour on all other groups. A later change has no effect in gloo.
-        timeout = timedelta(seconds=self.timeout)
-        minutes = self.timeout / 60
+        timeout: timedelta = require_attribute(self, "_timeout")
+        minutes = timeout.total_seconds() / 60
         with (
             _with_options(torch.distributed, "init_process_group", timeout=timeout),
             _with_options(
@@ -110,14 +143,72 @@ class ExactStrategy(nl.MegatronStrategy):
         ):
             super().setup_distributed()
 
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Builds the model, and prepares the trainer's loop.
+
+        Raises:
+            UserError: The model would train wrongly, or a callback would never be called.
+        """
+        if trainer.state.fn == TrainerFn.FITTING:
+            use_step_loop(trainer)
+        super().setup(trainer)
+        self._refuse_listeners()
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._refuse_wrong_gradients()
+
+    def setup_megatron_parallel(self, trainer: pl.Trainer) -> None:
+        """Sets up Megatron's parallel model, and forgets the steps of an earlier model."""
+        super().setup_megatron_parallel(trainer)
+        self._steps.clear()
+
+    def _refuse_listeners(self) -> None:
+        """Refuses whoever listens to NeMo's events of a step, which nobody would tell them."""
+        for event, listeners in self.model.callbacks.callbacks.items():
+            for listener in listeners:
+                method = getattr(type(listener), event)
+                is_empty = method is getattr(CallbackMethods, event)
+                # NeMo's sampler hands on its sizes, which this strategy reads itself.
+                is_sampler = method is getattr(MegatronDataSampler, event, None)
+                if is_sampler and (listener.output_log or listener.rampup_batch_size is not None):
+                    raise UserError(
+                        "The data sampler has output_log=True or a rampup_batch_size, which need "
+                        "NeMo's events of a step. Leave them out, or use nl.MegatronStrategy."
+                    )
+                if not (is_empty or is_sampler):
+                    raise UserError(
+                        f"{type(listener).__name__}.{event}: ExactStrategy does not call this. Use "
+                        "`trainer.strategy.observers`, or nl.MegatronStrategy."
+                    )
+
+    def _refuse_wrong_gradients(self) -> None:
+        """Refuses two settings of a transformer's config that would give wrong gradients."""
+        config = require_attribute(self.model[0], "config")
+        if not isinstance(config, TransformerConfig):
+            return
+        is_first = parallel_state.is_pipeline_first_stage()
+        divides = any(map(_divides_sequence, self.model.modules()))
+        if config.sequence_parallel and is_first and not divides:
+            raise UserError(
+                "sequence_parallel=True: no layer of the model divides the sequence over the "
+                "tensor-parallel ranks. Leave it out. Or divide the sequence after the embedding "
+                "by Megatron's scatter_to_sequence_parallel_region, and set `divides_sequence = "
+                "True` in the class of the model."
+            )
+        loss = self._step("training").loss
+        if config.calculate_per_token_loss and isinstance(loss, MeanLossReduction):
+            raise UserError(
+                f"calculate_per_token_loss=True: {type(loss).__name__} returns means, not sums and "
+                "token counts. Leave it out, or derive the loss from TokenMeanLossReduction."
+            )
+
     def load_checkpoint(
         self, checkpoint_path: str | os.PathLike[str], selective_restore: bool = False
     ) -> dict[str, Any]:
-        """Loads a checkpoint; resuming requires the run's own names, shapes and types.
+        """Loads a checkpoint; resuming requires the run's own names and shapes, and its step.
 
         Raises:
             UserError: Only one of the checkpoint's and the run's optimizers is distributed.
-            ValueError: The state in the checkpoint does not fit the run: see `check_restored`.
+            ValueError: A value is NaN or infinite, or the manifest is of another step.
         """
         goes_on = not selective_restore and self.trainer.state.fn == TrainerFn.FITTING
         if goes_on:
@@ -134,7 +225,12 @@ class ExactStrategy(nl.MegatronStrategy):
         finally:
             self.ckpt_load_strictness = strictness
         if goes_on:
-            check_restored(checkpoint, Path(checkpoint_path), self.trainer)
+            check_finite({key: part for key, part in checkpoint.items() if key != "callbacks"})
+            folder = Path(checkpoint_path)
+            folder = folder.parent if folder.name == WEIGHTS else folder  # NeMo passes the weights
+            step = checkpoint["global_step"]
+            if (folder / MANIFEST).is_file() and read_manifest(folder).step != step:
+                raise ValueError(f"its weights are of step {step}, and its manifest is not")
         return checkpoint
 
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -145,35 +241,7 @@ class ExactStrategy(nl.MegatronStrategy):
             dataloader.mode = "validation" if part == "val" else part
         return super().process_dataloader(dataloader)
 
-    def setup(self, trainer: pl.Trainer) -> None:
-        """Builds the model; before a training, refuses a model that would train wrongly.
-
-        Raises:
-            UserError: See `check_model`.
-        """
-        super().setup(trainer)
-        if trainer.state.fn == TrainerFn.FITTING:
-            make_loss = getattr(self.lightning_module, "training_loss_reduction", None)
-            loss = make_loss() if callable(make_loss) else None
-            for chunk in self.model:
-                check_model(require_attribute(chunk, "config"), chunk, loss)
-
-    def setup_megatron_parallel(self, trainer: pl.Trainer) -> None:
-        """Sets up Megatron's parallel model, and clears the caches of an earlier model."""
-        super().setup_megatron_parallel(trainer)
-        for chunk in self.model:
-            check_has_effect(require_attribute(chunk, "config"), chunk)
-        if isinstance(self.data_sampler, ExactDataSampler):  # NeMo's makes smaller last batches
-            exchange_shapes_once(require_attribute(self.model[0], "config"))
-        for name, attribute in vars(ExactStrategy).items():
-            if isinstance(attribute, functools.cached_property):
-                self.__dict__.pop(name, None)
-
-    def teardown(self) -> None:
-        """Ends the strategy; a later model of the same config may have batches of another size."""
-        for chunk in getattr(self, "megatron_parallel", ()):
-            forget_shapes(require_attribute(chunk, "config"))
-        super().teardown()
+    # --- Steps ---
 
     def training_step(
         self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any
@@ -188,123 +256,7 @@ class ExactStrategy(nl.MegatronStrategy):
                 chunk.zero_grad_buffer()
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
-            if self._calls_schedule:
-                return self._run_schedule(dataloader_iter)
-            return self.model.training_step(
-                dataloader_iter, *args, **self._training_functions, **kwargs
-            )
-
-    @functools.cached_property
-    def _training_functions(self) -> dict[str, Any]:
-        """Returns the module's methods for a training step; NeMo looks them up at every step."""
-        find, module = _ModuleStepFunction, self.model.module
-        return {
-            "data_step": find.from_data_step(module, "training"),
-            "forward_step": find.from_forward_step(module, "training"),
-            "loss_reduction": find.from_loss_reduction(module, "training"),
-        }
-
-    @functools.cached_property
-    def _calls_schedule(self) -> bool:
-        """Tells whether a training step can call Megatron's schedule directly.
-
-        By default, NeMo's MegatronParallel calls the schedule, and notifies callbacks of eight
-        events at every step, which takes a twelfth of the time of a small model. A direct call
-        requires that only the data sampler handles these events and returns constants; a single
-        pipeline stage, because several stages agree on tensor shapes; and no CUDA graph of the
-        whole step, which NeMo records around the schedule.
-        """
-        sampler = self.data_sampler
-        if not isinstance(sampler, MegatronDataSampler):
-            return False
-
-        def has_no_effect(listener: object, event: str) -> bool:
-            method = getattr(type(listener), event)
-            known = (getattr(CallbackMethods, event), getattr(MegatronDataSampler, event, None))
-            return method in known
-
-        return (
-            parallel_state.get_pipeline_model_parallel_world_size() == 1
-            and parallel_state.get_context_parallel_world_size() == 1  # NeMo divides the samples
-            and sampler.rampup_batch_size is None
-            and not sampler.output_log
-            and not any(
-                getattr(chunk.config, "cuda_graph_scope", None) == "full_iteration"
-                for chunk in self.model
-            )
-            and all(
-                has_no_effect(listener, event)
-                for event, listeners in self.model.callbacks.callbacks.items()
-                for listener in listeners
-            )
-        )
-
-    @functools.cached_property
-    def _cached_model(self) -> "_AttributeCache":
-        return _AttributeCache(self.model[0])
-
-    def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any:
-        """Returns the next batch on the device, like NeMo's default, but without waiting for it."""
-        batch = next(dataloader_iter)
-        if isinstance(batch, tuple) and len(batch) == 3:  # with Lightning's two indices
-            batch = batch[0]
-        return copied(batch, self.root_device)
-
-    def _run_schedule(self, dataloader_iter: Iterator[Any]) -> StepOutput:
-        """Runs a training step like NeMo's MegatronParallel, but without its events."""
-        module, plugin, sampler = self.model[0], self.precision_plugin, self.data_sampler
-        functions = self._training_functions
-        data_step = functions["data_step"](module) if functions["data_step"] else self._next_batch
-        model_step = functions["forward_step"](module)
-        loss_reduction = functions["loss_reduction"](module)
-
-        def forward_step(
-            data: Iterator[Any], model: "_AttributeCache"
-        ) -> tuple[Any, MegatronLossReduction]:
-            batch = plugin.convert_input(data_step(data))
-            output = model_step(model, batch)
-            loss_reduction.setup(batch)
-            return plugin.convert_output(output), loss_reduction
-
-        reports = forward_backward_no_pipelining(
-            forward_step_func=forward_step,
-            data_iterator=dataloader_iter,
-            model=self._cached_model,
-            num_microbatches=sampler.num_microbatches,
-            seq_length=sampler.seq_len,
-            micro_batch_size=sampler.micro_batch_size,
-        )
-        return loss_reduction.reduce(reports)
-
-    def optimizer_step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        closure: Callable[[], Any],
-        model: pl.LightningModule | None = None,
-        **kwargs: Any,
-    ) -> tuple[bool, float | Tensor | None, int | None]:
-        """Makes an optimizer step, and stores the gradient norm.
-
-        Raises:
-            UserError: The norm is NaN or infinite at the first step of this start.
-            RuntimeError: The norm is NaN or infinite at a later step.
-        """
-        is_first = self.grad_norm is None  # the first step of this start
-        # Skips NeMo's method, which logs the norm at every step.
-        output: tuple[bool, Any, int | None]
-        output = super(nl.MegatronStrategy, self).optimizer_step(
-            optimizer, closure, model, **kwargs
-        )
-        self.grad_norm = output[1]
-        if self.grad_norm is not None and not math.isfinite(self.grad_norm):
-            found = f"Step {self.trainer.global_step + 1}: the gradient's norm is {self.grad_norm}"
-            if is_first:  # the learning rate cannot be the cause yet
-                raise UserError(
-                    f"{found} with the weights that this run starts from. Use another checkpoint, "
-                    "and check the data."
-                )
-            raise RuntimeError(f"{found}. Earlier checkpoints are not changed. Use a lower --lr.")
-        return output
+            return self._run_schedule("training", dataloader_iter)
 
     def validation_step(
         self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any
@@ -315,15 +267,10 @@ class ExactStrategy(nl.MegatronStrategy):
         of a validation are means over its steps. If `reduce` sets the loss's attribute
         `num_tokens`, the means are weighted by this number.
         """
-        module = self.model.module
-        find = _ModuleStepFunction.from_loss_reduction(module, "validation")
-        loss = find(module) if find is not None else None
         with self.precision_plugin.val_step_context():
-            result = self.model.validation_step(
-                dataloader_iter, *args, loss_reduction=loss, **kwargs
-            )
+            result = self._run_schedule("validation", dataloader_iter)
         named = result if isinstance(result, dict) else {"loss": result}
-        if (num_tokens := getattr(loss, "num_tokens", None)) is not None:
+        if (num_tokens := getattr(self._step("validation").loss, "num_tokens", None)) is not None:
             named = {**named, _WEIGHT: num_tokens}
         values = self._from_last_stage(named, self.root_device)
         # Without a weight, steps count equally: the data loader pads all to one size. With weights,
@@ -342,14 +289,158 @@ class ExactStrategy(nl.MegatronStrategy):
             )
         return values if len(values) > 1 else values["loss"]
 
+    def test_step(self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a test step; returns what the loss's `reduce` returns."""
+        with self.precision_plugin.test_step_context():
+            return self._run_schedule("test", dataloader_iter)
+
+    def predict_step(self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a prediction step; returns the outputs on the last pipeline stage, else 0."""
+        with self.precision_plugin.predict_step_context():
+            return self._run_schedule("predict", dataloader_iter)
+
     @property
     def validated_names(self) -> list[str]:
         """The names of the values that the loss returned in validation."""
         return [name for name in self._from_last_stage.names or [] if name != _WEIGHT]
 
+    def _run_schedule(self, kind: str, dataloader_iter: Iterator[Any]) -> Any:
+        """Runs Megatron's schedule over the micro batches of a step, and reduces their reports."""
+        step, sampler = self._step(kind), self.data_sampler
+        reports = step.run(data_iterator=dataloader_iter, num_microbatches=sampler.num_microbatches)
+        # Only the last pipeline stage has reports.
+        return step.loss.reduce(reports) if reports else torch.zeros((), device=self.root_device)
+
+    def _step(self, kind: str) -> Step:
+        if kind not in self._steps:
+            self._steps[kind] = self._make_step(kind)
+        return self._steps[kind]
+
+    def _make_step(self, kind: str) -> Step:
+        """Finds the module's methods for a kind of step; NeMo looks them up at every step."""
+        chunk, module, plugin = self.model[0], self.model.module, self.precision_plugin
+        make_loss = _ModuleStepFunction.from_loss_reduction(module, kind)
+        data_step = _ModuleStepFunction.from_data_step(module, kind)
+        next_batch = data_step(chunk) if data_step else self._next_batch
+        compute = _ModuleStepFunction.from_forward_step(module, kind)(chunk)
+        loss = make_loss(module)
+        is_first = parallel_state.is_pipeline_first_stage()
+        is_last = parallel_state.is_pipeline_last_stage()
+        observers = self.observers if kind == "validation" and is_last else ()
+        shape = None if is_first and is_last else self._stage_shape()
+
+        def forward(data: Iterator[Any], model: Any) -> tuple[Any, Callable[..., Any]]:
+            batch = next_batch(data)
+            if is_first:
+                batch = plugin.convert_input(batch)
+            output = compute(model, batch)
+            if is_last:
+                output = plugin.convert_output(output)
+            else:
+                _check_shape(output, shape)
+            for observe in observers:
+                observe(batch, output)
+            return output, functools.partial(loss.forward, batch)
+
+        run = functools.partial(
+            get_forward_backward_func(),
+            forward_step_func=forward,
+            model=_AttributeCache(chunk),
+            seq_length=self.data_sampler.seq_len,
+            micro_batch_size=self.data_sampler.micro_batch_size,
+            forward_only=kind != "training",
+            adjust_tensor_shapes_fn=shape and (lambda *of_neighbours: ([shape], [shape])),
+        )
+        return Step(run, loss)
+
+    def _stage_shape(self) -> tuple[int, ...]:
+        """Returns the shape of what pipeline stages send: (sequence, micro batch, width)."""
+        config, sampler = require_attribute(self.model[0], "config"), self.data_sampler
+        if own := getattr(config, "stage_shape", None):
+            length, width = own
+            return length, sampler.micro_batch_size, width
+        shapes = get_tensor_shapes(
+            seq_length=sampler.seq_len,
+            micro_batch_size=sampler.micro_batch_size,
+            decoder_seq_length=None,
+            config=config,
+            tp_group=parallel_state.get_tensor_model_parallel_group(),
+            cp_group=parallel_state.get_context_parallel_group(),
+        )
+        return tuple(shapes[0])
+
+    def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any:
+        """Returns the next batch on the device, like NeMo's default, but without waiting for it."""
+        batch = next(dataloader_iter)
+        if isinstance(batch, tuple) and len(batch) == 3:  # with Lightning's two indices
+            batch = batch[0]
+        return copied(batch, self.root_device)
+
+    def optimizer_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], Any],
+        model: Any = None,
+        **kwargs: Any,
+    ) -> tuple[bool, float | Tensor | None, int | None]:
+        """Makes an optimizer step, and stores the gradient norm; NeMo logs it at every step.
+
+        Raises:
+            UserError: The norm is NaN or infinite at the first step of this start.
+            RuntimeError: The norm is NaN or infinite at a later step.
+        """
+        is_first = self.grad_norm is None  # the first step of this start
+        output: tuple[bool, Any, int | None]
+        if self._has_gradient_hooks:
+            output = super(nl.MegatronStrategy, self).optimizer_step(
+                optimizer, closure, model, **kwargs
+            )
+        else:
+            output = optimizer.step(closure)  # type: ignore[assignment]
+        self.grad_norm = output[1]
+        if self.grad_norm is not None and not math.isfinite(self.grad_norm):
+            found = f"Step {self.trainer.global_step + 1}: the gradient's norm is {self.grad_norm}"
+            if is_first:  # the learning rate cannot be the cause yet
+                raise UserError(
+                    f"{found} with the weights that this run starts from. Use another checkpoint, "
+                    "and check the data."
+                )
+            raise RuntimeError(f"{found}. Earlier checkpoints are not changed. Use a lower --lr.")
+        return output
+
     @functools.cached_property
-    def _from_last_stage(self) -> FromLastStage:
-        return FromLastStage()
+    def _has_gradient_hooks(self) -> bool:
+        """Whether a hook sees the gradients; Lightning's precision plugin calls these hooks."""
+        trainer, module = self.trainer, self.lightning_module
+        names = ("on_before_optimizer_step", "configure_gradient_clipping")
+        return (
+            trainer.gradient_clip_val is not None
+            or any(is_overridden(name, module, pl.LightningModule) for name in names)
+            or any(
+                is_overridden(names[0], callback, pl.Callback)
+                for callback in require_attribute(trainer, "callbacks")
+            )
+        )
+
+
+def _divides_sequence(module: torch.nn.Module) -> bool:
+    if isinstance(module, LanguageModelEmbedding):
+        return bool(module.scatter_to_sequence_parallel)
+    return getattr(module, "divides_sequence", False) is True
+
+
+def _check_shape(output: Tensor, shape: tuple[int, ...] | None) -> None:
+    """Checks what a pipeline stage sends; the next stage would wait for the rest without end.
+
+    Raises:
+        UserError: The model's output has another shape than the config says.
+    """
+    if tuple(output.shape) != shape:
+        raise UserError(
+            f"A pipeline stage returned a tensor {tuple(output.shape)}, and the next stage expects "
+            f"{shape}: (sequence length, micro batch, width). Set `stage_shape` in the model's "
+            "config to (sequence length, width)."
+        )
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
-from nemo.lightning.megatron_parallel import CallbackMethods
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -43,29 +42,19 @@ class ValidationMetrics(pl.Callback):
 
     Each micro batch updates the metrics on the last pipeline stage, where the model's output is. At
     the end of the validation, torchmetrics gathers the metric states over the data-parallel ranks.
-
-    Raises:
-        UserError: A metric is named `loss`; `val_loss` is the validation loss.
     """
 
     def __init__(self, metrics: Mapping[str, ValidationMetric]) -> None:
-        if "loss" in metrics:
-            raise UserError(
-                "validation metric 'loss': the column val_loss contains the validation loss. "
-                "Return the metric under another name in validation_metrics()."
-            )
         self.metrics = metrics
-        self._listener = MicroBatchListener(self._update)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Resets the metrics, and adds a listener for micro batches on the last pipeline stage."""
+        """Resets the metrics, and begins to observe the micro batches."""
         for each in self.metrics.values():
             metric = each.metric.to(trainer.strategy.root_device)
             metric.process_group = parallel_state.get_data_parallel_group()
             metric.sync_on_compute = parallel_state.get_data_parallel_world_size() > 1
             metric.reset()
-        if parallel_state.is_pipeline_last_stage():
-            listeners(trainer).append(self._listener)
+        observers(trainer).append(self._update)
 
     def _update(self, batch: Batch, output: Any) -> None:
         for name, each in self.metrics.items():
@@ -91,26 +80,23 @@ class ValidationMetrics(pl.Callback):
         if parallel_state.is_pipeline_last_stage():
             values = {name: each.metric.compute() for name, each in self.metrics.items()}
             values = checked(values, "a validation metric")
-        values = FromLastStage()(values, trainer.strategy.root_device)
-        for name in values.keys() & getattr(trainer.strategy, "validated_names", ()):
-            raise UserError(
-                f"validation metric {name!r}: the loss also returns a value of this name. Use "
-                "another name in validation_metrics() or in the loss."
-            )
-        for name, value in values.items():
+        for name, value in FromLastStage()(values, trainer.strategy.root_device).items():
+            if name in require_attribute(trainer.strategy, "validated_names"):
+                raise UserError(
+                    f"validation metric {name!r}: the loss also returns a value of this name. Use "
+                    "another name in validation_metrics() or in the loss."
+                )
             pl_module.log(f"val_{name}", value, batch_size=1, logger=False)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Removes the listener for micro batches."""
-        if self._listener in listeners(trainer):
-            listeners(trainer).remove(self._listener)
+        """Stops observing."""
+        observers(trainer).remove(self._update)
 
 
-def metrics_of(pl_module: object) -> list[ValidationMetrics]:
-    """Returns a list with the callback for a module's metrics; empty without metrics."""
-    find = getattr(pl_module, "validation_metrics", None)
-    metrics = dict(find()) if find is not None else {}
-    return [ValidationMetrics(metrics)] if metrics else []
+def observers(trainer: pl.Trainer) -> list[Callable[[Any, Any], None]]:
+    """Returns the functions that the strategy calls with each validated micro batch."""
+    found: list[Callable[[Any, Any], None]] = trainer.strategy.observers
+    return found
 
 
 class FromLastStage:
@@ -182,11 +168,6 @@ def checked(values: Tensor | Mapping[str, Tensor], source: str) -> dict[str, Ten
     return scalars
 
 
-def to_floats(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Copies named scalars from their device in one transfer."""
-    return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
-
-
 def real_samples(batch: Batch) -> Tensor:
     """Returns a mask of an evaluation batch, True for samples that are not padding: bool (B,)."""
     mask = batch["loss_mask"]
@@ -205,31 +186,6 @@ def gather_from_ranks(value: T, trainer: pl.Trainer) -> list[T]:
     if trainer.world_size > 1:
         torch.distributed.all_gather_object(values, value)
     return values
-
-
-class MicroBatchListener:
-    """Passes each micro batch and the model's output to a function.
-
-    If a callback had the method `on_megatron_microbatch_end`, NeMo would also call the method in
-    training, which slows down each step. Callbacks therefore add a listener to
-    `listeners(trainer)`, only for the duration of a validation.
-    """
-
-    def __init__(self, function: Callable[[Batch, Any], None]) -> None:
-        self._function = function
-
-    def on_megatron_microbatch_end(self, batch: Batch, output: Any) -> None:
-        """Calls the function with the batch and the model's output."""
-        self._function(batch, output)
-
-
-def listeners(trainer: pl.Trainer) -> list[MicroBatchListener]:
-    """Returns the objects that NeMo notifies after each micro batch."""
-    event = require_attribute(CallbackMethods, "on_megatron_microbatch_end").__name__
-    found: list[MicroBatchListener] = require_attribute(
-        trainer.strategy.model, "callbacks"
-    ).callbacks[event]
-    return found
 
 
 def callbacks_of(trainer: pl.Trainer, kind: type[T]) -> list[T]:

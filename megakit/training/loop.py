@@ -1,0 +1,253 @@
+"""Replaces Lightning's loop over the steps of an epoch: exact after a resumption, and faster."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch import loops
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from megakit.errors import UserError
+from megakit.runtime.patching import require_attribute
+from megakit.training.validation import FromLastStage
+
+_TrainingEpochLoop: Any = require_attribute(loops, "_TrainingEpochLoop")
+
+
+def use_step_loop(trainer: pl.Trainer) -> None:
+    """Puts a `StepLoop` in the place of the trainer's own loop.
+
+    Raises:
+        UserError: The trainer accumulates gradients over batches.
+    """
+    if trainer.accumulate_grad_batches != 1:
+        raise UserError(
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches}: Megatron accumulates the "
+            "gradients of a step's micro batches. Use a larger global batch size instead."
+        )
+    if not isinstance(trainer.fit_loop.epoch_loop, StepLoop):
+        trainer.fit_loop.epoch_loop = StepLoop(trainer.fit_loop.epoch_loop)
+
+
+class StepLoop(_TrainingEpochLoop):
+    """Runs the steps of an epoch; validates at the interval, and after the last step.
+
+    Lightning's loop counts batches in eight counters, and NeMo reads several micro batches in each
+    step, so after a resumption the counters disagree: the end of an epoch is wrong, and a step is
+    validated twice. This loop counts steps. And Lightning calls twenty hooks at each step, also
+    those that nobody overrides, which takes a tenth of the step of a small model. This loop finds
+    the overridden hooks once.
+
+    At each logged step, `trainer.callback_metrics` has the step's values on all ranks, named
+    `train_loss` and `train_<name>`. Logged are the first step, the last one, each validated one,
+    and each one that `log_every_n_steps` divides.
+
+    Attributes:
+        step: Completed optimizer steps.
+        epoch_start: The step at which the current epoch began.
+        validated_step: The step of the last validation.
+        fetch_seconds: Seconds that steps of this start waited for data.
+    """
+
+    def __init__(self, replaced: Any) -> None:
+        vars(self).update(vars(replaced))  # the trainer, the limits, and the loop of validation
+        self.step = self.epoch_start = self.validated_step = 0
+        self.fetch_seconds = 0.0
+        self._from_last_stage = FromLastStage()
+
+    # --- What Lightning asks the loop ---
+
+    @property
+    def global_step(self) -> int:
+        """Completed optimizer steps."""
+        return self.step
+
+    @property
+    def batch_idx(self) -> int:
+        """Number of the current step in this epoch, from 0."""
+        return self.step - self.epoch_start - 1
+
+    @property
+    def total_batch_idx(self) -> int:
+        """Number of the current step, from 0."""
+        return self.step - 1
+
+    def state_dict(self, destination: Any = None, prefix: str = "") -> dict[str, Any]:
+        """Returns the three counters for a checkpoint."""
+        names = ("step", "epoch_start", "validated_step")
+        state = {} if destination is None else destination
+        state[f"{prefix}state_dict"] = {name: getattr(self, name) for name in names}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
+        """Restores the counters from a checkpoint."""
+        for name, value in state_dict[f"{prefix}state_dict"].items():
+            setattr(self, name, int(value))
+        self.restarting = True
+
+    def _num_ready_batches_reached(self) -> bool:
+        sampler = getattr(self.trainer.strategy, "data_sampler", None)
+        per_step = getattr(sampler, "num_microbatches", 1)
+        is_over = (self.step - self.epoch_start) * per_step >= self.trainer.num_training_batches
+        return is_over or self.batch_progress.is_last_batch
+
+    @property
+    def _is_validation_done(self) -> bool:
+        return not self._owes_validation
+
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        return self.validation_is_due()
+
+    # --- Validation ---
+
+    def validation_is_due(self) -> bool:
+        """Tells whether a validation follows the last completed step."""
+        trainer = self.trainer
+        if not self._should_check_val_epoch():
+            return False
+        if self._is_training_done or (trainer.should_stop and trainer.fit_loop._can_stop_early):
+            return True
+        counts_all = trainer.check_val_every_n_epoch is None
+        step = self.step if counts_all else self.step - self.epoch_start
+        return bool(step % trainer.val_check_batch == 0)
+
+    @property
+    def _owes_validation(self) -> bool:
+        """Whether the checkpoint was saved before the validation of its step."""
+        is_new = self.validated_step != self.step
+        return self.restarting and is_new and self.validation_is_due()
+
+    # --- The steps ---
+
+    def on_run_start(self, data_fetcher: Any) -> None:
+        """Prepares the steps of an epoch, or of the rest of an epoch."""
+        if not self.restarting:
+            self.epoch_start = self.step
+        self.val_loop.restarting = False
+        super().on_run_start(data_fetcher)
+        sampler = getattr(self.trainer.strategy, "data_sampler", None)
+        per_step = getattr(sampler, "num_microbatches", 1)
+        data_fetcher.fetched += (self.step - self.epoch_start) * per_step
+        self._start_of_step = self._hooks("on_train_batch_start")
+        self._end_of_step = self._hooks("on_train_batch_end")
+        self._optimizer_step = self._find_optimizer_step()
+        self._steps_schedulers = all(
+            config.interval == "step" and config.frequency == 1 and not config.reduce_on_plateau
+            for config in self.trainer.lr_scheduler_configs
+        )
+
+    def _hooks(self, name: str) -> list[Callable[..., Any]]:
+        """Returns the methods of callbacks and module that override a hook."""
+        trainer = self.trainer
+        module = trainer.lightning_module
+        hooks: list[Callable[..., Any]] = [
+            partial(getattr(callback, name), trainer, module)
+            for callback in trainer.callbacks
+            if is_overridden(name, callback, pl.Callback)
+        ]
+        own = [getattr(module, name)] if is_overridden(name, module, pl.LightningModule) else []
+        return hooks + own
+
+    def _find_optimizer_step(self) -> Callable[[int, Callable[[], Any]], Any]:
+        """Returns the module's method `optimizer_step`, or else the strategy's."""
+        trainer, strategy = self.trainer, self.trainer.strategy
+        module, optimizer = trainer.lightning_module, strategy.optimizers[0]
+        if is_overridden("optimizer_step", module, pl.LightningModule):
+            wrapped = require_attribute(strategy, "_lightning_optimizers")[0]
+            return lambda index, closure: module.optimizer_step(
+                trainer.current_epoch, index, wrapped, closure
+            )
+        return lambda index, closure: strategy.optimizer_step(optimizer, closure, module)
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Runs one step: the hooks before it, the step, the schedule of the rate, the hooks after.
+
+        Raises:
+            StopIteration: There are no more samples, or the module's hook returned -1.
+        """
+        if self._owes_validation:
+            return  # `on_advance_end` validates
+        trainer, module = self.trainer, self.trainer.lightning_module
+        iterator = next(data_fetcher)
+        connector = require_attribute(trainer, "_logger_connector")
+        index = self.step - self.epoch_start
+        batch = require_attribute(data_fetcher, "_batch")  # NeMo: the step itself reads the batches
+        connector.on_batch_start(batch)
+        if -1 in _call(module, "on_train_batch_start", self._start_of_step, batch, index):
+            raise StopIteration
+        with trainer.profiler.profile("run_training_batch"):
+            outputs = self._optimize(iterator, index)
+        self.step += 1
+        self._batches_that_stepped = self.step  # the step under which Lightning logs
+        self.batch_progress.is_last_batch = data_fetcher.done
+        if self._steps_schedulers:
+            for config in trainer.lr_scheduler_configs:
+                module.lr_scheduler_step(config.scheduler, None)
+        else:
+            self.update_lr_schedulers("step", update_plateau_schedulers=False)
+        is_logged = self.is_logged()
+        if is_logged:
+            self.share(outputs)
+        batch = data_fetcher._batch
+        _call(module, "on_train_batch_end", self._end_of_step, outputs, batch, index)
+        if self._results:  # of `log` in a hook, or in the module
+            connector.on_batch_end()
+            if is_logged:
+                connector.log_metrics(connector.metrics["log"])
+
+    def _optimize(self, iterator: Iterator[Any], index: int) -> dict[str, Any]:
+        """Makes an optimizer step; returns the values of the training step by name.
+
+        Lightning passes the computation of loss and gradients to the optimizer as a closure.
+        """
+        outputs: dict[str, Any] = {}
+
+        def closure() -> Any:
+            result = self.trainer.strategy.training_step(iterator)
+            if result is not None:
+                outputs.update(result if isinstance(result, dict) else {"loss": result})
+            return result
+
+        self._optimizer_step(index, closure)
+        return outputs
+
+    def is_logged(self) -> bool:
+        """Tells whether the values of the last completed step are logged."""
+        trainer, step = self.trainer, self.step
+        every = trainer.log_every_n_steps
+        is_regular = step == 1 or (every > 0 and step % every == 0)
+        is_last = trainer.should_stop or self._is_training_done
+        return is_regular or is_last or self.validation_is_due()
+
+    def share(self, outputs: dict[str, Any]) -> None:
+        """Gives all pipeline stages the values of a step, which only the last stage has."""
+        if outputs:
+            values = self._from_last_stage(outputs, self.trainer.strategy.root_device)
+            self.trainer.callback_metrics.update({f"train_{n}": v for n, v in values.items()})
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """Validates if that is due."""
+        if self.validation_is_due():
+            self.validated_step = self.step  # before, for a checkpoint at the end of validation
+        super().on_advance_end(data_fetcher)
+        self._batches_that_stepped = self.step
+
+    # --- The clock ---
+
+    def _on_before_fetch(self) -> None:
+        super()._on_before_fetch()
+        self._fetch_began = time.perf_counter()
+
+    def _on_after_fetch(self) -> None:
+        self.fetch_seconds += time.perf_counter() - self._fetch_began
+        super()._on_after_fetch()
+
+
+def _call(module: Any, name: str, hooks: list[Callable[..., Any]], *args: Any) -> list[Any]:
+    """Calls hooks as Lightning does; the module's `log` needs to know which hook calls it."""
+    module._current_fx_name = name
+    results = [hook(*args) for hook in hooks]
+    module._current_fx_name = None
+    return results
