@@ -7,13 +7,13 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from numpy.typing import NDArray
 from torch import Tensor
 
 from megakit.reporting import drawing, figures
 from megakit.reporting.predictions import Predictions
 from megakit.reporting.tensorboard import TensorBoard
-from lightning.pytorch.callbacks import EarlyStopping
 from megakit.training.validation import (
     Batch,
     callbacks_of,
@@ -60,6 +60,7 @@ class Pictures(pl.Callback):
     NUM_MISTAKES = 25
 
     tensorboard = None
+
     def __init__(self, make_view: MakeView) -> None:
         self.make_view = make_view
         self._collected: list[dict[str, NDArray[Any]]] = []
@@ -68,7 +69,7 @@ class Pictures(pl.Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the number of samples to collect, and starts collecting on ranks with outputs."""
         self._collected = []
-        may_stop = any(c.wait_count+1>=c.patience for c in callbacks_of(trainer, EarlyStopping))
+        may_stop = any(c.wait_count + 1 >= c.patience for c in callbacks_of(trainer, EarlyStopping))
         may_be_last = may_stop or trainer.global_step == trainer.max_steps
         self._num_missing = 10**9 if may_be_last else self.NUM_RECONSTRUCTIONS
         if has_outputs() and trainer.state.fn == "fit" and not trainer.sanity_checking:
