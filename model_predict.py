@@ -85,22 +85,25 @@ def predict(run: Run[PredictOptions]) -> Path:
         )
 
     from megakit.data import MegatronDataModule
-    from megakit.training import predict_stage
     from mnist.dataset import MNISTCustom
-    from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
+    from model_components import (
+        BionemoLightningModule,
+        ExampleFineTuneConfig,
+        MNISTDataModule,
+        build_trainer,
+    )
 
-    micro_batch_size = run.layout.micro_batch_size
     sizes: dict[str, Any] = {
+        "batch_size": run.layout.micro_batch_size,
         "global_batch_size": run.layout.global_batch_size,
         "num_workers": run.options.num_workers,
     }
     data: MegatronDataModule
     if pictures:
-        data = MegatronDataModule(micro_batch_size, **sizes)
+        data = MegatronDataModule(**sizes)
         data.test_set = MNISTCustom.from_arrays(pictures.images, pictures.labels)
     else:
-        dataset = run.dataset
-        data = MNISTDataModule(run.options.data_dir, micro_batch_size, dataset=dataset, **sizes)
+        data = MNISTDataModule(run.options.data_dir, dataset=run.dataset, **sizes)
     # No prefix is skipped: model and checkpoint must have the same weights.
     checkpoint = run.start or ""
     module = BionemoLightningModule(config=ExampleFineTuneConfig(initial_ckpt_path=checkpoint))
@@ -108,17 +111,17 @@ def predict(run: Run[PredictOptions]) -> Path:
     def write_report(path: Path, results: Any) -> None:
         from mnist.report import write_digit_report
 
-        images = data.test_set.images
-        write_digit_report(path, results, images, Path(checkpoint), run.dataset)
+        write_digit_report(path, results, data.test_set.images, Path(checkpoint), run.dataset)
 
-    sources = pictures.sources if pictures else None
-    path = predict_stage(run, module, data, sources, write_report)
+    trainer = build_trainer(run)
+    trainer.predict(module, data)
+    path = run.finish(trainer, sources=pictures and pictures.sources, report=write_report)
     if pictures and run.is_main:
         from mnist.inputs import write_inputs
 
         run.check_directory()
-        shown = run.path / "inputs.png"
-        for remark in write_inputs(shown, pictures.images, pictures.sources, path):
+        image = run.path / "inputs.png"
+        for remark in write_inputs(image, pictures.images, pictures.sources, path):
             run.console.say(remark)
     return path
 

@@ -27,9 +27,8 @@ class PredictOptions(FolderOptions, SizeOptions, CommonOptions):
 
 def predict(run: Run[PredictOptions]) -> Path:
     """Predicts the classes; returns the path of predictions.csv."""
-    from examples.own_images.image_components import FolderDataModule
+    from examples.own_images.image_components import FolderDataModule, build_trainer
     from examples.vit.vit_components import VitClassifierConfig
-    from megakit.training import predict_stage
     from model_components import BionemoLightningModule
 
     run.options.check_unchanged(run.dataset)
@@ -41,7 +40,9 @@ def predict(run: Run[PredictOptions]) -> Path:
     )
     # The sizes and the number of classes come from the checkpoint.
     module = BionemoLightningModule(config=VitClassifierConfig(initial_ckpt_path=run.start))
-    return predict_stage(run, module, data)
+    trainer = build_trainer(run)
+    trainer.predict(module, data)
+    return run.finish(trainer)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ class PredictOptions(DataOptions, SizeOptions, CommonOptions):
 
 def predict(run: Run[PredictOptions]) -> Path:
     """Predicts the digits; returns the path of predictions.csv."""
-    from examples.vit.vit_components import VitClassifierConfig, VitDataModule
-    from megakit.training import predict_stage
+    from examples.vit.vit_components import VitClassifierConfig, VitDataModule, build_trainer
     from model_components import BionemoLightningModule
 
     data = VitDataModule(
@@ -40,7 +39,9 @@ def predict(run: Run[PredictOptions]) -> Path:
     )
     # No prefix is skipped: model and checkpoint must have the same weights.
     module = BionemoLightningModule(config=VitClassifierConfig(initial_ckpt_path=run.start))
-    return predict_stage(run, module, data)
+    trainer = build_trainer(run)
+    trainer.predict(module, data)
+    return run.finish(trainer)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ from .losses import mean_reports as mean_reports
 from .metric_tracker import MetricTracker as MetricTracker
 from .optimizer import cosine_annealing as cosine_annealing
 from .optimizer import megatron_adam as megatron_adam
-from .prediction import predict as predict
-from .prediction import predict_to_disk as predict_to_disk
+from .prediction import Outputs as Outputs
+from .prediction import PredictionWriter as PredictionWriter
+from .prediction import StoredOutputs as StoredOutputs
 from .rank_model import build_on_ranks as build_on_ranks
-from .stages import predict_stage as predict_stage
-from .stages import train_stage as train_stage
 from .strategy import ExactStrategy as ExactStrategy
 from .strategy_options import StrategyOptions as StrategyOptions
 from .trainer import build_strategy as build_strategy
