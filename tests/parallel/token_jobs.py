@@ -118,16 +118,15 @@ def train(sizes: Layout, folder: Path) -> dict[str, float]:
 
 
 def predict(sizes: Layout, folder: Path, sequence_parallel: bool = False) -> Any:
-    """The columns that `predict` and `predict_to_disk` return for the initial weights."""
-    from megakit.training import build_trainer, predict, predict_to_disk
+    """The columns that `PredictionWriter` stores for the initial weights."""
+    from megakit.training import PredictionWriter, build_trainer
 
     masked_text = import_here("masked_text")
     run, module = make_run(folder, sizes), masked_text.make_module()
     strategy: Any = {"sequence_parallel": True} if sequence_parallel else {}
-    data = masked_text.make_data(sizes)
-    in_memory = predict(model=module, data=data, trainer=build_trainer(run, strategy=strategy))
-    trainer = build_trainer(run, strategy=strategy)
-    stored = predict_to_disk(model=module, data=data, trainer=trainer, folder=folder / "parts")
-    if in_memory is None or stored is None:
-        return None
-    return vars(in_memory), [vars(block) for block in stored]
+    trainer: Any = build_trainer(run, strategy=strategy)
+    writer = PredictionWriter(folder / "parts")
+    trainer.callbacks.append(writer)
+    trainer.predict(module, masked_text.make_data(sizes))
+    stored = writer.outputs()
+    return stored and [vars(block) for block in stored]
