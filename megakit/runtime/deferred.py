@@ -1,8 +1,8 @@
 """Defers the import of large packages that torchmetrics imports and this program does not use.
 
 Lightning imports torchmetrics, which imports `scipy.signal`, torchvision and matplotlib for audio,
-images and plots: a fifth of the start of a script. During the import of torchmetrics, stand-ins
-replace these packages; the first use of an attribute imports the real package.
+images and plots. During the import of torchmetrics, stand-ins replace these packages; the first use
+of an attribute imports the real package.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def import_torchmetrics() -> None:
         "imports of scipy.signal, torchvision, matplotlib",
         group="fast",
         reason="torchmetrics imports them for metrics of audio and images, and for plots",
-        worth="a fifth of a start",
+        worth="2 s of 7 s of imports",
     ):
         absent = []
     sys.modules.update({name: _Deferred(name) for name in absent})

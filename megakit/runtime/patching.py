@@ -84,22 +84,11 @@ def patch(
 
 
 def stand_in(
-    module: str,
-    attributes: dict[str, Any],
-    *,
-    group: Group,
-    reason: str,
-    worth: str = "",
-    when: str = "always",
+    module: str, attributes: dict[str, Any], *, group: Group, reason: str, when: str = "always"
 ) -> None:
-    """Installs a module with the given attributes in the place of another.
-
-    A module that is already imported stays.
-    """
-    if module not in sys.modules and record(
-        module, "", group=group, reason=reason, worth=worth, when=when
-    ):
-        sys.modules[module] = ModuleType(module, doc=f"Stand-in: {reason}")
+    """Installs a module in the place of one that is not imported yet."""
+    if module not in sys.modules and record(module, "", group=group, reason=reason, when=when):
+        sys.modules[module] = ModuleType(module, doc=f"Stand-in: {reason}.")
         vars(sys.modules[module]).update(attributes)
 
 

@@ -49,5 +49,4 @@ def write_in_threads() -> None:
             *(owner, name, function),
             group="safe",
             reason="processes that write may outlive a killed run, and write while it resumes",
-            worth="seconds of the first save",
         )
