@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megakit.errors import UserError
 from megakit.reporting.files import replaced_atomically
+
+#: Columns of a table by name, with one value for each row.
+Columns = Mapping[str, Sequence[Any] | NDArray[Any]]
 
 
 def count_confusions(
@@ -79,6 +83,15 @@ class Predictions:
         latent = None if self.latent is None else self.latent[rows]
         return Predictions(self.idx[rows], self.label[rows], self.probabilities[rows], latent)
 
+    def columns(self) -> Columns:
+        """Returns the columns of predictions.csv: `label` (empty: unknown), `prediction`, `p0`."""
+        shares = enumerate(self.probabilities.T.tolist())
+        return {
+            "label": [label if label >= 0 else "" for label in self.label.tolist()],
+            "prediction": self.prediction.tolist(),
+            **{f"p{number}": [format(p, ".6g") for p in of_class] for number, of_class in shares},
+        }
+
     @classmethod
     def concatenate(cls, parts: Sequence["Predictions"]) -> "Predictions":
         """Joins predictions in the order of the parts."""
@@ -91,34 +104,45 @@ class Predictions:
         )
 
 
-def write_predictions(
+def write_rows(
     path: Path,
-    predictions: Predictions | Iterable[Predictions],
+    blocks: Iterable[tuple[NDArray[np.int64], Columns]],
     sources: Sequence[str] | None = None,
 ) -> None:
-    """Writes `idx,label,prediction,p0,...`, one row for each sample; replaces a file in one step.
+    """Writes predictions.csv: the index of each sample and further columns.
+
+    Replaces the file in one step. If the blocks raise an error, the file is unchanged.
 
     Args:
         path: The file.
-        predictions: The predictions, or blocks of predictions in the order of the rows. Unknown
-            labels are left empty. If the blocks raise an error, the file is unchanged.
+        blocks: Blocks of samples in the order of the rows: index and further columns.
         sources: The origin of each sample, for a column `source` after `idx`.
+
+    Raises:
+        UserError: A column has not one value for each sample.
     """
-    blocks = [predictions] if isinstance(predictions, Predictions) else predictions
     num_written = 0
     with replaced_atomically(path) as file:
-        for block in blocks:
-            columns: dict[str, Sequence[Any]] = {"idx": block.idx.tolist()}
+        for idx, further in blocks:
+            columns: dict[str, Sequence[Any]] = {"idx": idx.tolist()}
             if sources is not None:
-                columns["source"] = sources[num_written : num_written + len(block)]
-            columns["label"] = [label if label >= 0 else "" for label in block.label.tolist()]
-            columns["prediction"] = block.prediction.tolist()
-            for number, of_class in enumerate(block.probabilities.T.tolist()):
-                columns[f"p{number}"] = [format(p, ".6g") for p in of_class]
+                columns["source"] = sources[num_written : num_written + len(idx)]
+            columns |= {name: _cells(name, values, len(idx)) for name, values in further.items()}
             table = io.StringIO()
             writer = csv.writer(table, lineterminator="\n")
             if not num_written:
                 writer.writerow(columns)
             writer.writerows(zip(*columns.values(), strict=True))
             file.write(table.getvalue().encode())
-            num_written += len(block)
+            num_written += len(idx)
+
+
+def _cells(name: str, values: Sequence[Any] | NDArray[Any], num_samples: int) -> Sequence[Any]:
+    """Returns the cells of a column; a float has the fewest digits that identify it."""
+    shape = values.shape if isinstance(values, np.ndarray) else (len(values),)
+    if shape != (num_samples,):
+        raise UserError(
+            f"column {name!r} of predictions.csv has the shape {shape} for {num_samples} samples. "
+            f"Return one value for each sample, of shape ({num_samples},)."
+        )
+    return values.astype(str).tolist() if isinstance(values, np.ndarray) else values

@@ -93,3 +93,17 @@ class TensorBoard:
     def __deepcopy__(self, memo: object) -> "TensorBoard":
         """Returns the object itself: NeMo copies callbacks, and open files cannot be copied."""
         return self
+
+
+class RunLogger(TensorBoardLogger):
+    def __init__(self, folder: Path, section: str, resumed_step: int = 0) -> None:
+        super().__init__(folder, name="", version="tensorboard", default_hp_metric=False, purge_step=resumed_step + 1)
+        self.board = TensorBoard(self, section, resumed_step)
+
+    def add_hyperparameters(self, values): self.board.add_hyperparameters(values)
+    def log_metrics(self, metrics, step=None):
+        self.board.add_values("train", {k.removeprefix("train_"): v for k, v in metrics.items() if not k.startswith("val_")}, step)
+        self.board.add_values("validation", {k.removeprefix("val_"): v for k, v in metrics.items() if k.startswith("val_")}, step)
+    def save(self):
+        super().save(); self.board.flush()
+    def __deepcopy__(self, memo): return self

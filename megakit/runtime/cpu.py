@@ -44,29 +44,33 @@ class _NoStream:
 
 def patch_cuda_functions() -> None:
     """Replaces functions of `torch.cuda`, which would need a GPU."""
-    state: dict[str, Any] = {
-        "manual_seed": torch.default_generator.manual_seed,
-        "get_rng_state": lambda device=None: torch.get_rng_state(),
-        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
-    }
-    moves = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
-    memory = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
-    streams = ("Stream", "Event", "current_stream", "default_stream")
-    for reason, functions in {
-        "Megatron creates its buffers there": {"current_device": lambda: CPU},
-        "torch's optimizers call it in each step, and it opens NVIDIA's library": {
-            "is_available": lambda: False
-        },
-        "a CPU has nothing to do here": dict.fromkeys(moves, lambda device=None: None),
-        "NeMo and Megatron report a GPU's memory": dict.fromkeys(memory, lambda device=None: 0),
-        "streams order the work of a GPU; a CPU works in order": {
-            **dict.fromkeys(streams, _NoStream),
-            "stream": lambda stream: contextlib.nullcontext(),
-        },
-        "Megatron's tracker forks the CUDA generator for dropout and first weights": state,
-    }.items():
+
+    def replace(reason: str, functions: dict[str, Any]) -> None:
         for name, function in functions.items():
             _patch(torch.cuda, name, function, reason)
+
+    replace("Megatron creates its buffers there", {"current_device": lambda: CPU})
+    replace(
+        "torch's optimizers call it in each step, and it opens NVIDIA's library",
+        {"is_available": lambda: False},
+    )
+    orders = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
+    replace("a CPU has nothing to do here", dict.fromkeys(orders, lambda device=None: None))
+    memory = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+    replace("NeMo and Megatron report a GPU's memory", dict.fromkeys(memory, lambda device=None: 0))
+    streams = dict.fromkeys(("Stream", "Event", "current_stream", "default_stream"), _NoStream)
+    replace(
+        "streams order the work of a GPU; a CPU works in order",
+        {**streams, "stream": lambda stream: contextlib.nullcontext()},
+    )
+    replace(
+        "Megatron's tracker forks the CUDA generator for dropout and first weights",
+        {
+            "manual_seed": torch.default_generator.manual_seed,
+            "get_rng_state": lambda device=None: torch.get_rng_state(),
+            "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+        },
+    )
 
 
 def patch_device_moves() -> None:

@@ -7,9 +7,7 @@ import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
 #: Lightning's and NeMo's modules have configs without a seed.
 DEFAULT_SEED = 1234
@@ -24,35 +22,23 @@ class ExactDropout(pl.Callback):
     parallel ranks have the same default generator, and different generators in Megatron's tracker.
     """
 
-    def __init__(self) -> None:
-        self._is_needed = False
-
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Finds out whether this rank's part of the model has dropout."""
-        self._is_needed = has_dropout(pl_module)
+        config = getattr(pl_module, "config", None)
+        self._seed = getattr(config, "seed", DEFAULT_SEED) if has_dropout(pl_module) else None
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
         """Seeds torch's default generator and Megatron's tracker."""
-        if self._is_needed:
-            config_seed = getattr(getattr(pl_module, "config", None), "seed", DEFAULT_SEED)
-            seed_generators(config_seed, trainer.global_step)
+        if self._seed is not None:
+            seed_generators(self._seed, trainer.global_step)
 
 
 def has_dropout(model: nn.Module) -> bool:
     """Tells whether a module draws random numbers for dropout in training."""
-    return any(map(_draws, model.modules()))
-
-
-def _draws(module: nn.Module) -> bool:
-    if isinstance(module, TransformerLayer):
-        return bool(max(module.config.hidden_dropout, module.config.attention_dropout) > 0)
-    if isinstance(module, nn.RReLU):
-        return True
-    # `nn.MultiheadAttention` and torch's recurrent layers have a rate of this name.
-    rate = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
-    return isinstance(rate, float) and rate > 0
+    # The rate's name in torch's `nn.Dropout`, in its attention and recurrent layers, in Megatron's.
+    names = ("p", "dropout", "hidden_dropout")
+    rates = [getattr(module, name, None) for module in model.modules() for name in names]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def seed_generators(seed: int, step: int) -> None:

@@ -1,30 +1,33 @@
 """Averages losses over samples, tokens and ranks; passes predictions through Megatron."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypedDict, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from megatron.core import parallel_state
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 from torch import Tensor
 
-OutputT = TypeVar("OutputT")
+from megakit.runtime.patching import require_attribute
+
+#: torch's functions of nested containers.
+_leaves = require_attribute("torch.utils._pytree", "tree_leaves")
+_map_with_path = require_attribute("torch.utils._pytree", "tree_map_with_path")
 
 
 def mean_over_data_parallel_ranks(averages: Sequence[Tensor]) -> Tensor:
-    """Returns the mean of the micro batches' averages over all data-parallel ranks.
+    """Returns the float32 mean of the micro batches' averages over all data-parallel ranks.
 
     Without the mean over ranks, each rank would log a different loss, and choose checkpoints by it.
 
     Args:
         averages: One scalar, or one tensor of several averages, for each micro batch. All micro
             batches have the same number of samples.
-
-    Returns:
-        A float32 tensor of the same shape, the same on all ranks of the last pipeline stage.
     """
-    mean = torch.stack(list(averages)).float().mean(dim=0)
     num_ranks = parallel_state.get_data_parallel_world_size()
+    if len(averages) == num_ranks == 1:  # saves a hundredth of a small model's step
+        return averages[0].float()
+    mean = torch.stack(list(averages)).float().mean(dim=0)
     if num_ranks > 1:
         torch.distributed.all_reduce(mean, group=parallel_state.get_data_parallel_group())
         mean /= num_ranks
@@ -34,12 +37,8 @@ def mean_over_data_parallel_ranks(averages: Sequence[Tensor]) -> Tensor:
 def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, Tensor]:
     """Averages the reports of micro batches by name, in one collective over data-parallel ranks.
 
-    Args:
-        reports: For each micro batch, the mean loss as `avg`, and further means by name.
-
-    Returns:
-        The mean loss if the reports have no further means; otherwise a dict of all means, with the
-        mean loss as `loss`.
+    A report has the mean loss as `avg`, and further means by name. The result is the mean loss, or
+    if there are further means, a dict of all means with the mean loss as `loss`.
     """
     names = list(reports[0])
     if names == ["avg"]:
@@ -50,16 +49,13 @@ def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, 
 
 
 def mean_over_samples(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
-    """Returns the mean of per-sample values over a micro batch, for the report of a loss.
+    """Returns the float32 mean of per-sample values over a micro batch, without a gradient.
 
     Args:
         values: One value for each sample, (B,). Several values for each sample, (B, ...), are
             averaged first.
         batch: The micro batch. In evaluation, its `loss_mask` (B,) contains the sample weights: 0
             for padding, and 1 on average over the whole evaluation.
-
-    Returns:
-        A float32 scalar without a gradient.
     """
     per_sample = values.detach().float().reshape(len(values), -1).mean(dim=1)
     if "loss_mask" in batch:
@@ -96,9 +92,6 @@ class MeanLossReduction(MegatronLossReduction):
             batch: The micro batch.
             values: Further values of each sample, (B,): `margin=x` logs the mean of x as
                 `train_margin` and `val_margin`.
-
-        Raises:
-            ValueError: The criterion returns more than one number in training.
         """
         if "loss_mask" in batch:
             # Only evaluation pads its last batch. The mask is 0 for padding, and 1 on average.
@@ -134,13 +127,12 @@ class TokenMeanLossReduction(MegatronLossReduction):
 
     A token is anything that has its own loss: a word, a pixel, an image. This loss returns sums and
     counts, and Megatron divides the gradient by the number of tokens of all micro batches and
-    ranks. This requires `calculate_per_token_loss=True` in the model's config; without this
-    setting, a step raises an error.
+    ranks. This requires `calculate_per_token_loss=True` in the model's config.
 
     Attributes:
         num_tokens: The number of tokens of the last reduced global batch, over all micro batches
-            and data-parallel ranks: float64 scalar; None before the first `reduce`. A validation
-            weights its steps by this number. Any other loss may set this attribute in its `reduce`.
+            and data-parallel ranks, by which a validation weights its steps. Any other loss may set
+            this attribute in its `reduce`.
     """
 
     num_tokens: Tensor | None = None
@@ -170,24 +162,24 @@ class TokenMeanLossReduction(MegatronLossReduction):
         """Returns the loss sum to backpropagate, the token count (int32 scalar), and the report."""
         losses = self.token_losses(batch, forward_out).float()
         mask = self.token_mask(batch)
-        if mask is None:
-            real = torch.ones_like(losses, dtype=torch.bool)
-        else:
+        real = torch.ones_like(losses, dtype=torch.bool)
+        if mask is not None:
             missing = losses.dim() - mask.dim()
             real = (mask > 0).reshape(*mask.shape, *[1] * missing).expand_as(losses)
-        # Not a product: outputs for padding may be infinite, and infinity times 0 is NaN.
-        # A sum over many tokens is inexact in float32; Megatron requires a float32 loss.
-        exact_sum = losses.masked_fill(~real, 0).sum(dtype=torch.float64)
-        loss_sum = exact_sum.float()
+
+        def exact_sum(values: Tensor) -> Tensor:
+            # Not a product: outputs for padding may be infinite, and infinity times 0 is NaN.
+            return values.masked_fill(~real, 0).sum(dtype=torch.float64)
+
+        exact_loss = exact_sum(losses)
+        loss_sum = exact_loss.float()  # Megatron requires a float32 loss
         num_tokens = real.sum(dtype=torch.int32)
+        values = self.token_values(batch, forward_out).items()
         report: TokenReport = {
-            "loss_sum": exact_sum.detach(),
+            "loss_sum": exact_loss.detach(),
             "num_tokens": num_tokens,
             "backpropagated": loss_sum.detach(),
-            "value_sums": {
-                name: value.detach().masked_fill(~real, 0).sum(dtype=torch.float64)
-                for name, value in self.token_values(batch, forward_out).items()
-            },
+            "value_sums": {name: exact_sum(value.detach()) for name, value in values},
         }
         return loss_sum, num_tokens, report
 
@@ -196,26 +188,19 @@ class TokenMeanLossReduction(MegatronLossReduction):
     ) -> Tensor | dict[str, Tensor]:
         """Averages the reports over the tokens of a global batch; without tokens, the mean is 0.
 
-        Returns:
-            A float32 scalar, or a dict of scalars if there are `token_values`. The result is the
-            same on all ranks of the last pipeline stage.
-
         Raises:
             ValueError: Megatron averaged over micro batches, because the config lacks
                 `calculate_per_token_loss=True`.
         """
-        # One row per micro batch. Columns: the loss sum, which Megatron may have divided in place;
-        # the token count; the loss sum; the sums of further values.
+        reports = losses_reduced_per_micro_batch
+        names = list(reports[0]["value_sums"])
         rows = [
-            [
-                *(report["backpropagated"], report["num_tokens"], report["loss_sum"]),
-                *report["value_sums"].values(),
-            ]
-            for report in losses_reduced_per_micro_batch
+            (r["backpropagated"], r["num_tokens"], r["loss_sum"], *r["value_sums"].values())
+            for r in reports
         ]
         values = torch.stack([torch.stack([value.double() for value in row]) for row in rows])
-        sums, backpropagated = values[:, 2].float(), values[:, 0].float()
-        if not torch.equal(sums.nan_to_num(), backpropagated.nan_to_num()):
+        backpropagated, loss_sums = values[:, (0, 2)].float().nan_to_num().unbind(dim=1)
+        if not torch.equal(backpropagated, loss_sums):  # Megatron divided the loss in place
             raise ValueError(
                 f"{type(self).__name__} needs calculate_per_token_loss=True in the model's config: "
                 "without it, Megatron averages over micro batches, and tokens get unequal weights."
@@ -226,8 +211,7 @@ class TokenMeanLossReduction(MegatronLossReduction):
             torch.distributed.all_reduce(totals, group=group)
         self.num_tokens = totals[0]
         loss, *means = (totals[1:] / totals[0].clamp(min=1)).float().unbind()
-        further = losses_reduced_per_micro_batch[0]["value_sums"]
-        return {"loss": loss, **dict(zip(further, means, strict=True))} if further else loss
+        return {"loss": loss, **dict(zip(names, means, strict=True))} if names else loss
 
 
 class PassthroughLossReduction(MegatronLossReduction):
@@ -246,43 +230,21 @@ class PassthroughLossReduction(MegatronLossReduction):
     def setup(self, batch: Any) -> None:
         """Does nothing: NeMo's version would keep the batch in memory by a reference cycle."""
 
-    def forward(self, batch: Mapping[str, Any], forward_out: OutputT) -> tuple[Tensor, OutputT]:
+    def forward(self, batch: Mapping[str, Any], forward_out: Any) -> tuple[Tensor, Any]:
         """Returns a loss of zero, and the unchanged output."""
-        tensor = next(_tensors(forward_out), None)
+        tensor = next((leaf for leaf in _leaves(forward_out) if isinstance(leaf, Tensor)), None)
         return torch.zeros((), device=None if tensor is None else tensor.device), forward_out
 
-    def reduce(self, forward_out: Sequence[OutputT]) -> OutputT:
-        """Concatenates the outputs of all micro batches along the batch dimension.
+    def reduce(self, forward_out: Sequence[Any]) -> Any:
+        """Concatenates the outputs of all micro batches along the batch dimension."""
 
-        Raises:
-            TypeError: An output contains a value of another type.
-            ValueError: Tensors differ in another dimension than that of the batch, or have none.
-        """
-        return self._concatenate(forward_out)
+        def concatenate(path: Sequence[Any], *parts: Any) -> Tensor | None:
+            dim = 0
+            for entry in path:
+                dim = self.batch_dims.get(getattr(entry, "key", ""), dim)
+            return None if parts[0] is None else torch.cat(parts, dim)
 
-    def _concatenate(self, outputs: Sequence[Any], dim: int = 0, path: str = "output") -> Any:
-        first = outputs[0]
-        if first is None:
-            return None
-        if isinstance(first, Tensor):
-            return _joined(outputs, dim, path)
-        if isinstance(first, dict):
-            return {
-                key: self._concatenate(
-                    [one[key] for one in outputs], self.batch_dims.get(key, dim), f"{path}[{key!r}]"
-                )
-                for key in first
-            }
-        if not isinstance(first, list | tuple):
-            raise TypeError(
-                f"In prediction, {path} is a {type(first).__name__}. Return tensors, None, or "
-                "dicts, lists and tuples of them."
-            )
-        parts = [
-            self._concatenate(items, dim, f"{path}[{place}]")
-            for place, items in enumerate(zip(*outputs, strict=True))
-        ]
-        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+        return _map_with_path(concatenate, *forward_out)
 
 
 class LightningPassthroughPredictionMixin:
@@ -291,25 +253,3 @@ class LightningPassthroughPredictionMixin:
     def predict_loss_reduction(self) -> PassthroughLossReduction:
         """Returns the loss that NeMo's strategy requests for prediction."""
         return PassthroughLossReduction()
-
-
-def _joined(tensors: Sequence[Tensor], dim: int, path: str) -> Tensor:
-    try:
-        return torch.cat(list(tensors), dim)
-    except (RuntimeError, IndexError) as error:
-        shapes = ", ".join(sorted({str(tuple(tensor.shape)) for tensor in tensors}))
-        raise ValueError(
-            f"In prediction, {path} has the shapes {shapes} in the micro batches of a step, which "
-            f"cannot be concatenated in dimension {dim}. Return one value or row per sample, and "
-            "pad sequences to one length; `PassthroughLossReduction.batch_dims` names the batch "
-            "dimension by key."
-        ) from error
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """Yields the tensors in a nested output."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, dict | list | tuple):
-        for item in output.values() if isinstance(output, dict) else output:
-            yield from _tensors(item)

@@ -1,9 +1,13 @@
 """Builds Megatron's optimizer and NeMo's learning-rate schedule, as the scripts use them."""
 
+import functools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
-from megatron.core.optimizer import OptimizerConfig
+from megatron.core import optimizer as megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig, distrib_optimizer
 from nemo.lightning.megatron_parallel import MegatronParallel
 from nemo.lightning.pytorch.optim import (
     CosineAnnealingScheduler,
@@ -11,84 +15,101 @@ from nemo.lightning.pytorch.optim import (
     MegatronOptimizerModule,
 )
 
-from megakit.runtime.patching import require_attribute
+from megakit.errors import UserError
+from megakit.runtime.patching import patch, require_attribute
 
-#: torch's private functions that `FusedAdamW` needs.
-_add_to_each = require_attribute(torch, "_foreach_add_")
-_fused_adamw = require_attribute(torch, "_fused_adamw_")
-
-
-class LeanOptimizerModule(MegatronOptimizerModule):
-    """Wraps Megatron's optimizer like NeMo's module, with less overhead for each step."""
-
-    def on_train_batch_start(self, *args: Any) -> None:
-        """Does not log the learning rate, which takes a tenth of the step; `Reporter` logs it."""
-
-    def optimizers(self, model: MegatronParallel) -> list[torch.optim.Optimizer]:
-        """Returns Megatron's optimizer, with a fused kernel if it is built on torch's AdamW.
-
-        Megatron has an option for Transformer Engine's fused Adam, but no option for torch's.
-        """
-        optimizers: list[torch.optim.Optimizer] = super().optimizers(model)
-        for optimizer in optimizers:
-            chained = require_attribute(
-                require_attribute(optimizer, "mcore_optimizer"), "chained_optimizers"
-            )
-            for part in chained:
-                if type(part.optimizer) is torch.optim.AdamW:
-                    # Changes the class in place, because Megatron keeps a reference to the object.
-                    part.optimizer.__class__ = FusedAdamW
-                    for group in part.optimizer.param_groups:
-                        group["fused"] = True
-        return optimizers
+#: torch's private kernels that `FusedAdam` needs: with and without decoupled weight decay.
+_adamw, _adam = require_attribute(torch, "_fused_adamw_"), require_attribute(torch, "_fused_adam_")
 
 
-class FusedAdamW(torch.optim.AdamW):
-    """Runs torch's fused AdamW kernel with little overhead.
+class FusedAdam(torch.optim.Optimizer):
+    """Runs torch's fused Adam kernels, with the arguments and the state of Apex's FusedAdam.
 
-    torch's own step sorts the weights by type and device, and checks hooks and options, which takes
-    longer than the kernel on a small model. The step of this class does not call hooks.
+    The number of steps is an integer of the parameter group, where Megatron's distributed
+    optimizer saves and restores it. torch's own Adam has a step tensor for each weight, which
+    Megatron restores wrongly. A step does not call hooks: torch's own step checks hooks and
+    options, which takes longer than the kernel on a small model.
     """
 
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        adam_w_mode: bool = True,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "adam_w_mode": adam_w_mode, "step": 0})
+
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Makes one optimizer step; Megatron passes no closure."""
-        if closure is not None or not all(map(self._is_plain, self.param_groups)):
-            return super().step(closure)
+        self._create_states()
         for group in self.param_groups:
+            group["step"] += 1
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if not weights:  # the rank's optimizer shard has no weights of this group
                 continue
             states = [self.state[weight] for weight in weights]
-            beta1, beta2 = group["betas"]
-            steps = [state["step"] for state in states]
-            _add_to_each(steps, 1)
-            _fused_adamw(
+            step = torch.full((), group["step"], dtype=torch.float32, device=weights[0].device)
+            update = _adamw if group["adam_w_mode"] else _adam
+            update(
                 weights,
                 [weight.grad for weight in weights],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 [],
-                steps,
+                [step] * len(weights),
                 lr=group["lr"],
-                beta1=beta1,
-                beta2=beta2,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
                 amsgrad=False,
                 maximize=False,
             )
-        return None
 
-    # Without this mark, torch wraps `step` in order to call hooks whenever it loads a state.
+    # Without this mark, torch wraps `step` in order to call hooks.
     step.__dict__["hooked"] = True
 
-    def _is_plain(self, group: dict[str, Any]) -> bool:
-        # torch's own step has to make the first step, which creates the states.
-        special = group["amsgrad"] or group["maximize"] or not group["fused"]
-        return not special and all(
-            weight in self.state for weight in group["params"] if weight.grad is not None
-        )
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state; before the first step, the state that the first step begins with."""
+        self._create_states()  # Megatron cannot save a distributed optimizer without states
+        return super().state_dict()
+
+    def _create_states(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight not in self.state:
+                    moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+                    self.state[weight] = moments
+
+
+@functools.cache
+def use_fused_adam() -> None:
+    """Makes Megatron build `FusedAdam` as it builds Apex's, if Apex is not installed."""
+    if not require_attribute(megatron_optimizer, "USING_PYTORCH_OPTIMIZER"):
+        return
+    patch(megatron_optimizer, "Adam", FusedAdam)
+    patch(megatron_optimizer, "USING_PYTORCH_OPTIMIZER", False)
+    patch(distrib_optimizer, "Adam", FusedAdam)
+    patch(distrib_optimizer, "HAVE_APEX_OR_TE", True)
+    patch(distrib_optimizer, "USING_APEX_OPTIMIZER", True)
+
+
+class LeanOptimizerModule(MegatronOptimizerModule):
+    """Builds Megatron's optimizer like NeMo's module, with `FusedAdam`."""
+
+    # NeMo's method logs the learning rate, which takes a tenth of the step; `Reporter` logs it.
+    on_train_batch_start = pl.Callback.on_train_batch_start
+
+    def optimizers(self, model: MegatronParallel) -> list[torch.optim.Optimizer]:
+        """Returns Megatron's optimizer."""
+        use_fused_adam()
+        built: list[torch.optim.Optimizer] = super().optimizers(model)
+        return built
 
 
 def megatron_adam(
@@ -99,7 +120,6 @@ def megatron_adam(
     beta2: float = 0.98,
     weight_decay: float = 0.01,
     clip_grad: float = 1.0,
-    use_distributed_optimizer: bool = False,
 ) -> MegatronOptimizerModule:
     """Returns Adam with decoupled weight decay and gradient clipping.
 
@@ -114,8 +134,6 @@ def megatron_adam(
             than the usual 0.999 in runs of some thousand steps at a high learning rate.
         weight_decay: The weight decay.
         clip_grad: The largest norm of the gradient.
-        use_distributed_optimizer: Whether to shard the optimizer's state over the data-parallel
-            ranks. The strategy's option of this name sets it, too.
     """
     config = OptimizerConfig(
         optimizer="adam",
@@ -124,7 +142,6 @@ def megatron_adam(
         adam_beta2=beta2,
         weight_decay=weight_decay,
         clip_grad=clip_grad,
-        use_distributed_optimizer=use_distributed_optimizer,
     )
     return LeanOptimizerModule(config=config, lr_scheduler=lr_scheduler)
 
@@ -136,4 +153,22 @@ def cosine_annealing(max_steps: int, warmup_share: float = 0.1) -> CosineAnneali
         warmup_steps=max(1, round(warmup_share * max_steps)),
         constant_steps=0,
         min_lr=0.0,
+    )
+
+
+def check_saved_format(metadata: Mapping[str, Any] | None, is_distributed: bool) -> None:
+    """Checks that a checkpoint was written with the same kind of optimizer as the resumed run's.
+
+    Args:
+        metadata: What Megatron wrote about the content of the checkpoint; None if it wrote nothing.
+        is_distributed: Whether the resumed run uses the distributed optimizer.
+
+    Raises:
+        UserError: One of the optimizers is distributed and the other one is not.
+    """
+    if metadata is None or is_distributed == ("distrib_optim_sharding_type" in metadata):
+        return
+    raise UserError(
+        f"The checkpoint was written with use_distributed_optimizer={not is_distributed}, and "
+        "Megatron stores the two kinds of optimizers in different formats. Resume with this value."
     )

@@ -1,9 +1,12 @@
-"""Predicts with a trained model: keeps the outputs in memory, or writes them to disk."""
+"""Stores a model's predictions in a file for each rank, and reads them ordered by index."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -11,13 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakit.errors import UserError
-from megakit.runtime.patching import require_attribute
-from megakit.training.sorted_rows import RowFile, Rows, SortedRun, merge
 from megakit.training.validation import gather_from_ranks, has_outputs, real_samples
 
-#: The entries of an output of `predict_step` that are kept. Every output has the first two.
-COLUMNS = ("idx", "output", "label", "latent")
-
+#: Size of a block of rows in bytes.
+BLOCK_BYTES = 1 << 20
 #: What an error about an output of `predict_step` ends with.
 REMEDY = (
     "Return a dict of tensors with one row for each sample: `output` (B, ...), `idx` (B,), "
@@ -41,210 +41,161 @@ class Outputs:
     label: NDArray[np.int64] | None = None
     latent: NDArray[np.float32] | None = None
 
-    @classmethod
-    def from_rows(cls, rows: Rows) -> "Outputs":
-        """Returns the columns of rows."""
-        return cls(**{name: rows[name] for name in rows.dtype.names or ()})
 
-    def check_finite(self, source: str | None) -> None:
-        """Refuses NaN and infinite outputs, which finite but too large weights can cause.
-
-        Raises:
-            UserError: An output is NaN or infinite.
-        """
-        values = [self.output] if self.latent is None else [self.output, self.latent]
-        if not all(np.isfinite(value).all() for value in values):
-            raise UserError(
-                f"{source}: the model's outputs are NaN or infinite. Its weights are damaged or "
-                "too large. Use another checkpoint."
-            )
-
-
-@dataclass(frozen=True)
 class StoredOutputs:
-    """Describes a model's outputs on disk, and reads them in the order of the samples' indices.
+    """Reads stored outputs in blocks ordered by index; the order takes 8 bytes for each sample.
 
-    Attributes:
-        runs: The sorted runs of all ranks.
+    Raises:
+        RuntimeError: Two samples have the same index.
     """
 
-    runs: list[SortedRun]
+    def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any]) -> None:
+        self._paths, self._dtype = paths, dtype
+        self._num_rows = max(1, BLOCK_BYTES // dtype.itemsize)  # of a block
+        sizes = [len(self._open(path)) for path in paths]
+        self._ends = np.cumsum([0, *sizes])
+        blocks = [
+            self._open(path)["idx"][start : start + self._num_rows].copy()
+            for path, size in zip(paths, sizes, strict=True)
+            for start in range(0, size, self._num_rows)
+        ]
+        idx = np.concatenate(blocks)
+        self._order = np.argsort(idx, kind="stable")
+        idx.sort()
+        if (idx[1:] == idx[:-1]).any():
+            raise RuntimeError("predictions do not cover every sample exactly once")
 
     def __len__(self) -> int:
         """Returns the number of samples."""
-        return sum(map(len, self.runs))
+        return len(self._order)
 
     def __iter__(self) -> Iterator[Outputs]:
-        """Yields the outputs in blocks, ordered by index.
+        """Yields the outputs of the next samples, about `BLOCK_BYTES` at a time."""
+        for start in range(0, len(self), self._num_rows):
+            order = self._order[start : start + self._num_rows]
+            rows = np.empty(len(order), self._dtype)
+            for path, (first, end) in zip(self._paths, itertools.pairwise(self._ends), strict=True):
+                is_here = (order >= first) & (order < end)
+                rows[is_here] = self._open(path)[order[is_here] - first]
+            yield Outputs(**{name: rows[name] for name in rows.dtype.names or ()})
 
-        Raises:
-            RuntimeError: Two samples have the same index.
-        """
-        last = np.iinfo(np.int64).min
-        for rows in merge(self.runs):
-            idx = np.append(last, rows["idx"])
-            if (idx[1:] == idx[:-1]).any():
-                raise RuntimeError("predictions do not cover every sample exactly once")
-            last = idx[-1]
-            yield Outputs.from_rows(rows)
-
-
-def predict(
-    *, model: pl.LightningModule, data: pl.LightningDataModule, trainer: pl.Trainer
-) -> Outputs | None:
-    """Runs a model on the data module's prediction set, each sample exactly once.
-
-    The outputs of all samples have to fit into memory; `predict_to_disk` has no such limit.
-
-    Args:
-        model: A Lightning module. Its `predict_step` returns a dict of tensors with one row for
-            each sample: `output` (B, ...), `idx` (B,), the batch's `loss_mask`, (B,) or (B, S),
-            and optionally `label` (B,) and `latent` (B, dimensions). All batches have rows of the
-            same shape. If all values of a sample's `loss_mask` are 0, the sample is padding.
-        data: The Lightning data module.
-        trainer: The `nemo.lightning.Trainer`.
-
-    Returns:
-        The outputs of all ranks on rank 0, in no particular order; None on other ranks.
-
-    Raises:
-        UserError: `predict_step` returns something else.
-    """
-    blocks: list[Rows] = []
-    _predict(model, data, trainer, blocks.append)
-    of_ranks = gather_from_ranks(blocks, trainer)
-    if not trainer.is_global_zero:
-        return None
-    all_rows = [rows for blocks in of_ranks for rows in blocks]
-    _check_equal([rows.dtype for rows in all_rows])
-    return Outputs.from_rows(np.concatenate(all_rows))
+    def _open(self, path: Path) -> NDArray[np.void]:
+        """Maps a file into memory. Each block has its own map, which ends with the block."""
+        return np.memmap(path, self._dtype, mode="r")
 
 
-def predict_to_disk(
-    *,
-    model: pl.LightningModule,
-    data: pl.LightningDataModule,
-    trainer: pl.Trainer,
-    folder: Path,
-) -> StoredOutputs | None:
-    """Runs a model like `predict`, and writes the outputs of each rank to a file in a folder.
+class PredictionWriter(pl.Callback):
+    """Stores what `predict_step` returns; memory does not grow with the number of samples.
 
-    Memory does not grow with the number of samples.
+    `outputs` returns what `trainer.predict(module, data)` has stored. `predict_step` returns a dict
+    of tensors with one row for each sample: `output` (B, ...), `idx` (B,), the batch's `loss_mask`,
+    (B,) or (B, S), and optionally `label` (B,) and `latent` (B, dimensions). All batches have rows
+    of the same shape. If all values of a sample's `loss_mask` are 0, the sample is padding.
 
     Args:
-        model: See `predict`.
-        data: The Lightning data module.
-        trainer: The `nemo.lightning.Trainer`.
-        folder: An empty or new folder that all ranks share; its parent exists. The caller removes
-            the folder after reading.
+        folder: A folder that all ranks share; its parent exists. The caller removes it.
 
-    Returns:
-        The outputs of all ranks on rank 0, ordered by index; None on other ranks.
-
-    Raises:
-        UserError: See `predict`.
+    Attributes:
+        seconds: Seconds of the last prediction.
     """
-    file = RowFile(folder / f"rank-{trainer.global_rank}")
-    _predict(model, data, trainer, file.append)
-    of_ranks = gather_from_ranks(file.close(), trainer)
-    if not trainer.is_global_zero:
-        return None
-    all_runs = [run for runs in of_ranks for run in runs]
-    _check_equal([run.dtype for run in all_runs])
-    return StoredOutputs(all_runs)
 
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seconds = folder, 0.0
 
-def _predict(
-    model: pl.LightningModule,
-    data: pl.LightningDataModule,
-    trainer: pl.Trainer,
-    receive: Callable[[Rows], None],
-) -> None:
-    """Runs a model, and passes this rank's outputs to a function after each batch."""
-    callback, callbacks = _OnBatch(receive), require_attribute(trainer, "callbacks")
-    callbacks.append(callback)
-    try:
-        trainer.predict(model, datamodule=data)
-    finally:
-        callbacks.remove(callback)
-
-
-class _OnBatch(pl.Callback):
-    """Passes the outputs of each batch to a function, and discards Lightning's copy."""
-
-    def __init__(self, receive: Callable[[Rows], None]) -> None:
-        self._receive = receive
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Starts the clock."""
+        self._trainer, self._began = trainer, time.perf_counter()
+        self._file: IO[bytes] | None = None
+        self._dtype: Any = None
 
     def on_predict_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
-        """Passes on a batch's outputs, if this rank has outputs that no other rank has."""
+        """Stores a batch's outputs, if this rank has outputs that no other rank has.
+
+        Raises:
+            UserError: `predict_step` returned something else, or rows of another shape.
+        """
         # Lightning 2.4 has an error in `return_predictions=False` with NeMo's data loading.
         trainer.predict_loop.predictions.clear()
-        if has_outputs():
-            self._receive(_as_rows(outputs))
+        if not has_outputs() or not len(rows := _as_rows(outputs)):
+            return
+        if self._file is None:
+            self.folder.mkdir(exist_ok=True)
+            self._file = (self.folder / f"rank-{trainer.global_rank}").open("wb")
+            self._dtype = rows.dtype
+        _check_equal(self._dtype, rows.dtype)
+        self._file.write(rows.tobytes())
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Closes the file and stops the clock."""
+        if self._file is not None:
+            self._file.close()
+        self.seconds = time.perf_counter() - self._began
+
+    def on_exception(self, *args: Any) -> None:
+        """Removes the folder: the outputs may have filled the disk."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def outputs(self) -> StoredOutputs | None:
+        """Returns the outputs of all ranks on rank 0, None on other ranks; all ranks call it.
+
+        Raises:
+            RuntimeError: Two samples have the same index, or there are no samples.
+            UserError: The ranks have rows of different types or shapes.
+        """
+        own = self._file and (Path(self._file.name), self._dtype)
+        found = [each for each in gather_from_ranks(own, self._trainer) if each is not None]
+        if not self._trainer.is_global_zero:
+            return None
+        if not found:
+            raise RuntimeError("the prediction set has no samples")
+        paths, dtypes = zip(*found, strict=True)
+        _check_equal(*dtypes)
+        return StoredOutputs(paths, dtypes[0])
 
 
-def _as_rows(outputs: Any) -> Rows:
+def _as_rows(outputs: Any) -> NDArray[np.void]:
     """Converts the outputs of a batch to rows, float32 and integers, without the padding.
-
-    Raises:
-        UserError: See `_entries`.
-    """
-    tensors = _entries(outputs)
-    real = real_samples(tensors).cpu().numpy()
-    columns = {
-        name: (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
-        for name, tensor in tensors.items()
-        if name in COLUMNS
-    }
-    fields = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
-    rows = np.empty(len(real), fields)
-    for name, column in columns.items():
-        rows[name] = column
-    kept: Rows = rows[real]
-    return kept
-
-
-def _entries(outputs: Any) -> dict[str, Tensor]:
-    """Returns the columns and the mask of what `predict_step` returned.
 
     Raises:
         UserError: An entry is missing, is no tensor, or has another number of rows than `idx`.
     """
     found = outputs if isinstance(outputs, Mapping) else {}
-    needed = (*COLUMNS[:2], "loss_mask")
+    needed = ("idx", "output", "loss_mask")
     if missing := [name for name in needed if not isinstance(found.get(name), Tensor)]:
         returned = ", ".join(map(str, found)) if found else type(outputs).__name__
         raise UserError(
             f"predict_step returned {returned} without a tensor for {', '.join(missing)}. {REMEDY}"
         )
-    tensors = {name: found[name] for name in (*COLUMNS, "loss_mask") if found.get(name) is not None}
-    samples = tensors["idx"].shape
-    for name, tensor in tensors.items():
+    samples, columns = found["idx"].shape, {}
+    for name in ("idx", "output", "label", "latent", "loss_mask"):
+        if (tensor := found.get(name)) is None:
+            continue
         if tensor.shape[:1] != samples:
             raise UserError(
                 f"predict_step returned {name!r} of shape {tuple(tensor.shape)} for the "
                 f"{samples[0]} samples of `idx`. {REMEDY} Transpose logits (S, B, V) to (B, S, V)."
             )
-    return tensors
+        if name != "loss_mask":
+            columns[name] = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
+    fields = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
+    rows = np.empty(samples, fields)
+    for name, column in columns.items():
+        rows[name] = column
+    kept: NDArray[np.void] = rows[real_samples(found).cpu().numpy()]
+    return kept
 
 
-def _check_equal(dtypes: Sequence[np.dtype[Any]]) -> None:
-    """Checks that all batches have the same columns, of the same shapes and types.
+def _check_equal(*dtypes: np.dtype[Any]) -> None:
+    """Checks that all rows have the same columns, of the same shapes and types.
 
     Raises:
         UserError: They differ.
     """
-    kinds = sorted({str(dtype) for dtype in dtypes})
-    if len(kinds) > 1:
+    if len({*dtypes}) > 1:
+        kinds = " and ".join(sorted({str(dtype) for dtype in dtypes}))
         raise UserError(
-            f"predict_step returned rows of different types or shapes: {' and '.join(kinds)}. "
-            "Return the same entries for each batch, and pad sequences to one length."
+            f"predict_step returned rows of different types or shapes: {kinds}. Return the same "
+            "entries for each batch, and pad sequences to one length."
         )

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.strategies import launchers
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from megatron.core import parallel_state
+from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.optimizer import OptimizerConfig
@@ -25,6 +25,7 @@ from megatron.core.pipeline_parallel.schedules import get_forward_backward_func,
 from megatron.core.transformer import TransformerConfig
 from nemo import lightning as nl
 from nemo.lightning import megatron_parallel
+from nemo.lightning.io.pl import MegatronCheckpointIO
 from nemo.lightning.megatron_parallel import CallbackMethods, MegatronLossReduction
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 from torch import Tensor
@@ -37,6 +38,7 @@ from megakit.runtime.patching import require_attribute
 from megakit.runtime.saving import write_in_threads
 from megakit.training.loop import use_step_loop
 from megakit.training.losses import MeanLossReduction
+from megakit.training.optimizer import check_saved_format, use_fused_adam
 from megakit.training.validation import FromLastStage
 
 #: A training step's loss, or a loss and further values by name.
@@ -125,6 +127,7 @@ class ExactStrategy(nl.MegatronStrategy):
     def setup_distributed(self) -> None:
         """Sets up the process groups; a single CPU process needs no network port."""
         write_in_threads()
+        use_fused_adam()
         if self.cluster_environment.world_size() == 1 and self.root_device.type == "cpu":
             self.store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # from C++
         # NeMo reads the timeout of the first process group from the variable of torch's NCCL
@@ -204,9 +207,16 @@ class ExactStrategy(nl.MegatronStrategy):
         """Loads a checkpoint; resuming requires the run's own names and shapes, and its step.
 
         Raises:
+            UserError: Only one of the checkpoint's and the run's optimizers is distributed.
             ValueError: A value is NaN or infinite, or the manifest is of another step.
         """
         goes_on = not selective_restore and self.trainer.state.fn == TrainerFn.FITTING
+        if goes_on:
+            # NeMo's own method returns a guess if the checkpoint has no metadata.
+            preprocess = require_attribute(MegatronCheckpointIO, "_preprocess_checkpoint_load_path")
+            metadata = dist_checkpointing.load_content_metadata(preprocess(checkpoint_path))
+            is_distributed = getattr(self.ddp_config, "use_distributed_optimizer", False)
+            check_saved_format(metadata, is_distributed)
         strictness = self.ckpt_load_strictness
         if goes_on and strictness is None:
             self.ckpt_load_strictness = StrictHandling.RAISE_ALL

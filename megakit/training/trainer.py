@@ -10,6 +10,7 @@ from megakit.runtime.patching import require_attribute
 from megakit.runtime.saving import write_in_threads
 from megakit.training.dropout import ExactDropout
 from megakit.training.loop import use_step_loop
+from megakit.training.optimizer import use_fused_adam
 from megakit.training.validation import ValidationMetrics
 
 
@@ -47,6 +48,7 @@ def train(
             )
     if isinstance(trainer.strategy, nl.MegatronStrategy):
         use_step_loop(trainer)
+        use_fused_adam()
         write_in_threads()
         trainer.strategy.async_save = False
         trainer.strategy.ckpt_optim_fully_reshardable = True

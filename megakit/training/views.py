@@ -13,14 +13,13 @@ from torch import Tensor
 from megakit.reporting import drawing, figures
 from megakit.reporting.predictions import Predictions
 from megakit.reporting.tensorboard import TensorBoard
-from megakit.training.callbacks import StopWithoutProgress
+from lightning.pytorch.callbacks import EarlyStopping
 from megakit.training.validation import (
     Batch,
-    MicroBatchListener,
     callbacks_of,
     gather_from_ranks,
     has_outputs,
-    listeners,
+    observers,
     real_samples,
 )
 
@@ -60,21 +59,20 @@ class Pictures(pl.Callback):
     NUM_POINTS = 1000
     NUM_MISTAKES = 25
 
-    def __init__(self, make_view: MakeView, tensorboard: TensorBoard | None) -> None:
+    tensorboard = None
+    def __init__(self, make_view: MakeView) -> None:
         self.make_view = make_view
-        self.tensorboard = tensorboard
         self._collected: list[dict[str, NDArray[Any]]] = []
         self._num_missing = 0
-        self._listener = MicroBatchListener(self.collect)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the number of samples to collect, and starts collecting on ranks with outputs."""
         self._collected = []
-        may_stop = any(callback.may_stop for callback in callbacks_of(trainer, StopWithoutProgress))
+        may_stop = any(c.wait_count+1>=c.patience for c in callbacks_of(trainer, EarlyStopping))
         may_be_last = may_stop or trainer.global_step == trainer.max_steps
         self._num_missing = 10**9 if may_be_last else self.NUM_RECONSTRUCTIONS
         if has_outputs() and trainer.state.fn == "fit" and not trainer.sanity_checking:
-            listeners(trainer).append(self._listener)
+            observers(trainer).append(self.collect)
 
     def collect(self, batch: Batch, output: Any) -> None:
         """Collects the samples of a micro batch, unless there are enough samples."""
@@ -90,8 +88,8 @@ class Pictures(pl.Callback):
         """Stops collecting, gathers the samples of all ranks, and draws the pictures."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        if self._listener in listeners(trainer):
-            listeners(trainer).remove(self._listener)
+        if self.collect in observers(trainer):
+            observers(trainer).remove(self.collect)
         collected, self._collected = self._collected, []
         batches = [batch for part in gather_from_ranks(collected, trainer) for batch in part]
         if self.tensorboard is None or not batches:

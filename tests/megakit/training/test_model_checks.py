@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from torch import nn
 
 from megakit.errors import UserError
 
@@ -64,26 +63,3 @@ def test_a_mean_loss_with_gradients_per_token() -> None:
     assert "MSELossReduction returns means" in problem(model, MSELossReduction())
     model.config.calculate_per_token_loss = False
     assert is_accepted(model, MSELossReduction())
-
-
-@pytest.mark.parametrize(
-    ("module", "draws"),
-    [
-        (nn.Dropout(0.1), True),
-        (nn.MultiheadAttention(8, 2, dropout=0.1), True),
-        (nn.LSTM(4, 4, 2, dropout=0.1), True),
-        (nn.RReLU(), True),
-        (nn.Linear(2, 2), False),
-    ],
-)
-def test_dropout_is_found(module: nn.Module, draws: bool) -> None:
-    from megakit.training.dropout import has_dropout
-
-    assert has_dropout(nn.Sequential(module)) == draws
-
-
-def test_dropout_of_layers_is_found_by_their_own_config() -> None:
-    from megakit.training.dropout import has_dropout
-
-    assert has_dropout(nn.Sequential(language_model(hidden_dropout=0.1)))
-    assert not has_dropout(nn.Sequential(language_model()))
