@@ -40,7 +40,7 @@ def train(stage: str, folder: Path, factor: float) -> Used:
     import lightning.pytorch as pl
     import torch
 
-    from megakit.training import MeanLossReduction, build_trainer, train
+    from megakit.training import MeanLossReduction, train
     from megakit.training.optimizer import FusedAdamW
 
     script: Any = importlib.import_module(f"model_{stage}")
@@ -48,7 +48,7 @@ def train(stage: str, folder: Path, factor: float) -> Used:
         output_dir=folder, dataset="digits", precision="32", max_steps=STEPS
     )
     run = jobs.make_run(getattr(script, stage.upper()), options, jobs.layout())
-    module, data = jobs.built_by(getattr(script, stage), run)
+    module, data, trainer = jobs.built_by(getattr(script, stage), run)
     groups, norms, losses = [], [], []
     step, report = FusedAdamW.step, MeanLossReduction.report
 
@@ -76,7 +76,8 @@ def train(stage: str, folder: Path, factor: float) -> Used:
         mock.patch.object(FusedAdamW, "step", watched),
         mock.patch.object(MeanLossReduction, "report", multiplied),
     ):
-        train(model=module, data=data, trainer=build_trainer(run, callbacks=[Watch()]))
+        trainer.callbacks.insert(0, Watch())
+        train(model=module, data=data, trainer=trainer)
     return Used(groups, norms, losses)
 
 
