@@ -17,6 +17,7 @@ from nemo.lightning.pytorch.optim import (
 
 from megakit.errors import UserError
 from megakit.runtime.patching import patch, require_attribute
+from megakit.training.gradients import accumulate_in_buffers
 
 #: torch's private kernels that `FusedAdam` needs: with and without decoupled weight decay.
 _adamw, _adam = require_attribute(torch, "_fused_adamw_"), require_attribute(torch, "_fused_adam_")
@@ -109,6 +110,8 @@ class LeanOptimizerModule(MegatronOptimizerModule):
         """Returns Megatron's optimizer."""
         use_fused_adam()
         built: list[torch.optim.Optimizer] = super().optimizers(model)
+        for optimizer in built:
+            accumulate_in_buffers([chunk.module for chunk in model], optimizer)
         return built
 
 
