@@ -85,9 +85,13 @@ def predict(run: Run[PredictOptions]) -> Path:
         )
 
     from megakit.data import MegatronDataModule
-    from megakit.training import predict_stage
     from mnist.dataset import MNISTCustom
-    from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
+    from model_components import (
+        BionemoLightningModule,
+        ExampleFineTuneConfig,
+        MNISTDataModule,
+        build_trainer,
+    )
 
     micro_batch_size = run.layout.micro_batch_size
     sizes: dict[str, Any] = {
@@ -108,17 +112,17 @@ def predict(run: Run[PredictOptions]) -> Path:
     def write_report(path: Path, results: Any) -> None:
         from mnist.report import write_digit_report
 
-        images = data.test_set.images
-        write_digit_report(path, results, images, Path(checkpoint), run.dataset)
+        write_digit_report(path, results, data.test_set.images, Path(checkpoint), run.dataset)
 
-    sources = pictures.sources if pictures else None
-    path = predict_stage(run, module, data, sources, write_report)
+    trainer = build_trainer(run)
+    trainer.predict(module, data)
+    path = run.finish(trainer, sources=pictures and pictures.sources, report=write_report)
     if pictures and run.is_main:
         from mnist.inputs import write_inputs
 
         run.check_directory()
-        shown = run.path / "inputs.png"
-        for remark in write_inputs(shown, pictures.images, pictures.sources, path):
+        image = run.path / "inputs.png"
+        for remark in write_inputs(image, pictures.images, pictures.sources, path):
             run.console.say(remark)
     return path
 

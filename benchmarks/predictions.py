@@ -2,9 +2,9 @@
 
     python benchmarks/predictions.py [--samples N...] [--write]
 
-Each point is a process of its own. It runs `predict_stage` with the classifier of model_predict.py,
-from the data loader to predictions.csv, summary.json and the figures. The images are computed from
-the index, so that the data takes no memory. The page with the canvas, report.html, is left out.
+Each point is a process of its own. It predicts with the classifier of model_predict.py, from the
+data loader to predictions.csv, summary.json and the figures. The images are computed from the
+index, so that the data takes no memory. The page with the canvas, report.html, is left out.
 """
 
 import argparse
@@ -56,20 +56,21 @@ def predict(num_samples: int, runs: Path) -> dict[str, Any]:
     keep_freed_memory()
     with open_run(PREDICT, options) as run:
         from megakit.data import MegatronDataModule
-        from megakit.training import predict_stage
-        from model_components import BionemoLightningModule, ExampleFineTuneConfig
+        from model_components import BionemoLightningModule, ExampleFineTuneConfig, build_trainer
 
         data = MegatronDataModule(run.layout.micro_batch_size)
         data.test_set = ComputedImages(num_samples)
         config = ExampleFineTuneConfig(initial_ckpt_path=run.start)
-        in_stage = time.perf_counter()
-        path = predict_stage(run, BionemoLightningModule(config=config), data)
+        trainer = build_trainer(run)
+        trainer.predict(BionemoLightningModule(config=config), data)
+        predicted = time.perf_counter()
+        path = run.finish(trainer)
         ended = time.perf_counter()
     predicting = json.loads(run.directory.summary.read_text())["seconds"]
     return {
         "seconds": ended - began,
         "predicting": predicting,
-        "writing": ended - in_stage - predicting,
+        "writing": ended - predicted,
         "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
         "file": path.stat().st_size / 1e6,
     }

@@ -210,15 +210,17 @@ def finish_prediction(
 
     path, writer = run.path / "predictions.csv", _callback(trainer, PredictionWriter)
     dataset = require_attribute(trainer, "datamodule").predict_dataloader().dataset
+    results = None
     try:
         outputs = writer.outputs()
         if outputs is None:
             return path
         if len(outputs) != len(dataset):
             raise RuntimeError("predictions do not cover every sample exactly once")
-        results = Results(len(outputs)) if rows is None else None
-        columns_of = rows or functools.partial(_classify, results)
-        write_rows(path, _blocks(run, outputs, columns_of), sources)
+        if rows is None:
+            results = Results(len(outputs))
+            rows = functools.partial(_classify, results)
+        write_rows(path, _blocks(run, outputs, rows), sources)
     finally:
         with contextlib.suppress(OSError, RunDirectoryLostError):  # the first error matters more
             remove_incomplete(run)
@@ -226,7 +228,8 @@ def finish_prediction(
     speed = {"seconds": writer.seconds, "samples_per_second": len(outputs) / writer.seconds}
     summary = _summary(run) | speed | {"checkpoint": run.start} | scores
     write_json(run.directory.summary, summary)
-    table, written = {}, []
+    table: dict[str, str] = {}
+    written: list[str] = []
     if results is not None and sources is not None:
         table |= _answers(sources, results)
     if results is not None and results.is_labelled:
@@ -252,7 +255,7 @@ def finish_prediction(
 
 
 def _blocks(
-    run: Run, outputs: StoredOutputs, columns_of: Callable[[Outputs], Columns]
+    run: Run, outputs: StoredOutputs, rows: Callable[[Outputs], Columns]
 ) -> Iterator[tuple[NDArray[np.int64], Columns]]:
     """Yields the index and the columns of each block; refuses outputs that are NaN or infinite."""
     for block in outputs:
@@ -262,7 +265,7 @@ def _blocks(
                 f"{run.start}: the model's outputs are NaN or infinite. Its weights are damaged or "
                 "too large. Use another checkpoint."
             )
-        yield block.idx, columns_of(block)
+        yield block.idx, rows(block)
     run.check_directory()  # directly before predictions.csv gets its name
 
 

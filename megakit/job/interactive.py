@@ -10,8 +10,8 @@ from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.options import CommonOptions
 from megakit.job.plan import make_plan
+from megakit.job.run import Run
 from megakit.job.runs import Stage
-from megakit.job.script import Run
 from megakit.reporting.console import Console
 from megakit.reporting.streams import diverted
 from megakit.runtime.accelerator import (
@@ -19,6 +19,7 @@ from megakit.runtime.accelerator import (
     find_accelerator,
     limit_threads,
     use_accelerator,
+    use_full_float32,
 )
 from megakit.runtime.signals import handlers_restored
 
@@ -36,7 +37,7 @@ def import_stack(width: int, tokens: int = 1024) -> None:
     with diverted(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # packages warn about each other, not about user code
         use_accelerator(find_accelerator().name)
-        importlib.import_module("megakit.training.stages")
+        importlib.import_module("megakit.training.trainer")
     # The packages also warn about each other's versions in later notebook cells.
     warnings.filterwarnings("ignore", module=r"(megatron|nemo|lightning|torch)\b")
 
@@ -65,6 +66,8 @@ def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
     with locks, diverted(run.directory.log), handlers_restored():
         try:
             use_accelerator(plan.accelerator.name)
+            if plan.precision == "32":
+                use_full_float32()
             destroy_parallel_state()
             yield run
         except UserError:

@@ -21,6 +21,7 @@ from megakit.job.options import CommonOptions
 from megakit.job.plan import Plan
 from megakit.job.runs import RunDirectory, Stage, check_still_ours
 from megakit.reporting.console import Console
+from megakit.reporting.files import partial_path
 from megakit.runtime.accelerator import Accelerator
 from megakit.runtime.memory import resume_collector
 
@@ -186,12 +187,15 @@ class Run(Generic[OptionsT_co]):
         loggers, progress), `StopOnSignal`, and `CheckpointWriter`. In prediction:
         `PredictionWriter`.
         """
-        from megakit.job.finish import say_header
+        from megakit.job.finish import remove_incomplete, say_header
 
         resume_collector()
         say_header(self)
         if not self.trains:
-            return self._prediction_callbacks()
+            from megakit.training.prediction import PredictionWriter
+
+            remove_incomplete(self)  # of a prediction that was killed
+            return [PredictionWriter(partial_path(self.path / "outputs"))]
         from megakit.checkpoints.writer import CheckpointWriter
         from megakit.reporting.metrics import MetricsFile
         from megakit.training.callbacks import BestValue, StopOnSignal
@@ -217,9 +221,6 @@ class Run(Generic[OptionsT_co]):
             StopOnSignal(writer),
             writer,
         ]
-
-    def _prediction_callbacks(self) -> "list[pl.Callback]":
-        raise NotImplementedError
 
     def finish(self, trainer: "pl.Trainer", **options: Any) -> Path:
         """Writes the results of a run: summary.json and the table, or the predictions.

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from megakit.errors import UserError
 from megakit.reporting.files import replaced_atomically
 
-#: Columns of a table by name, with one value for each row.
-Columns = Mapping[str, Sequence[Any] | NDArray[Any]]
+#: A column of predictions.csv: one value for each sample.
+Column = Sequence[Any] | NDArray[Any]
+Columns = Mapping[str, Column]
 
 
 def count_confusions(
@@ -109,25 +110,20 @@ def write_rows(
     blocks: Iterable[tuple[NDArray[np.int64], Columns]],
     sources: Sequence[str] | None = None,
 ) -> None:
-    """Writes predictions.csv: the index of each sample and further columns.
-
-    Replaces the file in one step. If the blocks raise an error, the file is unchanged.
+    """Writes predictions.csv, and replaces an older file in one step unless there is an error.
 
     Args:
         path: The file.
         blocks: Blocks of samples in the order of the rows: index and further columns.
         sources: The origin of each sample, for a column `source` after `idx`.
-
-    Raises:
-        UserError: A column has not one value for each sample.
     """
     num_written = 0
     with replaced_atomically(path) as file:
         for idx, further in blocks:
-            columns: dict[str, Sequence[Any]] = {"idx": idx.tolist()}
+            columns: dict[str, Any] = {"idx": idx.tolist()}
             if sources is not None:
                 columns["source"] = sources[num_written : num_written + len(idx)]
-            columns |= {name: _cells(name, values, len(idx)) for name, values in further.items()}
+            columns |= {name: _cells(name, values, idx) for name, values in further.items()}
             table = io.StringIO()
             writer = csv.writer(table, lineterminator="\n")
             if not num_written:
@@ -137,12 +133,12 @@ def write_rows(
             num_written += len(idx)
 
 
-def _cells(name: str, values: Sequence[Any] | NDArray[Any], num_samples: int) -> Sequence[Any]:
-    """Returns the cells of a column; a float has the fewest digits that identify it."""
+def _cells(name: str, values: Column, idx: NDArray[np.int64]) -> Sequence[Any]:
+    """Returns the cells of a column; a float gets the shortest text that identifies it."""
     shape = values.shape if isinstance(values, np.ndarray) else (len(values),)
-    if shape != (num_samples,):
+    if shape != idx.shape:
         raise UserError(
-            f"column {name!r} of predictions.csv has the shape {shape} for {num_samples} samples. "
-            f"Return one value for each sample, of shape ({num_samples},)."
+            f"column {name!r} of predictions.csv has the shape {shape} for {len(idx)} samples. "
+            f"Return one value for each sample, of shape {idx.shape}."
         )
     return values.astype(str).tolist() if isinstance(values, np.ndarray) else values

@@ -14,6 +14,8 @@ from megakit.runtime.patching import require_attribute
 from megakit.training.validation import FromLastStage
 
 _TrainingEpochLoop: Any = require_attribute(loops, "_TrainingEpochLoop")
+#: The state of the loop in a checkpoint.
+COUNTERS = ("step", "epoch_start", "validated_step")
 
 
 def use_step_loop(trainer: pl.Trainer) -> None:
@@ -41,8 +43,7 @@ class StepLoop(_TrainingEpochLoop):
     the overridden hooks once.
 
     At each logged step, `trainer.callback_metrics` has the step's values on all ranks, named
-    `train_loss` and `train_<name>`. Logged are the first step, the last one, each validated one,
-    and each one that `log_every_n_steps` divides.
+    `train_loss` and `train_<name>`.
 
     Attributes:
         step: Completed optimizer steps.
@@ -66,39 +67,34 @@ class StepLoop(_TrainingEpochLoop):
 
     @property
     def batch_idx(self) -> int:
-        """Number of the current step in this epoch, from 0."""
+        """Number of the last step in this epoch, from 0."""
         return self.step - self.epoch_start - 1
 
     @property
     def total_batch_idx(self) -> int:
-        """Number of the current step, from 0."""
+        """Number of the last step, from 0."""
         return self.step - 1
 
     def state_dict(self, destination: Any = None, prefix: str = "") -> dict[str, Any]:
-        """Returns the three counters for a checkpoint."""
-        names = ("step", "epoch_start", "validated_step")
+        """Returns the counters for a checkpoint."""
         state = {} if destination is None else destination
-        state[f"{prefix}state_dict"] = {name: getattr(self, name) for name in names}
+        state[f"{prefix}state_dict"] = {name: getattr(self, name) for name in COUNTERS}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
         """Restores the counters from a checkpoint."""
-        for name, value in state_dict[f"{prefix}state_dict"].items():
-            setattr(self, name, int(value))
+        for name in COUNTERS:
+            setattr(self, name, int(state_dict[f"{prefix}state_dict"][name]))
         self.restarting = True
 
     def _num_ready_batches_reached(self) -> bool:
-        sampler = getattr(self.trainer.strategy, "data_sampler", None)
-        per_step = getattr(sampler, "num_microbatches", 1)
-        is_over = (self.step - self.epoch_start) * per_step >= self.trainer.num_training_batches
+        is_over = self._num_micro_batches() >= self.trainer.num_training_batches
         return is_over or self.batch_progress.is_last_batch
 
-    @property
-    def _is_validation_done(self) -> bool:
-        return not self._owes_validation
-
-    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
-        return self.validation_is_due()
+    def _num_micro_batches(self) -> int:
+        """The number of batches of the data loader that this epoch has read."""
+        sampler = getattr(self.trainer.strategy, "data_sampler", None)
+        return (self.step - self.epoch_start) * getattr(sampler, "num_microbatches", 1)
 
     # --- Validation ---
 
@@ -113,11 +109,21 @@ class StepLoop(_TrainingEpochLoop):
         step = self.step if counts_all else self.step - self.epoch_start
         return bool(step % trainer.val_check_batch == 0)
 
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        return self.validation_is_due()
+
     @property
-    def _owes_validation(self) -> bool:
-        """Whether the checkpoint was saved before the validation of its step."""
-        is_new = self.validated_step != self.step
-        return self.restarting and is_new and self.validation_is_due()
+    def _is_validation_done(self) -> bool:
+        """False if the checkpoint was saved before the validation of its step."""
+        is_new = self.restarting and self.validated_step != self.step
+        return not (is_new and self.validation_is_due())
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """Validates if that is due."""
+        if self.validation_is_due():
+            self.validated_step = self.step  # before, for a checkpoint at the end of validation
+        super().on_advance_end(data_fetcher)
+        self._batches_that_stepped = self.step
 
     # --- The steps ---
 
@@ -127,21 +133,17 @@ class StepLoop(_TrainingEpochLoop):
             self.epoch_start = self.step
         self.val_loop.restarting = False
         super().on_run_start(data_fetcher)
-        sampler = getattr(self.trainer.strategy, "data_sampler", None)
-        per_step = getattr(sampler, "num_microbatches", 1)
-        data_fetcher.fetched += (self.step - self.epoch_start) * per_step
+        data_fetcher.fetched += self._num_micro_batches()
         self._start_of_step = self._hooks("on_train_batch_start")
         self._end_of_step = self._hooks("on_train_batch_end")
-        self._optimizer_step = self._find_optimizer_step()
-        self._steps_schedulers = all(
+        self._has_plain_schedulers = all(
             config.interval == "step" and config.frequency == 1 and not config.reduce_on_plateau
             for config in self.trainer.lr_scheduler_configs
         )
 
     def _hooks(self, name: str) -> list[Callable[..., Any]]:
         """Returns the methods of callbacks and module that override a hook."""
-        trainer = self.trainer
-        module = trainer.lightning_module
+        trainer, module = self.trainer, self.trainer.lightning_module
         hooks: list[Callable[..., Any]] = [
             partial(getattr(callback, name), trainer, module)
             for callback in trainer.callbacks
@@ -150,16 +152,13 @@ class StepLoop(_TrainingEpochLoop):
         own = [getattr(module, name)] if is_overridden(name, module, pl.LightningModule) else []
         return hooks + own
 
-    def _find_optimizer_step(self) -> Callable[[int, Callable[[], Any]], Any]:
-        """Returns the module's method `optimizer_step`, or else the strategy's."""
-        trainer, strategy = self.trainer, self.trainer.strategy
-        module, optimizer = trainer.lightning_module, strategy.optimizers[0]
-        if is_overridden("optimizer_step", module, pl.LightningModule):
-            wrapped = require_attribute(strategy, "_lightning_optimizers")[0]
-            return lambda index, closure: module.optimizer_step(
-                trainer.current_epoch, index, wrapped, closure
-            )
-        return lambda index, closure: strategy.optimizer_step(optimizer, closure, module)
+    def _call(self, name: str, hooks: list[Callable[..., Any]], *args: Any) -> list[Any]:
+        """Calls hooks; the module's `log` needs to know which hook calls it."""
+        module = self.trainer.lightning_module
+        module._current_fx_name = name
+        results = [hook(*args) for hook in hooks]
+        module._current_fx_name = None
+        return results
 
     def advance(self, data_fetcher: Any) -> None:
         """Runs one step: the hooks before it, the step, the schedule of the rate, the hooks after.
@@ -167,31 +166,30 @@ class StepLoop(_TrainingEpochLoop):
         Raises:
             StopIteration: There are no more samples, or the module's hook returned -1.
         """
-        if self._owes_validation:
+        if not self._is_validation_done:
             return  # `on_advance_end` validates
-        trainer, module = self.trainer, self.trainer.lightning_module
-        iterator = next(data_fetcher)
+        trainer, index = self.trainer, self.step - self.epoch_start
+        iterator = next(data_fetcher)  # NeMo: the step itself reads the batches
         connector = require_attribute(trainer, "_logger_connector")
-        index = self.step - self.epoch_start
-        batch = require_attribute(data_fetcher, "_batch")  # NeMo: the step itself reads the batches
-        connector.on_batch_start(batch)
-        if -1 in _call(module, "on_train_batch_start", self._start_of_step, batch, index):
+        connector.on_batch_start(data_fetcher._batch)
+        if -1 in self._call(
+            "on_train_batch_start", self._start_of_step, data_fetcher._batch, index
+        ):
             raise StopIteration
         with trainer.profiler.profile("run_training_batch"):
             outputs = self._optimize(iterator, index)
         self.step += 1
         self._batches_that_stepped = self.step  # the step under which Lightning logs
         self.batch_progress.is_last_batch = data_fetcher.done
-        if self._steps_schedulers:
+        if self._has_plain_schedulers:
             for config in trainer.lr_scheduler_configs:
-                module.lr_scheduler_step(config.scheduler, None)
+                trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
         else:
             self.update_lr_schedulers("step", update_plateau_schedulers=False)
         is_logged = self.is_logged()
         if is_logged:
             self.share(outputs)
-        batch = data_fetcher._batch
-        _call(module, "on_train_batch_end", self._end_of_step, outputs, batch, index)
+        self._call("on_train_batch_end", self._end_of_step, outputs, data_fetcher._batch, index)
         if self._results:  # of `log` in a hook, or in the module
             connector.on_batch_end()
             if is_logged:
@@ -202,22 +200,31 @@ class StepLoop(_TrainingEpochLoop):
 
         Lightning passes the computation of loss and gradients to the optimizer as a closure.
         """
+        trainer, strategy = self.trainer, self.trainer.strategy
         outputs: dict[str, Any] = {}
 
         def closure() -> Any:
-            result = self.trainer.strategy.training_step(iterator)
+            result = strategy.training_step(iterator)
             if result is not None:
                 outputs.update(result if isinstance(result, dict) else {"loss": result})
             return result
 
-        self._optimizer_step(index, closure)
+        module = trainer.lightning_module
+        if is_overridden("optimizer_step", module, pl.LightningModule):
+            optimizer = require_attribute(strategy, "_lightning_optimizers")[0]
+            module.optimizer_step(trainer.current_epoch, index, optimizer, closure)
+        else:
+            strategy.optimizer_step(strategy.optimizers[0], closure, module)
         return outputs
 
     def is_logged(self) -> bool:
-        """Tells whether the values of the last completed step are logged."""
-        trainer, step = self.trainer, self.step
-        every = trainer.log_every_n_steps
-        is_regular = step == 1 or (every > 0 and step % every == 0)
+        """Tells whether the values of the last completed step are logged.
+
+        These steps are the first, the last, each validated one, and each one that
+        `log_every_n_steps` divides.
+        """
+        trainer, every = self.trainer, self.trainer.log_every_n_steps
+        is_regular = self.step == 1 or (every > 0 and self.step % every == 0)
         is_last = trainer.should_stop or self._is_training_done
         return is_regular or is_last or self.validation_is_due()
 
@@ -226,13 +233,6 @@ class StepLoop(_TrainingEpochLoop):
         if outputs:
             values = self._from_last_stage(outputs, self.trainer.strategy.root_device)
             self.trainer.callback_metrics.update({f"train_{n}": v for n, v in values.items()})
-
-    def on_advance_end(self, data_fetcher: Any) -> None:
-        """Validates if that is due."""
-        if self.validation_is_due():
-            self.validated_step = self.step  # before, for a checkpoint at the end of validation
-        super().on_advance_end(data_fetcher)
-        self._batches_that_stepped = self.step
 
     # --- The clock ---
 
@@ -243,11 +243,3 @@ class StepLoop(_TrainingEpochLoop):
     def _on_after_fetch(self) -> None:
         self.fetch_seconds += time.perf_counter() - self._fetch_began
         super()._on_after_fetch()
-
-
-def _call(module: Any, name: str, hooks: list[Callable[..., Any]], *args: Any) -> list[Any]:
-    """Calls hooks as Lightning does; the module's `log` needs to know which hook calls it."""
-    module._current_fx_name = name
-    results = [hook(*args) for hook in hooks]
-    module._current_fx_name = None
-    return results

@@ -43,11 +43,11 @@ PLACES = {
     "megakit.checkpoints.writer:flush": 48,
     "megakit.checkpoints.writer:CheckpointWriter._prune": 4,
     "megakit.checkpoints.writer:shutil.rmtree": 7,
-    "megakit.training.stages:_report_training": 1,
+    "megakit.job.finish:finish_training": 1,
 }
 BETWEEN_WEIGHTS_AND_CONTEXT = "megakit.checkpoints.writer:write_context"
 BEFORE_PRUNING = "megakit.checkpoints.writer:CheckpointWriter._prune"
-AFTER_THE_LAST_SAVE = "megakit.training.stages:_report_training"
+AFTER_THE_LAST_SAVE = "megakit.job.finish:finish_training"
 BEFORE_STEP = "megakit.training.callbacks:StopOnSignal.on_train_batch_start"
 
 

@@ -18,7 +18,7 @@ PLACES = {
     "megakit.training.prediction:gather_from_ranks": {OUTPUTS},
     "megakit.reporting.results:Results.add": {OUTPUTS, CSV},
     "megakit.reporting.files:os.fsync": {OUTPUTS, CSV},
-    "megakit.training.stages:remove_partial": set(),
+    "megakit.job.finish:remove_partial": set(),
 }
 WRITING, MERGING = list(PLACES)[1:3]
 

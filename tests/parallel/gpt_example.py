@@ -15,8 +15,8 @@ import numpy as np
 
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
+from megakit.job.run import Run
 from megakit.job.runs import Stage
-from megakit.job.script import Run
 
 FOLDER = str(Path(__file__).parent)
 TEXT = Path(__file__).parents[2] / "LICENSE"
@@ -92,9 +92,7 @@ def train(case: Case, folder: Path, resume: str | None = None, untied: bool = Fa
     import lightning.pytorch as pl
     from megatron.core import parallel_state
 
-    import megakit.training
     from examples.gpt.model_pretrain import PRETRAIN, PretrainOptions, pretrain
-    from megakit.training import build_trainer
     from megakit.training import train as fit
     from megakit.training.progress import parameters_of_the_job
 
@@ -127,23 +125,18 @@ def train(case: Case, folder: Path, resume: str | None = None, untied: bool = Fa
         def __deepcopy__(self, memo: object) -> Watch:
             return self  # NeMo copies callbacks in order to record them
 
-    with mock.patch.object(megakit.training, "train_stage") as train_stage:
-        pretrain(run)
-    _, module, data = train_stage.call_args.args
-    strategy = train_stage.call_args.kwargs["strategy"]
+    module, data, trainer = importlib.import_module("jobs").built_by(pretrain, run)
     if case.overlapped:
-        gathers = case.distributed_optimizer
-        strategy |= {"overlap_grad_reduce": True, "overlap_param_gather": gathers}
+        ddp = trainer.strategy.ddp_config
+        ddp.overlap_grad_reduce, ddp.overlap_param_gather = True, case.distributed_optimizer
     if case.rms_norm:
         module.config.normalization, module.config.qk_layernorm = "RMSNorm", True
-    trainer = build_trainer(run, strategy=strategy)
     trainer.callbacks.append(Watch())
-    resumption = _resumption(resume) if resume else None
     # The package has a function of the module's name.
     module_of_sums = importlib.import_module("megatron.core.distributed.finalize_model_grads")
     left_out = mock.patch.object(module_of_sums, "_allreduce_word_embedding_grads")
     with left_out if untied else contextlib.nullcontext():
-        fit(model=module, data=data, trainer=trainer, resume=resumption)
+        fit(model=module, data=data, trainer=trainer, resume=resume)
     count = parameters_of_the_job(module)
     return Trained(losses, first, _weights(module), str(kept), count)
 
@@ -153,12 +146,6 @@ def _weights(module: Any) -> dict[str, np.ndarray]:
         key.replace("module.", ""): weight.detach().float().numpy().copy()
         for key, weight in module.named_parameters()
     }
-
-
-def _resumption(checkpoint: str) -> Any:
-    from nemo import lightning as nl
-
-    return nl.AutoResume(resume_from_path=checkpoint)
 
 
 def sample(

@@ -14,8 +14,8 @@ import numpy as np
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.plan import Plan
+from megakit.job.run import Run
 from megakit.job.runs import Stage
-from megakit.job.script import Run
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import find_accelerator
 
@@ -105,8 +105,7 @@ def pretrain(
     import lightning.pytorch as pl
     from megatron.core import parallel_state
 
-    from megakit.training import build_trainer, train
-    from megakit.training.progress import Reporter
+    from megakit.training import Reporter, train
 
     script = importlib.import_module(f"{MODELS[model]}model_pretrain")
     options = script.PretrainOptions(
@@ -144,10 +143,10 @@ def pretrain(
         def __deepcopy__(self, memo: object) -> "Watch":
             return self  # NeMo copies callbacks in order to record them
 
-    module, data = built_by(script.pretrain, run)
+    module, data, trainer = built_by(script.pretrain, run)
     if look_at_samples:
         module.register_forward_pre_hook(look)
-    trainer = build_trainer(run, strategy={"use_distributed_optimizer": use_distributed_optimizer})
+    trainer.strategy.ddp_config.use_distributed_optimizer = use_distributed_optimizer
     trainer.callbacks.append(Watch())
     train(model=module, data=data, trainer=trainer)
     reporter = next(callback for callback in trainer.callbacks if isinstance(callback, Reporter))
@@ -190,14 +189,13 @@ def predict(layout: Layout, folder: Path, checkpoint: str, model: str = "first")
     return str(script.predict(make_run(script.PREDICT, options, layout, start=checkpoint)))
 
 
-def built_by(work: Callable[[Run], object], run: Run) -> tuple[Any, Any]:
-    """The Lightning module and the data module that a script would train with."""
+def built_by(work: Callable[[Run], object], run: Run) -> tuple[Any, Any, Any]:
+    """The Lightning module, the data module and the trainer that a script would train with."""
     import megakit.training
 
-    with mock.patch.object(megakit.training, "train_stage") as train_stage:
+    with mock.patch.object(megakit.training, "train") as train, mock.patch.object(run, "finish"):
         work(run)
-    _, module, data, *_ = train_stage.call_args.args
-    return module, data
+    return tuple(train.call_args.kwargs[name] for name in ("model", "data", "trainer"))
 
 
 def _fingerprints(batch: Any) -> np.ndarray:

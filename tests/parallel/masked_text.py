@@ -182,7 +182,9 @@ def make_module(loss: str = "values") -> Module:
 
 
 def make_data(layout: Any) -> Data:
-    return Data(layout.micro_batch_size, layout.global_batch_size)
+    data = Data(layout.micro_batch_size, layout.global_batch_size)
+    data.data_sampler.seq_len = BLOCK  # of what the pipeline stages send
+    return data
 
 
 def exact_loss(model: Any, num_blocks: int = NUM_BLOCKS) -> float:

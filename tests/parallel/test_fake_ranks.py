@@ -56,7 +56,7 @@ def real(model, stage, layout, folder, precision):
     from megatron.core import parallel_state
 
     from megakit.testing.communication import CountCommunication
-    from megakit.training import build_trainer, train
+    from megakit.training import train
 
     counts = CountCommunication()
     found: dict[str, Any] = {}
@@ -91,8 +91,9 @@ def real(model, stage, layout, folder, precision):
             return self
 
     work, run = make_run(model, stage, layout, folder, precision)
-    module, data = jobs.built_by(work, run)
-    train(model=module, data=data, trainer=build_trainer(run, callbacks=[Watch()]))
+    module, data, trainer = jobs.built_by(work, run)
+    trainer.callbacks.insert(0, Watch())
+    train(model=module, data=data, trainer=trainer)
     assert counts.calls
     # Three values or fewer: the loss, the norm, and the shapes that stages exchange.
     found |= {name: counts.total(group, least=4) for name, group in GROUPS.items()}
@@ -110,7 +111,7 @@ def fake(model, stage, layout, folder, precision):
 
     work, run = make_run(model, stage, layout, folder, precision)
     batch = command.first_batch(jobs.built_by(work, run)[1], layout.micro_batch_size)
-    shares = compute_shares(lambda: jobs.built_by(work, run)[0], batch, layout, precision)
+    shares = compute_shares(lambda: jobs.built_by(work, run)[::2], batch, layout)
     return {
         rank: (
             (share.tensor_rank, share.pipeline_rank),
@@ -138,11 +139,11 @@ def sharded(layout, folder):
     batch = command.first_batch(jobs.built_by(work, run)[1], layout.micro_batch_size)
 
     def make():
-        module, _ = jobs.built_by(work, run)
-        module.optim.config.use_distributed_optimizer = True
-        return module
+        module, _, trainer = jobs.built_by(work, run)
+        trainer.strategy.ddp_config.use_distributed_optimizer = True
+        return module, trainer
 
-    (share,) = compute_shares(make, batch, layout, "bf16-mixed")
+    (share,) = compute_shares(make, batch, layout)
     return share.num_parameters, share.optimizer_bytes
 
 

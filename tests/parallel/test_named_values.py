@@ -71,7 +71,7 @@ def more_values() -> Iterator[None]:
 def train(layout: Any, folder: Path, best_by: str) -> Seen:
     import lightning.pytorch as pl
 
-    import megakit.training
+    import model_components
     from megakit.training import MetricTracker
 
     script = importlib.import_module("model_finetune")
@@ -105,12 +105,12 @@ def train(layout: Any, folder: Path, best_by: str) -> Seen:
             return self
 
     twice = Twice()
-    work, train_stage = script.finetune, megakit.training.train_stage
+    work, build_trainer = script.finetune, model_components.build_trainer
 
-    def with_callbacks(*arguments: Any, **named: Any) -> Path:
-        return train_stage(*arguments, **(named | {"callbacks": [twice, tracker]}))
+    def with_callbacks(run: Any, callbacks: Any = ()) -> Any:
+        return build_trainer(run, [*callbacks, twice, tracker])
 
-    with more_values(), mock.patch.object(megakit.training, "train_stage", with_callbacks):
+    with more_values(), mock.patch.object(model_components, "build_trainer", with_callbacks):
         work(jobs.make_run(script.FINETUNE, options, layout))
     logged = {name: float(value) for name, value in twice.trainer.callback_metrics.items()}
     collected = {

@@ -1,33 +1,36 @@
-"""Predictions on disk are those in memory, under any layout and in any order of the samples.
+"""Each sample is predicted exactly once, under any layout and in any order of the samples.
 
-`both_ways` runs in the pool's processes.
+`classify` and `regress` run in the pool's processes.
 """
 
+import csv
 from pathlib import Path
+from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
-import pytest
-from numpy.typing import NDArray
 
 from megakit.job.layout import Layout
 from tests.parallel import jobs
 from tests.parallel.test_layouts import LAYOUTS
 
-Columns = dict[str, NDArray[np.generic]]
 
+def classify(layout: Layout, folder: Path, in_order: bool) -> Any:
+    """The stored outputs in blocks of a few rows, and the number of batches that Lightning keeps.
 
-def both_ways(layout: Layout, folder: Path, in_order: bool) -> tuple[Columns, Columns, int] | None:
-    """What `predict` and `predict_to_disk` return, and the number of batches that Lightning keeps.
-
-    The rows on disk are divided into blocks of a few rows.
+    Seven of the test images are left out, so that the last batch has padding.
     """
     from unittest import mock
 
     from torch.utils.data import Subset
 
-    from megakit.training import build_trainer, predict, predict_to_disk, sorted_rows
-    from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
+    from megakit.training import prediction
+    from model_components import (
+        BionemoLightningModule,
+        ExampleFineTuneConfig,
+        MNISTDataModule,
+        build_trainer,
+    )
     from model_predict import PREDICT, PredictOptions
 
     class Data(MNISTDataModule):
@@ -42,43 +45,87 @@ def both_ways(layout: Layout, folder: Path, in_order: bool) -> tuple[Columns, Co
     run = jobs.make_run(PREDICT, options, layout)
     size = layout.global_batch_size
     data = Data(folder, layout.micro_batch_size, dataset="digits", global_batch_size=size)
-    module = BionemoLightningModule(config=ExampleFineTuneConfig(seed=1))
-    in_memory = predict(model=module, data=data, trainer=build_trainer(run))
     trainer = build_trainer(run)
-    with mock.patch.object(sorted_rows, "BLOCK_BYTES", 1000):
-        stored = predict_to_disk(model=module, data=data, trainer=trainer, folder=folder / "parts")
-        assert (in_memory is None) == (stored is None) == (not run.is_main)
-        if in_memory is None or stored is None:
-            return None
-        blocks = [vars(block) for block in stored]
-    assert len(stored) == len(in_memory.idx)
-    assert len(blocks) > 10
-    joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-    return vars(in_memory), joined, len(trainer.predict_loop.predictions)
+    trainer.predict(BionemoLightningModule(config=ExampleFineTuneConfig(seed=1)), data)
+    (writer,) = [each for each in trainer.callbacks if type(each).__name__ == "PredictionWriter"]
+    with mock.patch.object(prediction, "BLOCK_BYTES", 1000):
+        stored = writer.outputs()
+        blocks = stored and [vars(block) for block in stored]
+    return blocks, len(trainer.predict_loop.predictions)
 
 
-@pytest.mark.parametrize(
-    ("name", "in_order"),
-    [
-        *(("one", True), ("one", False)),
-        *(pytest.param(name, False, marks=pytest.mark.long) for name in ("tp2-dp2", "pp2-dp2")),
-    ],
-)
-def test_on_disk_as_in_memory(ranks, tmp_path, name, in_order):
+def test_each_sample_once(ranks, tmp_path):
+    """One process with the samples in order is what all layouts are compared with."""
     cloudpickle.register_pickle_by_value(jobs)  # ranks cannot import it, nor this module
-    layout = jobs.layout(**LAYOUTS.get(name, {}))
-    told, *others = ranks.run(both_ways, layout, tmp_path, in_order, world_size=layout.world_size)
-    assert others == [None] * (layout.world_size - 1)
-    in_memory, on_disk, num_kept = told
-    order = np.argsort(in_memory["idx"])
-    assert on_disk.keys() == in_memory.keys() == {"idx", "label", "output", "latent"}
-    for column, values in on_disk.items():
-        assert values.dtype == in_memory[column].dtype
-        assert np.array_equal(values, in_memory[column][order])
-    assert len(on_disk["idx"]) == 293
-    assert (np.diff(on_disk["idx"]) > 0).all()
-    assert np.ptp(on_disk["output"], axis=0).max() > 0.01
-    assert num_kept <= 1
-    # Ranks with equal outputs do not write.
-    data_ranks = layout.world_size // (layout.tensor * layout.pipeline)
-    assert len(list((tmp_path / "parts").iterdir())) == data_ranks
+    found = {}
+    for name, in_order in (("one", True), ("dp2", False), ("pp2", False)):
+        layout, folder = jobs.layout(**LAYOUTS.get(name, {})), tmp_path / name
+        (blocks, *kept), *others = ranks.run(
+            classify, layout, folder, in_order, world_size=layout.world_size
+        )
+        assert [blocks for blocks, _ in others] == [None] * (layout.world_size - 1)
+        assert max(*kept, *(number for _, number in others), 0) <= 1
+        assert len(blocks) > 10
+        columns = {key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}
+        assert columns.keys() == {"idx", "label", "output", "latent"}
+        assert len(columns["idx"]) == 293
+        assert (np.diff(columns["idx"]) > 0).all()
+        assert np.ptp(columns["output"], axis=0).max() > 0.01
+        # Ranks with equal outputs do not write.
+        files = list((folder / "predict" / ".outputs.partial").iterdir())
+        assert len(files) == layout.world_size // (layout.tensor * layout.pipeline)
+        found[name] = dict(zip(columns["idx"].tolist(), columns["output"], strict=True))
+    common = found["one"].keys() & found["dp2"].keys()
+    assert found["dp2"].keys() == found["pp2"].keys()
+    assert len(common) >= 286
+    for name in ("dp2", "pp2"):
+        expected, own = ([found[key][idx] for idx in common] for key in ("one", name))
+        np.testing.assert_allclose(own, expected, atol=1e-5)
+
+
+def regress(layout: Layout, folder: Path) -> Any:
+    """Predicts one number for each image: the first of the classifier's logits."""
+    from megatron.core import parallel_state
+
+    from model_components import (
+        BionemoLightningModule,
+        ExampleFineTuneConfig,
+        MNISTDataModule,
+        build_trainer,
+    )
+    from model_predict import PREDICT, PredictOptions
+
+    class Regression(BionemoLightningModule):
+        def predict_step(self, batch, batch_idx=None):
+            outputs = super().predict_step(batch, batch_idx)
+            if parallel_state.is_pipeline_last_stage():
+                outputs["output"] = outputs["output"][:, :1]
+            return outputs
+
+    options = PredictOptions(output_dir=folder, dataset="digits", precision="32")
+    run = jobs.make_run(PREDICT, options, layout)
+    size = layout.global_batch_size
+    data = MNISTDataModule(
+        folder, layout.micro_batch_size, dataset="digits", global_batch_size=size
+    )
+    trainer = build_trainer(run)
+    trainer.predict(Regression(config=ExampleFineTuneConfig(seed=1)), data)
+    return run.finish(trainer, rows=lambda block: {"value": block.output[:, 0]})
+
+
+def test_a_regression(ranks, tmp_path):
+    cloudpickle.register_pickle_by_value(jobs)
+    tables = {}
+    for name in ("one", "pp2"):
+        layout, folder = jobs.layout(**LAYOUTS.get(name, {})), tmp_path / name
+        paths = ranks.run(regress, layout, folder, world_size=layout.world_size)
+        assert {*paths} == {folder / "predict" / "predictions.csv"}
+        with paths[0].open(newline="") as file:
+            header, *rows = csv.reader(file)
+        assert header == ["idx", "value"]
+        assert [int(row[0]) for row in rows] == list(range(300))
+        tables[name] = [float(row[1]) for row in rows]
+        hidden = [path.name for path in (folder / "predict").glob(".*")]
+        assert hidden == []
+    np.testing.assert_allclose(tables["one"], tables["pp2"], atol=1e-5)
+    assert np.ptp(tables["one"]) > 0.01

@@ -40,17 +40,17 @@ def train(stage: str, folder: Path, factor: float) -> Used:
     import lightning.pytorch as pl
     import torch
 
-    from megakit.training import MeanLossReduction, build_trainer, train
-    from megakit.training.optimizer import FusedAdamW
+    from megakit.training import MeanLossReduction, train
+    from megakit.training.optimizer import FusedAdam
 
     script: Any = importlib.import_module(f"model_{stage}")
     options = getattr(script, f"{stage.title()}Options")(
         output_dir=folder, dataset="digits", precision="32", max_steps=STEPS
     )
     run = jobs.make_run(getattr(script, stage.upper()), options, jobs.layout())
-    module, data = jobs.built_by(getattr(script, stage), run)
+    module, data, trainer = jobs.built_by(getattr(script, stage), run)
     groups, norms, losses = [], [], []
-    step, report = FusedAdamW.step, MeanLossReduction.report
+    step, report = FusedAdam.step, MeanLossReduction.report
 
     def watched(self: Any, closure: Any = None) -> Any:
         names = ("lr", "betas", "eps", "weight_decay")
@@ -73,10 +73,11 @@ def train(stage: str, folder: Path, factor: float) -> Used:
             return self
 
     with (
-        mock.patch.object(FusedAdamW, "step", watched),
+        mock.patch.object(FusedAdam, "step", watched),
         mock.patch.object(MeanLossReduction, "report", multiplied),
     ):
-        train(model=module, data=data, trainer=build_trainer(run, callbacks=[Watch()]))
+        trainer.callbacks.insert(0, Watch())
+        train(model=module, data=data, trainer=trainer)
     return Used(groups, norms, losses)
 
 

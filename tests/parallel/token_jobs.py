@@ -7,8 +7,8 @@ from typing import Any
 
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
+from megakit.job.run import Run
 from megakit.job.runs import Stage
-from megakit.job.script import Run
 
 FOLDER = str(Path(__file__).parent)
 GLOBAL_BATCH = 6
@@ -70,7 +70,7 @@ def validate(
     """
     from nemo import lightning as nl
 
-    from megakit.training import build_trainer
+    from examples.gpt.gpt_components import build_trainer
 
     masked_text = import_here("masked_text")
     trainer = build_trainer(make_run(folder, sizes))
@@ -97,8 +97,8 @@ def train(sizes: Layout, folder: Path) -> dict[str, float]:
     """
     from torchmetrics import MeanMetric
 
-    from megakit.training import ValidationMetric, build_trainer, train
-    from megakit.training.validation import metrics_of
+    from examples.gpt.gpt_components import build_trainer
+    from megakit.training import ValidationMetric, train
 
     def real_losses(batch: Any, losses: Any) -> Any:
         return losses, batch["loss_mask"] > 0
@@ -109,7 +109,7 @@ def train(sizes: Layout, folder: Path) -> dict[str, float]:
     module.validation_metrics = lambda: {"mean": metric}
     sizes_of_run = {"max_steps": 4, "val_interval": 2, "save_interval": 2, "best_by": "val_bits"}
     run = make_run(folder, sizes, global_batch_size=GLOBAL_BATCH, **sizes_of_run)
-    trainer = build_trainer(run, callbacks=metrics_of(module))
+    trainer = build_trainer(run)
     train(model=module, data=masked_text.make_data(sizes), trainer=trainer)
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
     if sizes.pipeline > 1:
@@ -118,16 +118,13 @@ def train(sizes: Layout, folder: Path) -> dict[str, float]:
 
 
 def predict(sizes: Layout, folder: Path, sequence_parallel: bool = False) -> Any:
-    """The columns that `predict` and `predict_to_disk` return for the initial weights."""
-    from megakit.training import build_trainer, predict, predict_to_disk
+    """The columns that `PredictionWriter` stores for the initial weights."""
+    from examples.gpt.gpt_components import build_trainer
 
     masked_text = import_here("masked_text")
     run, module = make_run(folder, sizes), masked_text.make_module()
-    strategy: Any = {"sequence_parallel": True} if sequence_parallel else {}
-    data = masked_text.make_data(sizes)
-    in_memory = predict(model=module, data=data, trainer=build_trainer(run, strategy=strategy))
-    trainer = build_trainer(run, strategy=strategy)
-    stored = predict_to_disk(model=module, data=data, trainer=trainer, folder=folder / "parts")
-    if in_memory is None or stored is None:
-        return None
-    return vars(in_memory), [vars(block) for block in stored]
+    trainer: Any = build_trainer(run, sequence_parallel=sequence_parallel)
+    trainer.predict(module, masked_text.make_data(sizes))
+    (writer,) = [each for each in trainer.callbacks if type(each).__name__ == "PredictionWriter"]
+    stored = writer.outputs()
+    return stored and [vars(block) for block in stored]

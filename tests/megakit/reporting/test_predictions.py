@@ -10,7 +10,7 @@ from megakit.reporting.predictions import (
     Predictions,
     count_confusions,
     shares_of_rows,
-    write_predictions,
+    write_rows,
 )
 
 THIRDS = np.log(np.array([1, 2, 5], np.float32))  # probabilities 1/8, 2/8, 5/8
@@ -60,10 +60,14 @@ class TestRows:
         assert shares_of_rows(counts).tolist() == shares
 
 
+def write(path, *blocks, sources=None):
+    write_rows(path, ((block.idx, block.columns()) for block in blocks), sources)
+
+
 class TestFile:
     def test_to_the_letter(self, tmp_path):
         path = tmp_path / "predictions.csv"
-        write_predictions(path, predictions([1, 0], [[0.25, 0.75], [2 / 3, 1 / 3]]))
+        write(path, predictions([1, 0], [[0.25, 0.75], [2 / 3, 1 / 3]]))
         assert path.read_text() == (
             "idx,label,prediction,p0,p1\n0,1,1,0.25,0.75\n1,0,0,0.666667,0.333333\n"
         )
@@ -73,14 +77,14 @@ class TestFile:
         """Names of files may hold whatever a table is made of."""
         sources = ["a.png", 'b, "b".png', "c\nd.png"]
         made = predictions([-1, -1, -1], [[1, 0]] * 3)
-        write_predictions(tmp_path / "p.csv", made, sources)
+        write(tmp_path / "p.csv", made, sources=sources)
         with (tmp_path / "p.csv").open(newline="") as file:
             header, *rows = csv.reader(file)
         assert header == ["idx", "source", "label", "prediction", "p0", "p1"]
         assert [row[1] for row in rows] == sources
         assert [row[2] for row in rows] == [""] * 3
         parts = [made[np.array([0])], made[np.array([1, 2])]]
-        write_predictions(tmp_path / "parts.csv", parts, sources)
+        write(tmp_path / "parts.csv", *parts, sources=sources)
         assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "p.csv").read_bytes()
 
     def test_blocks_that_fail_leave_the_old_file(self, tmp_path):
@@ -88,9 +92,9 @@ class TestFile:
         path.write_text("old")
 
         def blocks():
-            yield predictions([1], [[0.25, 0.75]])
+            yield np.arange(1), predictions([1], [[0.25, 0.75]]).columns()
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
-            write_predictions(path, blocks())
+            write_rows(path, blocks())
         assert path.read_text() == "old"

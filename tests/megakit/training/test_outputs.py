@@ -1,41 +1,23 @@
-"""Outputs of a model that are no numbers are refused before anything is written."""
+"""What `predict_step` returns is stored by batch, and read in blocks ordered by index."""
 
+import tempfile
+import tracemalloc
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from megakit.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
-
-def outputs(**changed: Any) -> Any:
-    from megakit.training.prediction import Outputs
-
-    numbers = np.arange(2)
-    ones = {"output": np.ones((2, 10), np.float32), "latent": np.ones((2, 3), np.float32)}
-    fields: dict[str, Any] = {"idx": numbers, "label": numbers, **ones}
-    return Outputs(**fields | changed)
-
-
-@pytest.mark.parametrize(("name", "number"), [("output", np.nan), ("latent", np.inf)])
-def test_no_numbers(name: str, number: float) -> None:
-    spoilt = np.array([[1.0, 2.0, 3.0], [4.0, number, 6.0]], np.float32)
-    with pytest.raises(UserError, match=r"^step=000010: the model's outputs are NaN or infinite"):
-        outputs(**{name: spoilt}).check_finite("step=000010")
-
-
-def test_a_script_that_writes_scores_needs_labels() -> None:
-    from megakit.reporting.results import Results
-    from megakit.training.stages import _classify
-
-    run: Any = SimpleNamespace(start=None)
-    blocks: Any = [outputs(label=None)]
-    with pytest.raises(UserError, match=r"no 'label'.* call megakit\.training\.predict instead"):
-        list(_classify(run, blocks, Results(2)))
+ROW = np.dtype([("idx", np.int64), ("output", np.float32, (2,))])
 
 
 def of_a_step(**changed: Any) -> Any:
@@ -47,44 +29,139 @@ def of_a_step(**changed: Any) -> Any:
     return {name: value for name, value in entries.items() if value is not None}
 
 
-def test_rows_of_tokens() -> None:
-    """A mask of tokens tells which samples are real; a label and latent points are optional."""
-    from megakit.training.prediction import Outputs, _as_rows
+def store(folder: Path, *batches: Any) -> Any:
+    """The stored outputs of a prediction of these batches."""
+    from megakit.training import PredictionWriter
 
-    rows = Outputs.from_rows(_as_rows(of_a_step()))
-    assert np.array_equal(rows.output, np.arange(45).reshape(3, 5, 3))
-    assert rows.idx.tolist() == [7, 8, 9]
-    assert (rows.label, rows.latent) == (None, None)
-    rows.check_finite(None)
-    labelled = Outputs.from_rows(_as_rows(of_a_step(label=torch.arange(4), latent=None)))
-    assert labelled.label is not None
-    assert labelled.label.tolist() == [0, 1, 2]
+    kept = SimpleNamespace(predictions=[*batches])
+    trainer: Any = SimpleNamespace(
+        global_rank=0, is_global_zero=True, world_size=1, predict_loop=kept
+    )
+    writer, module = PredictionWriter(folder / "parts"), mock.Mock()
+    writer.on_predict_start(trainer, module)
+    for number, batch in enumerate(batches):
+        writer.on_predict_batch_end(trainer, module, batch, None, number)
+    writer.on_predict_end(trainer, module)
+    assert kept.predictions == []
+    return writer.outputs()
 
 
-@pytest.mark.parametrize(
-    ("found", "kept"),
-    [
-        (torch.bfloat16, np.float32),
-        (torch.int64, np.int64),
-    ],
+class TestWriter:
+    def test_rows_of_tokens(self, tmp_path: Path) -> None:
+        """A mask of tokens tells which samples are real; a label and latent points are optional."""
+        stored = store(tmp_path, of_a_step())
+        assert len(stored) == 3
+        (rows,) = stored
+        assert np.array_equal(rows.output, np.arange(45).reshape(3, 5, 3))
+        assert rows.idx.tolist() == [7, 8, 9]
+        assert (rows.label, rows.latent) == (None, None)
+        (labelled,) = store(tmp_path, of_a_step(label=torch.arange(4), latent=None))
+        assert labelled.label.tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("found", "kept"), [(torch.bfloat16, np.float32), (torch.int64, np.int64)]
+    )
+    def test_types_of_outputs(self, tmp_path: Path, found: torch.dtype, kept: type) -> None:
+        (rows,) = store(tmp_path, of_a_step(output=torch.ones(4, dtype=found)))
+        assert rows.output.dtype == kept
+        assert rows.output.tolist() == [1, 1, 1]
+
+    @pytest.mark.parametrize(
+        ("returned", "problem"),
+        [
+            (of_a_step(idx=None), "output, loss_mask without a tensor for idx. Return"),
+            (torch.ones(4), "Tensor without a tensor for idx, output, loss_mask"),
+            (of_a_step(output=torch.ones(5, 4, 3)), r"'output' of shape \(5, 4, 3\) for the 4"),
+            (of_a_step(output=torch.tensor(1.0)), r"'output' of shape \(\) for the 4 samples"),
+        ],
+    )
+    def test_what_a_step_has_to_return(self, tmp_path: Path, returned: Any, problem: str) -> None:
+        with pytest.raises(UserError, match=rf"predict_step returned .*{problem}"):
+            store(tmp_path, returned)
+
+    def test_rows_of_different_shapes(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"rows of different types or shapes: .*\(6, 3\).* pad"):
+            store(tmp_path, of_a_step(), of_a_step(output=torch.ones(4, 6, 3)))
+
+    def test_no_samples(self, tmp_path: Path) -> None:
+        with pytest.raises(RuntimeError, match="the prediction set has no samples"):
+            store(tmp_path, of_a_step(loss_mask=torch.zeros(4, 5)))
+
+    def test_an_error_removes_the_outputs(self, tmp_path: Path) -> None:
+        from megakit.training import PredictionWriter
+
+        store(tmp_path, of_a_step())
+        PredictionWriter(tmp_path / "parts").on_exception()
+        assert list(tmp_path.iterdir()) == []
+
+
+def rows_of(idx: Any) -> Any:
+    rows = np.empty(len(idx), ROW)
+    rows["idx"] = idx
+    rows["output"] = np.stack([rows["idx"], -rows["idx"]], axis=1)
+    return rows
+
+
+def stored(folder: Path, *ranks: Any) -> Any:
+    """The outputs of ranks that predicted samples of these indices."""
+    from megakit.training import StoredOutputs
+
+    paths = [folder / f"rank-{rank}" for rank in range(len(ranks))]
+    for path, idx in zip(paths, ranks, strict=True):
+        rows_of(idx).tofile(path)
+    return StoredOutputs(paths, ROW)
+
+
+def blocks_of(num_rows: int) -> Any:
+    from megakit.training import prediction
+
+    return mock.patch.object(prediction, "BLOCK_BYTES", num_rows * ROW.itemsize)
+
+
+@given(
+    num_rows=st.integers(1, 80),
+    num_ranks=st.integers(1, 4),
+    rows_per_block=st.integers(1, 30),
+    seed=st.integers(0, 2**32 - 1),
 )
-def test_types_of_outputs(found: torch.dtype, kept: type) -> None:
-    from megakit.training.prediction import _as_rows
+def test_any_order_of_any_ranks(
+    num_rows: int, num_ranks: int, rows_per_block: int, seed: int
+) -> None:
+    dice = np.random.default_rng(seed)
+    indices = dice.choice(500, num_rows, replace=False) - 5
+    # A rank without samples writes no file.
+    ends = np.sort(dice.choice(np.arange(1, num_rows + 1), min(num_ranks, num_rows) - 1, False))
+    ranks = [part for part in np.split(indices, ends) if len(part)]
+    with tempfile.TemporaryDirectory() as folder, blocks_of(rows_per_block):
+        blocks = list(stored(Path(folder), *ranks))
+    assert max(len(block.idx) for block in blocks) <= rows_per_block
+    joined = rows_of(np.sort(indices))
+    for name in ("idx", "output"):
+        found = np.concatenate([getattr(block, name) for block in blocks])
+        assert np.array_equal(found, joined[name])
 
-    rows = _as_rows(of_a_step(output=torch.ones(4, dtype=found)))
-    assert rows["output"].dtype == kept
-    assert rows["output"].tolist() == [1, 1, 1]
+
+@pytest.mark.parametrize("ranks", [([0, 2, 4], [1, 3, 4]), ([0, 1, 1, 2],)])
+def test_an_index_that_comes_twice(tmp_path: Path, ranks: Any) -> None:
+    with pytest.raises(RuntimeError, match="every sample exactly once"):
+        stored(tmp_path, *ranks)
 
 
-@pytest.mark.parametrize(
-    ("returned", "problem"),
-    [
-        (of_a_step(idx=None), "output, loss_mask without a tensor for idx. Return"),
-        (of_a_step(output=torch.ones(5, 4, 3)), r"'output' of shape \(5, 4, 3\) for the 4 samples"),
-    ],
-)
-def test_what_a_step_has_to_return(returned: Any, problem: str) -> None:
-    from megakit.training.prediction import _as_rows
+def peak_of_reading(folder: Path, num_rows: int) -> int:
+    folder.mkdir()
+    order = np.random.default_rng(0).permutation(num_rows)
+    tracemalloc.start()
+    try:
+        with blocks_of(100):
+            outputs = stored(folder, order[: num_rows // 2], order[num_rows // 2 :])
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            assert sum(len(block.idx) for block in outputs) == num_rows
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
 
-    with pytest.raises(UserError, match=rf"predict_step returned .*{problem}.* `idx` \(B,\)"):
-        _as_rows(returned)
+
+def test_a_block_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    few, many = (peak_of_reading(tmp_path / str(n), n) for n in (2_000, 200_000))
+    assert many < few + 50_000  # all rows take 3,200,000 bytes

@@ -1,0 +1,134 @@
+"""Calls Megatron's schedule for the micro batches of a step: training, validation or prediction."""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func, get_tensor_shapes
+from nemo.lightning import megatron_parallel
+from nemo.lightning.megatron_parallel import MegatronLossReduction
+
+from megakit.data.device import copied
+from megakit.errors import UserError
+from megakit.runtime.patching import require_attribute
+
+#: NeMo's private class that finds the methods of a Lightning module for each kind of step.
+_ModuleStepFunction = require_attribute(megatron_parallel, "_ModuleStepFunction")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Holds what all steps of one kind have in common.
+
+    Attributes:
+        run: Megatron's schedule; needs the data and the number of micro batches.
+        loss: Reduces the reports of the micro batches.
+    """
+
+    run: Callable[..., Any]
+    loss: MegatronLossReduction
+
+
+def make_step(kind: str, strategy: Any) -> Step:
+    """Prepares all steps of a kind; NeMo's `MegatronParallel` does this at every step.
+
+    Args:
+        kind: `training`, `validation`, `test` or `predict`.
+        strategy: The strategy, with the model of this rank.
+    """
+    chunk, module, plugin = strategy.model[0], strategy.model.module, strategy.precision_plugin
+    sampler, device = strategy.data_sampler, strategy.root_device
+    data_step = _ModuleStepFunction.from_data_step(module, kind)
+    next_batch = data_step(chunk) if data_step else functools.partial(_next_batch, device=device)
+    # The last pipeline stage calls `training_step`, and other stages call `forward_step`.
+    compute = _ModuleStepFunction.from_forward_step(module, kind)(chunk)
+    loss = _ModuleStepFunction.from_loss_reduction(module, kind)(module)
+    is_first = parallel_state.is_pipeline_first_stage()
+    is_last = parallel_state.is_pipeline_last_stage()
+    observers = strategy.observers if kind == "validation" and is_last else ()
+    shape = None if is_first and is_last else _stage_shape(chunk, sampler)
+
+    def forward(data: Iterator[Any], model: Any) -> tuple[Any, Callable[..., Any]]:
+        batch = next_batch(data)
+        if is_first:
+            batch = plugin.convert_input(batch)
+        output = compute(model, batch)
+        if is_last:
+            output = plugin.convert_output(output)
+        else:
+            _check_shape(output, shape)
+        for observe in observers:
+            observe(batch, output)
+        return output, functools.partial(loss.forward, batch)
+
+    run = functools.partial(
+        get_forward_backward_func(),
+        forward_step_func=forward,
+        model=_AttributeCache(chunk),
+        seq_length=sampler.seq_len,
+        micro_batch_size=sampler.micro_batch_size,
+        forward_only=kind != "training",
+        adjust_tensor_shapes_fn=shape and (lambda *of_neighbours: ([shape], [shape])),
+    )
+    return Step(run, loss)
+
+
+def _next_batch(dataloader_iter: Iterator[Any], device: torch.device) -> Any:
+    """Returns the next batch on the device, like NeMo's default, but without waiting for it."""
+    batch = next(dataloader_iter)
+    if isinstance(batch, tuple) and len(batch) == 3:  # with Lightning's two indices
+        batch = batch[0]
+    return copied(batch, device)
+
+
+def _stage_shape(model: Any, sampler: Any) -> tuple[int, ...]:
+    """Returns the shape of what pipeline stages send: (sequence, micro batch, width)."""
+    config = require_attribute(model, "config")
+    if own := getattr(config, "stage_shape", None):
+        length, width = own
+        return length, sampler.micro_batch_size, width
+    shapes = get_tensor_shapes(
+        seq_length=sampler.seq_len,
+        micro_batch_size=sampler.micro_batch_size,
+        decoder_seq_length=None,
+        config=config,
+        tp_group=parallel_state.get_tensor_model_parallel_group(),
+        cp_group=parallel_state.get_context_parallel_group(),
+    )
+    return tuple(shapes[0])
+
+
+def _check_shape(output: torch.Tensor, shape: tuple[int, ...] | None) -> None:
+    """Checks what a pipeline stage sends; the next stage would wait for the rest without end.
+
+    Raises:
+        UserError: The model's output has another shape than the config says.
+    """
+    if tuple(output.shape) != shape:
+        raise UserError(
+            f"A pipeline stage returned a tensor {tuple(output.shape)}, and the next stage expects "
+            f"{shape}: (sequence length, micro batch, width). Set `stage_shape` in the model's "
+            "config to (sequence length, width)."
+        )
+
+
+class _AttributeCache:
+    """Caches the attributes of a model that Megatron's schedule reads at every step.
+
+    These attributes are four wrappers deep: without the cache, each lookup fails in each wrapper.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        # Megatron searches all wrappers for these parts of a GPT model, for each micro batch.
+        for part in ("decoder", "mtp"):
+            if not any(hasattr(module, part) for module in model.modules()):
+                vars(self)[part] = SimpleNamespace(layers=())
+
+    def __getattr__(self, name: str) -> Any:
+        value = vars(self)[name] = getattr(self._model, name)
+        return value
