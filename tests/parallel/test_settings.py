@@ -41,7 +41,7 @@ def train(stage: str, folder: Path, factor: float) -> Used:
     import torch
 
     from megakit.training import MeanLossReduction, train
-    from megakit.training.optimizer import FusedAdamW
+    from megakit.training.optimizer import FusedAdam
 
     script: Any = importlib.import_module(f"model_{stage}")
     options = getattr(script, f"{stage.title()}Options")(
@@ -50,7 +50,7 @@ def train(stage: str, folder: Path, factor: float) -> Used:
     run = jobs.make_run(getattr(script, stage.upper()), options, jobs.layout())
     module, data, trainer = jobs.built_by(getattr(script, stage), run)
     groups, norms, losses = [], [], []
-    step, report = FusedAdamW.step, MeanLossReduction.report
+    step, report = FusedAdam.step, MeanLossReduction.report
 
     def watched(self: Any, closure: Any = None) -> Any:
         names = ("lr", "betas", "eps", "weight_decay")
@@ -73,7 +73,7 @@ def train(stage: str, folder: Path, factor: float) -> Used:
             return self
 
     with (
-        mock.patch.object(FusedAdamW, "step", watched),
+        mock.patch.object(FusedAdam, "step", watched),
         mock.patch.object(MeanLossReduction, "report", multiplied),
     ):
         trainer.callbacks.insert(0, Watch())
