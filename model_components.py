@@ -1,4 +1,4 @@
-"""Defines the parts of the MNIST tutorial: losses, data, models, configs, Lightning module, trainer.
+"""Defines the parts of the MNIST tutorial: losses, data, models, configs, module, trainer.
 
 Three scripts use these parts. `model_pretrain.py` pretrains an autoencoder. `model_finetune.py`
 turns the autoencoder's encoder, the trunk, into a digit classifier. `model_predict.py` classifies
@@ -425,9 +425,9 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
 
 
 # --- Trainer --------------------------------------------------------------------------------------
-# `nl.Trainer` is Lightning's Trainer. The strategy shares the work among the ranks: all arguments of
-# NeMo's MegatronStrategy can be set here, such as `sequence_parallel=True`. `ExactStrategy` is
-# megakit's subclass of it, whose steps are shorter and whose validation loss is exact.
+# `nl.Trainer` is Lightning's Trainer. The strategy shares the work among the ranks. `ExactStrategy`
+# is megakit's subclass of NeMo's MegatronStrategy: its steps are shorter, and its validation loss is
+# exact. It takes all arguments of NeMo's class, such as `sequence_parallel=True`.
 #
 # `run` has the checked options of the command line. `run.callbacks()` are ordinary callbacks: they
 # write metrics.csv and checkpoints, show progress, and save when the job is stopped. For a further

@@ -14,9 +14,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from peers.job import CLIP, Clock, Job, optimizer_of
+from peers.ours import log_every_step
 
 from examples.gpt.gpt_sizes import SizeOptions
-from megakit.job.script import Run, run_script
+from megakit.job import Run, run_script
 
 
 @dataclass(kw_only=True)
@@ -71,7 +72,7 @@ def timed(run: Run[Any], job: GptJob, clock: Clock) -> Path:
     """What the script does, with a clock that looks at each step's end."""
     from lightning.pytorch import Trainer
 
-    from examples.gpt import model_pretrain
+    from examples.gpt import gpt_components, model_pretrain
     from megakit.reporting.metrics import read_metrics
     from megakit.training import progress
 
@@ -84,7 +85,7 @@ def timed(run: Run[Any], job: GptJob, clock: Clock) -> Path:
 
     callback.on_train_batch_end = on_train_batch_end
     if job.every_loss:
-        progress.LOG_INTERVAL = 1
+        log_every_step(gpt_components)
     checkpoint = model_pretrain.pretrain(run)
     rows = read_metrics(run.path / "metrics.csv")
     if job.every_loss:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import model_pretrain
-from megakit.job.script import Run, run_script
+from megakit.job import Run, run_script
 from peers.job import Clock, Job
 
 
@@ -55,7 +55,7 @@ def timed(run: Run, job: Job, clock: Clock) -> Path:
 
     callback.on_train_batch_end = on_train_batch_end
     if job.every_loss:
-        progress.LOG_INTERVAL = 1
+        log_every_step(model_components)
     checkpoint = model_pretrain.pretrain(run)
     rows = read_metrics(run.path / "metrics.csv")
     if job.every_loss:
@@ -66,6 +66,18 @@ def timed(run: Run, job: Job, clock: Clock) -> Path:
     # Here, as the script ends its process without coming back to `train`.
     shutil.rmtree(run.options.output_dir)
     return checkpoint
+
+
+def log_every_step(components: Any) -> None:
+    """Makes the trainer that a model file builds log each step."""
+    original = components.build_trainer
+
+    def build_trainer(*args: Any, **options: Any) -> Any:
+        trainer = original(*args, **options)
+        trainer.log_every_n_steps = 1
+        return trainer
+
+    components.build_trainer = build_trainer
 
 
 class Repeated:

@@ -23,7 +23,7 @@ REPORTS_ONLY = "REPORTS_ONLY"
 #: callbacks and loggers only report.
 LEFT_OUT = ("Options", "Callback", "Logger")
 #: Arguments that only report.
-REPORTING_ARGUMENTS = ("callbacks", "logger", "profiler", "make_view", "next_verb")
+REPORTING_ARGUMENTS = ("callbacks", "logger", "log_every_n_steps", "profiler", "next_verb")
 #: Number of changed names that a message lists.
 LISTED = 8
 

@@ -10,8 +10,8 @@ from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.options import CommonOptions
 from megakit.job.plan import make_plan
+from megakit.job.run import Run
 from megakit.job.runs import Stage
-from megakit.job.script import Run
 from megakit.reporting.console import Console
 from megakit.reporting.streams import diverted
 from megakit.runtime.accelerator import (
@@ -19,6 +19,7 @@ from megakit.runtime.accelerator import (
     find_accelerator,
     limit_threads,
     use_accelerator,
+    use_full_float32,
 )
 from megakit.runtime.signals import handlers_restored
 
@@ -65,6 +66,8 @@ def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
     with locks, diverted(run.directory.log), handlers_restored():
         try:
             use_accelerator(plan.accelerator.name)
+            if plan.precision == "32":
+                use_full_float32()
             destroy_parallel_state()
             yield run
         except UserError:

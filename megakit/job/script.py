@@ -24,7 +24,7 @@ from megakit.job.run import Run
 from megakit.job.runs import RunDirectory, Stage
 from megakit.reporting.console import Console
 from megakit.reporting.streams import secure_streams
-from megakit.runtime.accelerator import limit_threads, use_accelerator
+from megakit.runtime.accelerator import limit_threads, use_accelerator, use_full_float32
 from megakit.runtime.memory import keep_freed_memory, suspend_collector
 from megakit.runtime.signals import exit_status, reset_signals
 
@@ -168,6 +168,8 @@ def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str)
     keep_freed_memory()
     try:
         use_accelerator(run.accelerator.name)
+        if run.precision == "32":
+            use_full_float32()
         path = work(run)
     except Stopped as stopped:
         run.console.say(f"Stopped after step {stopped.step}; the same command resumes from there.")

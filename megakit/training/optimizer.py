@@ -17,6 +17,7 @@ from nemo.lightning.pytorch.optim import (
 
 from megakit.errors import UserError
 from megakit.runtime.patching import patch, require_attribute
+from megakit.training.gradients import accumulate_in_buffers
 
 #: torch's private kernels that `FusedAdam` needs: with and without decoupled weight decay.
 _adamw, _adam = require_attribute(torch, "_fused_adamw_"), require_attribute(torch, "_fused_adam_")
@@ -92,11 +93,20 @@ def use_fused_adam() -> None:
     """Makes Megatron build `FusedAdam` as it builds Apex's, if Apex is not installed."""
     if not require_attribute(megatron_optimizer, "USING_PYTORCH_OPTIMIZER"):
         return
-    patch(megatron_optimizer, "Adam", FusedAdam)
-    patch(megatron_optimizer, "USING_PYTORCH_OPTIMIZER", False)
-    patch(distrib_optimizer, "Adam", FusedAdam)
-    patch(distrib_optimizer, "HAVE_APEX_OR_TE", True)
-    patch(distrib_optimizer, "USING_APEX_OPTIMIZER", True)
+    for owner, name, value in (
+        (megatron_optimizer, "Adam", FusedAdam),
+        (megatron_optimizer, "USING_PYTORCH_OPTIMIZER", False),
+        (distrib_optimizer, "Adam", FusedAdam),
+        (distrib_optimizer, "HAVE_APEX_OR_TE", True),
+        (distrib_optimizer, "USING_APEX_OPTIMIZER", True),
+    ):
+        patch(
+            *(owner, name, value),
+            group="safe",
+            reason="Megatron restores the steps of torch's AdamW wrongly; it is written for Apex's",
+            worth="13% of a step: torch's fused kernel",
+            when="without Apex and Transformer Engine",
+        )
 
 
 class LeanOptimizerModule(MegatronOptimizerModule):
@@ -109,6 +119,8 @@ class LeanOptimizerModule(MegatronOptimizerModule):
         """Returns Megatron's optimizer."""
         use_fused_adam()
         built: list[torch.optim.Optimizer] = super().optimizers(model)
+        for optimizer in built:
+            accumulate_in_buffers([chunk.module for chunk in model], optimizer)
         return built
 
 

@@ -66,6 +66,7 @@ class ExactStrategy(nl.MegatronStrategy):
     """
 
     grad_norm: float | None = None
+    ckpt_load_strictness: Any  # NeMo sets this attribute without a type
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         ours = {

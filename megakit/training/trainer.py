@@ -61,8 +61,8 @@ def train(
     callbacks.sort(key=lambda callback: not isinstance(callback, EarlyStopping))
     if log is not None:
         log.setup(trainer, resume_if_exists=getattr(resume, "resume_if_exists", False))
-    if isinstance(resume, str | Path):
-        resume = nl.AutoResume(resume_from_path=str(resume))
     if resume is not None:
+        if not isinstance(resume, nl.AutoResume):
+            resume = nl.AutoResume(resume_from_path=str(resume))
         resume.setup(trainer, model)
     trainer.fit(model, datamodule=data)

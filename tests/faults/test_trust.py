@@ -68,8 +68,8 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         "lr_schedulers.0 has other entries",
     ),
     "a step of several numbers": (
-        lambda common: _optimizer(common)["state"].update(common_step=[1, 2]),
-        "the optimizer's step",
+        lambda common: _optimizer(common)["param_groups"][0].update(step=[1, 2]),
+        "the optimizer's group 0.step is a list",
     ),
 }
 

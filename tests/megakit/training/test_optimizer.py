@@ -1,6 +1,5 @@
-"""Megatron's optimizer as the scripts use it; in trainings: tests/parallel and tests/faults."""
+"""`FusedAdam` by itself; in trainings and resumptions: tests/parallel and tests/faults."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,83 +7,86 @@ import torch
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
-
-def weights() -> list[torch.nn.Parameter]:
-    generator = torch.Generator().manual_seed(1)
-    shapes = ((64, 50), (50,), (3, 64), (1,))
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-
-
-def made_of(monkeypatch: pytest.MonkeyPatch, *parts: Any) -> Any:
-    """What comes of an optimizer that Megatron has chained of these."""
-    from nemo.lightning.pytorch.optim import MegatronOptimizerModule
-
-    from megakit.training import megatron_adam
-
-    chained = SimpleNamespace(
-        chained_optimizers=[SimpleNamespace(optimizer=part) for part in parts]
-    )
-    theirs = [SimpleNamespace(mcore_optimizer=chained)]
-    monkeypatch.setattr(MegatronOptimizerModule, "optimizers", lambda self, model: theirs)
-    assert megatron_adam(0.01).optimizers(None) is theirs
+STEPS = 500
 
 
 class Training:
-    """An Adam made by torch, fused afterwards, on gradients that depend on the step."""
+    """Weights in two groups, one weight without a gradient, and gradients drawn by the step."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.weights = weights()
-        self.adam = torch.optim.AdamW(self.weights, lr=1e-2, weight_decay=0.01)
-        made_of(monkeypatch, self.adam)
+    def __init__(self, adam: Any, **options: Any) -> None:
+        generator = torch.Generator().manual_seed(1)
+        shapes = ((64, 50), (50,), (3, 64), (1,))
+        self.weights = [
+            torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes
+        ]
+        groups = [
+            {"params": self.weights[:2], "weight_decay": 0.1},
+            {"params": self.weights[2:], "weight_decay": 0.0},
+            {"params": [torch.nn.Parameter(torch.ones(1))], "weight_decay": 0.0},
+            {"params": []},  # as on a rank whose shard has no weights of the group
+        ]
+        self.adam = adam(groups, lr=1e-2, betas=(0.9, 0.98), **options)
 
-    def run(self, first: int, last: int) -> None:
+    def run(self, first: int, last: int) -> "Training":
         for step in range(first, last):
             generator = torch.Generator().manual_seed(step)
             for weight in self.weights:
                 weight.grad = torch.randn(weight.shape, generator=generator)
-            self.adam.param_groups[0]["lr"] = 1e-2 / (1 + step)
+            for group in self.adam.param_groups:
+                group["lr"] = 1e-2 / (1 + step)
             self.adam.step()
+        return self
+
+    def resumed(self, adam: Any) -> "Training":
+        other = Training(adam)
+        for own, its in zip(self.weights, other.weights, strict=True):
+            its.data.copy_(own.data)
+        other.adam.load_state_dict(self.adam.state_dict())
+        return other
+
+    def check_equal(self, other: "Training") -> None:
+        for own, its in zip(self.weights, other.weights, strict=True):
+            assert torch.equal(own, its)
+            for name in ("exp_avg", "exp_avg_sq"):
+                assert torch.equal(self.adam.state[own][name], other.adam.state[its][name])
 
 
-def test_its_state_goes_on_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Training(monkeypatch)
-    whole.run(0, 20)
-    begun, resumed = Training(monkeypatch), Training(monkeypatch)
-    begun.run(0, 11)
-    for old, new in zip(begun.weights, resumed.weights, strict=True):
-        new.data.copy_(old.data)
-    resumed.adam.load_state_dict(begun.adam.state_dict())
-    resumed.run(11, 20)
-    assert all(map(torch.equal, resumed.weights, whole.weights))
+@pytest.mark.parametrize("adam_w_mode", [True, False])
+def test_its_steps_are_those_of_torchs_fused_adam_bit_by_bit(adam_w_mode: bool) -> None:
+    from megakit.training.optimizer import FusedAdam
+
+    torchs = torch.optim.AdamW if adam_w_mode else torch.optim.Adam
+    ours = Training(FusedAdam, adam_w_mode=adam_w_mode).run(0, STEPS)
+    ours.check_equal(Training(torchs, fused=True).run(0, STEPS))
+    assert [group["step"] for group in ours.adam.param_groups] == [STEPS] * 4
 
 
-def test_its_step_is_that_of_torchs_fused_adam(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit by bit: with groups of their own settings, and weights that join later."""
-    ours, theirs = weights(), weights()
-    groups: list[list[dict[str, Any]]] = [
-        [
-            {"params": some[:2], "weight_decay": 0.1, "lr": 1e-2},
-            {"params": some[2:]},
-            {"params": [torch.nn.Parameter(torch.ones(1))]},  # never has a gradient
-        ]
-        for some in (ours, theirs)
-    ]
-    adam = torch.optim.AdamW(groups[0], betas=(0.9, 0.98))
-    made_of(monkeypatch, adam)
-    plain = torch.optim.AdamW(groups[1], betas=(0.9, 0.98), fused=True)
-    assert type(adam) is not type(plain)
-    for step in range(12):
-        generator = torch.Generator().manual_seed(step)
-        for number, pair in enumerate(zip(ours, theirs, strict=True)):
-            gradient = torch.randn(pair[0].shape, generator=generator)
-            for weight in pair:
-                # One is frozen at first, and another again and again.
-                is_frozen = (number == 2 and step < 5) or (number == 1 and step % 3 == 2)
-                weight.grad = None if is_frozen else gradient.clone()
-        for optimizer in (adam, plain):
-            optimizer.param_groups[1]["lr"] = 1e-3 * (1 + step)
-            optimizer.step()
-    assert all(map(torch.equal, ours, theirs))
-    assert [adam.state[weight]["step"].item() for weight in ours] == [12, 8, 7, 12]
-    for own, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(adam.state[own], plain.state[other], rtol=0, atol=0)
+@pytest.mark.parametrize("step", [0, 1, 11])
+def test_it_resumes_exactly(step: int) -> None:
+    from megakit.training.optimizer import FusedAdam
+
+    begun = Training(FusedAdam).run(0, step)
+    resumed = begun.resumed(FusedAdam)
+    assert resumed.adam.state.keys() > set(resumed.weights)
+    assert resumed.adam.param_groups[0]["step"] == step
+    resumed.run(step, 20).check_equal(Training(FusedAdam).run(0, 20))
+
+
+def test_megatron_builds_it_as_it_builds_the_one_of_apex() -> None:
+    from megatron.core import optimizer
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+
+    from megakit.training.optimizer import FusedAdam, use_fused_adam
+
+    use_fused_adam()
+    for is_distributed in (False, True):
+        model = DistributedDataParallel(
+            TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1),
+            DistributedDataParallelConfig(use_distributed_optimizer=is_distributed),
+            torch.nn.Linear(4, 1),
+        )
+        config = OptimizerConfig(lr=0.1, use_distributed_optimizer=is_distributed)
+        built = optimizer.get_megatron_optimizer(config, [model])
+        assert type(built.chained_optimizers[0].optimizer) is FusedAdam
