@@ -23,7 +23,6 @@ from megatron.core.transformer.enums import ModelType
 from nemo import lightning as nl
 from nemo.lightning import io
 from nemo.lightning.megatron_parallel import MegatronLossReduction
-from nemo.lightning.pytorch.optim import MegatronOptimizerModule
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -194,9 +193,8 @@ class MNISTDataModule(MegatronDataModule):
 # acts on each feature separately, so ReLU needs no communication. After the second layer, one
 # all-reduce sums the results of the ranks.
 #
-# Pipeline parallelism splits each model after the encoder. The first stage has linear1 and linear2.
-# The second stage has the decoder or the head. The first stage sends the latent
-# vectors z to the second stage.
+# Pipeline parallelism splits each model after the encoder. The first stage has linear1 and linear2,
+# and sends the latent vectors z to the second stage, which has the decoder or the head.
 
 
 class ExampleModelOutput(TypedDict):
@@ -351,11 +349,10 @@ def accuracy_of_classes() -> ValidationMetric:
 
 
 # --- Lightning module -----------------------------------------------------------------------------
-# NeMo's strategy replaces Lightning's training step: it calls Megatron's schedule. The schedule
-# calls `training_step` once for each micro batch.
-# `training_step` returns the model's output, not the loss. Megatron's schedule computes the loss
-# with the object that `training_loss_reduction` returns. The config names the model and the loss,
-# so this module works with any pair of model and loss.
+# NeMo's strategy replaces Lightning's training step by a call of Megatron's schedule, which calls
+# `training_step` for each micro batch. `training_step` returns the model's output, not the loss.
+# The schedule computes the loss with the object that `training_loss_reduction` returns. The config
+# names the model and the loss, so this module works with any pair of model and loss.
 
 
 class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroughPredictionMixin):
@@ -372,7 +369,7 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
     def __init__(
         self,
         config: MegatronBioNeMoTrainableModelConfig,
-        optimizer: MegatronOptimizerModule | None = None,
+        optimizer: nl.MegatronOptimizerModule | None = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -426,12 +423,11 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
 
 # --- Trainer --------------------------------------------------------------------------------------
 # `nl.Trainer` is Lightning's Trainer. The strategy shares the work among the ranks. `ExactStrategy`
-# is megakit's subclass of NeMo's MegatronStrategy: its steps are shorter, and its validation loss is
-# exact. It takes all arguments of NeMo's class, such as `sequence_parallel=True`.
+# is megakit's subclass of NeMo's MegatronStrategy, with shorter steps and an exact validation loss.
+# It takes all arguments of NeMo's class, such as `sequence_parallel=True`.
 #
 # `run` has the checked options of the command line. `run.callbacks()` are ordinary callbacks: they
-# write metrics.csv and checkpoints, show progress, and save when the job is stopped. For a further
-# logger, callback or profiler, extend this function.
+# write metrics.csv and checkpoints, show progress, and save when the job is stopped.
 
 
 def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer:
@@ -457,8 +453,7 @@ def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer
         logger=run.logger(),
         log_every_n_steps=10,
         callbacks=[*callbacks, *run.callbacks()],
-        # `run.callbacks()` shows progress, and Megatron's sampler divides the samples.
-        enable_progress_bar=False,
+        enable_progress_bar=False,  # `run.callbacks()` shows progress
         enable_model_summary=False,
-        use_distributed_sampler=False,
+        use_distributed_sampler=False,  # Megatron's sampler divides the samples
     )

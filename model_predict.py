@@ -105,8 +105,7 @@ def predict(run: Run[PredictOptions]) -> Path:
     else:
         dataset = run.dataset
         data = MNISTDataModule(run.options.data_dir, micro_batch_size, dataset=dataset, **sizes)
-    # No prefix is skipped: model and checkpoint must have the same weights.
-    checkpoint = run.start or ""
+    checkpoint = run.start or ""  # no prefix is skipped: it has to have the model's weights
     module = BionemoLightningModule(config=ExampleFineTuneConfig(initial_ckpt_path=checkpoint))
 
     def write_report(path: Path, results: Any) -> None:
@@ -121,8 +120,8 @@ def predict(run: Run[PredictOptions]) -> Path:
         from mnist.inputs import write_inputs
 
         run.check_directory()
-        image = run.path / "inputs.png"
-        for remark in write_inputs(image, pictures.images, pictures.sources, path):
+        shown = run.path / "inputs.png"
+        for remark in write_inputs(shown, pictures.images, pictures.sources, path):
             run.console.say(remark)
     return path
 

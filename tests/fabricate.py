@@ -41,7 +41,14 @@ class SavingTrainer(SimpleNamespace):
             callback_metrics={},
             state=SimpleNamespace(fn="fit"),
             strategy=SimpleNamespace(barrier=lambda name: None),
+            fit_loop=SimpleNamespace(epoch_loop=self),
         )
+
+    def validation_is_due(self) -> bool:
+        """As `StepLoop` decides it."""
+        step = self.global_step
+        is_due = step % self.val_check_interval == 0 or step == self.max_steps
+        return bool((is_due or self.should_stop) and self.enable_validation)
 
 
 def make_checkpoint(

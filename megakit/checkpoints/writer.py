@@ -192,7 +192,7 @@ def _model_name(module: Any) -> str:
 
 def validation_is_due(trainer: pl.Trainer) -> bool:
     """Asks the trainer's `StepLoop` whether a validation follows the last step."""
-    return bool(trainer.fit_loop.epoch_loop.validation_is_due())  # type: ignore[attr-defined]
+    return bool(trainer.fit_loop.epoch_loop.validation_is_due())
 
 
 def logged_values(trainer: pl.Trainer, prefix: str) -> dict[str, float]:

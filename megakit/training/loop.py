@@ -53,7 +53,7 @@ class StepLoop(_TrainingEpochLoop):
     """
 
     def __init__(self, replaced: Any) -> None:
-        vars(self).update(vars(replaced))  # the trainer, the limits, and the loop of validation
+        self.__dict__.update(vars(replaced))  # the trainer, the limits, and the loop of validation
         self.step = self.epoch_start = self.validated_step = 0
         self.fetch_seconds = 0.0
         self._from_last_stage = FromLastStage()

@@ -60,7 +60,7 @@ def make_step(kind: str, strategy: Any) -> Step:
         if is_last:
             output = plugin.convert_output(output)
         else:
-            _check_shape(output, shape)
+            check_shape(output, shape)
         for observe in observers:
             observe(batch, output)
         return output, functools.partial(loss.forward, batch)
@@ -102,7 +102,7 @@ def _stage_shape(model: Any, sampler: Any) -> tuple[int, ...]:
     return tuple(shapes[0])
 
 
-def _check_shape(output: torch.Tensor, shape: tuple[int, ...] | None) -> None:
+def check_shape(output: torch.Tensor, shape: tuple[int, ...] | None) -> None:
     """Checks what a pipeline stage sends; the next stage would wait for the rest without end.
 
     Raises:

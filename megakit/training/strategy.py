@@ -138,7 +138,8 @@ class ExactStrategy(nl.MegatronStrategy):
         super().setup(trainer)
         self._refuse_listeners()
         if trainer.state.fn == TrainerFn.FITTING:
-            self._refuse_wrong_gradients()
+            config = require_attribute(self.model[0], "config")
+            refuse_wrong_gradients(config, self.model, self._step("training").loss)
 
     def setup_megatron_parallel(self, trainer: pl.Trainer) -> None:
         """Sets up Megatron's parallel model, and forgets the steps of an earlier model."""
@@ -161,27 +162,6 @@ class ExactStrategy(nl.MegatronStrategy):
                         f"{type(listener).__name__}.{event}: ExactStrategy does not call this. Use "
                         "`trainer.strategy.observers`, or nl.MegatronStrategy."
                     )
-
-    def _refuse_wrong_gradients(self) -> None:
-        """Refuses two settings of a transformer's config that would give wrong gradients."""
-        config = require_attribute(self.model[0], "config")
-        if not isinstance(config, TransformerConfig):
-            return
-        is_first = parallel_state.is_pipeline_first_stage()
-        divides = any(map(_divides_sequence, self.model.modules()))
-        if config.sequence_parallel and is_first and not divides:
-            raise UserError(
-                "sequence_parallel=True: no layer of the model divides the sequence over the "
-                "tensor-parallel ranks. Leave it out. Or divide the sequence after the embedding "
-                "by Megatron's scatter_to_sequence_parallel_region, and set `divides_sequence = "
-                "True` in the class of the model."
-            )
-        loss = self._step("training").loss
-        if config.calculate_per_token_loss and isinstance(loss, MeanLossReduction):
-            raise UserError(
-                f"calculate_per_token_loss=True: {type(loss).__name__} returns means, not sums and "
-                "token counts. Leave it out, or derive the loss from TokenMeanLossReduction."
-            )
 
     def load_checkpoint(
         self, checkpoint_path: str | os.PathLike[str], selective_restore: bool = False
@@ -327,6 +307,30 @@ class ExactStrategy(nl.MegatronStrategy):
             trainer.gradient_clip_val is not None
             or any(is_overridden(name, module, pl.LightningModule) for name in (before, clipping))
             or any(is_overridden(before, callback, pl.Callback) for callback in callbacks)
+        )
+
+
+def refuse_wrong_gradients(config: object, model: torch.nn.Module, loss: object) -> None:
+    """Refuses two settings of a transformer's config that would give wrong gradients.
+
+    Raises:
+        UserError: The model has the whole sequence on each of the ranks that divide it, or the
+            gradient of a mean is divided by the number of tokens.
+    """
+    if not isinstance(config, TransformerConfig):
+        return
+    is_first = parallel_state.is_pipeline_first_stage()
+    if config.sequence_parallel and is_first and not any(map(_divides_sequence, model.modules())):
+        raise UserError(
+            "sequence_parallel=True: no layer of the model divides the sequence over the "
+            "tensor-parallel ranks. Leave it out. Or divide the sequence after the embedding by "
+            "Megatron's scatter_to_sequence_parallel_region, and set `divides_sequence = True` in "
+            "the class of the model."
+        )
+    if config.calculate_per_token_loss and isinstance(loss, MeanLossReduction):
+        raise UserError(
+            f"calculate_per_token_loss=True: {type(loss).__name__} returns means, not sums and "
+            "token counts. Leave it out, or derive the loss from TokenMeanLossReduction."
         )
 
 

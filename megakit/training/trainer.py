@@ -1,6 +1,7 @@
 """Trains a model with NeMo's trainer, like `nemo.collections.llm.train`."""
 
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping
@@ -52,7 +53,7 @@ def train(
         write_in_threads()
         trainer.strategy.async_save = False
         trainer.strategy.ckpt_optim_fully_reshardable = True
-    metrics = getattr(model, "validation_metrics", dict)()
+    metrics: Any = getattr(model, "validation_metrics", dict)()
     further = [ExactDropout(), *([ValidationMetrics(metrics)] if metrics else [])]
     callbacks = require_attribute(trainer, "callbacks")
     known = {type(callback) for callback in callbacks}
@@ -61,8 +62,8 @@ def train(
     callbacks.sort(key=lambda callback: not isinstance(callback, EarlyStopping))
     if log is not None:
         log.setup(trainer, resume_if_exists=getattr(resume, "resume_if_exists", False))
-    if resume is not None:
-        if not isinstance(resume, nl.AutoResume):
-            resume = nl.AutoResume(resume_from_path=str(resume))
+    if isinstance(resume, str | Path):
+        nl.AutoResume(resume_from_path=str(resume)).setup(trainer, model)
+    elif resume is not None:
         resume.setup(trainer, model)
     trainer.fit(model, datamodule=data)

@@ -95,7 +95,7 @@ class ValidationMetrics(pl.Callback):
 
 def observers(trainer: pl.Trainer) -> list[Callable[[Any, Any], None]]:
     """Returns the functions that the strategy calls with each validated micro batch."""
-    found: list[Callable[[Any, Any], None]] = trainer.strategy.observers
+    found: list[Callable[[Any, Any], None]] = require_attribute(trainer.strategy, "observers")
     return found
 
 

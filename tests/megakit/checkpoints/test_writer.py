@@ -47,7 +47,7 @@ def run_to(
     """One step as Lightning does it: its end, then its validation if it is due."""
     trainer.global_step = step
     writer.on_train_batch_end(trainer, trainer.lightning_module)
-    if validation_is_due(trainer, step):
+    if validation_is_due(trainer):
         trainer.callback_metrics["val_loss"] = val_loss
         writer.on_validation_end(trainer, trainer.lightning_module)
 

@@ -12,40 +12,20 @@ def test_what_is_printed_after_an_error_starts_on_a_new_line() -> None:
     from megakit.training.progress import Reporter
 
     closed: list[bool] = []
-    reporter = Reporter(None, "pretrain", None, None, None)  # type: ignore[arg-type]
+    reporter = Reporter(None, "pretrain", None, None)  # type: ignore[arg-type]
     reporter.on_exception()  # before the first step
     reporter.progress = SimpleNamespace(close=lambda: closed.append(True))  # type: ignore[assignment]
     reporter.on_exception()
     assert closed == [True]
 
 
-def test_the_clock_measures_data_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megakit.training import progress
-
-    now = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
-    clock = progress.DataClock()
-    for action, seconds in (
-        ("[_TrainingEpochLoop].train_dataloader_next", 2.0),
-        ("[_TrainingEpochLoop].train_dataloader_next", 3.0),
-        ("[_EvaluationLoop].val_next", 100.0),
-        ("[LightningDataModule]Data.prepare_data", 7.0),
-        ("[LightningDataModule]Data.setup", 10.0),
-        ("[LightningDataModule]Data.state_dict", 1000.0),
-        ("run_training_batch", 10000.0),
-    ):
-        with clock.profile(action):
-            now.seconds += seconds
-    assert (clock.fetch_seconds, clock.setup_seconds) == (5.0, 17.0)
-
-
 def test_times_of_a_start_that_finds_all_steps_done() -> None:
-    from megakit.training.progress import DataClock, Reporter
+    from megakit.training.progress import Reporter
 
     writer: Any = SimpleNamespace(seconds=2.0)
-    reporter = Reporter(None, "pretrain", writer, None, None)  # type: ignore[arg-type]
+    reporter = Reporter(None, "pretrain", writer, None)  # type: ignore[arg-type]
     reporter.load_state_dict({"seconds": 100.0, "validation_seconds": 10.0})
-    times = reporter.times(7.0, DataClock())
+    times = reporter.times(7.0)
     assert times.pop("start_up") == 7.0
     assert set(times.values()) == {0.0}
 
@@ -54,7 +34,7 @@ def test_values_of_an_earlier_validation_are_dropped() -> None:
     """Lightning keeps them until they are logged again."""
     from megakit.training.progress import Reporter
 
-    reporter = Reporter(None, "pretrain", None, None, None)  # type: ignore[arg-type]
+    reporter = Reporter(None, "pretrain", None, None)  # type: ignore[arg-type]
     logged = {"val_rare": 7.0, "val_loss": 1.0, "train_loss": 2.0}
     trainer: Any = SimpleNamespace(callback_metrics=logged)
     module: Any = None

@@ -15,22 +15,20 @@ from tests.scripts import read_csv, run_script
 
 @pytest.fixture
 def strategy(megatron: None) -> Any:
-    from megakit.job.layout import Layout
-    from megakit.training.trainer import build_strategy
+    from megakit.training import ExactStrategy
 
-    strategy = build_strategy(Layout(1, 1, 1, 1, 8, 8))
+    strategy: Any = ExactStrategy()
     strategy.trainer = SimpleNamespace(global_step=6)
     return strategy
 
 
 @pytest.fixture
-def step(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def step(strategy: Any) -> Any:
     """A step of an optimizer that has found the gradient to have a norm."""
-    from lightning.pytorch.strategies import DDPStrategy
 
     def step(norm: Any) -> Any:
-        monkeypatch.setattr(DDPStrategy, "optimizer_step", lambda *args, **kwargs: (1, norm, None))
-        return strategy.optimizer_step(None, None)
+        strategy._has_gradient_hooks = False
+        return strategy.optimizer_step(SimpleNamespace(step=lambda closure: (1, norm, None)), None)
 
     return step
 
@@ -71,3 +69,54 @@ def test_nemos_own_sampler_is_told_what_a_loader_is_for(strategy: Any) -> None:
         strategy.trainer.state = SimpleNamespace(stage=stage)
         loader = strategy.process_dataloader(DataLoader(numbers, batch_size=4))
         assert next(iter(loader)).tolist() == list(range(first, first + 4))
+
+
+@pytest.mark.parametrize("where", ["ddp", "optimizer"])
+def test_one_place_is_enough_for_the_distributed_optimizer(megatron: None, where: str) -> None:
+    """NeMo lets the optimizer's config decide, whose default is no."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from nemo import lightning as nl
+
+    from megakit.training import ExactStrategy, megatron_adam
+    from model_components import BionemoLightningModule, PretrainConfig
+
+    config = DistributedDataParallelConfig(use_distributed_optimizer=where == "ddp")
+    strategy: Any = ExactStrategy(ddp=config)
+    strategy.precision_plugin = nl.MegatronMixedPrecision(precision="32")
+    module = BionemoLightningModule(config=PretrainConfig(), optimizer=megatron_adam(1e-3))
+    module.optim.config.use_distributed_optimizer = where == "optimizer"
+    strategy.connect(module)
+    assert module.optim.config.use_distributed_optimizer
+    assert strategy.ddp_config.use_distributed_optimizer
+
+
+def test_who_listens_to_events_that_do_not_happen_is_refused(strategy: Any) -> None:
+    from nemo.lightning.megatron_parallel import CallbackConnector
+    from nemo.lightning.pytorch.plugins import MegatronDataSampler
+
+    class Listener:
+        def on_megatron_step_end(self, **_: Any) -> None:
+            """Would never be called."""
+
+    sampler = MegatronDataSampler(1, 4, 8)
+    strategy.data_sampler, strategy.model = sampler, SimpleNamespace(callbacks=CallbackConnector())
+    strategy.model.callbacks.add(sampler)
+    sampler.output_log = False
+    strategy._refuse_listeners()
+    strategy.model.callbacks.add(Listener())
+    with pytest.raises(UserError, match=r"Listener\.on_megatron_step_end: ExactStrategy"):
+        strategy._refuse_listeners()
+    sampler.output_log = True
+    with pytest.raises(UserError, match="output_log=True"):
+        strategy._refuse_listeners()
+
+
+def test_what_a_pipeline_stage_sends_has_the_shape_that_the_config_says(megatron: None) -> None:
+    """The next stage would wait without end, or read other numbers."""
+    import torch
+
+    from megakit.training.schedule import check_shape
+
+    check_shape(torch.zeros(1, 4, 3), (1, 4, 3))
+    with pytest.raises(UserError, match=r"\(1, 4, 3\), and .* \(1, 4, 64\): .*stage_shape"):
+        check_shape(torch.zeros(1, 4, 3), (1, 4, 64))

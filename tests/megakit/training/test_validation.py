@@ -20,10 +20,10 @@ class TestNames:
         ],
     )
     def test_scalars(self, values: Any, expected: dict[str, float]) -> None:
-        from megakit.training.validation import checked, to_floats
+        from megakit.training.validation import checked
 
         scalars = checked(values, "it")
-        assert to_floats(scalars) == expected
+        assert {name: value.item() for name, value in scalars.items()} == expected
         assert not any(value.requires_grad for value in scalars.values())
         assert {(value.dtype, value.shape) for value in scalars.values()} == {(torch.float32, ())}
 
@@ -52,11 +52,9 @@ class TestNames:
 
 @pytest.fixture
 def trainer() -> Any:
-    from nemo.lightning.megatron_parallel import CallbackConnector
-
     return SimpleNamespace(
         strategy=SimpleNamespace(
-            root_device=torch.device("cpu"), model=SimpleNamespace(callbacks=CallbackConnector())
+            root_device=torch.device("cpu"), observers=[], validated_names=["loss"]
         ),
         callbacks=[],
         sanity_checking=False,
@@ -94,9 +92,8 @@ def accuracy(**more: Any) -> Any:
 def validate(trainer: Any, module: Any, callback: Any, batches: list[Any]) -> dict[str, float]:
     callback.on_validation_start(trainer, module)
     for batch, output in batches:
-        trainer.strategy.model.callbacks.event(
-            "on_megatron_microbatch_end", step=None, batch=batch, output=output
-        )
+        for observe in trainer.strategy.observers:
+            observe(batch, output)
     callback.on_validation_epoch_end(trainer, module)
     callback.on_validation_end(trainer, module)
     return dict(module.logged)
@@ -114,51 +111,42 @@ def batch_of(right: int, wrong: int, padding: int = 0, weights: Any = None) -> A
 
 class TestMetrics:
     def test_over_all_micro_batches_without_padding(self, trainer: Any) -> None:
-        from megakit.training.validation import metrics_of
+        from megakit.training import ValidationMetrics
 
         module: Any = Module(accuracy=accuracy())
-        (callback,) = metrics_of(module)
-        connector = trainer.strategy.model.callbacks
-        assert connector.callbacks == {}  # a training step calls nothing
+        callback = ValidationMetrics(module.metrics)
         batches = [batch_of(3, 1), batch_of(0, 1, padding=3), batch_of(0, 0, padding=4)]
         assert validate(trainer, module, callback, batches) == {"val_accuracy": pytest.approx(0.6)}
-        assert connector.callbacks == {"on_megatron_microbatch_end": []}
+        assert trainer.strategy.observers == []
         # The next validation starts from nothing.
         assert validate(trainer, module, callback, [batch_of(1, 3)]) == {"val_accuracy": 0.25}
 
     def test_a_mask_of_tokens_says_which_samples_are_real(self, trainer: Any) -> None:
-        from megakit.training.validation import metrics_of
+        from megakit.training import ValidationMetrics
 
         module: Any = Module(accuracy=accuracy())
-        (callback,) = metrics_of(module)
+        callback = ValidationMetrics(module.metrics)
         weights = torch.ones(4, 5)
         weights[:, 2:] = 0
         found = validate(trainer, module, callback, [batch_of(1, 1, 2, weights)])
         assert found == {"val_accuracy": 0.5}
 
     def test_arguments_have_a_row_for_each_sample(self, trainer: Any) -> None:
-        from megakit.training import ValidationMetric
-        from megakit.training.validation import metrics_of
+        from megakit.training import ValidationMetric, ValidationMetrics
 
         short = ValidationMetric(accuracy().metric, lambda batch, out: (out[:2], batch["label"]))
         module: Any = Module(short=short)
-        (callback,) = metrics_of(module)
+        callback = ValidationMetrics(module.metrics)
         with pytest.raises(ValueError, match="validation metric short: its arguments have 2 rows"):
             validate(trainer, module, callback, [batch_of(3, 1)])
 
-    def test_the_name_of_the_loss_is_refused(self) -> None:
-        """Else the metric's value would silently take the place of the validation loss."""
-        from megakit.training.validation import metrics_of
-
-        with pytest.raises(UserError, match=r"validation metric 'loss': the column val_loss "):
-            metrics_of(Module(loss=accuracy()))
-
     def test_the_name_of_a_value_of_the_loss_is_refused(self, trainer: Any) -> None:
-        from megakit.training.validation import metrics_of
+        """Else the metric's value would silently take the place of the loss's."""
+        from megakit.training import ValidationMetrics
 
         trainer.strategy.validated_names = ["loss", "accuracy"]
         module: Any = Module(accuracy=accuracy())
-        (callback,) = metrics_of(module)
+        callback = ValidationMetrics(module.metrics)
         with pytest.raises(UserError, match="'accuracy': the loss also returns a value"):
             validate(trainer, module, callback, [batch_of(3, 1)])
 
@@ -166,9 +154,10 @@ class TestMetrics:
 class TestDirection:
     @pytest.mark.parametrize("declared", [None, True, False])
     def test_a_metric_says_it(self, trainer: Any, declared: bool | None) -> None:
-        from megakit.training.validation import higher_is_better, metrics_of
+        from megakit.training import ValidationMetrics
+        from megakit.training.validation import higher_is_better
 
-        trainer.callbacks = metrics_of(Module(accuracy=accuracy(higher_is_better=declared)))
+        trainer.callbacks = [ValidationMetrics({"accuracy": accuracy(higher_is_better=declared)})]
         module: Any = Module()
         found = higher_is_better("val_accuracy", trainer, module)
         assert found == (declared is not False)
@@ -176,12 +165,12 @@ class TestDirection:
     def test_a_metric_that_does_not_say(self, trainer: Any) -> None:
         from torchmetrics import MeanMetric
 
-        from megakit.training import ValidationMetric
-        from megakit.training.validation import higher_is_better, metrics_of
+        from megakit.training import ValidationMetric, ValidationMetrics
+        from megakit.training.validation import higher_is_better
 
         mean = ValidationMetric(MeanMetric(), lambda batch, out: (out,))
         module: Any = Module(mean=mean)
-        trainer.callbacks = metrics_of(module)
+        trainer.callbacks = [ValidationMetrics(module.metrics)]
         with pytest.raises(UserError, match=r"--best-by val_mean: MeanMetric does not say"):
             higher_is_better("val_mean", trainer, module)
 
@@ -205,13 +194,12 @@ class TestDirection:
 def test_choosing_and_stopping_need_validation_data(
     trainer: Any, by: str, stop_after: int | None, named: str
 ) -> None:
-    from megakit.training.callbacks import StopWithoutProgress
+    from megakit.training import BestValue
 
-    def stopper(by: str, stop_after: int | None) -> Any:
-        writer: Any = SimpleNamespace(best_by=by, best_is_highest=False, wanted_step=None)
-        return StopWithoutProgress(writer, stop_after)
-
+    writer: Any = SimpleNamespace(best_by=by, best_is_highest=False, wanted_step=None)
+    stop = BestValue(writer, stop_after)
+    module: Any = None
+    stop.on_train_start(trainer, module)
     trainer.enable_validation = False
     with pytest.raises(UserError, match=named):
-        stopper(by, stop_after).on_train_start(trainer, None)
-    stopper("val_loss", None).on_train_start(trainer, None)
+        stop.on_train_start(trainer, module)
