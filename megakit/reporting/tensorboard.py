@@ -1,4 +1,4 @@
-"""Writes a run for TensorBoard: curves, pictures, latent space and hyperparameters.
+"""Logs a run for TensorBoard: curves, pictures, latent space and hyperparameters.
 
 If curves in several folders have the same name, TensorBoard draws them in one chart. Training and
 validation values therefore go to the folders `train` and `validation`, under the same names.
@@ -11,46 +11,64 @@ from typing import Any
 
 import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from numpy.typing import NDArray
 
 
-class TensorBoard:
-    """Writes the TensorBoard folder of one run; only one process of a job uses this class.
+class RunLogger(TensorBoardLogger):
+    """Writes the TensorBoard folder of one run; rank 0 of a job writes.
 
     Args:
-        logger: Lightning's logger, which defines the folder and writes the hyperparameters.
+        folder: The run directory.
         section: The TensorBoard section of this run's curves and pictures.
-        after: The step that the run resumes from. Values of later steps, which an earlier start
-            wrote, are hidden.
+        resumed_step: The step that the run resumes from. Values of later steps, which an earlier
+            start wrote, are hidden.
     """
 
-    def __init__(self, logger: TensorBoardLogger, section: str, after: int = 0) -> None:
-        self.logger, self.section, self.after = logger, section, after
+    def __init__(self, folder: Path, section: str, resumed_step: int = 0) -> None:
+        super().__init__(
+            folder,
+            name="",
+            version="tensorboard",
+            default_hp_metric=False,
+            purge_step=resumed_step + 1,
+        )
+        self.section, self.resumed_step = section, resumed_step
+        self._logged_steps: dict[str, int | None] = {}
 
     @cached_property
     def _writers(self) -> dict[str, Any]:
         from torch.utils.tensorboard import SummaryWriter
 
         return {
-            part: SummaryWriter(Path(self.logger.log_dir, part), purge_step=self.after + 1)
+            part: SummaryWriter(Path(self.log_dir, part), purge_step=self.resumed_step + 1)
             for part in ("train", "validation")
         }
 
-    def add_values(self, part: str, values: Mapping[str, float | None], step: int) -> None:
-        """Adds a value to each curve of the part `train` or `validation`; None is left out."""
-        for name, value in values.items():
-            if value is not None:
-                self._writers[part].add_scalar(f"{self.section}/{name}", value, step)
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Adds values to the curves `train_<name>` and `val_<name>`; other names are of training.
 
+        A value that a callback logs comes twice: from Lightning, and with the losses of the step.
+        """
+        for name, value in metrics.items():
+            if name != "epoch" and self._logged_steps.get(name, -1) != step:
+                part = "validation" if name.startswith("val_") else "train"
+                tag = name.removeprefix("train_").removeprefix("val_")
+                self._writers[part].add_scalar(f"{self.section}/{tag}", float(value), step)
+                self._logged_steps[name] = step
+
+    @rank_zero_only
     def add_image(self, name: str, image: NDArray[np.uint8], step: int) -> None:
         """Adds a picture (height, width, 3) to a series, from which users select by step."""
         # A separate section; otherwise TensorBoard shows pictures among the curves.
         tag = f"{self.section}_pictures/{name}"
         self._writers["validation"].add_image(tag, image, step, dataformats="HWC")
 
+    @rank_zero_only
     def add_hyperparameters(self, values: Mapping[str, Any]) -> None:
         """Writes the settings of a run at its first start; None is left out."""
-        if self.after > 0:
+        if self.resumed_step > 0:
             return
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
@@ -59,11 +77,12 @@ class TensorBoard:
             for name, value in values.items()
             if value is not None
         }
-        self.logger.log_hyperparams(plain)
+        self.log_hyperparams(plain)
         # Written without a step, because a resumed run hides entries of later steps. Lightning's
         # method also requires metrics; TensorBoard reads the metrics from the curves.
-        self.logger.experiment.file_writer.add_summary(hparams_pb(plain))
+        self.experiment.file_writer.add_summary(hparams_pb(plain))
 
+    @rank_zero_only
     def add_latent_space(
         self,
         latent: NDArray[np.float32],
@@ -85,45 +104,13 @@ class TensorBoard:
             tag=f"{self.section} latent space",
         )
 
-    def flush(self) -> None:
+    @rank_zero_only
+    def save(self) -> None:
         """Flushes all files, because a resumed run does not write their content again."""
-        for writer in (self.logger.experiment, *self._writers.values()):
+        super().save()
+        for writer in self._writers.values():
             writer.flush()
 
-    def __deepcopy__(self, memo: object) -> "TensorBoard":
-        """Returns the object itself: NeMo copies callbacks, and open files cannot be copied."""
-        return self
-
-
-class RunLogger(TensorBoardLogger):
-    def __init__(self, folder: Path, section: str, resumed_step: int = 0) -> None:
-        super().__init__(
-            folder,
-            name="",
-            version="tensorboard",
-            default_hp_metric=False,
-            purge_step=resumed_step + 1,
-        )
-        self.board = TensorBoard(self, section, resumed_step)
-
-    def add_hyperparameters(self, values):
-        self.board.add_hyperparameters(values)
-
-    def log_metrics(self, metrics, step=None):
-        self.board.add_values(
-            "train",
-            {k.removeprefix("train_"): v for k, v in metrics.items() if not k.startswith("val_")},
-            step,
-        )
-        self.board.add_values(
-            "validation",
-            {k.removeprefix("val_"): v for k, v in metrics.items() if k.startswith("val_")},
-            step,
-        )
-
-    def save(self):
-        super().save()
-        self.board.flush()
-
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> "RunLogger":
+        """Returns the object itself: NeMo copies loggers, and open files cannot be copied."""
         return self

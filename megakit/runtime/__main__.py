@@ -6,9 +6,12 @@ from itertools import groupby
 from megakit.runtime.accelerator import use_accelerator
 from megakit.runtime.patching import PATCHES, Patch
 
-#: Functions that make further patches when a strategy or an optimizer needs them. They are named,
-#: because the package that has the first is below the package that has the others.
-FUNCTIONS = ("megakit.runtime.saving:write_in_threads",)
+#: Functions that make further patches when a strategy or an optimizer needs them. They have names
+#: here, because nothing in `megakit.runtime` imports `megakit.training`.
+FUNCTIONS = (
+    "megakit.runtime.saving:write_in_threads",
+    "megakit.training.optimizer:use_fused_adam",
+)
 
 OWNERS = {"lightning": "Lightning", "nemo": "NeMo", "megatron": "Megatron-Core"}
 

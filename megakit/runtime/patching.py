@@ -70,8 +70,8 @@ def patch(
     name: str,
     replacement: Any,
     *,
-    group: Group = "needed",
-    reason: str = "",
+    group: Group,
+    reason: str,
     worth: str = "",
     when: str = "always",
 ) -> None:

@@ -1,5 +1,6 @@
 """Draws pictures of a model's outputs on the validation set, for TensorBoard."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,8 @@ from torch import Tensor
 
 from megakit.reporting import drawing, figures
 from megakit.reporting.predictions import Predictions
-from megakit.reporting.tensorboard import TensorBoard
+from megakit.reporting.tensorboard import RunLogger
 from megakit.training.validation import (
-    Batch,
     callbacks_of,
     gather_from_ranks,
     has_outputs,
@@ -43,39 +43,36 @@ class View:
     logits: Tensor | None = None
 
 
-#: The function of a script that converts a batch and the model's output to a `View`.
-MakeView = Callable[[Any, Any], View]
-
-
 class Pictures(pl.Callback):
     """Draws some reconstructions at each validation, and all pictures after the last validation.
 
-    The callback collects samples from the micro batches of the validation, on the last pipeline
-    stage, where the model's output is. All ranks gather the samples, and the rank that writes files
-    draws the pictures; other ranks have no `tensorboard`.
+    The last pipeline stage, where the model's output is, collects samples from the micro batches of
+    the validation. All ranks gather the samples, and rank 0 logs the pictures with the `RunLogger`
+    of the trainer.
+
+    Args:
+        make_view: Converts a validation batch and the model's output to a `View`.
     """
 
     NUM_RECONSTRUCTIONS = 10
     NUM_POINTS = 1000
     NUM_MISTAKES = 25
 
-    tensorboard = None
-
-    def __init__(self, make_view: MakeView) -> None:
+    def __init__(self, make_view: Callable[[Any, Any], View]) -> None:
         self.make_view = make_view
         self._collected: list[dict[str, NDArray[Any]]] = []
         self._num_missing = 0
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the number of samples to collect, and starts collecting on ranks with outputs."""
-        self._collected = []
-        may_stop = any(c.wait_count + 1 >= c.patience for c in callbacks_of(trainer, EarlyStopping))
+        stops = callbacks_of(trainer, EarlyStopping)
+        may_stop = any(stop.wait_count + 1 >= stop.patience for stop in stops)
         may_be_last = may_stop or trainer.global_step == trainer.max_steps
-        self._num_missing = 10**9 if may_be_last else self.NUM_RECONSTRUCTIONS
+        self._num_missing = sys.maxsize if may_be_last else self.NUM_RECONSTRUCTIONS
         if has_outputs() and trainer.state.fn == "fit" and not trainer.sanity_checking:
             observers(trainer).append(self.collect)
 
-    def collect(self, batch: Batch, output: Any) -> None:
+    def collect(self, batch: Any, output: Any) -> None:
         """Collects the samples of a micro batch, unless there are enough samples."""
         if self._num_missing <= 0:
             return
@@ -89,27 +86,28 @@ class Pictures(pl.Callback):
         """Stops collecting, gathers the samples of all ranks, and draws the pictures."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        if self.collect in observers(trainer):
+        if has_outputs():
             observers(trainer).remove(self.collect)
         collected, self._collected = self._collected, []
         batches = [batch for part in gather_from_ranks(collected, trainer) for batch in part]
-        if self.tensorboard is None or not batches:
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, RunLogger)]
+        if not (batches and loggers and trainer.is_global_zero):
             return
         seen = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
         is_last = trainer.global_step == trainer.max_steps or trainer.should_stop
-        self._draw(self.tensorboard, seen, trainer.global_step, is_last)
+        self._draw(loggers[0], seen, trainer.global_step, is_last)
 
     def _draw(
-        self, board: TensorBoard, seen: Mapping[str, NDArray[Any]], step: int, is_last: bool
+        self, logger: RunLogger, seen: Mapping[str, NDArray[Any]], step: int, is_last: bool
     ) -> None:
         images, label = seen["images"], seen["label"]
         if "reconstructions" in seen:
             some = slice(self.NUM_RECONSTRUCTIONS)
             rows = [images[some], seen["reconstructions"][some]]
-            board.add_image("reconstructions", drawing.rows_of_images(rows), step)
+            logger.add_image("reconstructions", drawing.rows_of_images(rows), step)
         if is_last and "latent" in seen:
             some = slice(self.NUM_POINTS)
-            board.add_latent_space(seen["latent"][some], label[some], images[some], step)
+            logger.add_latent_space(seen["latent"][some], label[some], images[some], step)
         if is_last and "logits" in seen:
             found = Predictions.from_logits(np.arange(len(label)), label, seen["logits"])
             prediction, probabilities = found.prediction, found.probabilities
@@ -117,7 +115,7 @@ class Pictures(pl.Callback):
             if len(worst):
                 shares = probabilities[worst].max(axis=1)
                 picture = drawing.mistakes(images[worst], label[worst], prediction[worst], shares)
-                board.add_image("mistakes", picture, step)
+                logger.add_image("mistakes", picture, step)
 
 
 def _as_array(name: str, values: Tensor) -> NDArray[Any]:

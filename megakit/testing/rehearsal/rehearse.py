@@ -27,7 +27,7 @@ from typing import Any
 
 from wrapt import register_post_import_hook
 
-from megakit.runtime.patching import patch, require_attribute
+from megakit.runtime.patching import require_attribute
 
 #: The environment variables of a rehearsed process: the number of GPUs, the folder of its report.
 GPUS, REPORT = "REHEARSE_GPUS", "REHEARSE_REPORT"
@@ -95,7 +95,7 @@ def rehearse_when_asked() -> None:
         return
     register_post_import_hook(_install_for_ever, "torch")
     register_post_import_hook(
-        lambda module: patch(module, "_has_gpu_driver", lambda: True),
+        lambda module: vars(module).update(_has_gpu_driver=lambda: True),
         "megakit.runtime.accelerator",
     )
 
@@ -147,4 +147,4 @@ def _count_steps(module: Any, counts: Any) -> None:
         counts.step()
         return advance(self, *args, **kwargs)
 
-    patch(module._TrainingEpochLoop, "advance", counted)
+    module._TrainingEpochLoop.advance = counted

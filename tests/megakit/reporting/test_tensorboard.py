@@ -1,5 +1,6 @@
 """What is written for TensorBoard, read by TensorBoard's own reader."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,10 @@ import pytest
 pytestmark = pytest.mark.usefixtures("megatron")
 
 
-def open_board(folder: Path, after: int = 0) -> Any:
-    from lightning.pytorch.loggers import TensorBoardLogger
+def open_logger(folder: Path, resumed_step: int = 0) -> Any:
+    from megakit.reporting.tensorboard import RunLogger
 
-    from megakit.reporting.tensorboard import TensorBoard
-
-    logger = TensorBoardLogger(
-        folder, name="", version="tensorboard", default_hp_metric=False, purge_step=after + 1
-    )
-    return TensorBoard(logger, "pretrain", after)
+    return RunLogger(folder, "pretrain", resumed_step)
 
 
 def read(folder: Path) -> Any:
@@ -31,33 +27,46 @@ def points(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 def test_one_name_in_two_folders_makes_one_chart(tmp_path: Path) -> None:
-    board = open_board(tmp_path)
+    logger = open_logger(tmp_path)
     for step in (10, 20):
-        board.add_values("train", {"loss": 5 / step, "grad_norm": 0.5}, step)
-    board.add_values("validation", {"loss": 0.25, "missing": None}, 20)
-    board.flush()
+        logger.log_metrics({"train_loss": 5 / step, "grad_norm": 0.5, "train_margin": 2.0}, step)
+    logger.log_metrics({"val_loss": 0.25, "val_accuracy": 0.5}, 20)
+    logger.save()
     train, validation = tmp_path / "tensorboard" / "train", tmp_path / "tensorboard" / "validation"
     assert points(train, "pretrain/loss") == [(10, 0.5), (20, 0.25)]
     assert points(validation, "pretrain/loss") == [(20, 0.25)]
-    assert read(train).Tags()["scalars"] == ["pretrain/loss", "pretrain/grad_norm"]
-    assert read(validation).Tags()["scalars"] == ["pretrain/loss"]
+    names = ["pretrain/loss", "pretrain/grad_norm", "pretrain/margin"]
+    assert read(train).Tags()["scalars"] == names
+    assert read(validation).Tags()["scalars"] == ["pretrain/loss", "pretrain/accuracy"]
+
+
+def test_a_value_that_lightning_logs_as_well_is_written_once(tmp_path: Path) -> None:
+    """Lightning adds the epoch, which means nothing where the whole training is one."""
+    import torch
+
+    logger = open_logger(tmp_path)
+    for step in (10, 20):
+        logger.log_metrics({"train_norm": torch.tensor(0.5), "epoch": 0}, step)
+        logger.log_metrics({"train_loss": 1.0, "train_norm": 0.5}, step)
+    logger.save()
+    train = tmp_path / "tensorboard" / "train"
+    assert points(train, "pretrain/norm") == [(10, 0.5), (20, 0.5)]
+    assert read(train).Tags()["scalars"] == ["pretrain/norm", "pretrain/loss"]
 
 
 def test_a_resumption_hides_what_it_repeats(tmp_path: Path) -> None:
     black, white = (np.full((4, 6, 3), shade, np.uint8) for shade in (0, 255))
-    first = open_board(tmp_path)
+    first = open_logger(tmp_path)
     for step in (10, 20, 30):
-        first.add_values("train", {"loss": 1.0}, step)
-        first.add_values("validation", {"loss": 1.0}, step)
+        first.log_metrics({"train_loss": 1.0, "val_loss": 1.0}, step)
         first.add_image("picture", black, step)
-    first.flush()
+    first.save()
     for path in tmp_path.rglob("events.*"):  # readers go by the names, which begin with the second
         path.rename(path.with_name("events.out.tfevents.1000000000.earlier"))
-    second = open_board(tmp_path, after=10)
-    for part in ("train", "validation"):
-        second.add_values(part, {"loss": 0.5}, 20)
+    second = open_logger(tmp_path, resumed_step=10)
+    second.log_metrics({"train_loss": 0.5, "val_loss": 0.5}, 20)
     second.add_image("picture", white, 20)
-    second.flush()
+    second.save()
     for part in ("train", "validation"):
         folder = tmp_path / "tensorboard" / part
         assert points(folder, "pretrain/loss") == [(10, 1.0), (20, 0.5)]
@@ -76,21 +85,30 @@ def hyperparameters(folder: Path) -> dict[str, Any]:
 
 
 def test_hyperparameters_are_written_once(tmp_path: Path) -> None:
-    board = open_board(tmp_path)
-    board.add_hyperparameters({"lr": 0.001, "is_small": True, "by": Path("x"), "num_labels": None})
-    board.flush()
-    resumed = open_board(tmp_path, after=5)
+    logger = open_logger(tmp_path)
+    settings = {"lr": 0.001, "is_small": True, "by": Path("x"), "num_labels": None}
+    logger.add_hyperparameters(settings)
+    logger.save()
+    resumed = open_logger(tmp_path, resumed_step=5)
     resumed.add_hyperparameters({"lr": 0.5})
-    resumed.flush()
+    resumed.save()
     found = hyperparameters(tmp_path / "tensorboard")
     assert found == {"lr": 0.001, "is_small": True, "by": "x"}
+    assert (tmp_path / "tensorboard" / "hparams.yaml").read_text().count("lr: 0.001") == 1
+
+
+def test_a_copy_writes_to_the_same_files(tmp_path: Path) -> None:
+    """NeMo copies what it is given, in order to record it."""
+    logger = open_logger(tmp_path)
+    logger.log_metrics({"train_loss": 1.0}, 1)
+    assert copy.deepcopy([logger])[0] is logger
 
 
 def test_latent_space(tmp_path: Path) -> None:
     latent = np.arange(15, dtype=np.float32).reshape(5, 3)
     images = np.zeros((5, 28, 28), np.uint8)
     for _ in range(2):  # as when the last step is done again
-        open_board(tmp_path).add_latent_space(latent, np.arange(5), images, 40)
+        open_logger(tmp_path).add_latent_space(latent, np.arange(5), images, 40)
     folder = tmp_path / "tensorboard" / "validation"
     config = (folder / "projector_config.pbtxt").read_text()
     assert config.count("embeddings {") == 1

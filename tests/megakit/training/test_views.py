@@ -10,45 +10,55 @@ import pytest
 pytestmark = pytest.mark.usefixtures("megatron")
 
 
-class Board:
-    """Remembers what it was given to show."""
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A logger that remembers what it was given to show."""
+    from megakit.reporting.tensorboard import RunLogger
 
-    latent: Any = None
+    class Board(RunLogger):
+        latent: Any = None
 
-    def __init__(self) -> None:
-        self.images: list[tuple[str, int]] = []
+        def __init__(self) -> None:
+            super().__init__(tmp_path, "test")
+            self.images: list[tuple[str, int]] = []
 
-    def add_image(self, name: str, image: Any, step: int) -> None:
-        assert image.dtype == np.uint8
-        assert image.shape[2] == 3
-        self.images.append((name, step))
+        def add_image(self, name: str, image: Any, step: int) -> None:
+            assert image.dtype == np.uint8
+            assert image.shape[2] == 3
+            self.images.append((name, step))
 
-    def add_latent_space(self, latent: Any, label: Any, images: Any, step: int) -> None:
-        self.latent = latent, label, images
+        def add_latent_space(self, latent: Any, label: Any, images: Any, step: int) -> None:
+            self.latent = latent, label, images
 
-
-def shown_latent_space(board: Board) -> Any:
-    return board.latent
+    return Board()
 
 
-def validate(callback: Any, step: int, sizes: tuple[int, ...], padding: int = 0) -> None:
+def validate(
+    callback: Any,
+    board: Any,
+    step: int,
+    sizes: tuple[int, ...],
+    padding: int = 0,
+    callbacks: tuple[Any, ...] = (),
+    **state: Any,
+) -> None:
     """One validation after a step of 40, of micro batches of the given sizes."""
     import torch
-    from nemo.lightning.megatron_parallel import CallbackConnector
 
-    connector = CallbackConnector()
-    trainer: Any = SimpleNamespace(
-        global_step=step,
-        max_steps=40,
-        should_stop=False,
-        callbacks=[callback],
-        world_size=1,
-        sanity_checking=False,
-        state=SimpleNamespace(fn="fit"),
-        strategy=SimpleNamespace(model=SimpleNamespace(callbacks=connector)),
-    )
-    connector.add(callback)
-    assert connector.callbacks == {}  # in training it is told of nothing
+    observers: list[Any] = []
+    settings: dict[str, Any] = {
+        "global_step": step,
+        "max_steps": 40,
+        "should_stop": False,
+        "callbacks": [callback, *callbacks],
+        "loggers": [board],
+        "is_global_zero": True,
+        "world_size": 1,
+        "sanity_checking": False,
+        "state": SimpleNamespace(fn="fit"),
+        "strategy": SimpleNamespace(observers=observers),
+    }
+    trainer = SimpleNamespace(**settings | state)
     callback.on_validation_start(trainer, None)
     start = 0
     for size in sizes:
@@ -61,13 +71,14 @@ def validate(callback: Any, step: int, sizes: tuple[int, ...], padding: int = 0)
             "label": number % 3,
             "loss_mask": mask,
         }
-        connector.event("on_megatron_microbatch_end", step=None, batch=batch, output=number)
+        for observe in observers:
+            observe(batch, number)
         start += size
     callback.on_validation_end(trainer, None)
-    assert connector.callbacks == {"on_megatron_microbatch_end": []}
+    assert observers == []
 
 
-def pictures(**shown: Any) -> tuple[Any, Board, list[int]]:
+def pictures(*shown: str) -> tuple[Any, list[int]]:
     """The callback with a view that has what is named; how many samples were looked at."""
     import torch
 
@@ -84,49 +95,74 @@ def pictures(**shown: Any) -> tuple[Any, Board, list[int]]:
         }
         return View(batch["data"], batch["label"], **{name: parts[name] for name in shown})
 
-    board = Board()
-    return Pictures(view, board), board, looked_at  # type: ignore[arg-type]
+    return Pictures(view), looked_at
 
 
-def test_reconstructions_at_each_validation_of_the_first_samples_only() -> None:
-    callback, board, looked_at = pictures(reconstructions=True)
-    validate(callback, 10, (8, 8, 8))
+def test_reconstructions_at_each_validation_of_the_first_samples_only(board: Any) -> None:
+    callback, looked_at = pictures("reconstructions")
+    validate(callback, board, 10, (8, 8, 8))
     assert looked_at == [8, 8]
-    validate(callback, 20, (32, 32))
+    validate(callback, board, 20, (32, 32))
     assert looked_at == [8, 8, 32]
     assert board.images == [("reconstructions", 10), ("reconstructions", 20)]
 
 
-def test_at_the_end_all_samples_without_the_padding() -> None:
-    callback, board, _ = pictures(latent=True)
-    validate(callback, 10, (8, 8))
-    assert board.latent is None
-    validate(callback, 40, (8, 6), padding=2)
-    latent, label, images = shown_latent_space(board)
+def test_at_the_end_all_samples_without_the_padding(board: Any) -> None:
+    callback, _ = pictures("latent")
+    validate(callback, board, 10, (8, 8))
+    assert [board.latent] == [None]
+    validate(callback, board, 40, (8, 6), padding=2)
+    latent, label, images = board.latent
     assert latent[:, 0].tolist() == list(range(12))
     assert latent.dtype == np.float32
     assert label.tolist() == [number % 3 for number in range(12)]
     assert images[:, 0, 0].tolist() == list(range(12))
 
 
-def test_a_classifier_s_mistakes_are_shown_if_there_are_any() -> None:
-    callback, board, _ = pictures(logits=True)
-    validate(callback, 40, (8, 8))
-    assert board.images == [("mistakes", 40)]
-    callback, board, _ = pictures(logits=True)
-    validate(callback, 40, (6,))  # without number 7
+@pytest.mark.parametrize(("waited", "is_last"), [(0, False), (1, True)])
+def test_a_validation_after_which_training_may_stop_early(
+    board: Any, waited: int, is_last: bool
+) -> None:
+    """All samples are looked at, and shown if training does stop."""
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    stop = EarlyStopping("val_loss", patience=2)
+    stop.wait_count = waited
+    callback, looked_at = pictures("latent")
+    validate(callback, board, 10, (16, 16), callbacks=(stop,), should_stop=is_last)
+    assert looked_at == ([16, 16] if is_last else [16])
+    assert (board.latent is not None) == is_last
+
+
+def test_a_classifier_s_mistakes_are_shown_if_there_are_any(board: Any) -> None:
+    callback, _ = pictures("logits")
+    validate(callback, board, 40, (6,))  # without number 7
     assert board.images == []
+    validate(callback, board, 40, (8, 8))
+    assert board.images == [("mistakes", 40)]
 
 
-@pytest.mark.parametrize(("writes_files", "sizes"), [(False, (8, 8)), (True, ())])
-def test_a_rank_that_has_nothing_to_draw(writes_files: bool, sizes: tuple[int, ...]) -> None:
-    """It writes no files, or there was no batch. It looks at its samples all the same."""
-    callback, board, looked_at = pictures(reconstructions=True, latent=True, logits=True)
-    if not writes_files:
-        callback.tensorboard = None
-    validate(callback, 40, sizes)
+@pytest.mark.parametrize(
+    ("sizes", "state"),
+    [
+        ((8, 8), {"is_global_zero": False}),
+        ((8, 8), {"loggers": []}),
+        ((), {}),
+    ],
+)
+def test_a_rank_that_has_nothing_to_draw(board: Any, sizes: tuple[int, ...], state: Any) -> None:
+    """It looks at its samples all the same, which another rank may draw."""
+    callback, looked_at = pictures("reconstructions", "latent", "logits")
+    validate(callback, board, 40, sizes, **state)
     assert looked_at == [*sizes]
     assert (board.images, board.latent) == ([], None)
+
+
+def test_validations_outside_of_training_are_not_looked_at(board: Any) -> None:
+    callback, looked_at = pictures("reconstructions")
+    validate(callback, board, 40, (8,), state=SimpleNamespace(fn="validate"))
+    validate(callback, board, 0, (8,), sanity_checking=True)
+    assert looked_at == board.images == []
 
 
 def test_views_of_both_models(tmp_path: Path) -> None:
