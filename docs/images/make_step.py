@@ -31,6 +31,7 @@ class Call:
         function: The function as `module:Class.method`.
         note: What the function does, in a few words.
         repeated: Whether the call is made for each micro batch.
+        is_stock: Whether the call is made only with `MEGAKIT_STOCK=1`.
     """
 
     depth: int
@@ -38,6 +39,7 @@ class Call:
     function: str
     note: str
     repeated: bool = False
+    is_stock: bool = False
 
     @property
     def name(self) -> str:
@@ -46,96 +48,90 @@ class Call:
 
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
-_STRATEGY = "nemo.lightning.pytorch.strategies.megatron_strategy:MegatronStrategy"
+_STRATEGY = "megakit.training.strategy:ExactStrategy"
 
 CALLS = [
     Call(0, "Lightning", "lightning.pytorch.trainer.trainer:Trainer.fit", "runs the training"),
     Call(
         1,
-        "Lightning",
-        "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop.advance",
-        "runs one step; passes an iterator instead of a batch",
+        "megakit",
+        "megakit.training.loop:StepLoop.advance",
+        "replaces Lightning's loop: runs one step, and the hooks around it",
     ),
-    Call(2, "NeMo", f"{_STRATEGY}.optimizer_step", "passes the rest of the step as a closure"),
+    Call(2, "megakit", f"{_STRATEGY}.optimizer_step", "passes the rest of the step as a closure"),
     Call(
         3,
         "NeMo",
         "nemo.core.optim.mcore_optim:McoreDistributedOptimizer.step",
         "runs the closure, and then Megatron's optimizer",
     ),
-    Call(4, "NeMo", f"{_STRATEGY}.training_step", "sets the gradient buffers to 0"),
+    Call(4, "megakit", f"{_STRATEGY}.training_step", "sets the gradient buffers to 0"),
     Call(
         5,
         "NeMo",
         "nemo.lightning.megatron_parallel:MegatronParallel.training_step",
-        "finds your module's methods; chooses Megatron's schedule",
+        "only with MEGAKIT_STOCK=1: finds your module's methods at each step",
+        is_stock=True,
     ),
     Call(
-        6,
+        5,
         "Megatron-Core",
         f"{_SCHEDULES}:forward_backward_no_pipelining",
         "the schedule: loops over the micro batches",
     ),
     Call(
-        7,
+        6,
         "Megatron-Core",
         f"{_SCHEDULES}:forward_step",
         "computes one micro batch",
         repeated=True,
     ),
     Call(
-        8,
+        7,
         "yours",
         "model_components:ExampleModelTrunk.set_input_tensor",
         "stores the previous stage's output",
         repeated=True,
     ),
     Call(
-        8,
-        "NeMo",
-        "nemo.lightning.megatron_parallel:default_data_step",
+        7,
+        "megakit",
+        "megakit.training.schedule:next_batch",
         "reads one micro batch; copies it to the device",
         repeated=True,
     ),
     Call(
-        8,
+        7,
         "yours",
         "model_components:BionemoLightningModule.training_step",
         "returns the model's output, not a loss",
         repeated=True,
     ),
     Call(
-        9, "yours", "model_components:PretrainModel.forward", "computes the output", repeated=True
+        8, "yours", "model_components:PretrainModel.forward", "computes the output", repeated=True
     ),
     Call(
-        8,
+        7,
         "yours",
         "model_components:MSELossReduction.forward",
         "returns the loss and a report for the log",
         repeated=True,
     ),
     Call(
-        7,
+        6,
         "Megatron-Core",
         f"{_SCHEDULES}:backward_step",
         "adds the gradients to the gradient buffers",
         repeated=True,
     ),
     Call(
-        7,
+        6,
         "Megatron-Core",
         "megatron.core.distributed.finalize_model_grads:finalize_model_grads",
-        "synchronizes the gradients",
+        "all-reduces the gradients over the data-parallel ranks",
     ),
     Call(
-        8,
-        "Megatron-Core",
-        "megatron.core.distributed.distributed_data_parallel:"
-        "DistributedDataParallel.finish_grad_sync",
-        "all-reduces the buffers over the data-parallel ranks",
-    ),
-    Call(
-        6,
+        5,
         "megakit",
         "megakit.training.losses:MeanLossReduction.reduce",
         "averages the reports; returns the value to log",
@@ -146,6 +142,11 @@ CALLS = [
         "megatron.core.optimizer.optimizer:ChainedOptimizer.step",
         "clips the gradients; updates the weights",
     ),
+]
+#: The number of each call in the picture and on the page; a call of the stock step has none.
+NUMBERS = [
+    None if call.is_stock else sum(not before.is_stock for before in CALLS[: place + 1])
+    for place, call in enumerate(CALLS)
 ]
 
 TITLE = "One training step: which function calls which"
@@ -158,9 +159,15 @@ DESCRIPTION = (
 def described() -> str:
     """Returns the description for screen readers: all calls in order."""
     rows = [
-        f"{number}. {call.owner}: {call.name} {call.note}." for number, call in enumerate(CALLS, 1)
+        f"{numbered(number)}{call.owner}: {call.name} {call.note}."
+        for number, call in zip(NUMBERS, CALLS, strict=True)
     ]
     return " ".join([DESCRIPTION, *rows])
+
+
+def numbered(number: int | None) -> str:
+    """Returns what stands before the name of a call."""
+    return "" if number is None else f"{number}. "
 
 
 def style() -> str:
@@ -176,15 +183,17 @@ def style() -> str:
     )
 
 
-def row(number: int, call: Call, top: int) -> list[str]:
+def row(number: int | None, call: Call, top: int) -> list[str]:
     """Returns the elements of one call."""
     left = MARGIN + call.depth * INDENT
     owner = f"o{list(FILLS).index(call.owner)}"
+    if call.is_stock:
+        owner += ' line" stroke-dasharray="6 4'
     return [
         f'<rect class="{owner}" x="{left}" y="{top}" width="{WIDTH - MARGIN - 60 - left}" '
         f'height="{ROW - 6}" rx="4"/>',
         f'<text x="{left + 8}" y="{top + 17}" font-family="monospace" font-size="13" '
-        f'font-weight="bold">{number}. {escape(call.name)}</text>',
+        f'font-weight="bold">{numbered(number)}{escape(call.name)}</text>',
         f'<text x="{left + 8}" y="{top + 33}" font-size="13">'
         f"{escape(call.owner)}: {escape(call.note)}</text>",
     ]
@@ -221,7 +230,7 @@ def picture() -> str:
         out.append(f'<rect class="o{place}" x="{x}" y="70" width="18" height="18" rx="3"/>')
         out.append(f'<text x="{x + 26}" y="84" font-size="13">{escape(owner)}</text>')
     for place, call in enumerate(CALLS):
-        out += row(place + 1, call, TOP + place * ROW)
+        out += row(NUMBERS[place], call, TOP + place * ROW)
     return "\n".join([*out, *bracket(), "</svg>"]) + "\n"
 
 

@@ -43,7 +43,7 @@ def make_step(kind: str, strategy: Any) -> Step:
     chunk, module, plugin = strategy.model[0], strategy.model.module, strategy.precision_plugin
     sampler, device = strategy.data_sampler, strategy.root_device
     data_step = _ModuleStepFunction.from_data_step(module, kind)
-    next_batch = data_step(chunk) if data_step else functools.partial(_next_batch, device=device)
+    read = data_step(chunk) if data_step else functools.partial(next_batch, device=device)
     # The last pipeline stage calls `training_step`, and other stages call `forward_step`.
     compute = _ModuleStepFunction.from_forward_step(module, kind)(chunk)
     loss = _ModuleStepFunction.from_loss_reduction(module, kind)(module)
@@ -53,7 +53,7 @@ def make_step(kind: str, strategy: Any) -> Step:
     shape = None if is_first and is_last else _stage_shape(chunk, sampler)
 
     def forward(data: Iterator[Any], model: Any) -> tuple[Any, Callable[..., Any]]:
-        batch = next_batch(data)
+        batch = read(data)
         if is_first:
             batch = plugin.convert_input(batch)
         output = compute(model, batch)
@@ -77,7 +77,7 @@ def make_step(kind: str, strategy: Any) -> Step:
     return Step(run, loss)
 
 
-def _next_batch(dataloader_iter: Iterator[Any], device: torch.device) -> Any:
+def next_batch(dataloader_iter: Iterator[Any], device: torch.device) -> Any:
     """Returns the next batch on the device, like NeMo's default, but without waiting for it."""
     batch = next(dataloader_iter)
     if isinstance(batch, tuple) and len(batch) == 3:  # with Lightning's two indices

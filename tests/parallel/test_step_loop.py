@@ -1,5 +1,7 @@
 """The loop of steps in real trainings: hooks, validation, loggers, and what pipeline stages see."""
 
+from __future__ import annotations
+
 import csv
 import importlib
 from pathlib import Path
@@ -47,7 +49,7 @@ def fit(layout: Any, folder: Path, steps: int, interval: int, module_hook: bool 
         def on_validation_start(self, trainer: Any, *args: Any) -> None:
             events.append(("validation", trainer.global_step))
 
-        def __deepcopy__(self, memo: object) -> "Watch":
+        def __deepcopy__(self, memo: object) -> Watch:
             return self
 
     class Module(BionemoLightningModule):
