@@ -26,7 +26,10 @@ def accumulate_in_buffers(chunks: Sequence[nn.Module], optimizer: Any) -> None:
         return
     weights = [w for chunk in chunks for w in require_attribute(chunk, "params_with_grad")]
     for chunk in chunks:
-        require_attribute(chunk, "grad_accs").clear()  # the hooks live as long as these references
+        # A hook skips a weight that has no bucket. Without the references in `grad_accs`, most of
+        # the hooks are gone; the distributed optimizer's views of weights keep some alive.
+        require_attribute(chunk, "param_to_bucket_group").clear()
+        require_attribute(chunk, "grad_accs").clear()
     for weight in weights:
         # If an embedding is also the output layer, autograd first adds up the gradients of both in
         # the weight's own type, as with hooks: without a type, a gradient keeps its own.
@@ -47,6 +50,7 @@ def _can_do_without_hooks(chunk: nn.Module) -> bool:
         isinstance(chunk, DistributedDataParallel)
         and hasattr(torch.Tensor, "grad_dtype")
         and not chunk.ddp_config.overlap_grad_reduce  # the hooks also start the communication
+        and not chunk.ddp_config.overlap_param_gather
         and not chunk.ddp_config.delay_wgrad_compute
         and not chunk.config.gradient_accumulation_fusion  # kernels add to the buffers
         and getattr(chunk.config, "cuda_graph_impl", "none") == "none"

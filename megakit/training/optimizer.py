@@ -169,18 +169,14 @@ def cosine_annealing(max_steps: int, warmup_share: float = 0.1) -> CosineAnneali
 
 
 def check_saved_format(metadata: Mapping[str, Any] | None, is_distributed: bool) -> None:
-    """Checks that a checkpoint was written with the same kind of optimizer as the resumed run's.
+    """Raises a UserError if only one of a checkpoint's and a run's optimizers is distributed.
 
-    Args:
-        metadata: What Megatron wrote about the content of the checkpoint; None if it wrote nothing.
-        is_distributed: Whether the resumed run uses the distributed optimizer.
-
-    Raises:
-        UserError: One of the optimizers is distributed and the other one is not.
+    Megatron would report missing keys, as if the checkpoint was damaged. `metadata` is what
+    Megatron wrote about the checkpoint's content; None if it wrote nothing.
     """
-    if metadata is None or is_distributed == ("distrib_optim_sharding_type" in metadata):
-        return
-    raise UserError(
-        f"The checkpoint was written with use_distributed_optimizer={not is_distributed}, and "
-        "Megatron stores the two kinds of optimizers in different formats. Resume with this value."
-    )
+    if metadata is not None and is_distributed != ("distrib_optim_sharding_type" in metadata):
+        raise UserError(
+            f"The checkpoint was written with use_distributed_optimizer={not is_distributed}. "
+            "Megatron stores the two kinds of optimizers in different formats. Resume with this "
+            "value, or start over."
+        )

@@ -90,3 +90,15 @@ def test_megatron_builds_it_as_it_builds_the_one_of_apex() -> None:
         config = OptimizerConfig(lr=0.1, use_distributed_optimizer=is_distributed)
         built = optimizer.get_megatron_optimizer(config, [model])
         assert type(built.chained_optimizers[0].optimizer) is FusedAdam
+
+
+def test_a_resumption_with_the_other_kind_of_optimizer_is_refused() -> None:
+    from megakit.errors import UserError
+    from megakit.training.optimizer import check_saved_format
+
+    distributed = {"distrib_optim_sharding_type": "fully_reshardable"}
+    for metadata, is_distributed in ((None, True), (None, False), ({}, False), (distributed, True)):
+        check_saved_format(metadata, is_distributed)
+    for metadata, is_distributed in (({}, True), (distributed, False)):
+        with pytest.raises(UserError, match=f"use_distributed_optimizer={not is_distributed}"):
+            check_saved_format(metadata, is_distributed)
