@@ -22,10 +22,7 @@ from megakit.runtime.patching import patch, require_attribute, stand_in
 
 CPU = torch.device("cpu")
 WHEN = "without a GPU"
-
-
-def _patch(owner: Any, name: str, replacement: Any, reason: str) -> None:
-    patch(owner, name, replacement, group="needed", reason=reason, when=WHEN)
+_patch = functools.partial(patch, group="needed", when=WHEN)
 
 
 def _is_gpu(device: Any) -> bool:
@@ -47,7 +44,7 @@ def patch_cuda_functions() -> None:
 
     def replace(reason: str, functions: dict[str, Any]) -> None:
         for name, function in functions.items():
-            _patch(torch.cuda, name, function, reason)
+            _patch(torch.cuda, name, function, reason=reason)
 
     replace("Megatron creates its buffers there", {"current_device": lambda: CPU})
     replace(
@@ -76,8 +73,8 @@ def patch_cuda_functions() -> None:
 def patch_device_moves() -> None:
     """Makes `.cuda()` and `.to("cuda")` leave modules and tensors on the CPU."""
     reason = "Megatron and NeMo move tensors and modules to `cuda`"
-    _patch(torch.nn.Module, "cuda", lambda self, device=None: self, reason)
-    _patch(torch.Tensor, "cuda", lambda self, *args, **kwargs: self, reason)
+    _patch(torch.nn.Module, "cuda", lambda self, device=None: self, reason=reason)
+    _patch(torch.Tensor, "cuda", lambda self, *args, **kwargs: self, reason=reason)
     to = torch.Tensor.to
 
     @functools.wraps(to)
@@ -88,7 +85,7 @@ def patch_device_moves() -> None:
             kwargs["device"] = CPU
         return to(self, *args, **kwargs)
 
-    _patch(torch.Tensor, "to", tensor_to, reason)
+    _patch(torch.Tensor, "to", tensor_to, reason=reason)
 
 
 def patch_tensor_factories() -> None:
@@ -106,9 +103,9 @@ def patch_tensor_factories() -> None:
             return factory(*args, **kwargs)
 
         reason = 'Megatron creates tensors with `device="cuda"`'
-        _patch(torch, name, functools.wraps(factory)(create), reason)
+        _patch(torch, name, functools.wraps(factory)(create), reason=reason)
     reason = "page-locked memory needs NVIDIA's driver"
-    _patch(torch.Tensor, "pin_memory", lambda self, device=None: self, reason)
+    _patch(torch.Tensor, "pin_memory", lambda self, device=None: self, reason=reason)
 
 
 def patch_tensor_type() -> None:
@@ -124,7 +121,7 @@ def patch_tensor_type() -> None:
         return tensor_type(self, dtype, *args, **kwargs)
 
     reason = "Megatron's mixed precision expects `cuda` in the name of a weight's type"
-    _patch(torch.Tensor, "type", cuda_type, reason)
+    _patch(torch.Tensor, "type", cuda_type, reason=reason)
 
 
 def replace_nccl_with_gloo() -> None:
@@ -140,7 +137,7 @@ def replace_nccl_with_gloo() -> None:
             return original(*args, **kwargs)
 
         reason = "options of NeMo and Megatron name NCCL; the replacement uses gloo"
-        _patch(torch.distributed, name, functools.wraps(original)(on_gloo), reason)
+        _patch(torch.distributed, name, functools.wraps(original)(on_gloo), reason=reason)
 
 
 def disable_jit_fuser() -> None:
@@ -165,7 +162,8 @@ def patch_rng_tracker_state() -> None:
         "_set_cuda_rng_state": lambda new_state, *args, **kwargs: torch.set_rng_state(new_state),
         "_get_cuda_rng_state": lambda *args, **kwargs: torch.get_rng_state(),
     }.items():
-        _patch(megatron_random, name, function, "the tracker uses the generator of a CUDA device")
+        reason = "the tracker uses the generator of a CUDA device"
+        _patch(megatron_random, name, function, reason=reason)
     logging.getLogger(megatron_random.__name__).addFilter(
         lambda record: not record.getMessage().startswith("CPU RNG state changed")
     )
@@ -185,7 +183,7 @@ def patch_rng_tracker_seed() -> None:
         model_parallel_cuda_manual_seed(seed + 100 * get_pipeline_model_parallel_rank())
 
     reason = "NeMo seeds the tracker, which attention needs, only if there are GPUs"
-    _patch(megatron_init, "_set_random_seed", set_random_seed, reason)
+    _patch(megatron_init, "_set_random_seed", set_random_seed, reason=reason)
 
 
 def keep_loaded_tensors() -> None:
@@ -193,7 +191,7 @@ def keep_loaded_tensors() -> None:
     from nemo.lightning.io import pl
 
     reason = "NeMo moves loaded tensors to the current GPU"
-    _patch(pl, "_fix_tensors_device", lambda checkpoint: checkpoint, reason)
+    _patch(pl, "_fix_tensors_device", lambda checkpoint: checkpoint, reason=reason)
 
 
 @functools.cache

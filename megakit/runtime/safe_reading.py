@@ -156,8 +156,7 @@ def _loading(folder: Any) -> Iterator[None]:
         raise refusal_of(folder, error) from error
 
 
-def _patch(owner: Any, name: str, replacement: Any, reason: str) -> None:
-    patch(owner, name, replacement, group="safe", reason=reason)
+_patch = functools.partial(patch, group="safe")
 
 
 def _guard(
@@ -171,7 +170,7 @@ def _guard(
         with context(*args):
             return original(*args)
 
-    _patch(owner, name, guarded, reason)
+    _patch(owner, name, guarded, reason=reason)
 
 
 @functools.cache
@@ -210,23 +209,23 @@ def install_safe_readers() -> None:
     _patch(
         *(FileSystemReader, "read_metadata"),
         lambda self, *_, **__: read_metadata(self.path / ".metadata"),
-        unsafe,
+        reason=unsafe,
     )
     registered = "torch also calls two dozen classes that NeMo and Megatron register"
     _guard(FileSystemReader, "read_data", lambda *_: only_plain_names(), registered)
-    _patch(default_planner.DefaultLoadPlanner, "load_bytes", load_bytes, unsafe)
+    _patch(default_planner.DefaultLoadPlanner, "load_bytes", load_bytes, reason=unsafe)
     _patch(
         *(common.TorchCommonLoadStrategy, "load_common"),
         lambda self, folder: read_common(Path(folder, "common.pt")),
-        unsafe,
+        reason=unsafe,
     )
     formats = "other formats than `torch_dist` are read by an unrestricted unpickler"
-    _patch(core, "maybe_load_config", maybe_load_config, formats)
-    _patch(validation, "maybe_load_config", maybe_load_config, formats)
+    _patch(core, "maybe_load_config", maybe_load_config, reason=formats)
+    _patch(validation, "maybe_load_config", maybe_load_config, reason=formats)
     adapters = "an adapter's file names another folder to read"
-    _patch(AutoResume, "_get_base_model_path_for_adapter", refuse_adapter, adapters)
+    _patch(AutoResume, "_get_base_model_path_for_adapter", refuse_adapter, reason=adapters)
     quantization = "the state of ModelOpt has a reader of its own"
-    _patch(model_utils, "restore_modelopt_state", lambda *args, **kwargs: None, quantization)
+    _patch(model_utils, "restore_modelopt_state", lambda *args, **kwargs: None, reason=quantization)
 
     load_strategy = strategies.TorchDistLoadShardedStrategy
     damaged = "an error in a file's content does not name the checkpoint"
