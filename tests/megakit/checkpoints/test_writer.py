@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megakit.checkpoints.manifest import Manifest, read_manifest, verify, write_manifest
@@ -48,7 +49,7 @@ def run_to(
     trainer.global_step = step
     writer.on_train_batch_end(trainer, trainer.lightning_module)
     if validation_is_due(trainer):
-        trainer.callback_metrics["val_loss"] = val_loss
+        trainer.callback_metrics["val_loss"] = torch.tensor(val_loss, dtype=torch.float64)
         writer.on_validation_end(trainer, trainer.lightning_module)
 
 
@@ -96,7 +97,7 @@ def test_best_and_last_are_kept(writer: CheckpointWriter, trainer: Any) -> None:
 def test_another_value_may_choose_the_best(writer: CheckpointWriter, trainer: Any) -> None:
     writer.best_by, writer.best_is_highest = "val_top", True
     for step, top in ((10, 0.7), (20, 0.9), (30, 0.8)):
-        trainer.callback_metrics |= {"val_top": top, "train_loss": 1.0}
+        trainer.callback_metrics |= {"val_top": torch.tensor(top, dtype=torch.float64), "train_loss": None}
         run_to(writer, trainer, step, step / 100)
     assert steps(writer) == [20, 30]
     best = read_manifest(Path(writer.best_model_path))
