@@ -43,10 +43,9 @@ import lightning.pytorch as pl
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from nemo import lightning as nl
 
 from megakit.models.loading import load_model_weights, num_parameters
-from megakit.training import build_trainer, cosine_annealing, megatron_adam, train
+from megakit.training import cosine_annealing, megatron_adam, train
 from notebooks.display import show_figure, show_source
 
 plt.rcParams |= {"figure.dpi": 90, "axes.spines.top": False, "axes.spines.right": False}
@@ -194,7 +193,7 @@ def build_module(options: PretrainOptions) -> BionemoLightningModule:
 # %% [markdown]
 # ## Megatron's schedule calls `training_step`
 #
-# In plain PyTorch, your loop calls `loss.backward()`. Here, Lightning's loop calls NeMo's
+# In plain PyTorch, your loop calls `loss.backward()`. Here, a loop calls NeMo's
 # `MegatronStrategy`, and the strategy calls Megatron's schedule. The schedule runs forward and
 # backward over all micro batches, in the order that the pipeline requires. It calls `training_step`
 # once per micro batch. `training_step` returns the model's *output*; on the last pipeline stage, a
@@ -209,9 +208,17 @@ show_source(
 
 
 # %% [markdown]
-# NeMo notifies callbacks of these calls. The next callback records the calls of the first steps. If
-# no callback uses NeMo's events, the strategy of `megakit` calls the schedule directly, which is
-# faster.
+# The trainer is NeMo's `nl.Trainer`. `build_trainer` sets the parallel sizes, the precision, the
+# logger and the callbacks.
+
+# %%
+from model_components import build_trainer
+
+show_source(build_trainer)
+
+# %% [markdown]
+# The next callback records the calls of the first steps. A hook of torch tells it when the model
+# computes a micro batch.
 
 # %%
 class Recorder(pl.Callback):
@@ -220,19 +227,21 @@ class Recorder(pl.Callback):
     def __init__(self) -> None:
         self.seen: list[str] = []
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        pl_module.register_forward_hook(self.on_forward)
+
     def on_train_batch_start(self, *args: object) -> None:
-        self.seen.append("Lightning's loop calls the strategy")
+        self.seen.append("the loop calls the strategy, and the strategy calls the schedule")
 
-    def on_megatron_microbatch_start(self, batch: dict) -> None:
-        self.seen.append(f"  the schedule starts a micro batch {tuple(batch['data'].shape)}")
-
-    def on_megatron_microbatch_end(self, output: dict) -> None:
+    def on_forward(self, module: torch.nn.Module, inputs: tuple, output: dict) -> None:
         shapes = {name: tuple(value.shape) for name, value in output.items()}
-        self.seen.append(f"    training_step returns {shapes}")
+        self.seen.append(f"  training_step of a micro batch {tuple(inputs[0]['data'].shape)}")
+        self.seen.append(f"    returns {shapes}")
 
-    def on_megatron_reduce_microbatches_end(self, microbatch_outputs: list, reduced: float) -> None:
-        losses = " ".join(f"{float(report['avg']):.5f}" for report in microbatch_outputs)
-        self.seen.append(f"  the loss reduces {losses} to {float(reduced):.5f}")
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: dict, *args: object
+    ) -> None:
+        self.seen.append(f"  the loss reduces the reports to {float(outputs['loss']):.5f}")
 
 
 # %%
@@ -240,8 +249,7 @@ module, recorder = build_module(options), Recorder()
 with open_run(PRETRAIN, options) as run:  # checks the options, locks the folder of the run
     trainer = build_trainer(run)  # a nemo.lightning.Trainer with the strategy of megakit
     trainer.callbacks.append(recorder)
-    resume = nl.AutoResume(resume_from_path=run.resume) if run.resume else None
-    train(model=module, data=data, trainer=trainer, resume=resume)
+    train(model=module, data=data, trainer=trainer, resume=run.resume)
 
 print("strategy:", " < ".join(kind.__name__ for kind in type(trainer.strategy).__mro__[:2]))
 print(*recorder.seen[:10], sep="\n")
@@ -664,8 +672,7 @@ def run_to(name: str, stop_at: int | None = None) -> Path:
     with open_run(PRETRAIN, replace(short, output_dir=RUNS / name)) as run:
         trainer = build_trainer(run)
         trainer.callbacks.append(StopAt(stop_at))
-        resume = nl.AutoResume(resume_from_path=run.resume) if run.resume else None
-        train(model=build_module(short), data=data, trainer=trainer, resume=resume)
+        train(model=build_module(short), data=data, trainer=trainer, resume=run.resume)
     return Path(trainer.checkpoint_callback.last_model_path)
 
 
