@@ -250,7 +250,7 @@ def _check_lightning(model: object, data: object) -> None:
 def _save_in_this_process(trainer: pl.Trainer) -> None:
     """Makes NeMo's strategy save synchronously, without helper processes.
 
-    megatron-core 0.15 cannot resume from NeMo's default format of a distributed optimizer.
+    A distributed optimizer in NeMo's default format would resume in some layouts only.
     """
     if isinstance(trainer.strategy, nl.MegatronStrategy):
         write_in_threads()
