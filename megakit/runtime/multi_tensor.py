@@ -44,24 +44,22 @@ def replace_loops() -> None:
     original_clip = require_attribute(optimizer, "clip_grad_by_total_norm_fp32")
 
     @functools.wraps(original_norm)
-    def norm(
-        grads_for_norm: Any, norm_type: float = 2, grad_stats_parallel_group: Any = None
-    ) -> float:
-        if norm_type != 2 or not _are_plain(grads_for_norm):
-            return float(original_norm(grads_for_norm, norm_type, grad_stats_parallel_group))
-        total = torch.stack(_norm(grads_for_norm)).norm().float() ** 2.0
+    def norm(grads: Any, norm_type: float = 2, grad_stats_parallel_group: Any = None) -> Any:
+        if norm_type != 2 or not _are_plain(grads):
+            return original_norm(grads, norm_type, grad_stats_parallel_group)
+        total = torch.stack(_norm(grads)).norm().float().reshape(1) ** 2.0
         distributed.all_reduce(total, group=grad_stats_parallel_group)
-        return float(total.item() ** 0.5)
+        return total.item() ** 0.5
 
     @functools.wraps(original_clip)
     def clip(
-        parameters: Any, max_norm: float, total_norm: float, use_decoupled_grad: bool = False
+        weights: Any, max_norm: float, total_norm: float, use_decoupled_grad: bool = False
     ) -> None:
         factor = max_norm / (total_norm + 1.0e-6)
         if factor < 1.0:
-            grads = [weight.grad for weight in parameters if weight.grad is not None]
+            grads = [weight.grad for weight in weights if weight.grad is not None]
             if use_decoupled_grad or not _are_plain(grads):
-                original_clip(parameters, max_norm, total_norm, use_decoupled_grad)
+                original_clip(weights, max_norm, total_norm, use_decoupled_grad)
             else:
                 _multiply(grads, factor)
 

@@ -1,7 +1,7 @@
 """Builds Megatron's optimizer and NeMo's learning-rate schedule, as the scripts use them."""
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -26,19 +26,18 @@ _adamw, _adam = require_attribute(torch, "_fused_adamw_"), require_attribute(tor
 class FusedAdam(torch.optim.Optimizer):
     """Runs torch's fused Adam kernels, with the arguments and the state of Apex's FusedAdam.
 
-    The number of steps is an integer of the parameter group, where Megatron's distributed
-    optimizer saves and restores it. torch's own Adam has a step tensor for each weight, which
-    Megatron restores wrongly. A step does not call hooks: torch's own step checks hooks and
-    options, which takes longer than the kernel on a small model.
+    The number of steps is an integer of the parameter group, where Megatron saves and restores it.
+    torch's own Adam has a step tensor for each weight, which Megatron restores wrongly, and checks
+    hooks and options at each step, which takes longer than the kernel on a small model.
     """
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: Any,
         lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        betas: Any,
+        eps: float,
+        weight_decay: float,
         adam_w_mode: bool = True,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -53,24 +52,15 @@ class FusedAdam(torch.optim.Optimizer):
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if not weights:  # the rank's optimizer shard has no weights of this group
                 continue
+            gradients = [weight.grad for weight in weights]
             states = [self.state[weight] for weight in weights]
+            moments = [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")]
             step = torch.full((), group["step"], dtype=torch.float32, device=weights[0].device)
+            options = {name: group[name] for name in ("lr", "eps", "weight_decay")}
+            options["beta1"], options["beta2"] = group["betas"]
             update = _adamw if group["adam_w_mode"] else _adam
-            update(
-                weights,
-                [weight.grad for weight in weights],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                [step] * len(weights),
-                lr=group["lr"],
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-            )
+            tensors = (weights, gradients, *moments, [], [step] * len(weights))
+            update(*tensors, amsgrad=False, maximize=False, **options)
 
     # Without this mark, torch wraps `step` in order to call hooks.
     step.__dict__["hooked"] = True
@@ -81,11 +71,10 @@ class FusedAdam(torch.optim.Optimizer):
         return super().state_dict()
 
     def _create_states(self) -> None:
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight not in self.state:
-                    moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
-                    self.state[weight] = moments
+        for weight in (weight for group in self.param_groups for weight in group["params"]):
+            if weight not in self.state:
+                moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+                self.state[weight] = moments
 
 
 @functools.cache
@@ -135,12 +124,11 @@ def megatron_adam(
 ) -> MegatronOptimizerModule:
     """Returns Adam with decoupled weight decay and gradient clipping.
 
-    The strategy sets the precision.
+    The strategy sets the precision, and whether ranks shard the optimizer's state.
 
     Args:
         lr: Peak learning rate.
-        lr_scheduler: Changes the learning rate from step to step. By default, the learning rate is
-            constant.
+        lr_scheduler: Changes the learning rate from step to step; by default, it is constant.
         beta1: Decay rate of Adam's average of gradients, the momentum.
         beta2: Decay rate of Adam's average of squared gradients. The default gives better results
             than the usual 0.999 in runs of some thousand steps at a high learning rate.

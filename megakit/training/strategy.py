@@ -71,7 +71,7 @@ class ExactStrategy(nl.MegatronStrategy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         ours = {
             "ckpt_async_save": False,
-            # megatron-core 0.15 cannot resume from NeMo's default format.
+            # In NeMo's default format, a distributed optimizer resumes in some layouts only.
             "ckpt_optim_fully_reshardable": True,
             "replace_progress_bar": False,
         }

@@ -25,7 +25,7 @@ class Training:
             {"params": [torch.nn.Parameter(torch.ones(1))], "weight_decay": 0.0},
             {"params": []},  # as on a rank whose shard has no weights of the group
         ]
-        self.adam = adam(groups, lr=1e-2, betas=(0.9, 0.98), **options)
+        self.adam = adam(groups, lr=1e-2, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, **options)
 
     def run(self, first: int, last: int) -> "Training":
         for step in range(first, last):
