@@ -30,7 +30,7 @@ BLOCK, WARM_UP = 40, 200
 Undo = list[tuple[Any, str, Any]]
 
 
-def logging(trainer: Any, before: dict[str, Any]) -> Undo:
+def logging(trainer: Any) -> Undo:
     """NeMo logs five values per step, and the learning rate, through Lightning"""
     from nemo import lightning as nl
     from nemo.lightning.pytorch.optim import MegatronOptimizerModule
@@ -49,12 +49,14 @@ def logging(trainer: Any, before: dict[str, Any]) -> Undo:
     ]
 
 
-def schedule(trainer: Any, before: dict[str, Any]) -> Undo:
+def schedule(trainer: Any) -> Undo:
     """NeMo's MegatronParallel calls Megatron's schedule, with callbacks and look-ups per step"""
-    return [(trainer.strategy, "_calls_schedule", False)]
+    from megakit.training import strategy
+
+    return [(strategy, "is_stock", lambda: True)]
 
 
-def collectives(trainer: Any, before: dict[str, Any]) -> Undo:
+def collectives(trainer: Any) -> Undo:
     """gloo computes the sums over groups of only one rank"""
     from megatron.core.tensor_parallel import layers
     from torch import distributed
@@ -66,7 +68,7 @@ def collectives(trainer: Any, before: dict[str, Any]) -> Undo:
     ]
 
 
-def linear(trainer: Any, before: dict[str, Any]) -> Undo:
+def linear(trainer: Any) -> Undo:
     """Megatron's own matrix product also computes the gradient of the images"""
     from megatron.core.tensor_parallel.layers import (
         linear_with_grad_accumulation_and_async_allreduce,
@@ -80,32 +82,8 @@ def linear(trainer: Any, before: dict[str, Any]) -> Undo:
     return [(_Linear, "_forward_impl", product)]
 
 
-def adam(trainer: Any, before: dict[str, Any]) -> Undo:
-    """torch's Adam updates each weight separately, and checks for CUDA first"""
-    import torch
-
-    inner = trainer.strategy.optimizers[0].mcore_optimizer.chained_optimizers[0].optimizer
-
-    class Groups(list):
-        """The optimizer's groups of weights, not fused."""
-
-        def __init__(self) -> None:
-            super().__init__({**group, "fused": None} for group in inner.param_groups)
-
-        def __iter__(self) -> Any:  # the learning rate changes from step to step
-            for own, group in zip(list.__iter__(self), fused, strict=True):
-                own["lr"] = group["lr"]
-                yield own
-
-    fused = inner.param_groups
-    return [
-        (inner, "param_groups", Groups()),
-        (torch.cuda, "is_available", before["is_available"]),
-    ]
-
-
-STEP_CUTS: dict[str, Callable[[Any, dict[str, Any]], Undo]] = {
-    function.__name__: function for function in (logging, collectives, linear, adam, schedule)
+STEP_CUTS: dict[str, Callable[[Any], Undo]] = {
+    function.__name__: function for function in (logging, collectives, linear, schedule)
 }
 START_CUTS = {
     "torchmetrics": "torchmetrics imports scipy.signal and torchvision",
@@ -116,16 +94,13 @@ START_CUTS = {
 
 def timed_steps(cut: str, out: Path, num_steps: int) -> None:
     """Runs `model_pretrain.py` in this process, undoing the change for every other block."""
-    import torch
-
     sys.path.insert(0, str(REPOSITORY))
-    before = {"is_available": torch.cuda.is_available}
     from megakit.job import script
     from megakit.runtime.accelerator import use_accelerator
 
     def use_and_time(name: Any) -> None:
         use_accelerator(name)
-        from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop as Loop
+        from megakit.training.loop import StepLoop as Loop
 
         advance = Loop.advance
         state: dict[str, Any] = {"step": 0, "undone": False, "began": 0.0}
@@ -147,7 +122,7 @@ def timed_steps(cut: str, out: Path, num_steps: int) -> None:
         def switch(trainer: Any) -> None:
             state["undone"] = not state["undone"]
             if state["undone"]:
-                for owner, name, value in STEP_CUTS[cut](trainer, before):
+                for owner, name, value in STEP_CUTS[cut](trainer):
                     had = name in vars(owner)
                     changed.append((owner, name, vars(owner).get(name), had))
                     setattr(owner, name, value)

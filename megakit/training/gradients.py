@@ -12,7 +12,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from torch import nn
 
-from megakit.runtime.patching import require_attribute
+from megakit.runtime.patching import is_stock, require_attribute
 
 
 def accumulate_in_buffers(chunks: Sequence[nn.Module], optimizer: Any) -> None:
@@ -22,7 +22,7 @@ def accumulate_in_buffers(chunks: Sequence[nn.Module], optimizer: Any) -> None:
         chunks: The parts of the model, wrapped in `DistributedDataParallel`.
         optimizer: Megatron's optimizer of the chunks, whose `zero_grad` starts each step.
     """
-    if not all(map(_can_do_without_hooks, chunks)):
+    if is_stock() or not all(map(_can_do_without_hooks, chunks)):
         return
     weights = [w for chunk in chunks for w in require_attribute(chunk, "params_with_grad")]
     for chunk in chunks:

@@ -136,15 +136,15 @@ def _install(number: int, report: Path | None = None) -> tuple[Any, Any]:
     return counts, replaced
 
 
-_LOOP = "lightning.pytorch.loops.training_epoch_loop"
+_LOOP = "megakit.training.loop"
 
 
 def _count_steps(module: Any, counts: Any) -> None:
-    """Calls `Counts.step` at the start of each training step of Lightning's loop."""
-    advance = require_attribute(module, "_TrainingEpochLoop").advance
+    """Calls `Counts.step` at the start of each training step of the step loop."""
+    advance = module.StepLoop.advance
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         counts.step()
         return advance(self, *args, **kwargs)
 
-    module._TrainingEpochLoop.advance = counted
+    module.StepLoop.advance = counted

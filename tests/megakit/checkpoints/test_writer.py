@@ -97,7 +97,7 @@ def test_best_and_last_are_kept(writer: CheckpointWriter, trainer: Any) -> None:
 def test_another_value_may_choose_the_best(writer: CheckpointWriter, trainer: Any) -> None:
     writer.best_by, writer.best_is_highest = "val_top", True
     for step, top in ((10, 0.7), (20, 0.9), (30, 0.8)):
-        trainer.callback_metrics |= {"val_top": torch.tensor(top, dtype=torch.float64), "train_loss": None}
+        trainer.callback_metrics["val_top"] = torch.tensor(top, dtype=torch.float64)
         run_to(writer, trainer, step, step / 100)
     assert steps(writer) == [20, 30]
     best = read_manifest(Path(writer.best_model_path))
