@@ -26,7 +26,7 @@ def built(script: str, folder: Path, start: str | None = None, **options: Any) -
     )
     planned = getattr(module_of_script, stage.upper())
     run = jobs.make_run(planned, chosen, jobs.layout(), start)
-    module, data = jobs.built_by(getattr(module_of_script, stage), run)
+    module, data, _ = jobs.built_by(getattr(module_of_script, stage), run)
     module.configure_model()
     data.setup("fit")
     return module, data
