@@ -206,7 +206,6 @@ show_source(
     BionemoLightningModule.training_loss_reduction,
 )
 
-
 # %% [markdown]
 # The trainer is NeMo's `nl.Trainer`. `build_trainer` sets the parallel sizes, the precision, the
 # logger and the callbacks.
@@ -215,6 +214,7 @@ show_source(
 from model_components import build_trainer
 
 show_source(build_trainer)
+
 
 # %% [markdown]
 # The next callback records the calls of the first steps. A hook of torch tells it when the model
@@ -239,7 +239,7 @@ class Recorder(pl.Callback):
         self.seen.append(f"    returns {shapes}")
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: dict, *args: object
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: object
     ) -> None:
         self.seen.append(f"  the loss reduces the reports to {float(outputs['loss']):.5f}")
 

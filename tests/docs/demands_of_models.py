@@ -191,8 +191,16 @@ def dropout_mask(kept: bool) -> list[list[bool]]:
 
 
 def place_of_gradients() -> str:
-    """Where the gradient of linear1 is before the optimizer step."""
+    """Where the gradient of linear1 is before the step of NeMo's own optimizer module."""
     import lightning.pytorch as pl
+    from megatron.core.optimizer import OptimizerConfig
+    from nemo.lightning.pytorch.optim import MegatronOptimizerModule
+
+    from model_components import BionemoLightningModule
+
+    class OfNemo(BionemoLightningModule):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config, MegatronOptimizerModule(OptimizerConfig("adam", lr=1e-4)))
 
     found: list[str] = []
 
@@ -205,7 +213,7 @@ def place_of_gradients() -> str:
         def __deepcopy__(self, memo: object) -> Look:
             return self  # NeMo copies callbacks in order to record them
 
-    train(callbacks=(Look(),))
+    train(base=OfNemo, callbacks=(Look(),))
     return found[0]
 
 
