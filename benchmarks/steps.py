@@ -25,11 +25,12 @@ from report import HEADER, REPOSITORY, Row, machine, short, write_section
 from megakit.testing.rehearsal.rehearse import GPUS
 
 HERE = Path(__file__).resolve().parent
-PEERS = ("ours", "lightning", "torch")
+PEERS = ("ours", "lightning", "torch", "torch-fused")
 TITLES = {
     "ours": "model_pretrain.py",
     "lightning": "plain Lightning",
     "torch": "plain PyTorch",
+    "torch-fused": "plain PyTorch with the fused AdamW",
     "published": "the published tutorial's way",
 }
 PROOF_STEPS = 50
@@ -63,6 +64,8 @@ def told_by(command: list[str], threads: int, **changes: str | None) -> Told:
 
 def train(peer: str, threads: int, **job: Any) -> Told:
     """One training by ours, plain Lightning or plain PyTorch; `job` is as in `peers.job.Job`."""
+    if peer == "torch-fused":
+        return train("torch", threads, **job, optimizer="fused")
     options = []
     for name, value in job.items():
         options.append(f"--{name.replace('_', '-')}")

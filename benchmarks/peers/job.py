@@ -72,8 +72,8 @@ class Job:
     seed: int = 42
     """Of first weights, order and corruption."""
 
-    optimizer: Literal["fused", "foreach", "for-loop"] = "fused"
-    """Which of torch's AdamW; plain torch and plain Lightning only."""
+    optimizer: Literal["default", "fused"] = "default"
+    """torch's AdamW as it is by default, or its fused kernel; plain torch and Lightning only."""
 
     every_loss: bool = False
     """Whether every step's loss is read and told, which takes time."""
@@ -327,5 +327,5 @@ def optimizer_of(job: Job, model: Any) -> Any:
         {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ]
-    how: Any = {"fused": job.optimizer == "fused", "foreach": job.optimizer == "foreach"}
+    how: Any = {"fused": True} if job.optimizer == "fused" else {}
     return torch.optim.AdamW(groups, lr=job.lr, **ADAM, **how)

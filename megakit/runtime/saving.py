@@ -6,7 +6,7 @@ of a killed run while the next start cleans it up.
 
 Our strategy saves synchronously, so a queue and threads of this process are sufficient. The threads
 write the same bytes, as fast, and end with the run. Asynchronous saves need Megatron's processes,
-so `build_strategy` applies these patches, and `use_accelerator` does not.
+so `ExactStrategy` and `train` apply these patches, and `use_accelerator` does not.
 """
 
 import functools

@@ -56,6 +56,7 @@ class StepLoop(_TrainingEpochLoop):
         self.__dict__.update(vars(replaced))  # the trainer, the limits, and the loop of validation
         self.step = self.epoch_start = self.validated_step = 0
         self.fetch_seconds = 0.0
+        self._batches_per_step = 1
         self._from_last_stage = FromLastStage()
 
     # --- What Lightning asks the loop ---
@@ -88,26 +89,18 @@ class StepLoop(_TrainingEpochLoop):
         self.restarting = True
 
     def _num_ready_batches_reached(self) -> bool:
-        is_over = self._num_micro_batches() >= self.trainer.num_training_batches
-        return is_over or self.batch_progress.is_last_batch
-
-    def _num_micro_batches(self) -> int:
-        """The number of batches of the data loader that this epoch has read."""
-        sampler = getattr(self.trainer.strategy, "data_sampler", None)
-        return (self.step - self.epoch_start) * getattr(sampler, "num_microbatches", 1)
+        read = (self.step - self.epoch_start) * self._batches_per_step
+        return self.batch_progress.is_last_batch or read >= self.trainer.num_training_batches
 
     # --- Validation ---
 
     def validation_is_due(self) -> bool:
         """Tells whether a validation follows the last completed step."""
         trainer = self.trainer
-        if not self._should_check_val_epoch():
-            return False
-        if self._is_training_done or (trainer.should_stop and trainer.fit_loop._can_stop_early):
-            return True
-        counts_all = trainer.check_val_every_n_epoch is None
-        step = self.step if counts_all else self.step - self.epoch_start
-        return bool(step % trainer.val_check_batch == 0)
+        step = self.step - (self.epoch_start if trainer.check_val_every_n_epoch else 0)
+        is_due = step % trainer.val_check_batch == 0 or self._is_training_done
+        stops = trainer.should_stop and trainer.fit_loop._can_stop_early
+        return bool((is_due or stops) and self._should_check_val_epoch())
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         return self.validation_is_due()
@@ -133,7 +126,9 @@ class StepLoop(_TrainingEpochLoop):
             self.epoch_start = self.step
         self.val_loop.restarting = False
         super().on_run_start(data_fetcher)
-        data_fetcher.fetched += self._num_micro_batches()
+        sampler = getattr(self.trainer.strategy, "data_sampler", None)
+        self._batches_per_step = getattr(sampler, "num_microbatches", 1)
+        data_fetcher.fetched += (self.step - self.epoch_start) * self._batches_per_step
         self._start_of_step = self._hooks("on_train_batch_start")
         self._end_of_step = self._hooks("on_train_batch_end")
         self._has_plain_schedulers = all(
