@@ -86,22 +86,14 @@ def adam(trainer: Any, before: dict[str, Any]) -> Undo:
 
     inner = trainer.strategy.optimizers[0].mcore_optimizer.chained_optimizers[0].optimizer
 
-    class Groups(list):
-        """The optimizer's groups of weights, not fused."""
+    plain = torch.optim.AdamW([dict(group) for group in inner.param_groups])
 
-        def __init__(self) -> None:
-            super().__init__({**group, "fused": None} for group in inner.param_groups)
+    def step() -> None:
+        for own, group in zip(plain.param_groups, inner.param_groups, strict=True):
+            own["lr"] = group["lr"]  # changes from step to step
+        plain.step()
 
-        def __iter__(self) -> Any:  # the learning rate changes from step to step
-            for own, group in zip(list.__iter__(self), fused, strict=True):
-                own["lr"] = group["lr"]
-                yield own
-
-    fused = inner.param_groups
-    return [
-        (inner, "param_groups", Groups()),
-        (torch.cuda, "is_available", before["is_available"]),
-    ]
+    return [(inner, "step", step), (torch.cuda, "is_available", before["is_available"])]
 
 
 STEP_CUTS: dict[str, Callable[[Any, dict[str, Any]], Undo]] = {
