@@ -175,8 +175,7 @@ class MNISTDataModule(MegatronDataModule):
             return DropPixels(train, self.corruption, self.seed)
         return IdentityMultiEpochDatasetWrapper(train)  # equal images in every epoch
 
-    # Names of the published tutorial.
-    mnist_train = another_name("train_set")
+    mnist_train = another_name("train_set")  # names of the published tutorial
     mnist_val = another_name("val_set")
     mnist_test = another_name("test_set")
 
@@ -228,8 +227,8 @@ class ExampleModelTrunk(MegatronModule):
 
     def forward(self, x: Tensor) -> Any:
         """Encodes images (B, 1, 28, 28) as z (B, 3); on the second stage, returns z as received."""
+        # Megatron's layers return (output, bias). These add the bias; the second value is None.
         if self.pre_process:
-            # Megatron's layers return (output, bias). These add the bias; the second value is None.
             z, _ = self.linear1(x.flatten(1))
             z, _ = self.linear2(self.relu(z))
         else:
@@ -427,9 +426,9 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
 # is megakit's subclass of NeMo's MegatronStrategy: a step takes less time, and each sample counts
 # once in the validation loss. It takes all arguments of NeMo's class.
 #
-# `run` has the checked options of the command line, which checkpoints and reports name. So change
-# an option rather than an argument that comes from `run`. `run.callbacks()` are ordinary callbacks:
-# they write metrics.csv and checkpoints, show progress, and save when the job is stopped.
+# `run` has the checked options of the command line, which checkpoints and reports name, so change
+# an option rather than what comes from `run`. `run.callbacks()` are ordinary callbacks, which write
+# metrics.csv and checkpoints, show progress, and save when the job is stopped.
 
 
 def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer:

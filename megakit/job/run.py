@@ -183,8 +183,8 @@ class Run(Generic[OptionsT_co]):
     def callbacks(self) -> "list[pl.Callback]":
         """Returns the callbacks of this run: ordinary callbacks of Lightning.
 
-        In training: `UsedOptions`, `BestValue` (only for --best-by and --stop-after), `Reporter` (metrics.csv, the
-        loggers, progress), `StopOnSignal`, and `CheckpointWriter`. In prediction:
+        In training: `UsedOptions`, `BestValue` (only for --best-by and --stop-after), `Reporter`
+        (metrics.csv, the loggers, progress), `StopOnSignal`, and `CheckpointWriter`. In prediction:
         `PredictionWriter`.
         """
         from megakit.job.finish import remove_incomplete, say_header
