@@ -175,23 +175,21 @@ class MNISTDataModule(MegatronDataModule):
             return DropPixels(train, self.corruption, self.seed)
         return IdentityMultiEpochDatasetWrapper(train)  # equal images in every epoch
 
-    # Names of the published tutorial.
-    mnist_train = another_name("train_set")
+    mnist_train = another_name("train_set")  # names of the published tutorial
     mnist_val = another_name("val_set")
     mnist_test = another_name("test_set")
 
 
 # --- Models ---------------------------------------------------------------------------------------
-# Megatron requires three attributes of a model: a config of type ModelParallelConfig, `model_type`,
-# and `set_input_tensor`. Megatron's schedule runs the forward and backward passes of all micro
-# batches. On each pipeline stage but the first, the schedule passes the output of the previous
-# stage to `set_input_tensor`.
+# Megatron requires four attributes of a model: a config of type ModelParallelConfig, `model_type`,
+# `share_embeddings_and_output_weights`, `set_input_tensor`. Megatron's schedule runs the passes of
+# all micro batches. On each pipeline stage but the first, the schedule hands the output of the
+# previous stage to `set_input_tensor`.
 #
-# Tensor parallelism shards two consecutive linear layers along the 64 features between the layers.
-# The first layer is sharded by its outputs (column parallel). The second layer is sharded by its
-# inputs (row parallel). Each rank computes its shard of the 64 features without communication. ReLU
-# acts on each feature separately, so ReLU needs no communication. After the second layer, one
-# all-reduce sums the results of the ranks.
+# Tensor parallelism shards two consecutive linear layers along the 64 features between them: the
+# first by its outputs (column parallel), the second by its inputs (row parallel). Each rank
+# computes its shard without communication, ReLU included. After the second layer, one all-reduce
+# sums the results of the ranks.
 #
 # Pipeline parallelism splits each model after the encoder. The first stage has linear1 and linear2,
 # and sends the latent vectors z to the second stage, which has the decoder or the head.
@@ -217,7 +215,7 @@ class ExampleModelTrunk(MegatronModule):
         # Whether this rank's stage is the first or the last. With one stage, both values are true.
         self.pre_process = parallel_state.is_pipeline_first_stage()
         self.post_process = parallel_state.is_pipeline_last_stage()
-        # Megatron reads this attribute of every model. False: the stages share no weights.
+        # True only if the first and the last stage share the weights of an embedding.
         self.share_embeddings_and_output_weights = False
         self.input_tensor: Tensor | None = None
         if self.pre_process:
@@ -229,8 +227,8 @@ class ExampleModelTrunk(MegatronModule):
 
     def forward(self, x: Tensor) -> Any:
         """Encodes images (B, 1, 28, 28) as z (B, 3); on the second stage, returns z as received."""
+        # Megatron's layers return (output, bias). These add the bias; the second value is None.
         if self.pre_process:
-            # Megatron's layers return (output, bias). These layers add the bias and return None.
             z, _ = self.linear1(x.flatten(1))
             z, _ = self.linear2(self.relu(z))
         else:
@@ -317,7 +315,10 @@ class ExampleGenericConfig(
 
     @property
     def stage_shape(self) -> tuple[int, int]:
-        """Sequence length and width of what a pipeline stage sends for each sample: z."""
+        """Sequence length and width of z, which a pipeline stage sends; the strategy reads it.
+
+        By default, Megatron expects the data's sequence length and the config's `hidden_size`.
+        """
         return 1, self.latent_size
 
 
@@ -388,8 +389,7 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
     def training_step(self, batch: MnistBatch, batch_idx: int | None = None) -> Any:
         return self(batch, batch_idx)
 
-    # On the last pipeline stage, NeMo calls `training_step` in training and `validation_step` in
-    # validation. On all other stages, NeMo calls `forward_step`.
+    # The last pipeline stage calls `training_step` and `validation_step`, others `forward_step`.
     forward_step = training_step
     validation_step = training_step
 
@@ -423,11 +423,12 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
 
 # --- Trainer --------------------------------------------------------------------------------------
 # `nl.Trainer` is Lightning's Trainer. The strategy shares the work among the ranks. `ExactStrategy`
-# is megakit's subclass of NeMo's MegatronStrategy, with shorter steps and an exact validation loss.
-# It takes all arguments of NeMo's class, such as `sequence_parallel=True`.
+# is megakit's subclass of NeMo's MegatronStrategy: a step takes less time, and each sample counts
+# once in the validation loss. It takes all arguments of NeMo's class.
 #
-# `run` has the checked options of the command line. `run.callbacks()` are ordinary callbacks: they
-# write metrics.csv and checkpoints, show progress, and save when the job is stopped.
+# `run` has the checked options of the command line, which checkpoints and reports name, so change
+# an option rather than what comes from `run`. `run.callbacks()` are ordinary callbacks, which write
+# metrics.csv and checkpoints, show progress, and save when the job is stopped.
 
 
 def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer:
@@ -435,7 +436,7 @@ def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer
     strategy = ExactStrategy(
         tensor_model_parallel_size=run.layout.tensor,
         pipeline_model_parallel_size=run.layout.pipeline,
-        # Data parallelism. The distributed optimizer shards Adam's state over the ranks.
+        # Data parallelism. With True, the ranks shard Adam's state.
         ddp=DistributedDataParallelConfig(use_distributed_optimizer=False),
         timeout=run.timeout,  # how long a rank waits for another rank
     )

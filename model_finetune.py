@@ -42,8 +42,8 @@ class FinetuneOptions(DataOptions, CheckpointSizeOptions, TrainingOptions):
 
 def finetune(run: Run[FinetuneOptions]) -> Path:
     """Trains the classifier; returns the path of the best checkpoint."""
-    from megakit.training import Pictures, cosine_annealing, megatron_adam, train
-    from mnist.views import view_of_classifier
+    from megakit.training import cosine_annealing, megatron_adam, train
+    from mnist.views import LogPictures, view_of_classifier
     from model_components import (
         BionemoLightningModule,
         ExampleFineTuneConfig,
@@ -77,7 +77,7 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
             options.lr, cosine_annealing(options.max_steps, warmup_share=0.3), beta1=0.7
         ),
     )
-    trainer = build_trainer(run, callbacks=[Pictures(view_of_classifier)])
+    trainer = build_trainer(run, callbacks=[LogPictures(view_of_classifier)])
     train(model=module, data=data, trainer=trainer, resume=run.resume)
     return run.finish(trainer, next_verb="predict")
 

@@ -37,8 +37,8 @@ class PretrainOptions(DataOptions, SizeOptions, TrainingOptions):
 def pretrain(run: Run[PretrainOptions]) -> Path:
     """Trains the autoencoder; returns the path of the best checkpoint."""
     # These imports are slow. They are not at the top, so that --help is fast.
-    from megakit.training import Pictures, cosine_annealing, megatron_adam, train
-    from mnist.views import view_of_autoencoder
+    from megakit.training import cosine_annealing, megatron_adam, train
+    from mnist.views import LogPictures, view_of_autoencoder
     from model_components import (
         BionemoLightningModule,
         MNISTDataModule,
@@ -62,7 +62,7 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
         ),
         optimizer=megatron_adam(options.lr, cosine_annealing(options.max_steps)),
     )
-    trainer = build_trainer(run, callbacks=[Pictures(view_of_autoencoder)])
+    trainer = build_trainer(run, callbacks=[LogPictures(view_of_autoencoder)])
     train(model=module, data=data, trainer=trainer, resume=run.resume)
     return run.finish(trainer, next_verb="finetune")
 

@@ -82,8 +82,23 @@ def linear(trainer: Any) -> Undo:
     return [(_Linear, "_forward_impl", product)]
 
 
+def adam(trainer: Any) -> Undo:
+    """torch's Adam updates each weight separately"""
+    import torch
+
+    inner = trainer.strategy.optimizers[0].mcore_optimizer.chained_optimizers[0].optimizer
+    plain = torch.optim.AdamW([dict(group) for group in inner.param_groups])
+
+    def step() -> None:
+        for own, group in zip(plain.param_groups, inner.param_groups, strict=True):
+            own["lr"] = group["lr"]  # changes from step to step
+        plain.step()
+
+    return [(inner, "step", step)]
+
+
 STEP_CUTS: dict[str, Callable[[Any], Undo]] = {
-    function.__name__: function for function in (logging, collectives, linear, schedule)
+    function.__name__: function for function in (logging, collectives, linear, adam, schedule)
 }
 START_CUTS = {
     "torchmetrics": "torchmetrics imports scipy.signal and torchvision",

@@ -1,26 +1,135 @@
-"""Selects the parts of a validation batch that TensorBoard shows, one function for each model.
+"""Shows parts of each validation in TensorBoard: reconstructions, mistakes, the latent space."""
 
-The scripts import this module at their start, so torch and NeMo are imported inside the functions.
-"""
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from __future__ import annotations
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from numpy.typing import NDArray
+from torch import Tensor
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from megakit.reporting import drawing, figures
+from megakit.reporting.predictions import Predictions
+from megakit.reporting.tensorboard import RunLogger
+from megakit.training.validation import (
+    callbacks_of,
+    gather_from_ranks,
+    has_outputs,
+    observers,
+    real_samples,
+)
 
 #: A change of this module changes no result, so a run can go on.
 REPORTS_ONLY = True
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-    from megakit.training.views import View
+@dataclass(frozen=True)
+class View:
+    """Holds what can be drawn of B samples; an output that the model does not have is None.
+
+    Attributes:
+        images: The images, with values in [0, 1], (B, 1, height, width).
+        label: The classes, int64 (B,).
+        reconstructions: An autoencoder's reconstructions, with the range and shape of `images`.
+        latent: The latent point of each sample, (B, dimensions).
+        logits: The logits of each class, (B, classes).
+    """
+
+    images: Tensor
+    label: Tensor
+    reconstructions: Tensor | None = None
+    latent: Tensor | None = None
+    logits: Tensor | None = None
+
+
+class LogPictures(pl.Callback):
+    """Draws some reconstructions at each validation, and all pictures after the last validation.
+
+    The last pipeline stage, where the model's output is, collects samples from the micro batches of
+    the validation. All ranks gather the samples, and rank 0 logs the pictures with the `RunLogger`
+    of the trainer.
+
+    Args:
+        make_view: Converts a validation batch and the model's output to a `View`.
+    """
+
+    NUM_RECONSTRUCTIONS = 10
+    NUM_POINTS = 1000
+    NUM_MISTAKES = 25
+
+    def __init__(self, make_view: Callable[[Any, Any], View]) -> None:
+        self.make_view = make_view
+        self._collected: list[dict[str, NDArray[Any]]] = []
+        self._num_missing = 0
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Sets the number of samples to collect, and starts collecting on ranks with outputs."""
+        stops = callbacks_of(trainer, EarlyStopping)
+        may_stop = any(stop.wait_count + 1 >= stop.patience for stop in stops)
+        may_be_last = may_stop or trainer.global_step == trainer.max_steps
+        self._num_missing = sys.maxsize if may_be_last else self.NUM_RECONSTRUCTIONS
+        if has_outputs() and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            observers(trainer).append(self.collect)
+
+    def collect(self, batch: Any, output: Any) -> None:
+        """Collects the samples of a micro batch, unless there are enough samples."""
+        if self._num_missing <= 0:
+            return
+        view = self.make_view(batch, output)
+        real = real_samples(batch) if "loss_mask" in batch else torch.ones_like(view.label) > 0
+        tensors = {name: value for name, value in vars(view).items() if value is not None}
+        self._collected.append({name: _as_array(name, v[real]) for name, v in tensors.items()})
+        self._num_missing -= len(view.label)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stops collecting, gathers the samples of all ranks, and draws the pictures."""
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        if has_outputs():
+            observers(trainer).remove(self.collect)
+        collected, self._collected = self._collected, []
+        batches = [batch for part in gather_from_ranks(collected, trainer) for batch in part]
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, RunLogger)]
+        if not (batches and loggers and trainer.is_global_zero):
+            return
+        seen = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+        is_last = trainer.global_step == trainer.max_steps or trainer.should_stop
+        self._draw(loggers[0], seen, trainer.global_step, is_last)
+
+    def _draw(
+        self, logger: RunLogger, seen: Mapping[str, NDArray[Any]], step: int, is_last: bool
+    ) -> None:
+        images, label = seen["images"], seen["label"]
+        if "reconstructions" in seen:
+            some = slice(self.NUM_RECONSTRUCTIONS)
+            rows = [images[some], seen["reconstructions"][some]]
+            logger.add_image("reconstructions", drawing.rows_of_images(rows), step)
+        if is_last and "latent" in seen:
+            some = slice(self.NUM_POINTS)
+            logger.add_latent_space(seen["latent"][some], label[some], images[some], step)
+        if is_last and "logits" in seen:
+            found = Predictions.from_logits(np.arange(len(label)), label, seen["logits"])
+            prediction, probabilities = found.prediction, found.probabilities
+            worst = figures.most_confident_mistakes(label, probabilities, self.NUM_MISTAKES)
+            if len(worst):
+                shares = probabilities[worst].max(axis=1)
+                picture = drawing.mistakes(images[worst], label[worst], prediction[worst], shares)
+                logger.add_image("mistakes", picture, step)
+
+
+def _as_array(name: str, values: Tensor) -> NDArray[Any]:
+    if name in ("images", "reconstructions"):
+        bytes_of_pixels = values.detach().float().clamp(0, 1).mul(255).round().byte()
+        return bytes_of_pixels.squeeze(1).cpu().numpy()
+    return (values.float() if values.is_floating_point() else values).detach().cpu().numpy()
 
 
 def view_of_autoencoder(batch: Mapping[str, Any], output: Mapping[str, Any]) -> View:
     """Selects images, their reconstructions and their latent vectors."""
-    from megakit.training.views import View
-
     images = batch["data"]
     x_hat = output["x_hat"].view_as(images)
     return View(images, batch["label"], reconstructions=x_hat, latent=output["z"])
@@ -28,6 +137,4 @@ def view_of_autoencoder(batch: Mapping[str, Any], output: Mapping[str, Any]) -> 
 
 def view_of_classifier(batch: Mapping[str, Any], logits: Tensor) -> View:
     """Selects images and the logits of their classes."""
-    from megakit.training.views import View
-
     return View(batch["data"], batch["label"], logits=logits)

@@ -21,7 +21,7 @@ LIBRARY = "megakit"
 REPORTS_ONLY = "REPORTS_ONLY"
 #: Classes with a name or a base that ends like this are left out. Options count by their values;
 #: callbacks and loggers only report.
-LEFT_OUT = ("Options", "Callback", "Logger")
+LEFT_OUT = ("Options", "Callback", "Logger", "Profiler")
 #: Arguments that only report.
 REPORTING_ARGUMENTS = ("callbacks", "logger", "log_every_n_steps", "profiler", "next_verb")
 #: Number of changed names that a message lists.
@@ -135,12 +135,13 @@ def _named_parts(tree: ast.Module, module: str) -> Iterator[tuple[str, ast.AST]]
 
 
 def _bindings(tree: ast.Module) -> Iterator[str]:
-    """Yields what names stand for that a module imports, except for those of this library."""
+    """Yields what names stand for that a module imports, except for what does not count."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             base = getattr(node, "module", "") or ""
             if base.partition(".")[0] != LIBRARY:
-                yield from (f"{one.asname or one.name} = {base}.{one.name}" for one in node.names)
+                names = [one for one in node.names if not one.name.endswith(LEFT_OUT)]
+                yield from (f"{one.asname or one.name} = {base}.{one.name}" for one in names)
 
 
 class _Stripper(ast.NodeTransformer):

@@ -1,7 +1,7 @@
 """Defines one start of a script, and what it adds to a trainer: callbacks, logger, results."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from megakit.checkpoints.manifest import (
     step_of,
 )
 from megakit.job.layout import Layout
-from megakit.job.options import CommonOptions
+from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.plan import Plan
 from megakit.job.runs import RunDirectory, Stage, check_still_ours
 from megakit.reporting.console import Console
@@ -183,8 +183,8 @@ class Run(Generic[OptionsT_co]):
     def callbacks(self) -> "list[pl.Callback]":
         """Returns the callbacks of this run: ordinary callbacks of Lightning.
 
-        In training: `BestValue` (only for --best-by and --stop-after), `Reporter` (metrics.csv, the
-        loggers, progress), `StopOnSignal`, and `CheckpointWriter`. In prediction:
+        In training: `UsedOptions`, `BestValue` (only for --best-by and --stop-after), `Reporter`
+        (metrics.csv, the loggers, progress), `StopOnSignal`, and `CheckpointWriter`. In prediction:
         `PredictionWriter`.
         """
         from megakit.job.finish import remove_incomplete, say_header
@@ -198,7 +198,7 @@ class Run(Generic[OptionsT_co]):
             return [PredictionWriter(partial_path(self.path / "outputs"))]
         from megakit.checkpoints.writer import CheckpointWriter
         from megakit.reporting.metrics import MetricsFile
-        from megakit.training.callbacks import BestValue, StopOnSignal
+        from megakit.training.callbacks import BestValue, StopOnSignal, UsedOptions
         from megakit.training.progress import Reporter
 
         options: Any = self.options
@@ -215,7 +215,10 @@ class Run(Generic[OptionsT_co]):
             check_place=self.check_directory,
         )
         is_asked = self.best_by not in ("val_loss", "last") or options.stop_after is not None
+        every_project_has = {option.name for option in fields(TrainingOptions)}
+        own = {n: value for n, value in vars(options).items() if n not in every_project_has}
         return [
+            UsedOptions({} if self.resume else own),
             *([BestValue(writer, options.stop_after)] if is_asked else []),
             Reporter(self.console, self.stage.name, writer, file),
             StopOnSignal(writer),

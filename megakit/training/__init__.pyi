@@ -20,5 +20,3 @@ from .strategy import ExactStrategy as ExactStrategy
 from .trainer import train as train
 from .validation import ValidationMetric as ValidationMetric
 from .validation import ValidationMetrics as ValidationMetrics
-from .views import Pictures as Pictures
-from .views import View as View

@@ -2,7 +2,7 @@
 
 Megatron sums the gradients of a weight in a float32 buffer, `weight.main_grad`. A hook of its
 `DistributedDataParallel` adds each micro batch's `weight.grad` to the buffer. If the buffer itself
-is `weight.grad`, autograd does the same addition. That saves a twentieth of a small model's step.
+is `weight.grad`, autograd does the same addition. That saves 2% to 6% of a small model's step.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,7 @@ from megakit.runtime.patching import is_stock, require_attribute
 def accumulate_in_buffers(chunks: Sequence[nn.Module], optimizer: Any) -> None:
     """Makes autograd add to the buffers, unless a chunk of the model needs Megatron's hooks.
 
-    Args:
-        chunks: The parts of the model, wrapped in `DistributedDataParallel`.
-        optimizer: Megatron's optimizer of the chunks, whose `zero_grad` starts each step.
+    The optimizer's `zero_grad`, which starts each step, then makes the buffers the gradients.
     """
     if is_stock() or not all(map(_can_do_without_hooks, chunks)):
         return
@@ -31,10 +29,11 @@ def accumulate_in_buffers(chunks: Sequence[nn.Module], optimizer: Any) -> None:
         require_attribute(chunk, "param_to_bucket_group").clear()
         require_attribute(chunk, "grad_accs").clear()
     for weight in weights:
-        # If an embedding is also the output layer, autograd first adds up the gradients of both in
-        # the weight's own type, as with hooks: without a type, a gradient keeps its own.
+        # With no type, a gradient keeps its own, and one operation converts and adds it. A CPU is
+        # faster if autograd converts first. But autograd would then also add up the gradients of
+        # an embedding that is the output layer, too, in another type than with hooks.
         is_tied = getattr(weight, "is_embedding_or_output_parameter", False)
-        weight.grad_dtype = None if is_tied else weight.main_grad.dtype
+        weight.grad_dtype = None if weight.is_cuda or is_tied else weight.main_grad.dtype
 
     def use_buffers(set_to_none: bool = True) -> None:
         # The buffers are zero: `DistributedDataParallel.zero_grad_buffer` was called before.

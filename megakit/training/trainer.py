@@ -12,6 +12,7 @@ from megakit.runtime.saving import write_in_threads
 from megakit.training.dropout import ExactDropout
 from megakit.training.loop import use_step_loop
 from megakit.training.optimizer import use_fused_adam
+from megakit.training.strategy import ExactStrategy
 from megakit.training.validation import ValidationMetrics
 
 
@@ -26,9 +27,9 @@ def train(
     """Trains a model like `nemo.collections.llm.train`, which needs more packages.
 
     A resumed training counts and validates like an uninterrupted one (`StepLoop`), and draws the
-    same random numbers for dropout (`ExactDropout`). The metrics of the model's method
-    `validation_metrics` are computed (`ValidationMetrics`). Checkpoints are saved synchronously:
-    the processes of NeMo's asynchronous saves would import the main script again.
+    same random numbers for dropout (`ExactDropout`). With `ExactStrategy`, the metrics of the
+    model's method `validation_metrics` are computed (`ValidationMetrics`). Checkpoints are saved
+    synchronously: the processes of NeMo's asynchronous saves would import the main script again.
 
     Args:
         model: A Lightning module for NeMo's strategies.
@@ -53,8 +54,10 @@ def train(
         write_in_threads()
         trainer.strategy.async_save = False
         trainer.strategy.ckpt_optim_fully_reshardable = True
+    further: list[pl.Callback] = [ExactDropout()]
     metrics: Any = getattr(model, "validation_metrics", dict)()
-    further = [ExactDropout(), *([ValidationMetrics(metrics)] if metrics else [])]
+    if metrics and isinstance(trainer.strategy, ExactStrategy):  # NeMo's own does not show outputs
+        further.append(ValidationMetrics(metrics))
     callbacks = require_attribute(trainer, "callbacks")
     known = {type(callback) for callback in callbacks}
     callbacks[:0] = [callback for callback in further if type(callback) not in known]

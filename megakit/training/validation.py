@@ -79,7 +79,7 @@ class ValidationMetrics(pl.Callback):
         values = {}
         if parallel_state.is_pipeline_last_stage():
             values = {name: each.metric.compute() for name, each in self.metrics.items()}
-            values = checked(values, "a validation metric")
+            values = scalars_of(values, "a validation metric")
         for name, value in FromLastStage()(values, trainer.strategy.root_device).items():
             if name in require_attribute(trainer.strategy, "validated_names"):
                 raise UserError(
@@ -116,38 +116,33 @@ class FromLastStage:
             ValueError: A value is not a scalar, or the names differ from the first call's names.
         """
         is_last = parallel_state.is_pipeline_last_stage()
-        own = checked(values, "the loss's reduce") if is_last else {}
-        has_stages = parallel_state.get_pipeline_model_parallel_world_size() > 1
-        source = {}
-        if has_stages:
-            source = {
-                "src": parallel_state.get_pipeline_model_parallel_last_rank(),
-                "group": parallel_state.get_pipeline_model_parallel_group(),
-            }
-        if self.names is None:
-            parts = [list(own)]
-            if has_stages:
-                torch.distributed.broadcast_object_list(parts, **source)
-            self.names = parts[0]
-        if is_last and list(own) != self.names:
+        own = scalars_of(values, "the loss's reduce") if is_last else {}
+        if is_last and list(own) != (self.names or list(own)):
             raise ValueError(
                 f"the loss's reduce returned {', '.join(own)}, and before that "
-                f"{', '.join(self.names)}. Return the same names in every step."
+                f"{', '.join(self.names or ())}. Return the same names in every step."
             )
-        if not has_stages:
+        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+            self.names = list(own)
             return own
+        group = parallel_state.get_pipeline_model_parallel_group()
+        last = parallel_state.get_pipeline_model_parallel_last_rank()
+        if self.names is None:
+            parts = [list(own)]
+            torch.distributed.broadcast_object_list(parts, last, group)
+            self.names = parts[0]
         stacked = torch.zeros(len(self.names), device=device)
         if is_last:
             stacked = torch.stack([value.to(device) for value in own.values()])
-        torch.distributed.broadcast(stacked, **source)
+        torch.distributed.broadcast(stacked, last, group)
         return dict(zip(self.names, stacked.unbind(), strict=True))
 
 
-def checked(values: Tensor | Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+def scalars_of(values: Tensor | Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     """Returns named values as float32 scalars; a single tensor gets the name `loss`.
 
     Raises:
-        ValueError: A value is not one number, or a name is not a Python identifier.
+        ValueError: A value is not one number.
     """
     named = values if isinstance(values, Mapping) else {"loss": values}
     device = next((v.device for v in named.values() if isinstance(v, Tensor)), None)
@@ -158,11 +153,6 @@ def checked(values: Tensor | Mapping[str, Tensor], source: str) -> dict[str, Ten
             raise ValueError(
                 f"{source} returned {name!r} of shape {tuple(tensor.shape)}: a named value has to "
                 "be one number."
-            )
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ValueError(
-                f"{source} returned a value named {name!r}. Use a name that Python allows for a "
-                "variable."
             )
         scalars[name] = tensor.float().reshape(())
     return scalars

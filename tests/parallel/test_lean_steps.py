@@ -27,7 +27,7 @@ def uncut(cut: str | None) -> Iterator[None]:
     from megatron.core.optimizer import clip_grads, optimizer
     from nemo.lightning.pytorch.optim import MegatronOptimizerModule
 
-    from megakit.training.optimizer import FusedAdam, LeanOptimizerModule
+    from megakit.training.optimizer import LeanOptimizerModule
 
     theirs: dict[str | None, list[tuple[Any, str, Any]]] = {
         None: [],
@@ -39,7 +39,6 @@ def uncut(cut: str | None) -> Iterator[None]:
             (optimizer, "_multi_tensor_copy_this_to_that", _copied_one_by_one),
         ],
         "hooks": [(LeanOptimizerModule, "optimizers", MegatronOptimizerModule.optimizers)],
-        "fused": [(FusedAdam, "step", _slow_step)],
     }
     with contextlib.ExitStack() as stack:
         for replacement in theirs[cut]:
@@ -50,26 +49,6 @@ def uncut(cut: str | None) -> Iterator[None]:
 def _copied_one_by_one(this: list[Any], that: list[Any], overflow_buf: Any = None) -> None:
     for source, target in zip(this, that, strict=True):
         target.copy_(source)
-
-
-def _slow_step(self: Any) -> None:
-    """A step of torch's AdamW for each weight, without its fused kernel."""
-    import torch
-
-    for group in self.param_groups:
-        group["step"] += 1
-        for weight in group["params"]:
-            state = self.state[weight] or {
-                name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")
-            }
-            self.state[weight] = state
-            options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
-            adam = torch.optim.AdamW([weight], foreach=False, **options)
-            adam.state[weight] = {**state, "step": torch.tensor(group["step"] - 1.0)}
-            adam.step()
-
-
-_slow_step.hooked = True  # type: ignore[attr-defined]  # torch shall not wrap it
 
 
 def train(folder: Path, precision: Any, cut: str | None) -> jobs.Trained:
@@ -110,15 +89,6 @@ def test_hooks_that_add_gradients(training: Any) -> None:
     assert lean.losses == full.losses
     for name, weight in lean.last.items():
         np.testing.assert_array_equal(weight, full.last[name], err_msg=name)
-
-
-def test_fused_adam(training: Any) -> None:
-    """It rounds elsewhere; a weight moves by 8e-3."""
-    lean, full = training("32"), training("32", "fused")
-    assert (lean.optimizer, full.optimizer) == ("FP32Optimizer", "FP32Optimizer")
-    np.testing.assert_allclose(lean.losses, full.losses, rtol=1e-6)
-    for name, weight in lean.last.items():
-        np.testing.assert_allclose(weight, full.last[name], rtol=0, atol=1e-6, err_msg=name)
 
 
 def column(image: bool, frozen: bool) -> dict[str, Any]:

@@ -104,6 +104,12 @@ def code(folder: Path, files: dict[str, str]) -> dict[str, str]:
         ("train.py", "return Loss(), parts", "return (\n            Loss()), parts", []),
         ("train.py", "lr: float = 1.0", "lr: float = 2.0", []),  # options count by their values
         ("train.py", "callbacks=[1]", "callbacks=[1, 2]", []),
+        (
+            "parts.py",
+            "class Loss",
+            "from lightning.pytorch.loggers import CSVLogger\nclass Loss",
+            [],
+        ),
         ("parts.py", "seconds = 10", "seconds = 20", []),
         ("pictures.py", "5", "6", []),
         ("other_script.py", "6", "7", []),

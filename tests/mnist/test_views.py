@@ -82,7 +82,7 @@ def pictures(*shown: str) -> tuple[Any, list[int]]:
     """The callback with a view that has what is named; how many samples were looked at."""
     import torch
 
-    from megakit.training.views import Pictures, View
+    from mnist.views import LogPictures, View
 
     looked_at: list[int] = []
 
@@ -95,7 +95,7 @@ def pictures(*shown: str) -> tuple[Any, list[int]]:
         }
         return View(batch["data"], batch["label"], **{name: parts[name] for name in shown})
 
-    return Pictures(view), looked_at
+    return LogPictures(view), looked_at
 
 
 def test_reconstructions_at_each_validation_of_the_first_samples_only(board: Any) -> None:
