@@ -200,7 +200,9 @@ def place_of_gradients() -> str:
 
     class OfNemo(BionemoLightningModule):
         def __init__(self, config: Any) -> None:
-            super().__init__(config, MegatronOptimizerModule(OptimizerConfig("adam", lr=1e-4)))
+            super().__init__(config=config)
+            self.optim = MegatronOptimizerModule(OptimizerConfig("adam", lr=1e-4))
+            self.optim.connect(self)
 
     found: list[str] = []
 
