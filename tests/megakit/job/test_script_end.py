@@ -16,6 +16,6 @@ def test_a_profiler_writes_its_file(tmp_path: Path) -> None:
     command = ("-m", "cProfile", "-o", profile, "model_pretrain.py", *options)
     assert run_python(*command, "--output-dir", tmp_path / "runs").output()
     functions = {name for _, _, name in pstats.Stats(str(profile)).stats}  # type: ignore[attr-defined]
-    # Not `train_stage`: from Python 3.12 on, cProfile mixes the calls of all threads and loses the
+    # Not `train`: from Python 3.12 on, cProfile mixes the calls of all threads and loses the
     # outermost functions.
     assert {"training_step", "write_manifest"} <= functions
