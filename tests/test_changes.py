@@ -11,7 +11,7 @@ from tests.refusals import run_forked
 from tests.scripts import REPOSITORY, Result, read_json, run_script
 
 PAGE = (REPOSITORY / "docs" / "adapting.md").read_text()
-TABLE = re.findall(r"^\| ([^|]+) \| `(\S+)` \| ([^|]+) \|$", PAGE, re.MULTILINE)
+TABLE = re.findall(r"^\| ([^|]+) \| `(\S+\.py)` \| ([^|]+) \|$", PAGE, re.MULTILINE)
 
 LOSS = "nn.functional.mse_loss", "nn.functional.l1_loss"
 SETUP = "        self.train_set = self.resample(", "        train.images = 255 - train.images\n"

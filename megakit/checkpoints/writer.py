@@ -200,7 +200,8 @@ def logged_values(trainer: pl.Trainer, prefix: str) -> dict[str, float]:
 
     The values leave their device together.
     """
-    logged = {n: v for n, v in trainer.callback_metrics.items() if n.startswith(prefix)}
+    metrics = trainer.callback_metrics.items()
+    logged = {name: torch.as_tensor(v) for name, v in metrics if name.startswith(prefix)}
     if not logged:
         return {}
     device = next(iter(logged.values())).device

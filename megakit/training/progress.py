@@ -50,7 +50,12 @@ class Reporter(pl.Callback):
         self._lr: float | None = None
         self._row: Metrics | None = None
         self._at_start: dict[str, float] | None = None
-        self._fetch_seconds = 0.0
+        self._setup_seconds = self._fetch_seconds = 0.0
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Measures how long the data took to open, which is what Lightning did last."""
+        began = getattr(trainer.strategy, "opens_data_at", None)
+        self._setup_seconds = 0.0 if began is None else time.perf_counter() - began
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints the size of the run; starts the clock and the progress display."""
@@ -158,8 +163,8 @@ class Reporter(pl.Callback):
         before = self._at_start or now  # without steps to do, `on_train_start` was not called
         spent = {name: now[name] - before[name] for name in now}
         return {
-            "start_up": total - sum(spent.values()),
-            "data": self._fetch_seconds,
+            "start_up": total - sum(spent.values()) - self._setup_seconds,
+            "data": self._setup_seconds + self._fetch_seconds,
             "training": spent["steps"] - self._fetch_seconds,
             "validation": spent["validation"],
             "checkpoints": spent["checkpoints"],

@@ -5,6 +5,7 @@ import functools
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -63,6 +64,7 @@ class ExactStrategy(nl.MegatronStrategy):
         grad_norm: Norm of the last step's gradient before clipping; None before the first step.
         observers: Functions that are called with each micro batch of a validation and the model's
             output, on the last pipeline stage.
+        opens_data_at: When Lightning began to open the data, by `time.perf_counter()`.
     """
 
     grad_norm: float | None = None
@@ -124,6 +126,11 @@ class ExactStrategy(nl.MegatronStrategy):
             ),
         ):
             super().setup_distributed()
+
+    def setup_environment(self) -> None:
+        """Sets up this process; Lightning opens the data next."""
+        super().setup_environment()
+        self.opens_data_at = time.perf_counter()
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Builds the model, and prepares the trainer's loop.

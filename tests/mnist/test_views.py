@@ -11,26 +11,23 @@ pytestmark = pytest.mark.usefixtures("megatron")
 
 
 @pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def board(tmp_path: Path) -> Any:
     """A logger that remembers what it was given to show."""
     from megakit.reporting.tensorboard import RunLogger
 
-    class Board(RunLogger):
-        latent: Any = None
+    board: Any = RunLogger(tmp_path, "test")
+    board.images, board.latent = [], None
 
-        def __init__(self) -> None:
-            super().__init__(tmp_path, "test")
-            self.images: list[tuple[str, int]] = []
+    def add_image(name: str, image: Any, step: int) -> None:
+        assert image.dtype == np.uint8
+        assert image.shape[2] == 3
+        board.images.append((name, step))
 
-        def add_image(self, name: str, image: Any, step: int) -> None:
-            assert image.dtype == np.uint8
-            assert image.shape[2] == 3
-            self.images.append((name, step))
+    def add_latent_space(latent: Any, label: Any, images: Any, step: int) -> None:
+        board.latent = latent, label, images
 
-        def add_latent_space(self, latent: Any, label: Any, images: Any, step: int) -> None:
-            self.latent = latent, label, images
-
-    return Board()
+    board.add_image, board.add_latent_space = add_image, add_latent_space
+    return board
 
 
 def validate(
