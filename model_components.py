@@ -436,13 +436,13 @@ def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer
     strategy = ExactStrategy(
         tensor_model_parallel_size=run.layout.tensor,
         pipeline_model_parallel_size=run.layout.pipeline,
-        # Data parallelism. With True, the ranks shard Adam's state.
-        ddp=DistributedDataParallelConfig(use_distributed_optimizer=False),
+        parallel_devices=run.devices,  # one for each process of this machine
+        ddp=DistributedDataParallelConfig(use_distributed_optimizer=False),  # True: shards Adam
         timeout=run.timeout,  # how long a rank waits for another rank
     )
     return nl.Trainer(
         accelerator=run.accelerator.name,
-        devices=run.devices,
+        devices="auto",  # the strategy names them
         num_nodes=run.layout.num_nodes,
         strategy=strategy,
         plugins=nl.MegatronMixedPrecision(precision=run.precision),

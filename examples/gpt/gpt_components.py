@@ -273,6 +273,7 @@ def build_trainer(
     strategy = ExactStrategy(
         tensor_model_parallel_size=run.layout.tensor,
         pipeline_model_parallel_size=run.layout.pipeline,
+        parallel_devices=run.devices,  # one for each process of this machine
         sequence_parallel=sequence_parallel,
         ddp=DistributedDataParallelConfig(use_distributed_optimizer=distributed_optimizer),
         setup_optimizers=run.trains,
@@ -280,7 +281,7 @@ def build_trainer(
     )
     return nl.Trainer(
         accelerator=run.accelerator.name,
-        devices=run.devices,
+        devices="auto",  # the strategy names them
         num_nodes=run.layout.num_nodes,
         strategy=strategy,
         plugins=nl.MegatronMixedPrecision(precision=run.precision),

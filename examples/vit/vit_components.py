@@ -316,13 +316,14 @@ def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer
     strategy = ExactStrategy(
         tensor_model_parallel_size=run.layout.tensor,
         pipeline_model_parallel_size=run.layout.pipeline,
+        parallel_devices=run.devices,  # one for each process of this machine
         # Data parallelism. The distributed optimizer shards Adam's state over the ranks.
         ddp=DistributedDataParallelConfig(use_distributed_optimizer=False),
         timeout=run.timeout,  # how long a rank waits for another rank
     )
     return nl.Trainer(
         accelerator=run.accelerator.name,
-        devices=run.devices,
+        devices="auto",  # the strategy names them
         num_nodes=run.layout.num_nodes,
         strategy=strategy,
         plugins=nl.MegatronMixedPrecision(precision=run.precision),

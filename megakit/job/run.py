@@ -1,6 +1,7 @@
 """Defines one start of a script, and what it adds to a trainer: callbacks, logger, results."""
 
 import contextlib
+import socket
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import cached_property
@@ -16,6 +17,7 @@ from megakit.checkpoints.manifest import (
     read_manifest,
     step_of,
 )
+from megakit.errors import UserError
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.plan import Plan
@@ -27,6 +29,7 @@ from megakit.runtime.memory import resume_collector
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
+    import torch
 
     from megakit.reporting.tensorboard import RunLogger
 
@@ -120,14 +123,27 @@ class Run(Generic[OptionsT_co]):
         return str(self.plan.identity["best_by"])
 
     @property
-    def devices(self) -> int | str:
-        """The ranks of this machine; `auto` where Slurm shows each rank only its own GPU."""
-        if self.accelerator.name == "gpu" and self.layout.devices > 1:
-            import torch
+    def devices(self) -> "list[torch.device]":
+        """The device of each rank of this machine, as this rank numbers the devices.
 
-            if torch.cuda.device_count() == 1:
-                return "auto"
-        return self.layout.devices
+        A rank sees either all GPUs of the job or, for example with Slurm's `--gpus-per-task=1`,
+        only its own GPU, which is then `cuda:0`.
+
+        Raises:
+            UserError: This machine, which may be another one than rank 0's, has too few GPUs.
+        """
+        import torch
+
+        ranks = range(self.layout.devices)
+        if self.accelerator.name == "cpu":
+            return [torch.device("cpu") for _ in ranks]
+        count = torch.cuda.device_count()
+        if count == 0 or 1 < count < len(ranks):
+            raise UserError(
+                f"{socket.gethostname()} has {count} GPUs for {len(ranks)} processes, and each "
+                "process needs its own. Request as many GPUs as processes on each machine."
+            )
+        return [torch.device("cuda", rank % count) for rank in ranks]
 
     @property
     def timeout(self) -> timedelta:

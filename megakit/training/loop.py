@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch import loops
+from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from megakit.errors import UserError
@@ -14,6 +15,8 @@ from megakit.runtime.patching import require_attribute
 from megakit.training.validation import FromLastStage
 
 _TrainingEpochLoop: Any = require_attribute(loops, "_TrainingEpochLoop")
+#: Sets the name that `log` in a training step needs, and tells the profiler.
+call_strategy = require_attribute(call, "_call_strategy_hook")
 #: The state of the loop in a checkpoint.
 COUNTERS = ("step", "epoch_start", "validated_step")
 
@@ -76,17 +79,25 @@ class StepLoop(_TrainingEpochLoop):
         """Number of the last step, from 0."""
         return self.step - 1
 
-    def state_dict(self, destination: Any = None, prefix: str = "") -> dict[str, Any]:
+    def on_save_checkpoint(self) -> dict[str, Any]:
         """Returns the counters for a checkpoint."""
-        state = {} if destination is None else destination
-        state[f"{prefix}state_dict"] = {name: getattr(self, name) for name in COUNTERS}
-        return state
+        return {name: getattr(self, name) for name in COUNTERS}
 
-    def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         """Restores the counters from a checkpoint."""
         for name in COUNTERS:
-            setattr(self, name, int(state_dict[f"{prefix}state_dict"][name]))
-        self.restarting = True
+            setattr(self, name, int(state_dict.get(name, 0)))
+
+    def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
+        """Restores the counters; a checkpoint of Lightning's own loop has only the step."""
+        super().load_state_dict(state_dict, prefix)
+        if "step" not in state_dict[f"{prefix}state_dict"]:
+            self.step = self.validated_step = self._optimizer_steps.total.completed
+
+    @property
+    def _optimizer_steps(self) -> Any:
+        """Lightning's counter of the optimizer's steps, which callbacks of NeMo read."""
+        return self.automatic_optimization.optim_progress.optimizer.step
 
     def _num_ready_batches_reached(self) -> bool:
         read = (self.step - self.epoch_start) * self._batches_per_step
@@ -98,7 +109,10 @@ class StepLoop(_TrainingEpochLoop):
         """Tells whether a validation follows the last completed step."""
         trainer = self.trainer
         step = self.step - (self.epoch_start if trainer.check_val_every_n_epoch else 0)
-        is_due = step % trainer.val_check_batch == 0 or self._is_training_done
+        every = trainer.val_check_batch
+        if isinstance(trainer.val_check_interval, float) and every != float("inf"):
+            every = max(1, every // self._batches_per_step)  # Lightning counts micro batches
+        is_due = step % every == 0 or self._is_training_done
         stops = trainer.should_stop and trainer.fit_loop._can_stop_early
         return bool((is_due or stops) and self._should_check_val_epoch())
 
@@ -129,6 +143,7 @@ class StepLoop(_TrainingEpochLoop):
         sampler = getattr(self.trainer.strategy, "data_sampler", None)
         self._batches_per_step = getattr(sampler, "num_microbatches", 1)
         data_fetcher.fetched += (self.step - self.epoch_start) * self._batches_per_step
+        self._from_last_stage = FromLastStage()
         self._start_of_step = self._hooks("on_train_batch_start")
         self._end_of_step = self._hooks("on_train_batch_end")
         self._has_plain_schedulers = all(
@@ -147,13 +162,14 @@ class StepLoop(_TrainingEpochLoop):
         own = [getattr(module, name)] if is_overridden(name, module, pl.LightningModule) else []
         return hooks + own
 
-    def _call(self, name: str, hooks: list[Callable[..., Any]], *args: Any) -> list[Any]:
-        """Calls hooks; the module's `log` needs to know which hook calls it."""
-        module = self.trainer.lightning_module
+    def _call(self, name: str, hooks: list[Callable[..., Any]], *args: Any) -> Any:
+        """Calls hooks, and returns what the last one returns; `log` needs the name of its hook."""
+        module, result = self.trainer.lightning_module, None
         module._current_fx_name = name
-        results = [hook(*args) for hook in hooks]
+        for hook in hooks:
+            result = hook(*args)
         module._current_fx_name = None
-        return results
+        return result
 
     def advance(self, data_fetcher: Any) -> None:
         """Runs one step: the hooks before it, the step, the schedule of the rate, the hooks after.
@@ -167,20 +183,23 @@ class StepLoop(_TrainingEpochLoop):
         iterator = next(data_fetcher)  # NeMo: the step itself reads the batches
         connector = require_attribute(trainer, "_logger_connector")
         connector.on_batch_start(data_fetcher._batch)
-        if -1 in self._call(
-            "on_train_batch_start", self._start_of_step, data_fetcher._batch, index
-        ):
+        name, module = "on_train_batch_start", trainer.lightning_module
+        result = self._call(name, self._start_of_step, data_fetcher._batch, index)
+        if result == -1 and is_overridden(name, module, pl.LightningModule):
             raise StopIteration
         with trainer.profiler.profile("run_training_batch"):
             outputs = self._optimize(iterator, index)
         self.step += 1
-        self._batches_that_stepped = self.step  # the step under which Lightning logs
+        counter = self._optimizer_steps
+        counter.total.completed = counter.current.completed = self.step
         self.batch_progress.is_last_batch = data_fetcher.done
         if self._has_plain_schedulers:
             for config in trainer.lr_scheduler_configs:
-                trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
+                module.lr_scheduler_step(config.scheduler, None)
         else:
             self.update_lr_schedulers("step", update_plateau_schedulers=False)
+            if self._num_ready_batches_reached():
+                self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         is_logged = self.is_logged()
         if is_logged:
             self.share(outputs)
@@ -188,7 +207,7 @@ class StepLoop(_TrainingEpochLoop):
         if self._results:  # of `log` in a hook, or in the module
             connector.on_batch_end()
             if is_logged:
-                connector.log_metrics(connector.metrics["log"])
+                connector.log_metrics(connector.metrics["log"], step=self.step)
 
     def _optimize(self, iterator: Iterator[Any], index: int) -> dict[str, Any]:
         """Makes an optimizer step; returns the values of the training step by name.
@@ -199,17 +218,18 @@ class StepLoop(_TrainingEpochLoop):
         outputs: dict[str, Any] = {}
 
         def closure() -> Any:
-            result = strategy.training_step(iterator)
-            if result is not None:
-                outputs.update(result if isinstance(result, dict) else {"loss": result})
-            return result
+            result = call_strategy(trainer, "training_step", iterator)
+            outputs.update(result if isinstance(result, dict) else {"loss": result})
+            return outputs["loss"]
 
         module = trainer.lightning_module
+        module._current_fx_name = "optimizer_step"  # NeMo's strategy logs there
         if is_overridden("optimizer_step", module, pl.LightningModule):
             optimizer = require_attribute(strategy, "_lightning_optimizers")[0]
             module.optimizer_step(trainer.current_epoch, index, optimizer, closure)
         else:
             strategy.optimizer_step(strategy.optimizers[0], closure, module)
+        module._current_fx_name = None
         return outputs
 
     def is_logged(self) -> bool:
@@ -225,9 +245,8 @@ class StepLoop(_TrainingEpochLoop):
 
     def share(self, outputs: dict[str, Any]) -> None:
         """Gives all pipeline stages the values of a step, which only the last stage has."""
-        if outputs:
-            values = self._from_last_stage(outputs, self.trainer.strategy.root_device)
-            self.trainer.callback_metrics.update({f"train_{n}": v for n, v in values.items()})
+        values = self._from_last_stage(outputs, self.trainer.strategy.root_device)
+        self.trainer.callback_metrics.update({f"train_{n}": v for n, v in values.items()})
 
     # --- The clock ---
 

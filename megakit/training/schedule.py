@@ -20,17 +20,25 @@ from megakit.runtime.patching import require_attribute
 _ModuleStepFunction = require_attribute(megatron_parallel, "_ModuleStepFunction")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
     """Holds what all steps of one kind have in common.
 
     Attributes:
-        run: Megatron's schedule; needs the data and the number of micro batches.
-        loss: Reduces the reports of the micro batches.
+        schedule: Megatron's schedule; needs the data and the number of micro batches.
+        make_loss: Makes the loss of a step.
+        loss: The loss of the last step.
     """
 
-    run: Callable[..., Any]
+    schedule: Callable[..., Any]
+    make_loss: Callable[[], MegatronLossReduction]
     loss: MegatronLossReduction
+
+    def run(self, data: Iterator[Any], num_micro_batches: int) -> Any:
+        """Runs the schedule; returns the reduced reports, or None before the last stage."""
+        self.loss = self.make_loss()
+        reports = self.schedule(data_iterator=data, num_microbatches=num_micro_batches)
+        return self.loss.reduce(reports) if reports else None
 
 
 def make_step(kind: str, strategy: Any) -> Step:
@@ -43,10 +51,15 @@ def make_step(kind: str, strategy: Any) -> Step:
     chunk, module, plugin = strategy.model[0], strategy.model.module, strategy.precision_plugin
     sampler, device = strategy.data_sampler, strategy.root_device
     data_step = _ModuleStepFunction.from_data_step(module, kind)
+    if data_step is None and parallel_state.get_context_parallel_world_size() > 1:
+        raise UserError(
+            "context_parallel_size: each rank needs its part of the sequence. Give the Lightning "
+            "module a method data_step that divides it."
+        )
     read = data_step(chunk) if data_step else functools.partial(next_batch, device=device)
     # The last pipeline stage calls `training_step`, and other stages call `forward_step`.
     compute = _ModuleStepFunction.from_forward_step(module, kind)(chunk)
-    loss = _ModuleStepFunction.from_loss_reduction(module, kind)(module)
+    make_loss = functools.partial(_ModuleStepFunction.from_loss_reduction(module, kind), module)
     is_first = parallel_state.is_pipeline_first_stage()
     is_last = parallel_state.is_pipeline_last_stage()
     observers = strategy.observers if kind == "validation" and is_last else ()
@@ -59,13 +72,14 @@ def make_step(kind: str, strategy: Any) -> Step:
         output = compute(model, batch)
         if is_last:
             output = plugin.convert_output(output)
-        else:
+        elif shape is not None:
             check_shape(output, shape)
         for observe in observers:
             observe(batch, output)
-        return output, functools.partial(loss.forward, batch)
+        step.loss.setup(batch)
+        return output, functools.partial(step.loss.forward, batch)
 
-    run = functools.partial(
+    schedule = functools.partial(
         get_forward_backward_func(),
         forward_step_func=forward,
         model=_AttributeCache(chunk),
@@ -74,7 +88,8 @@ def make_step(kind: str, strategy: Any) -> Step:
         forward_only=kind != "training",
         adjust_tensor_shapes_fn=shape and (lambda *of_neighbours: ([shape], [shape])),
     )
-    return Step(run, loss)
+    step = Step(schedule, make_loss, make_loss())
+    return step
 
 
 def next_batch(dataloader_iter: Iterator[Any], device: torch.device) -> Any:
@@ -85,9 +100,14 @@ def next_batch(dataloader_iter: Iterator[Any], device: torch.device) -> Any:
     return copied(batch, device)
 
 
-def _stage_shape(model: Any, sampler: Any) -> tuple[int, ...]:
-    """Returns the shape of what pipeline stages send: (sequence, micro batch, width)."""
+def _stage_shape(model: Any, sampler: Any) -> tuple[int, ...] | None:
+    """Returns the shape of what pipeline stages send, (sequence, micro batch, width).
+
+    None: Megatron's stages send the shape of each tensor, because the config asks for it.
+    """
     config = require_attribute(model, "config")
+    if config.variable_seq_lengths:
+        return None
     if own := getattr(config, "stage_shape", None):
         length, width = own
         return length, sampler.micro_batch_size, width
@@ -102,7 +122,7 @@ def _stage_shape(model: Any, sampler: Any) -> tuple[int, ...]:
     return tuple(shapes[0])
 
 
-def check_shape(output: torch.Tensor, shape: tuple[int, ...] | None) -> None:
+def check_shape(output: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Checks what a pipeline stage sends; the next stage would wait for the rest without end.
 
     Raises:

@@ -90,13 +90,6 @@ class ExactStrategy(nl.MegatronStrategy):
         if self.launcher is not None and self.num_processes == self.num_nodes == 1:
             self._launcher = _SingleProcessLauncher(self.cluster_environment, 1, 1)
 
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this rank; Slurm may show each process only its own GPU."""
-        devices = self.parallel_devices
-        assert devices is not None
-        return devices[self.local_rank % len(devices)]
-
     def connect(self, model: pl.LightningModule) -> None:
         """Writes layout and precision into the model's config.
 
@@ -152,6 +145,13 @@ class ExactStrategy(nl.MegatronStrategy):
         """Sets up Megatron's parallel model, and forgets the steps of an earlier model."""
         super().setup_megatron_parallel(trainer)
         self._steps.clear()
+        self._from_last_stage = FromLastStage()
+        scope = getattr(require_attribute(self.model[0], "config"), "cuda_graph_scope", None)
+        if len(self.model) > 1 or scope == "full_iteration":
+            raise UserError(
+                "virtual_pipeline_model_parallel_size and cuda_graph_scope='full_iteration': "
+                "ExactStrategy has neither. Leave them out, or use nl.MegatronStrategy."
+            )
 
     def _refuse_listeners(self) -> None:
         """Refuses whoever listens to NeMo's events of a step, which nobody would tell them."""
@@ -269,10 +269,8 @@ class ExactStrategy(nl.MegatronStrategy):
 
     def _run_schedule(self, kind: str, dataloader_iter: Iterator[Any]) -> Any:
         """Runs Megatron's schedule over the micro batches of a step, and reduces their reports."""
-        step, number = self._step(kind), self.data_sampler.num_microbatches
-        reports = step.run(data_iterator=dataloader_iter, num_microbatches=number)
-        # Only the last pipeline stage has reports.
-        return step.loss.reduce(reports) if reports else torch.zeros((), device=self.root_device)
+        result = self._step(kind).run(dataloader_iter, self.data_sampler.num_microbatches)
+        return torch.zeros((), device=self.root_device) if result is None else result
 
     def optimizer_step(
         self,

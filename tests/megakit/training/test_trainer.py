@@ -71,18 +71,26 @@ def test_accumulation_is_megatron_s() -> None:
         use_step_loop(trainer)
 
 
-def test_each_process_sees_only_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with Slurm's `--gpus-per-task=1`; Lightning refuses GPUs that it cannot see."""
-    from megakit.job import Run
-    from megakit.training import ExactStrategy
+@pytest.mark.parametrize(("visible", "numbers"), [(4, [0, 1, 2, 3]), (1, [0, 0, 0, 0])])
+def test_each_process_has_its_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, visible: int, numbers: list[int]
+) -> None:
+    """With Slurm's `--gpus-per-task=1`, a process sees only one GPU."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    assert devices_of(4) == [torch.device("cuda", number) for number in numbers]
 
-    run: Any = SimpleNamespace(
-        layout=jobs.layout(world_size=4), accelerator=SimpleNamespace(name="gpu")
-    )
-    for visible, devices in ((4, 4), (1, "auto")):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda visible=visible: visible)
-        assert Run.devices.fget(run) == devices  # type: ignore[attr-defined]
-    strategy: Any = ExactStrategy()
-    monkeypatch.setattr(type(strategy), "local_rank", 3)
-    strategy.parallel_devices = [torch.device("cuda", 0)]
-    assert strategy.root_device == torch.device("cuda", 0)
+
+def test_too_few_gpus_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 has checked its own machine only; without this check, ranks would share GPUs."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="has 2 GPUs for 4 processes"):
+        devices_of(4)
+
+
+def devices_of(world_size: int) -> Any:
+    from megakit.job import Run
+
+    accelerator = SimpleNamespace(name="gpu")
+    run = SimpleNamespace(layout=jobs.layout(world_size=world_size), accelerator=accelerator)
+    devices: Any = Run.devices
+    return devices.fget(run)
