@@ -111,7 +111,8 @@ def train(sizes: Layout, folder: Path) -> dict[str, float]:
     run = make_run(folder, sizes, global_batch_size=GLOBAL_BATCH, **sizes_of_run)
     trainer = build_trainer(run)
     train(model=module, data=masked_text.make_data(sizes), trainer=trainer)
-    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    values = trainer.callback_metrics.items()
+    logged = {name: float(value) for name, value in values if name.startswith("val_")}
     if sizes.pipeline > 1:
         return logged
     return {**logged, "exact": masked_text.exact_loss(module.module.eval())}
