@@ -104,7 +104,10 @@ def _install_for_ever(_: Any) -> None:
     report = Path(os.environ[REPORT]) if REPORT in os.environ else None
     counts, _ = _install(int(os.environ[GPUS]), report)
     atexit.register(counts.write)
-    register_post_import_hook(lambda module: _count_steps(module, counts), _LOOP)
+    for module, name in LOOPS.items():
+        register_post_import_hook(
+            lambda imported, name=name: _count_steps(getattr(imported, name), counts), module
+        )
 
 
 def _install(number: int, report: Path | None = None) -> tuple[Any, Any]:
@@ -136,15 +139,19 @@ def _install(number: int, report: Path | None = None) -> tuple[Any, Any]:
     return counts, replaced
 
 
-_LOOP = "megakit.training.loop"
+#: The classes whose method `advance` runs a training step, by module.
+LOOPS = {
+    "lightning.pytorch.loops.training_epoch_loop": "_TrainingEpochLoop",
+    "megakit.training.loop": "StepLoop",
+}
 
 
-def _count_steps(module: Any, counts: Any) -> None:
-    """Calls `Counts.step` at the start of each training step of the step loop."""
-    advance = module.StepLoop.advance
+def _count_steps(loop: Any, counts: Any) -> None:
+    """Calls `Counts.step` at the start of each training step of a loop."""
+    advance = loop.advance
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         counts.step()
         return advance(self, *args, **kwargs)
 
-    module.StepLoop.advance = counted
+    loop.advance = counted
