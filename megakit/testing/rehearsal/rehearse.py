@@ -18,6 +18,7 @@ tensor that a backward function wrongly creates on the CPU.
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -105,9 +106,7 @@ def _install_for_ever(_: Any) -> None:
     counts, _ = _install(int(os.environ[GPUS]), report)
     atexit.register(counts.write)
     for module, name in LOOPS.items():
-        register_post_import_hook(
-            lambda imported, name=name: _count_steps(getattr(imported, name), counts), module
-        )
+        register_post_import_hook(functools.partial(_count_steps, name, counts), module)
 
 
 def _install(number: int, report: Path | None = None) -> tuple[Any, Any]:
@@ -146,8 +145,9 @@ LOOPS = {
 }
 
 
-def _count_steps(loop: Any, counts: Any) -> None:
+def _count_steps(name: str, counts: Any, module: Any) -> None:
     """Calls `Counts.step` at the start of each training step of a loop."""
+    loop = getattr(module, name)
     advance = loop.advance
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
