@@ -108,7 +108,7 @@ class RunLogger(TensorBoardLogger):
     def save(self) -> None:
         """Flushes all files, because a resumed run does not write their content again."""
         super().save()
-        for writer in self._writers.values():
+        for writer in vars(self).get("_writers", {}).values():  # a new one would make a folder
             writer.flush()
 
     def __deepcopy__(self, memo: object) -> "RunLogger":

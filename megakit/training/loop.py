@@ -36,6 +36,16 @@ def use_step_loop(trainer: pl.Trainer) -> None:
         trainer.fit_loop.epoch_loop = StepLoop(trainer.fit_loop.epoch_loop)
 
 
+def saved_steps(loops: dict[str, Any]) -> dict[str, int]:
+    """Returns the steps in a checkpoint's state of the loops: Lightning's, and `StepLoop`'s."""
+    saved = loops["fit_loop"]
+    progress = saved["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+    steps = {"the optimizer": progress["step"]["total"]["completed"]}
+    if "step" in saved["epoch_loop.state_dict"]:  # another loop has no state of its own
+        steps["the loop"] = saved["epoch_loop.state_dict"]["step"]
+    return steps
+
+
 class StepLoop(_TrainingEpochLoop):
     """Runs the steps of an epoch; validates at the interval, and after the last step.
 

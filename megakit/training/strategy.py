@@ -32,7 +32,7 @@ from megakit.errors import UserError
 from megakit.models.loading import check_finite
 from megakit.runtime.patching import is_stock, require_attribute
 from megakit.runtime.saving import write_in_threads
-from megakit.training.loop import use_step_loop
+from megakit.training.loop import saved_steps, use_step_loop
 from megakit.training.losses import MeanLossReduction
 from megakit.training.optimizer import check_saved_format, use_fused_adam
 from megakit.training.schedule import Step, make_step
@@ -173,11 +173,12 @@ class ExactStrategy(nl.MegatronStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | os.PathLike[str], selective_restore: bool = False
     ) -> dict[str, Any]:
-        """Loads a checkpoint; resuming requires finite values, and the manifest's step.
+        """Loads a checkpoint; resuming requires finite values, and everywhere the same step.
 
         Raises:
             UserError: Only one of the checkpoint's and the run's optimizers is distributed.
-            ValueError: A value is NaN or infinite, or the manifest is of another step.
+            KeyError: The checkpoint has no state of the loops.
+            ValueError: A value is NaN or infinite, or the steps in the checkpoint differ.
         """
         if selective_restore or self.trainer.state.fn != TrainerFn.FITTING:
             loaded: dict[str, Any] = super().load_checkpoint(checkpoint_path, selective_restore)
@@ -189,10 +190,14 @@ class ExactStrategy(nl.MegatronStrategy):
         check_saved_format(metadata, is_distributed)
         loaded = super().load_checkpoint(checkpoint_path)
         check_finite({key: part for key, part in loaded.items() if key != "callbacks"})
+        steps = {"the weights": loaded["global_step"], **saved_steps(loaded["loops"])}
         folder = Path(checkpoint_path)
         folder = folder.parent if folder.name == WEIGHTS else folder  # NeMo passes the weights
-        if (folder / MANIFEST).is_file() and read_manifest(folder).step != loaded["global_step"]:
-            raise ValueError(f"it is of step {loaded['global_step']}, and its manifest is not")
+        if (folder / MANIFEST).is_file():
+            steps["the manifest"] = read_manifest(folder).step
+        if len(set(steps.values())) != 1:
+            told = ", ".join(f"{name} of step {step}" for name, step in steps.items())
+            raise ValueError(f"its steps differ: {told}")
         return loaded
 
     def process_dataloader(self, dataloader: Any) -> Any:
