@@ -39,11 +39,6 @@ ALL = {
         15, "from Enter to result, by script, and memory; beside published", ("times.py",)
     ),
     "clone": Benchmark(12, "from git clone to predictions, caches cold, beside pip", ("clone.py",)),
-    "cuts": Benchmark(15, "what each change to the stack is worth", ("cuts.py",)),
-    "growth": Benchmark(5, "steps/s and memory against batch size, samples, width", ("growth.py",)),
-    "rehearsal": Benchmark(
-        5, "kernels, synchronizations, copies per step; needs no GPU", ("rehearsal.py",)
-    ),
     "checkpoint": Benchmark(1, "how long a save stops training", ("checkpoint.py",), False),
     "data": Benchmark(2, "the data system's speed and memory", ("data.py",)),
     "blends": Benchmark(
@@ -61,12 +56,6 @@ ALL = {
     ),
     "parallel": Benchmark(
         5, "layouts against one process: differences and speed", ("parallel.py",), False
-    ),
-    "fake_ranks": Benchmark(
-        1, "fake ranks: set-up of large jobs, and ./run layout", ("fake_ranks.py",), False
-    ),
-    "platforms": Benchmark(
-        45, "README's two commands on foreign systems, made for it", ("platforms.py",)
     ),
     "faults": Benchmark(17, "runs killed at random moments", ("faults.py", "--runs", "50"), False),
 }

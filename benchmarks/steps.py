@@ -6,7 +6,7 @@
 Data in, validation and saves out, each in a process of its own and in turn, so that a machine that
 slows down slows all of them. A ratio is taken within a round. Before that, the losses of the first
 steps are compared: the same data, weights and mathematics. `--profile` adds the kernels,
-synchronizations and copies per step, as torch's profiler and as a rehearsed GPU count them.
+synchronizations and copies per step, as torch's profiler counts them.
 `--write` puts the table into RESULTS.md; a table by micro batch has a section of its own.
 """
 
@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from report import HEADER, REPOSITORY, Row, machine, short, write_section
-
-from megakit.testing.rehearsal.rehearse import GPUS
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("ours", "lightning", "torch", "torch-fused")
@@ -46,10 +44,9 @@ Told = dict[str, Any]
 Measured = dict[tuple[str, int], list[Told]]
 
 
-def told_by(command: list[str], threads: int, **changes: str | None) -> Told:
-    """What a process tells in the one line of JSON that it prints; None removes a variable."""
-    changed = {**os.environ, "OMP_NUM_THREADS": str(threads), **changes}
-    environment = {name: value for name, value in changed.items() if value is not None}
+def told_by(command: list[str], threads: int, **changes: str) -> Told:
+    """What a process tells in the one line of JSON that it prints."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **changes}
     inherited = filter(None, [os.environ.get("PYTHONPATH")])
     environment["PYTHONPATH"] = ":".join([str(REPOSITORY), str(HERE), *inherited])
     done = subprocess.run(
@@ -71,11 +68,7 @@ def train(peer: str, threads: int, **job: Any) -> Told:
         options.append(f"--{name.replace('_', '-')}")
         if value is not True:
             options.append(str(value))
-    changes: dict[str, str | None] = {}
-    if job.get("count"):  # on a rehearsed GPU of its own
-        changes = {"CUDA_VISIBLE_DEVICES": None, GPUS: None}
-    elif job.get("device") != "gpu":
-        changes = {"CUDA_VISIBLE_DEVICES": ""}
+    changes = {} if job.get("device") == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
     return told_by([str(HERE / "peer.py"), peer, *options], threads, **changes)
 
 
@@ -170,26 +163,16 @@ def share(own: list[float], other: list[float]) -> str:
 
 
 def profile_table(peers: list[str], **job: Any) -> list[str]:
-    """Kernels, synchronizations, copies to the GPU per step: profiled, and on a rehearsed GPU."""
-    kinds = ("kernels", "synchronizations", "copies")
-    heads = [f"{kind}, profiled | {kind}, rehearsed" for kind in kinds]
-    lines = [f"| mean per step | {' | '.join(heads)} | cudaMemcpyAsync, profiled |"]
-    lines.append("|---" * (2 + 2 * len(kinds)) + "|")
+    """Kernels, synchronizations, copies to the GPU per step, as torch's profiler counts them."""
+    kinds = ("kernels", "synchronizations", "copies", "cudaMemcpyAsync")
+    lines = [f"| mean per step | {' | '.join(kinds)} |", "|---" * (1 + len(kinds)) + "|"]
     steps = {"steps": PROFILED_WARM_UP + PROFILED_STEPS, "warm_up": PROFILED_WARM_UP}
     for peer in peers:
         # Without an entry, torch's profiler sees no GPU.
         seen = train(peer, 1, **job, **steps, profile=True).get("profile", {})
-        counts = train(peer, 1, **job, **steps, count=True)["counts"]
-        calls = {kind: f"{number:.2f}" for kind, number in seen.items()}
-        cells = [f"{calls.get(kind, 'not seen')} | {mean(counts, kind):.2f}" for kind in kinds]
-        cells.append(calls.get("cudaMemcpyAsync", "not seen"))
-        lines.append(f"| {TITLES[peer]} | {' | '.join(cells)} |")
+        calls = [f"{seen[kind]:.2f}" if kind in seen else "not seen" for kind in kinds]
+        lines.append(f"| {TITLES[peer]} | {' | '.join(calls)} |")
     return lines
-
-
-def mean(counts: list[dict[str, int]], kind: str) -> float:
-    """Of a kind of event, over steps; a step that has none may not mention it."""
-    return statistics.mean(step.get(kind, 0) for step in counts)
 
 
 def measure(options: argparse.Namespace, batch: int, job: dict[str, Any]) -> Measured:

@@ -93,11 +93,9 @@ def stop_and_resume(directory: Path, script: str, *arguments: object) -> None:
 
 def rehearsed(gpus: int = 1, report: Any = None, **more: Any) -> dict[str, Any]:
     """Variables by which a command finds so many GPUs, made of labels; it may write a report."""
-    from megakit.testing.rehearsal.rehearse import GPUS, HOOK, REPORT
-
-    path = os.pathsep.join([str(HOOK), str(REPOSITORY)])
-    changes = {"PYTHONPATH": path, GPUS: str(gpus), "OMP_NUM_THREADS": "1", **more}
-    return changes if report is None else {**changes, REPORT: str(report)}
+    path = os.pathsep.join([str(REPOSITORY / "tests" / "rehearsal" / "hook"), str(REPOSITORY)])
+    changes = {"PYTHONPATH": path, "REHEARSE_GPUS": str(gpus), "OMP_NUM_THREADS": "1", **more}
+    return changes if report is None else {**changes, "REHEARSE_REPORT": str(report)}
 
 
 def run_python(*arguments: object, **options: Any) -> Result:

@@ -1,12 +1,11 @@
 """What all peers train, and how they tell what came of it. Imports neither NeMo nor Megatron."""
 
-import itertools
 import json
 import os
 import resource
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -80,9 +79,6 @@ class Job:
 
     profile: bool = False
     """Whether torch's profiler, if it sees the GPU, counts calls after the warm-up."""
-
-    count: bool = False
-    """Whether the GPU is a rehearsed one, which counts what each step would do there."""
 
     def reads_loss(self, step: int) -> bool:
         """Whether the loss of a step from 0 is read."""
@@ -226,17 +222,13 @@ class Clock:
 
     Attributes:
         job: What is timed.
-        counts: Of the rehearsed GPU (`megakit.testing.rehearsal`), if there is one.
         ends: `time.perf_counter()` at the end of each step.
         losses: Those that were read.
-        totals: The counts at the end of each step, if there are any.
     """
 
     job: Job
-    counts: Any = None
     ends: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    totals: list[Counter[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._processor: list[float] = []
@@ -256,8 +248,6 @@ class Clock:
         self.ends.append(time.perf_counter())
         if loss is not None:
             self.losses.append(loss)
-        if self.counts is not None:
-            self.totals.append(self.counts.total.copy())
         if self.job.profile and number == self.job.warm_up:
             self._profiler = profiler()
             if self._profiler is not None:
@@ -267,8 +257,7 @@ class Clock:
 
     def _wait_for_gpu(self) -> None:
         """A step on a GPU is over for the host before it is for the GPU."""
-        is_counted = self.job.profile or self.job.count  # with the synchronizations
-        if self.job.device == "gpu" and not is_counted:
+        if self.job.device == "gpu" and not self.job.profile:  # which counts synchronizations
             import torch
 
             torch.cuda.synchronize()
@@ -294,15 +283,12 @@ class Clock:
         }
         if self._profiler is not None:
             told["profile"] = calls_per_step(self._profiler.key_averages(), count)
-        if self.totals:
-            pairs = itertools.pairwise(self.totals[self.job.warm_up - 1 :])
-            told["counts"] = [dict(after - before) for before, after in pairs]
         with os.fdopen(self._out, "w") as out:
             print(json.dumps(told), file=out)
 
 
 def profiler() -> Any:
-    """torch's profiler, or None if it sees no GPU, as on a rehearsed one."""
+    """torch's profiler, or None if it sees no GPU."""
     from torch.profiler import ProfilerActivity, profile, supported_activities
 
     seen = supported_activities()  # type: ignore[no-untyped-call]

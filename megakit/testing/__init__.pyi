@@ -10,5 +10,3 @@ from .fake_ranks import mock_distributed_parallel_state as mock_distributed_para
 from .parallel import RankError as RankError
 from .parallel import Ranks as Ranks
 from .parallel import distributed_model_parallel_state as distributed_model_parallel_state
-from .rehearsal import rehearse_gpu as rehearse_gpu
-from .rehearsal import rehearsed_environment as rehearsed_environment

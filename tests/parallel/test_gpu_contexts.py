@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,7 @@ from tests.scripts import REPOSITORY, environment, output_of, read_json, rehears
 
 def opened(folder: Path) -> dict[int, set[int]]:
     """The GPUs that each process has opened, by its id; the folder has the processes' reports."""
-    found = defaultdict(set)
-    for report in folder.glob("*.json"):
-        for line in read_json(report)["opened"]:
-            found[int(report.stem)].add(int(line.split()[1]))
-    return dict(found)
+    return {int(one.stem): {*read_json(one)["opened"]} for one in folder.glob("*.json")}
 
 
 @pytest.mark.long

@@ -42,8 +42,4 @@ def test_two_gpus_train_as_one(tmp_path: Path) -> None:
     losses = train(tmp_path / "two", "--devices", 2)
     assert losses == pytest.approx(train(tmp_path / "one"), rel=1e-5)
     reports = [*map(read_json, (tmp_path / "two" / "report").iterdir())]
-    of_ranks = [report for report in reports if report["steps"]]
-    assert sorted(report["rank"] for report in of_ranks) == [0, 1]
-    for report in of_ranks:
-        assert [where.split(" at ")[0] for where in report["opened"]] == [f"GPU {report['rank']}"]
-        assert all(step["collectives"] for step in report["steps"])
+    assert sorted((report["rank"], report["opened"]) for report in reports) == [(0, [0]), (1, [1])]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.scripts import rehearsed, run_script
+from tests.scripts import read_json, rehearsed, run_script
 
 
 def chain(runs: Path, accelerator: str) -> None:
@@ -31,3 +31,20 @@ def test_the_chain_gives_the_results_of_a_cpu(tmp_path: Path) -> None:
     for name in ("pretrain/metrics.csv", "finetune/metrics.csv", "predict/predictions.csv"):
         found, expected = (tmp_path / device / name for device in ("gpu", "cpu"))
         assert found.read_bytes() == expected.read_bytes(), name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", [(), ("--devices", 2, "--tensor-parallel", 2)])
+def test_a_step_waits_once_for_the_gpu(tmp_path: Path, layout: tuple[object, ...]) -> None:
+    """Megatron reads the gradient's norm; every tenth step is logged, and the losses are read."""
+    waits = []
+    for steps in (20, 60):
+        report = tmp_path / f"report-{steps}"
+        given = ("--dataset", "digits", "--accelerator", "gpu", "--precision", "bf16-mixed")
+        given += ("--max-steps", steps, "--output-dir", tmp_path / str(steps), *layout)
+        run_script("model_pretrain.py", *given, **rehearsed(2, report)).output()
+        waits.append(
+            {(r := read_json(one))["rank"]: r["synchronizations"] for one in report.iterdir()}
+        )
+    for rank in waits[0]:
+        assert 1.0 <= (waits[1][rank] - waits[0][rank]) / 40 <= 1.5

@@ -1,11 +1,12 @@
 """Bugs that show on a GPU only: each has to be caught, with a message that names the cause."""
 
+import json
 import re
 import textwrap
 
 import pytest
 
-from tests.megakit.testing.rehearsal.snippets import outcomes
+from tests.scripts import output_of, rehearsed
 
 #: By name: the code, on two GPUs, and what its error has to say.
 BUGS = {
@@ -118,25 +119,24 @@ BUGS = {
 RIGHT = {
     "saved and loaded": """
         import io
-        with rehearse_gpu(2):
-            file = io.BytesIO()
-            torch.save({"a": torch.ones(3, device="cuda:1"), "b": torch.ones(3)}, file)
-            for place, expected in {None: "cuda:1", "cpu": "cpu", "cuda:0": "cuda:0"}.items():
-                file.seek(0)
-                found = torch.load(file, map_location=place, weights_only=True)
-                assert str(found["a"].device) == expected, place
-                assert str(found["b"].device) == (place or "cpu"), place
+
+        file = io.BytesIO()
+        torch.save({"a": torch.ones(3, device="cuda:1"), "b": torch.ones(3)}, file)
+        for place, expected in {None: "cuda:1", "cpu": "cpu", "cuda:0": "cuda:0"}.items():
+            file.seek(0)
+            found = torch.load(file, map_location=place, weights_only=True)
+            assert str(found["a"].device) == expected, place
+            assert str(found["b"].device) == (place or "cpu"), place
     """,
     "random numbers of their own": """
-        with rehearse_gpu(2):
-            torch.manual_seed(3)
-            first, second = (torch.rand(3, device=f"cuda:{k}") for k in range(2))
-            assert torch.equal(first.cpu(), second.cpu())
-            host = torch.get_rng_state()
-            torch.rand(3, device="cuda")
-            assert torch.equal(torch.get_rng_state(), host)
-            torch.cuda.manual_seed_all(3)
-            assert torch.equal(torch.rand(3, device="cuda").cpu(), first.cpu())
+        torch.manual_seed(3)
+        first, second = (torch.rand(3, device=f"cuda:{k}") for k in range(2))
+        assert torch.equal(first.cpu(), second.cpu())
+        host = torch.get_rng_state()
+        torch.rand(3, device="cuda")
+        assert torch.equal(torch.get_rng_state(), host)
+        torch.cuda.manual_seed_all(3)
+        assert torch.equal(torch.rand(3, device="cuda").cpu(), first.cpu())
     """,
     "a step of training equals the CPU's": """
         def trained(device):
@@ -154,22 +154,33 @@ RIGHT = {
                 optimizer.step()
             return [p.detach().cpu() for p in model.parameters()]
 
-        expected = trained("cpu")
-        with rehearse_gpu():
-            found = trained("cuda")
-        assert all(map(torch.equal, found, expected))
+        assert all(map(torch.equal, trained("cpu"), trained("cuda")))
     """,
 }
+
+_RUN = """
+import json, sys, warnings
+import torch
+
+def outcome(name, code):
+    try:
+        exec(compile(code, name, "exec"), {"torch": torch})
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+warnings.simplefilter("ignore")
+print(json.dumps({name: outcome(name, code) for name, code in json.loads(sys.argv[1]).items()}))
+"""
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, str]:
-    begin = "with rehearse_gpu(2):"
-    bugs = {
-        name: begin + textwrap.indent(textwrap.dedent(code), "    ")
-        for name, (code, _) in BUGS.items()
-    }
-    return outcomes(bugs | {name: textwrap.dedent(code) for name, code in RIGHT.items()})
+    """Each snippet's error by its name, `TYPE: MESSAGE`, or `no error`."""
+    snippets = {name: code for name, (code, _) in BUGS.items()} | RIGHT
+    given = json.dumps({name: textwrap.dedent(code) for name, code in snippets.items()})
+    outcomes: dict[str, str] = json.loads(output_of(_RUN, given, **rehearsed(2)))
+    return outcomes
 
 
 @pytest.mark.parametrize("name", BUGS)
