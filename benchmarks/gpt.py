@@ -29,7 +29,7 @@ def train(peer: str, options: argparse.Namespace, **job: object) -> Told:
     for name, value in job.items():
         command.append(f"--{name.replace('_', '-')}")
         command += [] if value is True else [str(value)]
-    changes: dict[str, str | None] = {} if options.device == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
+    changes = {} if options.device == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
     return told_by(command, options.threads, **changes)
 
 

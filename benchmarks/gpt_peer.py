@@ -162,7 +162,7 @@ def main() -> None:
     if name not in ("ours", "torch"):
         sys.exit(__doc__)
     job = parse_options(GptJob)
-    (train_ours if name == "ours" else train_torch)(job, Clock(job, None))
+    (train_ours if name == "ours" else train_torch)(job, Clock(job))
 
 
 if __name__ == "__main__":

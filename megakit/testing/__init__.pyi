@@ -7,6 +7,6 @@ from .errors import DatasetDistributedNondeterministic as DatasetDistributedNond
 from .errors import DatasetLocallyNondeterministic as DatasetLocallyNondeterministic
 from .fake_ranks import fake_ranks as fake_ranks
 from .fake_ranks import mock_distributed_parallel_state as mock_distributed_parallel_state
-from .parallel import RankError as RankError
-from .parallel import Ranks as Ranks
 from .parallel import distributed_model_parallel_state as distributed_model_parallel_state
+from .ranks import RankError as RankError
+from .ranks import Ranks as Ranks

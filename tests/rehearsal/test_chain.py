@@ -41,8 +41,8 @@ def test_a_step_waits_once_for_the_gpu(tmp_path: Path, layout: tuple[object, ...
     for steps in (20, 60):
         report = tmp_path / f"report-{steps}"
         given = ("--dataset", "digits", "--accelerator", "gpu", "--precision", "bf16-mixed")
-        given += ("--max-steps", steps, "--output-dir", tmp_path / str(steps), *layout)
-        run_script("model_pretrain.py", *given, **rehearsed(2, report)).output()
+        more = ("--max-steps", steps, "--output-dir", tmp_path / str(steps), *layout)
+        run_script("model_pretrain.py", *given, *more, **rehearsed(2, report)).output()
         waits.append(
             {(r := read_json(one))["rank"]: r["synchronizations"] for one in report.iterdir()}
         )
