@@ -51,9 +51,7 @@ ALL = {
     "labels": Benchmark(20, "what pretraining is worth", ("chain.py", "--labels")),
     "photos": Benchmark(3, "right answers for photos of digits, by kind", ("photos.py",)),
     "vit": Benchmark(15, "accuracy, time and memory of examples/vit, by seed", ("vit.py",)),
-    "gpt": Benchmark(
-        20, "loss and time of examples/gpt; its speed beside plain PyTorch", ("gpt.py",), False
-    ),
+    "gpt": Benchmark(10, "loss and time of examples/gpt, by seed", ("gpt.py",), False),
     "parallel": Benchmark(
         5, "layouts against one process: differences and speed", ("parallel.py",), False
     ),

@@ -1,6 +1,5 @@
 """What we compare our speed with does the same work, and is not much faster."""
 
-import argparse
 import math
 from pathlib import Path
 
@@ -81,17 +80,3 @@ def test_the_schedule_and_adam_are_ours(benchmark):
         assert optimizer.param_groups[0]["lr"] == pytest.approx(job.lr_factor(step), abs=1e-12)
         optimizer.step()
         schedule.step()
-
-
-@pytest.mark.long
-def test_the_plain_language_model_is_ours(benchmark):
-    """The same weights, samples, losses and validation loss, which is a mean over all tokens."""
-    sizes = {"num_layers": 2, "hidden_size": 32, "block_size": 24, "text": REPOSITORY / "LICENSE"}
-    job = {"steps": 10, "warm_up": 1, "precision": "32", "every_loss": True, **sizes}
-    options = argparse.Namespace(device="cpu", threads=1)
-    ours, plain = (benchmark("gpt").train(peer, options, **job) for peer in ("ours", "torch"))
-    assert len(ours["losses"]) == 10
-    assert benchmark("gpt").difference(plain["losses"], ours["losses"]) < 1e-5
-    assert plain["val_loss"] == pytest.approx(ours["val_loss"], rel=1e-5)
-    other = benchmark("gpt").train("torch", options, **{**job, "lr": 2.02e-3})
-    assert benchmark("gpt").difference(other["losses"], ours["losses"]) > 1e-4
