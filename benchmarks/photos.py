@@ -22,7 +22,7 @@ from PIL import Image
 from report import machine, write_section
 
 from mnist.files import read_mnist
-from mnist.own_pictures import to_training_form
+from mnist.training_form import to_training_form
 
 GOAL = 90
 UNCHANGED = "the test images themselves"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from megakit.reporting import drawing
 from megakit.reporting.figure_style import BAD, INK
 from mnist.own_pictures import SIDE, listed
-from mnist.strokes import LEAST_PART, parts_of
+from mnist.photos import LEAST_PART, ink_of_parts
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
@@ -61,8 +61,7 @@ def oddities(image: NDArray[np.uint8], answer: Answer) -> list[str]:
         answer: The prediction.
     """
     coverage = float(image.mean()) / 255
-    parts = parts_of(image > 64)
-    masses = parts.sums(image.astype(np.float32))
+    masses = ink_of_parts(image > 64, image)[1]
     num_parts = int((masses > LEAST_PART * masses.sum()).sum())
     found = {
         "less ink than a digit": coverage < COVERAGE[0],

@@ -1,9 +1,7 @@
-"""Reads the user's pictures and converts them to the form of training images: 28x28, ink on 0.
+"""Reads the user's pictures, and converts them to the form of training images: 28x28, ink on 0.
 
-`to_training_form` converts one grey picture of any size to one training image. It computes with
-integers, so that an implementation in another language gives equal results. The rest of the module
-reads files; `photos.py` cleans photos before the conversion. Numpy and Pillow are imported only
-when a file is read.
+`photos.py` cleans photos, and `training_form.py` converts. Numpy and Pillow are imported only when
+a file is read.
 """
 
 from __future__ import annotations
@@ -26,117 +24,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-SIDE = 28
-"""Height and width of a training image."""
-BOX = 20
-"""Length that the longer side of a digit is scaled to, as in MNIST."""
-FAINT = 32
-"""Smallest difference from the paper's brightness, of 255, that counts as ink."""
+#: Height and width of a training image, and the length of a digit in it, as in MNIST.
+SIDE, BOX = 28, 20
+#: Largest number of pictures in a folder or an array.
 MOST_PICTURES = 100_000
-"""Largest number of pictures in a folder or an array."""
+#: Largest size of a `.npy` file: the pictures in float64.
 ARRAY_BYTES = MOST_PICTURES * SIDE * SIDE * 8 + 10_000
-"""Largest size of a `.npy` file: the pictures in float64."""
+#: Largest size of a picture file.
 PICTURE_BYTES = 128 << 20
-"""Largest size of a picture file."""
+#: Largest numbers of pixels of a picture, as the largest common cameras have, and of its side.
 MOST_PIXELS, LONGEST_SIDE = 50_000_000, 20_000
-"""Largest numbers of pixels of a picture, as the largest common cameras have, and of its side."""
+#: Largest number of scans of a JPEG file. About ten are usual; each takes a picture's time.
 MOST_SCANS = 1000
-"""Largest number of scans of a JPEG file. About ten are usual; each takes a picture's time."""
 WHAT_TO_NAME = "--input takes a PNG, JPEG or WebP file, a folder of such files, or a .npy array."
+#: Largest number of file names in one remark.
 MOST_NAMES = 5
-"""Largest number of file names in one remark."""
-
-
-def to_training_form(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Converts a grey picture to the form of MNIST: a centred digit, 20 pixels long, bright on 0.
-
-    All numbers outside floor() are integers below 2^53, so float64 gives the same result on every
-    machine. floor((2 * a + b) / (2 * b)) is a / b, rounded half up.
-
-    1. The paper is the median of the outermost rows and columns, with the four corners counted
-       twice: of the n sorted pixels, the pixel at index n // 2. If the paper is 128 or more, the
-       ink is dark. Then every pixel p becomes 255 - p, and the paper becomes 255 - paper.
-    2. A picture has the form already if it has 28x28 pixels, its original paper is below 32, and a
-       pixel exceeds the paper by 32. Such a picture is returned unchanged.
-    3. Ink is max(p - paper, 0). If all ink is below 32, there is no digit. Ink below an eighth of
-       the maximum becomes 0, which removes the noise of a JPEG.
-    4. The bounding box of the ink, height x width, is cut out. It is scaled until the longer side
-       is 20; the shorter side becomes
-       max(1, floor((2 * 20 * shorter + longer) / (2 * longer))). Each new pixel gets the sum s of
-       the ink under it; the weight of an old pixel is the area that both pixels share. Lengths are
-       integers in units of an old pixel's side divided by the new number of pixels: along a side
-       of n old and m new pixels, new pixel i and old pixel j share
-       max(0, min((i + 1) * n, (j + 1) * m) - max(i * n, j * m)).
-    5. The largest sum t becomes 255; each sum s becomes floor((2 * 255 * s + t) / (2 * t)).
-    6. The digit is placed so that its centre of mass, with pixel y at y, is at 14. Its top row
-       becomes row floor(14.5 - sum(y * value) / sum(value)), clipped to [0, 28 - height]. The
-       columns are placed likewise. All other pixels of the 28x28 are 0.
-
-    Args:
-        pixels: uint8 (height, width) of any size, with bright or dark ink.
-
-    Returns:
-        uint8 (28, 28).
-
-    Raises:
-        ValueError: The picture contains no ink.
-    """
-    import numpy as np
-
-    paper = paper_of(pixels)
-    bright, ground = (255 - pixels, 255 - paper) if paper >= 128 else (pixels, paper)
-    ink = np.maximum(bright, ground) - np.uint8(ground)  # in uint8, as pictures may be large
-    brightest = int(ink.max())
-    if brightest < FAINT:
-        raise ValueError("contains no ink")
-    if pixels.shape == (SIDE, SIDE) and paper < FAINT:
-        return pixels
-    ink[ink < -(-brightest // 8)] = 0
-    for _ in range(2):  # rows, then columns
-        there = np.flatnonzero(ink.any(axis=1))
-        ink = ink[there[0] : there[-1] + 1].T
-
-    height, width = ink.shape
-    longer = max(ink.shape)
-    new_height, new_width = (max(1, (2 * BOX * n + longer) // (2 * longer)) for n in ink.shape)
-    sums = _overlaps(height, new_height) @ ink @ _overlaps(width, new_width).T
-    digit = np.floor((2 * 255 * sums + sums.max()) / (2 * sums.max()))
-
-    top = _start(digit.sum(axis=1))
-    left = _start(digit.sum(axis=0))
-    image = np.zeros((SIDE, SIDE), np.uint8)
-    image[top : top + new_height, left : left + new_width] = digit
-    return image
-
-
-def paper_of(pixels: NDArray[np.uint8]) -> int:
-    """Returns the brightness of a picture's paper; see step 1 of `to_training_form`."""
-    import numpy as np
-
-    border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
-    middle = len(border) // 2
-    return int(np.partition(border, middle)[middle])
-
-
-def _overlaps(n: int, m: int) -> NDArray[np.float64]:
-    """Returns the lengths that m new pixels share with n old pixels, (m, n); see step 4."""
-    import numpy as np
-
-    new, old = np.arange(m)[:, None], np.arange(n)
-    ends = np.minimum((new + 1) * n, (old + 1) * m)
-    return np.maximum(ends - np.maximum(new * n, old * m), 0).astype(np.float64)
-
-
-def _start(masses: NDArray[np.float64]) -> int:
-    """Returns the first row (or column) of a digit from the masses of its rows; see step 6."""
-    import numpy as np
-
-    size = len(masses)
-    center = float((np.arange(size) * masses).sum() / masses.sum())
-    return int(np.clip(np.floor(14.5 - center), 0, SIDE - size))
-
-
-# --- Files ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -264,6 +166,7 @@ class _Reader:
         may_be_photo: bool = False,
     ) -> None:
         from mnist.photos import Cleaned, clean
+        from mnist.training_form import paper_of, to_training_form
 
         paper = paper_of(pixels)
         try:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import ndimage  # type: ignore[import-untyped]
 
 Plane = NDArray[np.float32]
 
+#: Largest slope of a line: 13 degrees.
 STEEPEST = 0.24
-"""Largest slope of a line: 13 degrees."""
-COLUMNS = 32
-"""Number of columns that the slope is found on."""
+#: Share of the photo's width that a line crosses.
 COVERED = 0.65
-"""Share of the photo's width on which a line has ink."""
-THICKEST = 0.01
-"""Largest width of a line, as a share of the photo's height, plus 3 pixels."""
 
 
 def remove_lines(ink: Plane, level: float, noise: float) -> tuple[Plane, int]:
@@ -33,74 +30,61 @@ def remove_lines(ink: Plane, level: float, noise: float) -> tuple[Plane, int]:
     """
     least = max(0.1 * level, noise)
     ink, horizontal = _remove_horizontal(ink, level, least)
-    ink, vertical = _remove_horizontal(np.ascontiguousarray(ink.T), level, least)
-    return np.ascontiguousarray(ink.T), horizontal + vertical
+    ink, vertical = _remove_horizontal(ink.T, level, least)
+    return ink.T, horizontal + vertical
 
 
 def _remove_horizontal(ink: Plane, level: float, least: float) -> tuple[Plane, int]:
     height, width = ink.shape
     slope = _slope(np.clip(ink, 0, 0.4 * level))
     shifts = np.round(slope * (np.arange(width) - width / 2)).astype(int)
-    margin = int(np.abs(shifts).max()) if slope else 0
+    margin = int(np.abs(shifts).max())
     rows = np.arange(-margin, height + margin)[:, None] + shifts
     inside = (rows >= 0) & (rows < height)
-    columns = np.arange(width)
+    columns = np.broadcast_to(np.arange(width), rows.shape)
     sheared = ink[np.clip(rows, 0, height - 1), columns]
-    bands = _bands(sheared, inside, least, 3 + THICKEST * height)
-    for first, last, strength in bands:
-        above, below = sheared[max(first - 2, 0)], sheared[min(last + 2, len(sheared) - 1)]
+    # The ink that most of a line's pixels exceed; pixels outside the photo are above every share.
+    ordered = np.sort(np.where(inside, sheared, np.inf), axis=1)
+    at = ((1 - COVERED) * inside.sum(axis=1)).astype(int)
+    covered = np.take_along_axis(ordered, at[:, None], axis=1)[:, 0]
+    runs, _ = ndimage.label((inside.sum(axis=1) > width // 4) & (covered > least))
+    number = 0
+    for (run,) in ndimage.find_objects(runs):
+        first, last = max(run.start - 1, 0), min(run.stop, len(sheared) - 1)
+        if run.stop - run.start > 3 + height / 100 or not _reaches_both_ends(
+            sheared[first : run.stop + 1], inside[(run.start + run.stop) // 2], least
+        ):
+            continue
+        number += 1
         band = sheared[first : last + 1]
-        through = np.minimum(above, below)
-        is_stroke = band > max(1.6 * strength, 0.55 * level)
-        sheared[first : last + 1] = np.where(is_stroke, band, np.minimum(band, through))
-    if not bands:
-        return ink, 0
+        beside = np.minimum(sheared[max(first - 2, 0)], sheared[min(last + 2, len(sheared) - 1)])
+        is_stroke = band > max(1.6 * float(covered[run].max()), 0.55 * level)
+        sheared[first : last + 1] = np.where(is_stroke, band, np.minimum(band, beside))
     made = ink.copy()
-    made[rows[inside], np.broadcast_to(columns, rows.shape)[inside]] = sheared[inside]
-    return made, len(bands)
+    made[rows[inside], columns[inside]] = sheared[inside]
+    return made, number
+
+
+def _reaches_both_ends(band: Plane, inside: NDArray[np.bool_], least: float) -> bool:
+    """Returns whether a line has ink at both ends of the photo, where it is inside."""
+    ends = band.max(axis=0)[inside]
+    part = max(2, band.shape[1] // 30)
+    return bool(min(np.median(ends[:part]), np.median(ends[-part:])) > least)
 
 
 def _slope(ink: Plane) -> float:
     """Returns the slope at which the rows of a photo differ most: the slope of its lines."""
     height, width = ink.shape
-    columns = np.linspace(0, width - 1, min(COLUMNS, width)).astype(int)
-    sample = ink[:, columns]
-    from_middle = columns - width / 2
+    columns = np.linspace(0, width - 1, min(32, width)).astype(int)
 
     def best(slopes: NDArray[np.float64]) -> float:
-        shifts = np.round(slopes[:, None] * from_middle).astype(int)
+        shifts = np.round(slopes[:, None] * (columns - width / 2)).astype(int)
         rows = np.arange(height)[:, None] + shifts[:, None, :]
         inside = (rows >= 0) & (rows < height)
-        found = sample[np.clip(rows, 0, height - 1), np.arange(len(columns))] * inside
-        sums = found.sum(axis=2) / np.maximum(inside.sum(axis=2), len(columns) // 2)
-        return float(slopes[np.argmax((np.diff(sums, axis=1) ** 2).sum(axis=1))])
+        found = ink[np.clip(rows, 0, height - 1), columns] * inside
+        means = found.sum(axis=2) / np.maximum(inside.sum(axis=2), len(columns) // 2)
+        return float(slopes[np.argmax((np.diff(means, axis=1) ** 2).sum(axis=1))])
 
     step = 2 / width
-    coarse = np.arange(-STEEPEST, STEEPEST + 2 * step, 4 * step)
-    middle = best(coarse)
+    middle = best(np.arange(-STEEPEST, STEEPEST + 2 * step, 4 * step))
     return best(middle + step * np.linspace(-3, 3, 13))
-
-
-def _bands(
-    sheared: Plane, inside: NDArray[np.bool_], least: float, thickest: float
-) -> list[tuple[int, int, float]]:
-    """Returns the first row, last row and ink of each line in an image with horizontal lines."""
-    width = sheared.shape[1]
-    number = inside.sum(axis=1)
-    # A pixel outside the photo is above every quantile.
-    ordered = np.sort(np.where(inside, sheared, np.inf), axis=1)
-    at = ((1 - COVERED) * number).astype(int)
-    covered = np.take_along_axis(ordered, at[:, None], axis=1)[:, 0]
-    is_line = (number > width // 4) & (covered > least)
-    edges = np.flatnonzero(np.diff(np.pad(is_line.astype(np.int8), 1)))
-    found = []
-    for first, end in zip(edges[::2], edges[1::2], strict=True):
-        if end - first > thickest:
-            continue
-        strength = float(covered[first:end].max())
-        there = np.flatnonzero(inside[(first + end) // 2])
-        ends = sheared[max(first - 1, 0) : end + 1].max(axis=0)[there]
-        part = max(2, width // 30)
-        if min(np.median(ends[:part]), np.median(ends[-part:])) > least:
-            found.append((max(first - 1, 0), min(end, len(sheared) - 1), strength))
-    return found

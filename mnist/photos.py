@@ -1,11 +1,11 @@
 """Cleans a photo of a digit: removes uneven light, noise, specks and the lines of the paper.
 
-A photo becomes the form that `own_pictures.to_training_form` expects: ink on 0. The steps are:
+A photo becomes the form that `training_form.to_training_form` expects: ink on 0. The steps are:
 
 1. The photo is shrunk until its longer side has about 300 pixels.
-2. The brightness of the paper is estimated at each pixel, `_paper`. The ink at a pixel is the
-   relative difference between the pixel and the paper.
-3. Lines across the whole photo are removed, `paper_lines.remove_lines`.
+2. The brightness of the paper is estimated at each pixel: what is left when features as narrow as
+   strokes are closed. The ink at a pixel is the relative difference between pixel and paper.
+3. Lines across the whole photo are removed.
 4. Pixels below a part of the ink's level, or within the noise, are removed.
 5. Connected parts that are small, or that reach the photo's edge, are removed.
 6. Thin strokes are thickened to the width of MNIST's strokes.
@@ -14,40 +14,39 @@ A photo becomes the form that `own_pictures.to_training_form` expects: ink on 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFilter
+from PIL import Image
+from scipy import ndimage  # type: ignore[import-untyped]
 
 from mnist.paper_lines import remove_lines
-from mnist.strokes import main_parts, thickened
 
 Plane = NDArray[np.float32]
+Mask = NDArray[np.bool_]
 
+#: Pictures whose longer side has at most this many pixels are drawings, not photos.
 SMALL = 40
-"""Pictures whose longer side has at most this many pixels are drawings, not photos."""
-LONGER_SIDE = 300
-"""About the longer side of the shrunken photo, in pixels."""
-COARSE_SIDE = 80
-"""About the longer side of the image that the paper is estimated on, in pixels."""
-REACH = 0.3
-"""Largest width of a stroke, as a share of the photo's longer side."""
+#: About the longer side of the shrunken photo, and of the image that the paper is estimated on.
+LONGER_SIDE, COARSE_SIDE = 300, 80
+#: Smallest shorter side of a shrunken photo.
 SHORTEST = 8
-"""Pictures whose shorter side has fewer pixels, after shrinking, are drawings, not photos."""
-SPARSE = 3
-"""Of rows and columns, statistics of the whole photo use every third."""
-STRONGEST = 0.998
-"""Share of a photo's pixels with less ink than the level of the ink."""
+#: Largest width of a stroke, as a share of the photo's longer side.
+REACH = 0.3
+#: Smallest brightness of paper, because the ink is relative to it.
 DARKEST = 16
-"""Smallest brightness of paper, because the ink is relative to it."""
-MARGIN = 2
-"""Rows and columns beside the digit that the blur of a stroke may reach, after shrinking."""
+#: Smallest relative difference between ink and paper.
 LEAST_INK = 0.12
-"""Smallest relative difference between ink and paper."""
-EDGE = 0.4
-"""Share of the ink's level that is the edge of a stroke."""
-NOISE = 3.5
-"""Number of standard deviations of the noise that an ink pixel exceeds."""
+#: Share of the ink's level that is the edge of a stroke; standard deviations of noise below it.
+EDGE, NOISE = 0.4, 3.5
+#: Smallest part of a digit, as a share of the ink of the largest part.
+LEAST_PART = 0.05
+#: Largest distance of a part from the largest part, as a share of the largest part's length.
+NEAR = 0.35
+#: Width of a stroke, of a digit of 100 pixels, below which strokes are thickened, and their width
+#: then: half of MNIST's digits have 11.5 to 16.
+THIN, USUAL = 8.0, 12.0
 
 
 @dataclass(frozen=True)
@@ -77,21 +76,25 @@ def clean(pixels: NDArray[np.uint8], paper: int) -> Cleaned:
         ValueError: The picture contains no ink.
     """
     untouched = Cleaned(pixels, paper >= 128)
-    grey = _shrunk(pixels)
+    factor = max(1, round(max(pixels.shape) / LONGER_SIDE))
+    grey = np.asarray(Image.fromarray(pixels).reduce(factor))
     if max(pixels.shape) <= SMALL or min(grey.shape) < SHORTEST:
         return untouched
     is_even = _is_even(grey, paper)
     ink, is_dark = _ink_on_even_paper(grey, paper) if is_even else _ink_on_any_paper(grey)
     ink, level, noise = _measured(ink, is_even)
     edge = max(EDGE * level, NOISE * noise)
-    ink, num_lines = _without_lines(ink, level, noise, edge)
+    without, num_lines = remove_lines(ink, level, noise)
+    if num_lines <= 2 and (without > edge).sum() < 0.1 * (ink > edge).sum():
+        without, num_lines = ink, 0  # a 1 from edge to edge
     least = level / 8 if is_even else edge  # `to_training_form` keeps an eighth of the ink
-    digit = main_parts(ink > least, ink)
-    made, is_thickened = thickened(_smooth(np.where(digit, ink, 0), edge))
+    is_ink = without > least
+    is_digit = main_parts(is_ink, without)
+    made, is_thickened = thickened(_with_smooth_edges(np.where(is_digit, without, 0), edge))
     found = {
         "uneven light and noise of the paper removed": not is_even,
         "lines of the paper removed": num_lines > 0,
-        "ink beside the digit removed": is_even and _has_ink_beyond(digit, pixels, paper),
+        "ink beside the digit removed": is_even and bool((is_ink & ~is_digit).any()),
         "thin strokes thickened": is_thickened,
     }
     changes = tuple(change for change, happened in found.items() if happened)
@@ -100,65 +103,7 @@ def clean(pixels: NDArray[np.uint8], paper: int) -> Cleaned:
     return Cleaned(made, is_dark, changes)
 
 
-def _measured(ink: Plane, is_even: bool) -> tuple[Plane, float, float]:
-    """Returns the ink with 0 on paper and with less noise, the ink's level, and the noise.
-
-    Raises:
-        ValueError: The picture contains no ink.
-    """
-    level = float(np.quantile(ink, 1 if is_even else STRONGEST))
-    sample = ink[::SPARSE, ::SPARSE]
-    on_paper = sample[sample <= max(level / 2, sample.min())]
-    middle = 0 if is_even else np.median(on_paper)
-    noise = float(1.4826 * np.median(np.abs(on_paper - middle)))
-    ink, level = ink - middle, level - float(middle)
-    if level < max(LEAST_INK, 5 * noise):
-        raise ValueError("contains no ink")
-    if noise > level / 15:
-        return blurred(ink, 1.2), level, noise / 3
-    return ink, level, noise
-
-
-def _has_ink_beyond(digit: NDArray[np.bool_], pixels: NDArray[np.uint8], paper: int) -> bool:
-    """Returns whether a picture has ink beyond the digit's box: specks, or noise before shrinking.
-
-    Args:
-        digit: The digit in the shrunken picture.
-        pixels: The picture. Its ink is defined as in `own_pictures.to_training_form`.
-        paper: Median brightness of the picture's border.
-    """
-    bright, ground = (255 - pixels, 255 - paper) if paper >= 128 else (pixels, paper)
-    ink = np.maximum(bright, ground) - np.uint8(ground)
-    is_ink = ink >= max(1, -(-int(ink.max()) // 8))
-    for axis in (0, 1):
-        there = np.flatnonzero(is_ink.any(axis=1 - axis))
-        inside = np.flatnonzero(digit.any(axis=1 - axis))
-        factor = -(-pixels.shape[axis] // digit.shape[axis])
-        if not there.size or there[0] < (inside[0] - MARGIN) * factor:
-            return True
-        if there[-1] >= (inside[-1] + 1 + MARGIN) * factor:
-            return True
-    return False
-
-
-def _smooth(ink: Plane, edge: float) -> Plane:
-    """Scales ink to a range from 0 to 1, with smooth edges of the strokes."""
-    strong = ink[ink > edge]
-    level = float(np.quantile(strong, 0.7) if strong.size else ink.max())
-    return np.clip((ink / level - EDGE / 2) / EDGE, 0, 1)
-
-
-def _without_lines(ink: Plane, level: float, noise: float, edge: float) -> tuple[Plane, int]:
-    """Removes the lines of the paper, unless they are nearly all ink: a 1 from edge to edge."""
-    removed, num_lines = remove_lines(ink, level, noise)
-    is_digit = num_lines <= 2 and (removed > edge).sum() < 0.1 * (ink > edge).sum()
-    return (ink, 0) if is_digit else (removed, num_lines)
-
-
-def _shrunk(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Shrinks a picture by a whole number, so that its longer side is about `LONGER_SIDE`."""
-    factor = max(1, round(max(pixels.shape) / LONGER_SIDE))
-    return np.asarray(Image.fromarray(pixels).reduce(factor))
+# --- Ink and paper --------------------------------------------------------------------------------
 
 
 def _is_even(grey: NDArray[np.uint8], paper: int) -> bool:
@@ -182,10 +127,11 @@ def _ink_on_any_paper(grey: NDArray[np.uint8]) -> tuple[Plane, bool]:
     """Returns the ink at each pixel of a photo, relative to the paper, and whether it is dark."""
     is_dark = _has_dark_ink(grey)
     factor = max(1, round(max(grey.shape) / COARSE_SIDE))
-    coarse = Image.fromarray(grey).reduce(factor).filter(ImageFilter.GaussianBlur(0.8))
-    size = max(3, round(REACH * max(coarse.size)) | 1)
-    paper = Image.fromarray(_closed(np.asarray(coarse, np.float32), size, is_dark))
-    shape = (coarse.width * factor, coarse.height * factor)
+    coarse = np.asarray(Image.fromarray(grey).reduce(factor), np.float32)
+    close = ndimage.grey_closing if is_dark else ndimage.grey_opening
+    size = max(3, round(REACH * max(coarse.shape)) | 1)
+    paper = Image.fromarray(close(ndimage.gaussian_filter(coarse, 0.8), size, mode="nearest"))
+    shape = (paper.width * factor, paper.height * factor)
     smooth = np.asarray(paper.resize(shape, Image.Resampling.BILINEAR))
     smooth = np.maximum(smooth[: grey.shape[0], : grey.shape[1]], DARKEST)
     return (1 - grey / smooth if is_dark else grey / smooth - 1), is_dark
@@ -193,7 +139,7 @@ def _ink_on_any_paper(grey: NDArray[np.uint8]) -> tuple[Plane, bool]:
 
 def _has_dark_ink(grey: NDArray[np.uint8]) -> bool:
     """Returns whether the ink is darker than a plane through the brightness of the paper."""
-    values = grey[::SPARSE, ::SPARSE].astype(np.float64)
+    values = grey[::3, ::3].astype(np.float64)
     y, x = np.mgrid[: values.shape[0], : values.shape[1]] / max(values.shape)
     terms = np.stack([np.ones_like(y), y, x]).reshape(3, -1).T
     flat = values.ravel()
@@ -202,33 +148,102 @@ def _has_dark_ink(grey: NDArray[np.uint8]) -> bool:
         kept = away <= np.quantile(away, 0.6)
         plane = np.linalg.lstsq(terms[kept], flat[kept], rcond=None)[0]
         away = np.abs(flat - terms @ plane)
-    rest = flat - terms @ plane
-    darkest, brightest = np.quantile(rest, [0.004, 0.996])
+    darkest, brightest = np.quantile(flat - terms @ plane, [0.004, 0.996])
     return bool(-darkest >= brightest)
 
 
-def _closed(values: Plane, size: int, is_dark: bool) -> Plane:
-    """Replaces dark (or else bright) features narrower than `size` by what surrounds them."""
-    first, second = (np.max, np.min) if is_dark else (np.min, np.max)
-    for function in (first, second):
-        for axis in (0, 1):
-            half = [(0, 0), (0, 0)]
-            half[axis] = (size // 2, size // 2)
-            wide = np.pad(values, half, mode="edge")
-            windows = np.lib.stride_tricks.sliding_window_view(wide, size, axis)
-            values = function(windows, axis=-1)
-    return values
+def _measured(ink: Plane, is_even: bool) -> tuple[Plane, float, float]:
+    """Returns the ink with 0 on paper and with less noise, the ink's level, and the noise.
+
+    Raises:
+        ValueError: The picture contains no ink.
+    """
+    level = float(np.quantile(ink, 1 if is_even else 0.998))
+    on_paper = ink[ink <= max(level / 2, ink.min())]
+    middle = 0.0 if is_even else float(np.median(on_paper))
+    noise = float(1.4826 * np.median(np.abs(on_paper - middle)))
+    ink, level = ink - np.float32(middle), level - middle
+    if level < max(LEAST_INK, 5 * noise):
+        raise ValueError("contains no ink")
+    if noise > level / 15:
+        return ndimage.gaussian_filter(ink, 1.2, mode="nearest"), level, noise / 3
+    return ink, level, noise
 
 
-def blurred(values: Plane, radius: float) -> Plane:
-    """Blurs values with a Gaussian of a standard deviation in pixels."""
-    reach = int(np.ceil(2.5 * radius))
-    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / radius) ** 2)
-    weights = (weights / weights.sum()).astype(np.float32)
-    for axis in (0, 1):
-        edges = [(0, 0), (0, 0)]
-        edges[axis] = (reach, reach)
-        wide = np.pad(values, edges, mode="edge")
-        windows = np.lib.stride_tricks.sliding_window_view(wide, len(weights), axis)
-        values = windows @ weights
-    return values
+def _with_smooth_edges(ink: Plane, edge: float) -> Plane:
+    """Scales ink to a range from 0 to 1, with smooth edges of the strokes."""
+    strong = ink[ink > edge]
+    level = float(np.quantile(strong, 0.7) if strong.size else ink.max())
+    return np.clip((ink / level - EDGE / 2) / EDGE, 0, 1)
+
+
+# --- Parts and strokes ----------------------------------------------------------------------------
+
+
+def ink_of_parts(mask: Mask, ink: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Labels the connected parts of a mask from 1; returns the labels, and the ink of each part."""
+    labels, number = ndimage.label(mask, np.ones((3, 3)))  # also at a corner
+    return labels, np.asarray(ndimage.sum_labels(ink, labels, np.arange(1, number + 1)))
+
+
+def main_parts(mask: Mask, ink: Plane) -> Mask:
+    """Returns the mask of the digit: its largest part, and parts that belong to the digit.
+
+    A part at the edge of the picture is the largest only if there is no other large part; a part at
+    two sides with a common corner, only if there is nearly no other ink. Other parts belong to the
+    digit if they are large enough and near.
+
+    Args:
+        mask: The pixels with ink, (height, width).
+        ink: The amount of ink at each pixel, (height, width).
+
+    Raises:
+        ValueError: The mask is empty.
+    """
+    near = ndimage.binary_dilation(mask, np.ones((3, 3)))
+    labels, masses = ink_of_parts(near, np.where(mask, ink, 0))
+    if not masses.size:
+        raise ValueError("contains no ink")
+    boxes = ndimage.find_objects(labels)
+    top, bottom, left, right = np.array([(y.start, y.stop, x.start, x.stop) for y, x in boxes]).T
+    height, width = mask.shape
+    at_rows = (top <= 1) | (bottom >= height - 1)
+    at_columns = (left <= 1) | (right >= width - 1)
+    # A table beside the paper reaches a corner, and has much more ink than the digit.
+    ranked = masses
+    for at_edge, share in ((at_rows & at_columns, 0.02), (at_rows | at_columns, 0.15)):
+        inner = np.where(at_edge, 0, ranked)
+        if inner.max() > share * ranked.max():
+            ranked = inner
+    main = int(ranked.argmax())
+    away_y = np.maximum(top - bottom[main], top[main] - bottom) + 1
+    away_x = np.maximum(left - right[main], left[main] - right) + 1
+    reach = NEAR * (max(bottom[main] - top[main], right[main] - left[main]) - 1)
+    kept = (np.maximum(away_y, away_x) <= reach) & (ranked >= LEAST_PART * ranked[main])
+    return np.append(False, kept)[labels]
+
+
+def thickened(ink: Plane) -> tuple[NDArray[np.uint8], bool]:
+    """Cuts out a digit, and thickens its strokes if they are thinner than MNIST's.
+
+    Args:
+        ink: Ink from 0 to 1, (height, width).
+
+    Returns:
+        uint8 with margins of 0, and whether strokes were thickened.
+    """
+    (box,) = ndimage.find_objects((ink > 0.2).astype(int))
+    cut = np.pad(ink[box], 1)
+    scale = 100 / max(cut.shape)
+    shape = (max(1, round(cut.shape[1] * scale)), max(1, round(cut.shape[0] * scale)))
+    image = Image.fromarray((255 * cut + 0.5).astype(np.uint8))
+    digit = np.pad(np.asarray(image.resize(shape, Image.Resampling.BICUBIC)), 8)
+    mask = digit > 127
+    edge = mask & ~ndimage.binary_erosion(mask)
+    width = 2 * mask.sum() / max(edge.sum(), 1)
+    if width >= THIN:
+        return digit, False
+    radius = (USUAL - width) / 2
+    reach = np.arange(-int(radius) - 1, int(radius) + 2)
+    disk = np.hypot(reach[:, None], reach) <= radius
+    return ndimage.grey_dilation(digit, footprint=disk), True

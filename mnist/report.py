@@ -1,7 +1,7 @@
 """Writes the tutorial's report.html: results of both trainings, and a canvas to draw a digit.
 
 The page classifies drawings with the operations that `megakit.models.export` traces from the
-classifier. The page's script, in `mnist/report.html`, converts drawings like `own_pictures.py`.
+classifier. The page's script, in `mnist/report.html`, converts drawings like `training_form.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from PIL import Image
 
 from megakit.errors import UserError
 from mnist import files as mnist_files
-from mnist.own_pictures import read_pictures, to_training_form
+from mnist.own_pictures import read_pictures
+from mnist.training_form import to_training_form
 
 DIGITS = mnist_files.read_digits("test")[0]
 

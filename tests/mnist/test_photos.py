@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mnist import files as mnist_files
-from mnist.own_pictures import paper_of, to_training_form
 from mnist.photos import clean
+from mnist.training_form import paper_of, to_training_form
 from tests.scripts import REPOSITORY
 
 DIGITS = mnist_files.read_digits("test")[0]

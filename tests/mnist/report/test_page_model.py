@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mnist import files as mnist_files
-from mnist.own_pictures import to_training_form
+from mnist.training_form import to_training_form
 from tests.javascript import run_javascript
 from tests.mnist.report.pages import (
     SHIM,

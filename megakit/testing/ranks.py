@@ -1,0 +1,276 @@
+"""Runs functions on several ranks, in processes: a pool for tests."""
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from megakit.runtime.accelerator import use_accelerator
+from megakit.runtime.memory import resume_collector, suspend_collector
+from megakit.testing.parallel import note_time
+from megakit.testing.processes import search_path
+
+T = TypeVar("T")
+
+#: Seconds to wait for the other ranks after a rank has failed.
+GRACE = 5.0
+_SERVE = "import sys; from megakit.testing.ranks import serve; serve(*sys.argv[1:])"
+
+
+class RankError(AssertionError):
+    """A rank failed, died or did not return; the message has its number and its traceback or log.
+
+    If ranks do not return in time, the message has the stack of one of them.
+    """
+
+
+class Ranks:
+    """Runs functions as the ranks of jobs, one job after another, in processes.
+
+    On a CPU, the frameworks are imported once, by a process that starts with the first job and
+    forks the ranks of each job. Each job can have a different layout. As a context manager, the
+    pool ends its processes. In pytest, use a fixture with session scope::
+
+        @pytest.fixture(scope="session")
+        def ranks():
+            with Ranks(4) as ranks:
+                yield ranks
+
+        def test_sum(ranks):
+            assert ranks.run(sum_of_ranks, world_size=2) == [1, 1]
+
+    Args:
+        number: The largest number of ranks of a job.
+        accelerator: `cpu`, or `gpu` with one GPU per rank; then each rank imports the frameworks.
+        timeout: Time limit of a job in seconds, without the start of the pool.
+    """
+
+    def __init__(
+        self, number: int, accelerator: Literal["cpu", "gpu"] = "cpu", timeout: float = 120.0
+    ) -> None:
+        self.number, self.accelerator, self.timeout = number, accelerator, timeout
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def run(
+        self, function: Callable[..., T], *arguments: Any, world_size: int | None = None
+    ) -> list[T]:
+        """Calls `function(*arguments)` in every rank of a job, with RANK, WORLD_SIZE etc. set.
+
+        Args:
+            function: Any function; cloudpickle must be able to pickle it and its result.
+            *arguments: Arguments of the function, the same in all ranks.
+            world_size: Number of ranks of the job; by default as many as the pool has.
+
+        Returns:
+            The results of the function, by rank.
+
+        Raises:
+            RankError: A rank failed, and the message has the traceback of the first failed rank. Or
+                a rank died, and the message has the end of the log. Or ranks did not return in
+                time, and the message has a rank's stack.
+            ValueError: `world_size` is below 1 or exceeds the number of the pool.
+        """
+        size = self.number if world_size is None else world_size
+        if not 1 <= size <= self.number:
+            raise ValueError(f"world_size={size}: this pool has {self.number} processes.")
+        payload = _by_value(function, arguments)
+        self._start()
+        pipes = [Pipe() for _ in range(size)]
+        with socket.socket() as reserved:  # until the end: the kernel gives its port to nobody else
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("", 0))
+            port = str(reserved.getsockname()[1])
+            connections = [connection for connection, _ in pipes]
+            try:
+                socket.send_fds(self._server, [b"job"], [end.fileno() for _, end in pipes])
+                for rank, (connection, end) in enumerate(pipes):
+                    end.close()
+                    environment = {
+                        **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
+                        **{"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)},
+                        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+                    }
+                    connection.send((sys.path, environment, payload))
+                self._pids: list[int] = [connection.recv() for connection in connections]
+            except (EOFError, OSError):
+                message = f"the ranks did not start:\n{self._tail()}"
+                self.close()
+                raise RankError(message) from None
+            return self._collect(connections)
+
+    def close(self) -> None:
+        """Ends all processes of the pool; a further job starts new processes."""
+        if self._process is not None:
+            self._server.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+            self._log.close()
+
+    def _start(self) -> None:
+        if self._process is not None:
+            return
+        self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115  # `close` closes it
+            mode="w+", errors="replace", prefix="ranks-"
+        )
+        self._server, end = socket.socketpair()
+        threads = max(1, len(os.sched_getaffinity(0)) // self.number)
+        with end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE, self.accelerator, str(end.fileno())],
+                env={
+                    "OMP_NUM_THREADS": str(threads),
+                    **os.environ,
+                    "PYTHONPATH": search_path(),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[end.fileno()],
+                start_new_session=True,
+            )
+
+    def _collect(self, connections: list[Connection]) -> list[Any]:
+        """Waits for the results of the ranks; ends the pool if a result is missing."""
+        results: dict[int, Any] = {}
+        failures: list[tuple[float, int, str]] = []
+        pending: dict[Any, int] = {connection: rank for rank, connection in enumerate(connections)}
+        deadline = time.monotonic() + self.timeout
+        while pending and (left := deadline - time.monotonic()) > 0:
+            for connection in wait(list(pending), left):
+                rank = pending.pop(connection)
+                try:
+                    failed_at, answer = pickle.loads(connections[rank].recv_bytes())
+                except (EOFError, ConnectionResetError):
+                    log = self._log_of_death(rank)
+                    failures.append((0.0, rank, f"it died:\n{log}"))  # sorted as the first
+                    continue
+                if failed_at is None:
+                    results[rank] = answer
+                else:
+                    failures.append((failed_at, rank, answer))
+            if failures:
+                deadline = min(deadline, time.monotonic() + GRACE)
+        stuck = "" if failures else self._stacks(list(pending.values()))
+        if pending:
+            self.close()
+        if stuck:
+            raise RankError(f"no result after {self.timeout:g} s:\n{stuck}")
+        if failures:
+            # The first failure is the cause; later failures may be consequences.
+            _, rank, answer = min(failures)
+            raise RankError(f"rank {rank} of {len(connections)} failed: {answer}")
+        return [results[rank] for rank in range(len(connections))]
+
+    def _stacks(self, pending: list[int]) -> str:
+        """Returns the stack of the first pending rank that prints one."""
+        for rank in pending:
+            self._log.seek(0, os.SEEK_END)
+            begin = self._log.tell()
+            os.kill(self._pids[rank], signal.SIGUSR2)
+            time.sleep(0.3)
+            self._log.seek(begin)
+            if stack := self._log.read():
+                return f"ranks {pending} still run; the stack of rank {rank} is:\n{stack}"
+        return f"ranks {pending} are stopped." if pending else ""
+
+    def _log_of_death(self, rank: int) -> str:
+        """Returns the end of the log, where `serve` says how the rank ended, within 5 seconds."""
+        deadline = time.monotonic() + 5
+        while f"\nrank {rank} " not in "\n" + (log := self._tail()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return log
+
+    def _tail(self) -> str:
+        return "\n".join(Path(self._log.name).read_text(errors="replace").splitlines()[-30:])
+
+
+def serve(accelerator: Literal["cpu", "gpu"], descriptor: str) -> None:
+    """Runs in the pool's first process: imports the frameworks, and forks the ranks of each job."""
+    if accelerator == "cpu":
+        # Not for GPUs: a forked process cannot use CUDA if its parent has used CUDA.
+        suspend_collector()
+        use_accelerator("cpu")
+        import megakit.training.trainer  # noqa: F401  # NeMo, which most jobs need
+
+        resume_collector()
+    signal.signal(signal.SIGCHLD, _note_death)
+    requests = socket.socket(fileno=int(descriptor))
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, 8, 1024)
+        if not request:
+            return
+        _RANKS.clear()
+        for rank, end in enumerate(descriptors):
+            process = os.fork()
+            if not process:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for other in descriptors[rank + 1 :]:
+                    os.close(other)
+                requests.close()
+                _run_rank(Connection(end))
+            _RANKS[process] = rank
+            os.close(end)
+
+
+#: The ranks of the present job by process.
+_RANKS: dict[int, int] = {}
+
+
+def _note_death(*_: object) -> None:
+    """Writes to the log how ranks ended that did not end well."""
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            process, status = found
+            code = os.waitstatus_to_exitcode(status)
+            if code:
+                signalled = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
+                how = signalled or f"ended with {code}"
+                print(f"rank {_RANKS[process]} {how}", file=sys.stderr, flush=True)
+
+
+def _run_rank(connection: Connection) -> NoReturn:
+    """Runs a job's function on one rank, and ends."""
+    faulthandler.register(signal.SIGUSR2, all_threads=False)
+    connection.send(os.getpid())
+    sys.path[:], environment, payload = connection.recv()
+    os.environ.update(environment)
+    try:
+        function, arguments = pickle.loads(payload)
+        answer = cloudpickle.dumps((None, function(*arguments)))
+    except BaseException as error:
+        answer = cloudpickle.dumps((note_time(error), traceback.format_exc()))
+    connection.send_bytes(answer)
+    os._exit(0)
+
+
+def _by_value(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    """Pickles a function together with its module, because a rank may be unable to import it."""
+    module = sys.modules.get(function.__module__)
+    is_ours = function.__module__.partition(".")[0] in ("megakit", "__main__")
+    with contextlib.ExitStack() as stack:
+        if module is not None and not is_ours:
+            cloudpickle.register_pickle_by_value(module)
+            stack.callback(cloudpickle.unregister_pickle_by_value, module)
+        return bytes(cloudpickle.dumps((function, arguments)))
