@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from megakit.errors import UserError, printable, reading
+from megakit.errors import UserError, reading
 from megakit.runtime.foreign_files import read_regular_file
 from mnist.data_dir import DEFAULT, choose_data_dir, locate, print_to_stderr
 from mnist.data_dir import MNIST_SHA256 as MNIST_SHA256
-from mnist.digits import GZIP, digits_table, unpack
 from mnist.digits import Split as Split
+from mnist.digits import digits_table, unpack
 from mnist.digits import read_digits as read_digits
 
 if TYPE_CHECKING:
@@ -111,10 +108,12 @@ def find_dataset(
     missing = [name for name in MNIST_SHA256 if name not in paths]
     if not missing:
         return "mnist"
+    from mnist.downloading import DownloadError, download
+
     try:
-        _download(missing, folder, report)
+        download({name: _size(name) for name in missing}, folder, report)
         return "mnist"
-    except _DownloadError as reason:
+    except DownloadError as reason:
         if wanted == "auto" and not paths:
             report(
                 f"MNIST is not in {folder} and cannot be downloaded ({reason}): using digits, "
@@ -265,110 +264,3 @@ def _size(name: str) -> int:
 
 def _missing(folder: Path, name: str) -> str:
     return f"{folder / name}: missing, also as .gz. Copy it there, or let a script download it."
-
-
-# --- Downloading ----------------------------------------------------------------------------------
-
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
-CONNECT_SECONDS = 5.0
-"""Time limit for a mirror's first answer, and for each further read."""
-DOWNLOAD_SECONDS = 120.0
-"""Time limit for all four files, 12 MB together."""
-
-
-class _DownloadError(Exception):
-    """MNIST cannot be downloaded; the message is a part of a sentence."""
-
-
-def _download(names: list[str], folder: Path, report: Callable[[str], object]) -> None:
-    """Downloads and checks all files, and only then writes them."""
-    from urllib.parse import urlsplit
-
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise _DownloadError(f"{nearest} cannot be written")
-    deadline = time.monotonic() + DOWNLOAD_SECONDS
-    contents: dict[str, bytes] = {}
-    failures = []
-    for mirror in MIRRORS:
-        try:
-            for name in names:
-                if name not in contents:
-                    contents[name] = _fetch(name, mirror, deadline, report)
-        except Exception as error:  # urllib can raise any exception for a malformed answer
-            failures.append(printable(f"{urlsplit(mirror).hostname}: {_reason(error)}"))
-    if len(contents) < len(names):
-        raise _DownloadError("; ".join(failures))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            _write(folder / name, content)
-    except OSError as error:
-        raise _DownloadError(f"{folder} cannot be written: {_reason(error)}") from None
-
-
-def _fetch(name: str, mirror: str, deadline: float, report: Callable[[str], object]) -> bytes:
-    """Downloads and unpacks one file; raises an OSError if it differs from the published file."""
-    content, size = bytearray(), _size(name)
-    unpacker = zlib.decompressobj(wbits=GZIP)
-    with _open_url(f"{mirror}{name}.gz") as response:
-        report(printable(f"Downloading {response.url}"))
-        # Bound the size and the time, as a mirror may send endlessly. The sha256 checks the rest.
-        while len(content) <= size and not unpacker.eof and (chunk := response.read1(1 << 16)):
-            content += unpacker.decompress(chunk, size + 1 - len(content))
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not complete after {DOWNLOAD_SECONDS:g} s")
-    if hashlib.sha256(content).hexdigest() != MNIST_SHA256[name]:
-        raise OSError(f"sent {len(content):,} bytes that are not {name}")
-    return bytes(content)
-
-
-def _open_url(url: str) -> Any:
-    """Opens the URL within `CONNECT_SECONDS`, even if the DNS lookup takes longer.
-
-    A DNS lookup takes a minute behind some firewalls. urllib's timeout does not include the lookup,
-    and nothing can interrupt the lookup. So a daemon thread opens the URL, and after the time limit
-    the caller stops waiting for the thread.
-    """
-    from queue import Empty, SimpleQueue
-    from threading import Thread
-    from urllib.request import urlopen
-
-    answers: SimpleQueue[Any] = SimpleQueue()
-
-    def ask() -> None:
-        try:
-            answers.put(urlopen(url, timeout=CONNECT_SECONDS))
-        except Exception as error:
-            answers.put(error)
-
-    Thread(target=ask, daemon=True).start()
-    try:
-        answer = answers.get(timeout=CONNECT_SECONDS)
-    except Empty:
-        raise TimeoutError(f"no response within {CONNECT_SECONDS:g} s") from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Writes the file atomically, so that several jobs can write it at the same time."""
-    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
-    try:
-        with partial.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _reason(error: Exception) -> object:
-    """Returns an error's message without the error number and without urllib's wrapper."""
-    cause = getattr(error, "reason", error)
-    return getattr(cause, "strerror", None) or cause

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mnist import files as mnist_files
+from mnist import downloading
 from tests.mnist.made_up import SHAPES, Mirror, content_of, link_files, pack
 
 
@@ -45,7 +45,7 @@ def mirror(
 ) -> Iterator[Mirror]:
     """A server with all files, the only one that is asked."""
     with serving(dict(packed)) as server:
-        monkeypatch.setattr(mnist_files, "MIRRORS", (server.url,))
+        monkeypatch.setattr(downloading, "MIRRORS", (server.url,))
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         yield server
 
@@ -55,6 +55,6 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No mirror answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(mnist_files, "MIRRORS", (f"http://127.0.0.1:{free.getsockname()[1]}/",))
+        monkeypatch.setattr(downloading, "MIRRORS", (f"http://127.0.0.1:{free.getsockname()[1]}/",))
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         yield

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mnist import files as mnist_files
+from mnist import downloading
 from mnist.files import MNIST_SHA256, check_mnist, find_dataset
 from model_predict import PredictOptions
 from tests.hostile import problems
@@ -59,7 +59,7 @@ class TestDownloading:
     def test_goes_on_at_the_next_mirror(self, mirror, tmp_path, lines, monkeypatch, packed):
         mirror.files = {f"{TRAIN_IMAGES}.gz": packed[f"{TRAIN_IMAGES}.gz"]}
         with serving(packed) as second:
-            monkeypatch.setattr(mnist_files, "MIRRORS", (mirror.url, second.url))
+            monkeypatch.setattr(downloading, "MIRRORS", (mirror.url, second.url))
             assert find_dataset(tmp_path, "mnist", report=lines.append) == "mnist"
         assert len(second.requests) == 3
         check_mnist(tmp_path)
@@ -137,8 +137,8 @@ class TestDownloading:
             return True
 
         mirror.answer = hang
-        monkeypatch.setattr(mnist_files, "CONNECT_SECONDS", 0.3)
-        monkeypatch.setattr(mnist_files, "DOWNLOAD_SECONDS", 0.6)
+        monkeypatch.setattr(downloading, "CONNECT_SECONDS", 0.3)
+        monkeypatch.setattr(downloading, "DOWNLOAD_SECONDS", 0.6)
         start = time.monotonic()
         try:
             assert find_dataset(tmp_path, "auto", report=lines.append) == "digits"
@@ -158,10 +158,10 @@ class TestDownloading:
             raise socket.gaierror(-3, "Temporary failure in name resolution")
 
         monkeypatch.setattr(socket, "getaddrinfo", look_up)
-        monkeypatch.setattr(mnist_files, "CONNECT_SECONDS", 0.2)
+        monkeypatch.setattr(downloading, "CONNECT_SECONDS", 0.2)
         start = time.monotonic()
         assert find_dataset(tmp_path, "auto", report=lines.append) == "digits"
         seconds = time.monotonic() - start
         done.set()
         assert seconds < 20
-        assert lines[0].count("no response within 0.2 s") == len(mnist_files.MIRRORS)
+        assert lines[0].count("no response within 0.2 s") == len(downloading.MIRRORS)
