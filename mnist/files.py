@@ -1,4 +1,4 @@
-"""Finds, downloads, checks and reads the images: MNIST, or scikit-learn's digits.
+"""Finds and reads the images: MNIST, whose missing files are downloaded, or scikit-learn's digits.
 
 Both datasets are uint8 arrays: images (N, 28, 28), from 0 for background to 255 for ink, and labels
 (N,). The scripts import their options from this module, so it must import quickly. Numpy is
@@ -7,20 +7,20 @@ imported only when images are read, urllib only when a file is missing.
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from megakit.errors import UserError, reading
-from megakit.runtime.foreign_files import read_regular_file
+from megakit.errors import UserError
 from mnist.data_dir import DEFAULT, choose_data_dir, locate, print_to_stderr
 from mnist.data_dir import MNIST_SHA256 as MNIST_SHA256
 from mnist.digits import Split as Split
-from mnist.digits import digits_table, unpack
+from mnist.digits import digits_table
 from mnist.digits import read_digits as read_digits
+from mnist.idx_files import check_mnist as check_mnist
+from mnist.idx_files import damages, unpacked_size
+from mnist.idx_files import read_mnist as read_mnist
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,7 +103,7 @@ def find_dataset(
         return "digits"
 
     folder, paths = locate(data_dir)
-    if _damages(paths):
+    if damages(paths):
         check_mnist(data_dir)  # raises an error that also lists the missing files
     missing = [name for name in MNIST_SHA256 if name not in paths]
     if not missing:
@@ -111,7 +111,7 @@ def find_dataset(
     from mnist.downloading import DownloadError, download
 
     try:
-        download({name: _size(name) for name in missing}, folder, report)
+        download({name: unpacked_size(name) for name in missing}, folder, report)
         return "mnist"
     except DownloadError as reason:
         if wanted == "auto" and not paths:
@@ -168,99 +168,3 @@ def read_splits(
     both = make(*read_mnist(data_dir, train=True))
     train, validation = random_split(both, [55000, 5000], generator)
     return train, validation, make(*read_mnist(data_dir, train=False))
-
-
-# --- MNIST ----------------------------------------------------------------------------------------
-
-REMEDY = (
-    "The file is damaged, or it is not MNIST's. Copy it again, or delete it to download it again."
-)
-
-
-def read_mnist(data_dir: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Reads MNIST's training or test images, and checks the bytes that were read.
-
-    Args:
-        data_dir: Folder that contains `MNIST/raw` or `MNISTCustom/raw`.
-        train: True for the 60,000 training images, False for the 10,000 test images.
-
-    Returns:
-        Images, uint8 (N, 28, 28), read-only; and labels, uint8 (N,). Both are copies in memory, so
-        later changes of the files have no effect.
-
-    Raises:
-        UserError: A file is missing, cannot be read, or differs from the published file.
-    """
-    import numpy as np
-
-    folder, paths = locate(data_dir)
-    part = "train" if train else "t10k"
-    names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
-    if missing := [_missing(folder, name) for name in names if name not in paths]:
-        raise UserError(missing)
-
-    images, labels = (
-        np.frombuffer(_content(name, paths[name]), np.uint8, offset=_header_size(name))
-        for name in names
-    )
-    return images.reshape(_shape(names[0])), labels.copy()
-
-
-def check_mnist(data_dir: Path) -> None:
-    """Checks that the four files exist and have the published sizes and sha256.
-
-    Raises:
-        UserError: Files are missing or differ; the error lists one problem for each file.
-    """
-    folder, paths = locate(data_dir)
-    missing = [_missing(folder, name) for name in MNIST_SHA256 if name not in paths]
-    if problems := _damages(paths) + missing:
-        raise UserError(problems)
-
-
-def _damages(paths: dict[str, Path]) -> list[str]:
-    """Returns one problem for each file that differs from the published file."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    def damage(name: str) -> list[str]:
-        try:
-            _content(name, paths[name])
-        except UserError as error:
-            return error.problems
-        return []
-
-    with ThreadPoolExecutor() as threads:  # reading, unpacking and hashing release the GIL
-        return [problem for problems in threads.map(damage, paths) for problem in problems]
-
-
-def _content(name: str, path: Path) -> bytes:
-    """Reads and unpacks a file, and checks that its content equals the published file."""
-    size = _size(name)
-    with reading(path, REMEDY):
-        content = read_regular_file(path, 2 * size)
-        if path.suffix == ".gz":
-            content = unpack(content, size)
-    if len(content) != size:
-        raise UserError(f"{path}: {len(content):,} bytes, expected {size:,}. {REMEDY}")
-    found = hashlib.sha256(content).hexdigest()
-    if found != MNIST_SHA256[name]:
-        raise UserError(f"{path}: sha256 {found}, expected {MNIST_SHA256[name]}. {REMEDY}")
-    return content
-
-
-def _shape(name: str) -> tuple[int, ...]:
-    count = 60_000 if name.startswith("train") else 10_000
-    return (count, 28, 28) if "images" in name else (count,)
-
-
-def _header_size(name: str) -> int:
-    """Returns the header's size: 4 bytes for type and number of dimensions, 4 per dimension."""
-    return 4 + 4 * len(_shape(name))
-
-
-def _size(name: str) -> int:
-    return _header_size(name) + math.prod(_shape(name))
-
-
-def _missing(folder: Path, name: str) -> str:
-    return f"{folder / name}: missing, also as .gz. Copy it there, or let a script download it."
