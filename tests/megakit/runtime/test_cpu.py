@@ -3,6 +3,16 @@
 import pytest
 
 
+def test_a_tensor_to_cuda(megatron: None) -> None:
+    import torch
+
+    tensor = torch.ones(2)
+    moved = [tensor.to("cuda", torch.float64), tensor.to(device=0), tensor.cuda()]
+    moved += [torch.zeros(2, device="cuda"), torch.empty(2, pin_memory=True).pin_memory()]
+    assert [one.device.type for one in moved] == ["cpu"] * 5
+    assert moved[0].dtype == torch.float64
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_transformer_block_trains(megatron: None, precision: str) -> None:
     """With dropout and fused functions; recomputing draws the same again."""
