@@ -1,7 +1,6 @@
 """The multi-epoch datasets: orders, fields, errors, memory, and batches that equal samples."""
 
 import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -158,21 +157,6 @@ def test_indices_that_there_are_not():
 def test_wrong_values(length, arguments, message):
     with pytest.raises(ValueError, match=message):
         MultiEpochDatasetResampler(Indices(length), **arguments)
-
-
-def test_an_enormous_dataset_costs_nothing():
-    tracemalloc.start()
-    try:
-        dataset = IdentityMultiEpochDatasetWrapper(Virtual(10**12))
-        resampler = MultiEpochDatasetResampler(dataset, num_epochs=2)
-        resampler[len(resampler) - 1]
-        resampler.get_batch(np.arange(100))  # also maps the indices of later batches
-        _, peak = tracemalloc.get_traced_memory()
-        assert peak < 2_000_000
-    finally:
-        tracemalloc.stop()
-    many = MultiEpochDatasetResampler(Indices(3), num_epochs=100_000)
-    assert many.epoch_seeds.nbytes <= 8 * 100_000
 
 
 class Scaled(BatchedMultiEpochDatasetWrapper):

@@ -1,7 +1,5 @@
 """From a sampler's indices to batches: one way or the other, with workers or without."""
 
-import itertools
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -195,26 +193,6 @@ def rows_of(count: int, rows: int = 4) -> Iterator[Any]:
 def test_the_same_batches_in_the_same_order(form, count):
     expected = list(map(Source(form), rows_of(count)))
     assert_elements_equal(list(prefetch(Source(form), rows_of(count))), expected)
-
-
-def test_large_batches_come_one_by_one():
-    # 1.6 and 1.4 MB for each row: two batches exceed a chunk only with both tensors.
-    source = Source(lambda rows: {"x": rows.repeat(1, 133_000), "y": rows.repeat(1, 117_000)})
-    found = prefetch(source, rows_of(4, rows=1))
-    assert [batch["x"][0, 1].item() for batch in found] == [0, 2, 4, 6]
-    assert source.calls == [1, 1, 1, 1]
-
-
-def test_one_chunk_ahead_and_no_more(monkeypatch):
-    monkeypatch.setattr("megakit.data.prefetch.BUSY_SECONDS", 0)
-    source = Source()
-    found: Any = prefetch(source, rows_of(1000))
-    for batch in itertools.islice(found, 34):  # two chunks, and one batch of the third
-        assert not (batch["x"] < 0).any()
-        batch["x"].neg_().sub_(1)  # allowed: a batch is the user's
-    found.close()  # waits for the thread
-    assert [rows // 4 for rows in source.calls] == [1, 16, 16, 16, 16]
-    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch_0"]
 
 
 def test_the_user_sees_an_error_of_the_thread(monkeypatch):

@@ -42,20 +42,6 @@ def test_evenness(length, seed):
     assert is_even(drawn(length, 2_000_000, seed), length)
 
 
-def test_evenness_where_the_range_is_large():
-    """Over 3/4 of 2**64 a plain multiplication would favour a third of the numbers by 2 to 1."""
-    values = drawn(3 * 2**61, 600_000)
-    assert is_even(values % 3, 3)
-    assert is_even(values // 2**61, 3)
-
-
-def test_neighbours_are_independent():
-    """Pairs of successive draws, draws 1024 apart, and the same draw of neighbouring seeds."""
-    first, other = drawn(50, 1_000_000, 7), drawn(50, 1_000_000, 8)
-    for left, right in [(first[:-1], first[1:]), (first[:-1024], first[1024:]), (first, other)]:
-        assert is_even(left * 50 + right, 2500)
-
-
 def test_known_values():
     """What any platform and version must give."""
     assert drawn(1000, 6).tolist() == [774, 455, 656, 992, 8, 836]

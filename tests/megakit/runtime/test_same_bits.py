@@ -1,4 +1,4 @@
-"""What replaces loops and collectives of Megatron computes and saves the same, to the bit."""
+"""Collectives of one rank and the writing of checkpoints: the same as by the frameworks."""
 
 import os
 from pathlib import Path
@@ -11,58 +11,6 @@ from torch import distributed
 pytestmark = pytest.mark.usefixtures("megatron")
 
 OP = distributed.ReduceOp
-
-
-@pytest.fixture
-def weights() -> list[torch.nn.Parameter]:
-    generator = torch.Generator().manual_seed(1)
-    found = [
-        torch.nn.Parameter(torch.randn(shape, generator=generator))
-        for shape in ((5, 3), (7,), (1,), (2, 2, 2))
-    ]
-    for weight in found:
-        weight.grad = torch.randn(weight.shape, generator=generator)
-    return found
-
-
-def test_the_gradient_s_norm(weights: list[torch.nn.Parameter]) -> None:
-    from megatron.core.optimizer import clip_grads as originals
-    from megatron.core.optimizer import optimizer as patched
-
-    grads = [weight.grad for weight in weights]
-    assert patched.get_grad_norm_fp32 is not originals.get_grad_norm_fp32
-    for tensors in (grads, []):
-        assert patched.get_grad_norm_fp32(tensors) == originals.get_grad_norm_fp32(tensors)
-    largest = max(grad.abs().max().item() for grad in grads if grad is not None)
-    assert patched.get_grad_norm_fp32(grads, float("inf")) == largest
-
-
-@pytest.mark.parametrize("norm", [0.5, 3.0])
-def test_clipping(weights: list[torch.nn.Parameter], norm: float) -> None:
-    from megatron.core.optimizer import clip_grads as originals
-    from megatron.core.optimizer import optimizer as patched
-
-    assert patched.clip_grad_by_total_norm_fp32 is not originals.clip_grad_by_total_norm_fp32
-    grads: list[Any] = [weight.grad for weight in weights]
-    found: list[list[Any]] = []
-    for module in (originals, patched):
-        copies = [torch.nn.Parameter(weight.detach()) for weight in weights]
-        for copy, grad in zip(copies, grads, strict=True):
-            copy.grad = grad.clone()
-        module.clip_grad_by_total_norm_fp32(copies, 1.0, norm)
-        found.append([copy.grad for copy in copies])
-    assert all(map(torch.equal, *found))
-    assert all(map(torch.equal, found[0], grads)) == (norm < 1)
-
-
-def test_copies_of_weights_in_bfloat16(weights: list[torch.nn.Parameter]) -> None:
-    from megakit.runtime.multi_tensor import copy_all
-
-    sources = [weight.data for weight in weights]
-    targets = [torch.zeros_like(source, dtype=torch.bfloat16) for source in sources]
-    copy_all(sources, targets)
-    assert all(map(torch.equal, targets, [source.bfloat16() for source in sources]))
-    copy_all([], [])
 
 
 @pytest.mark.parametrize("op", [OP.SUM, OP.MAX, OP.MIN, OP.PRODUCT])
@@ -117,3 +65,11 @@ def test_a_checkpoint_is_written_without_a_process(
         assert (loaded["common"], loaded["extra"]) == ([1], {"a": 1})
         assert all(torch.equal(loaded[f"w{k}"], torch.arange(1000.0) * k) for k in range(5))
         assert {"__0_0.distcp", "__0_1.distcp"} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_tensor_to_cuda() -> None:
+    tensor = torch.ones(2)
+    moved = [tensor.to("cuda", torch.float64), tensor.to(device=0), tensor.cuda()]
+    moved += [torch.zeros(2, device="cuda"), torch.empty(2, pin_memory=True).pin_memory()]
+    assert [one.device.type for one in moved] == ["cpu"] * 5
+    assert moved[0].dtype == torch.float64

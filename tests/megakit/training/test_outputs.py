@@ -1,7 +1,6 @@
 """What `predict_step` returns is stored by batch, and read in blocks ordered by index."""
 
 import tempfile
-import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,23 +129,3 @@ def test_any_order_of_any_ranks(
 def test_an_index_that_comes_twice(tmp_path: Path, ranks: Any) -> None:
     with pytest.raises(RuntimeError, match="every sample exactly once"):
         stored(tmp_path, *ranks)
-
-
-def peak_of_reading(folder: Path, num_rows: int) -> int:
-    folder.mkdir()
-    order = np.random.default_rng(0).permutation(num_rows)
-    tracemalloc.start()
-    try:
-        with blocks_of(100):
-            outputs = stored(folder, order[: num_rows // 2], order[num_rows // 2 :])
-            tracemalloc.reset_peak()
-            before = tracemalloc.get_traced_memory()[0]
-            assert sum(len(block.idx) for block in outputs) == num_rows
-        return tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_block_is_in_memory_at_a_time(tmp_path: Path) -> None:
-    few, many = (peak_of_reading(tmp_path / str(n), n) for n in (2_000, 200_000))
-    assert many < few + 50_000  # all rows take 3,200,000 bytes

@@ -113,40 +113,26 @@ class TestMetrics:
             validate(trainer, module, callback, [batch_of(3, 1)])
 
 
-class TestDirection:
-    @pytest.mark.parametrize("declared", [None, True, False])
-    def test_a_metric_says_it(self, trainer: Any, declared: bool | None) -> None:
-        from megakit.training import ValidationMetrics
-        from megakit.training.validation import higher_is_better
+def test_whether_a_higher_value_is_better(trainer: Any) -> None:
+    """A metric says it by itself or is declared, as is the value of a loss or a callback."""
+    from torchmetrics import MeanMetric
 
-        trainer.callbacks = [ValidationMetrics({"accuracy": accuracy(higher_is_better=declared)})]
-        module: Any = Module()
-        found = higher_is_better("val_accuracy", trainer, module)
-        assert found == (declared is not False)
+    from megakit.training import ValidationMetric, ValidationMetrics
+    from megakit.training.validation import higher_is_better
 
-    def test_a_metric_that_does_not_say(self, trainer: Any) -> None:
-        from torchmetrics import MeanMetric
-
-        from megakit.training import ValidationMetric, ValidationMetrics
-        from megakit.training.validation import higher_is_better
-
-        mean = ValidationMetric(MeanMetric(), lambda batch, out: (out,))
-        module: Any = Module(mean=mean)
-        trainer.callbacks = [ValidationMetrics(module.metrics)]
-        with pytest.raises(UserError, match=r"--best-by val_mean: MeanMetric does not say"):
-            higher_is_better("val_mean", trainer, module)
-
-    def test_a_loss_or_a_callback_declares_it(self, trainer: Any) -> None:
-        from megakit.training.validation import higher_is_better
-
-        module: Any = Module()
-        module.validation_loss_reduction = lambda: SimpleNamespace(higher_is_better={"margin"})
-        trainer.callbacks = [SimpleNamespace(higher_is_better=["share"]), SimpleNamespace()]
-        found = {
-            name: higher_is_better(f"val_{name}", trainer, module)
-            for name in ("margin", "share", "loss", "other")
-        }
-        assert found == {"margin": True, "share": True, "loss": False, "other": False}
+    metrics = {
+        "accuracy": accuracy(),
+        "inverted": accuracy(higher_is_better=False),
+        "mean": ValidationMetric(MeanMetric(), lambda batch, out: (out,)),
+    }
+    module: Any = Module()
+    module.validation_loss_reduction = lambda: SimpleNamespace(higher_is_better={"margin"})
+    trainer.callbacks = [ValidationMetrics(metrics), SimpleNamespace(higher_is_better=["share"])]
+    highest = {"accuracy": True, "inverted": False, "margin": True, "share": True, "loss": False}
+    for name, expected in highest.items():
+        assert higher_is_better(f"val_{name}", trainer, module) == expected, name
+    with pytest.raises(UserError, match=r"--best-by val_mean: MeanMetric does not say"):
+        higher_is_better("val_mean", trainer, module)
 
 
 @pytest.mark.parametrize(
