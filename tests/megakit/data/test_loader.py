@@ -146,7 +146,7 @@ raise KeyError("a user's error")
 """
 
 
-@pytest.mark.parametrize("ends_at_once", [True, False])
+@pytest.mark.parametrize("ends_at_once", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_workers_that_hang_end_with_their_program(ends_at_once):
     """As the scripts end, and as SIGKILL ends them, or by an error, where Python waits for them.
 

@@ -4,8 +4,11 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+from torch import distributed
 
 from megakit.runtime import patching
 from megakit.runtime.patching import Patch, patch, require_attribute, stand_in
@@ -70,32 +73,6 @@ def test_what_is_absent_is_not_needed_and_nothing_else_is_changed_for_a_gpu(tmp_
     }
 
 
-AFTER_TORCHMETRICS = """
-from megakit.runtime.deferred import import_torchmetrics
-
-import_torchmetrics()
-from importlib import import_module
-
-metric = import_module("torchmetrics.functional.image.arniqa")
-import scipy, torchvision
-print(scipy.signal.convolve([1, 2], [1, 1]).tolist())
-print(type(metric.transforms.Normalize(0, 1)) is torchvision.transforms.Normalize)
-print(type(metric.resnet50(weights=None)).__name__)
-import torch
-from torchmetrics import MeanMetric
-
-mean = MeanMetric()
-mean.update(torch.tensor(1.0))
-import matplotlib.pyplot
-print(type(mean.plot()[0]) is matplotlib.pyplot.Figure)
-"""
-
-
-@pytest.mark.long
-def test_what_torchmetrics_did_not_import_comes_when_it_is_used() -> None:
-    assert output_of(AFTER_TORCHMETRICS).splitlines() == ["[1, 3, 2]", "True", "ResNet", "True"]
-
-
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module with two attributes; the list of patches is empty."""
@@ -143,3 +120,41 @@ def test_a_stand_in_is_for_a_module_that_is_not_imported(stack: ModuleType) -> N
     assert sys.modules["json"] is json
     assert sys.modules.pop("made_up").one == 1
     assert [one.owner for one in patching.PATCHES] == ["made_up"]
+
+
+@pytest.mark.usefixtures("megatron")
+@pytest.mark.parametrize("name", ["SUM", "MAX", "MIN", "PRODUCT"])
+def test_a_sum_over_one_rank(name: str) -> None:
+    """Groups of several ranks: tests/parallel."""
+    op: Any = getattr(distributed.ReduceOp, name)
+    ours, theirs = (torch.tensor([1.5, -0.0, float("nan"), float("inf")]) for _ in range(2))
+    assert distributed.all_reduce(ours, op=op) is None
+    distributed.all_reduce.__wrapped__(theirs, op=op)  # type: ignore[attr-defined]
+    assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
+    work = distributed.all_reduce(ours, async_op=True)
+    assert work is not None  # whoever waits gets something to wait for
+    work.wait()
+
+
+@pytest.mark.usefixtures("megatron")
+@pytest.mark.parametrize("kind", ["copy_to", "reduce_from"])
+def test_a_layer_s_sum_and_its_gradient(kind: str) -> None:
+    from megatron.core.tensor_parallel import layers
+
+    region = getattr(layers, f"{kind}_tensor_model_parallel_region")
+    results = []
+    for function in (region, region.__wrapped__):
+        x = torch.tensor([0.1, 0.7], requires_grad=True)
+        y = function(x)
+        y.square().sum().backward()
+        results.append((y.detach(), x.grad))
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.usefixtures("megatron")
+def test_a_tensor_to_cuda() -> None:
+    tensor = torch.ones(2)
+    moved = [tensor.to("cuda", torch.float64), tensor.to(device=0), tensor.cuda()]
+    moved += [torch.zeros(2, device="cuda"), torch.empty(2, pin_memory=True).pin_memory()]
+    assert [one.device.type for one in moved] == ["cpu"] * 5
+    assert moved[0].dtype == torch.float64
