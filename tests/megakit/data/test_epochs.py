@@ -1,17 +1,15 @@
 """The multi-epoch datasets: orders, fields, errors, memory, and batches that equal samples."""
 
 import json
-import pickle
-import tracemalloc
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, random_split
+from torch.utils.data import Dataset, Subset, default_collate, random_split
 
 from megakit.data import (
     BatchedMultiEpochDatasetWrapper,
@@ -20,7 +18,6 @@ from megakit.data import (
     MultiEpochDatasetResampler,
     MultiEpochDatasetWrapper,
     fetch_batch,
-    fetch_samples,
 )
 from megakit.testing import assert_dataset_compatible_with_megatron, assert_elements_equal
 
@@ -90,19 +87,6 @@ def test_whole_reference_file():
         assert [list(pair) for pair in found] == case["order"]
 
 
-def test_fields():
-    resampler = MultiEpochDatasetResampler(Indices(10), num_samples=25, seed=3)
-    assert (resampler.num_epochs, resampler.num_samples, len(resampler)) == (3, 25, 25)
-    assert (resampler.shuffle, resampler.seed) == (True, 3)
-    assert len(MultiEpochDatasetResampler(Indices(10))) == 10
-    assert len(MultiEpochDatasetResampler(Indices(10), None, 4)) == 4
-    whole = MultiEpochDatasetResampler(Indices(10), 4)
-    assert (whole.num_epochs, whole.num_samples, len(whole.epoch_seeds)) == (4, 40, 4)
-    assert MultiEpochDatasetResampler(Indices(10), num_samples=40).num_epochs == 4
-    assert EpochIndex(3, 4) == (3, 4)
-    assert EpochIndex._fields == ("epoch", "idx")
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 300), st.integers(0, 2**40), st.booleans())
 def test_each_epoch_has_each_sample_once(length, num_samples, seed, shuffle):
@@ -147,76 +131,13 @@ def test_transforms_of_samples_and_batches(wrapper):
     assert_dataset_compatible_with_megatron(MultiEpochDatasetResampler(dataset, num_epochs=3))
 
 
-class Point(NamedTuple):
-    x: Any
-    name: str
-
-
-class Kinds(Indices):
-    """Samples of everything that is collated."""
-
-    def __getitem__(self, index):
-        return {"x": torch.full((2,), float(index)), "pair": (index, f"number {index}")} | {
-            "words": [f"a{index}", "b"],
-            "point": Point(np.float32(index), "p"),
-        }
-
-
-class ScaleByEpoch(BatchedMultiEpochDatasetWrapper):
-    """Written for batches alone."""
-
-    def apply_transform_batch(self, batch, index):
-        return {**batch, "scaled": batch["x"] * torch.from_numpy(index.epoch)[:, None]}
-
-
-def test_a_transform_of_batches_transforms_samples():
-    dataset = ScaleByEpoch(Kinds(10))
-    sample = dataset[EpochIndex(3, 7)]
-    assert_elements_equal(
-        sample,
-        {
-            "x": torch.tensor([7.0, 7.0]),
-            "pair": [torch.tensor(7), "number 7"],
-            "words": ["a7", "b"],
-            "point": Point(torch.tensor(7.0), "p"),
-            "scaled": torch.tensor([21.0, 21.0]),
-        },
-    )
-    assert type(sample["point"]) is Point
-    assert_dataset_compatible_with_megatron(MultiEpochDatasetResampler(dataset, num_epochs=3))
-    with pytest.raises(TypeError, match="abstract"):
-        BatchedMultiEpochDatasetWrapper(Kinds(10))  # type: ignore[abstract]
-
-
-def test_identity_wrapper_keeps_samples():
-    data = torch.arange(12.0).reshape(6, 2)
-    dataset = IdentityMultiEpochDatasetWrapper(TensorDataset(data))
-    assert len(dataset) == 6
-    assert_elements_equal(dataset[EpochIndex(5, 2)], (data[2],))
-    batch = dataset.get_batch(EpochIndex(np.array([0, 1]), np.array([2, 4])))
-    assert_elements_equal(batch, [data[[2, 4]]])
-    with pytest.raises(TypeError, match="abstract"):
-        MultiEpochDatasetWrapper(data)  # type: ignore[abstract]
-
-
-def test_pickled_copy_gives_the_same():
-    resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(50)), num_epochs=2)
-    resampler.get_batch(np.arange(10))
-    copied = pickle.loads(pickle.dumps(resampler))
-    assert list(copied) == list(resampler)
-
-
-@pytest.mark.parametrize("index", [7, -1])
-def test_out_of_bounds(index):
+def test_indices_that_there_are_not():
     resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
-    with pytest.raises(IndexError, match=f"{index} out of bounds for dataset of length 7"):
-        resampler[index]
-    with pytest.raises(IndexError, match=f"{index} out of bounds"):
-        resampler.get_batch(np.array([0, index, 1]))
-
-
-def test_a_float_is_no_index():
-    resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
+    for index in (7, -1):
+        with pytest.raises(IndexError, match=f"{index} out of bounds for dataset of length 7"):
+            resampler[index]
+        with pytest.raises(IndexError, match=f"{index} out of bounds"):
+            resampler.get_batch(np.array([0, index, 1]))
     with pytest.raises(TypeError, match="must be an integer"):
         resampler[1.0]  # type: ignore[index]
     with pytest.raises(TypeError, match="must be integers, got an array of float64"):
@@ -238,105 +159,77 @@ def test_wrong_values(length, arguments, message):
         MultiEpochDatasetResampler(Indices(length), **arguments)
 
 
-def test_an_enormous_dataset_costs_nothing():
-    tracemalloc.start()
-    try:
-        dataset = IdentityMultiEpochDatasetWrapper(Virtual(10**12))
-        resampler = MultiEpochDatasetResampler(dataset, num_epochs=2)
-        resampler[len(resampler) - 1]
-        resampler.get_batch(np.arange(100))  # also maps the indices of later batches
-        _, peak = tracemalloc.get_traced_memory()
-        assert peak < 2_000_000
-    finally:
-        tracemalloc.stop()
-    many = MultiEpochDatasetResampler(Indices(3), num_epochs=100_000)
-    assert many.epoch_seeds.nbytes <= 8 * 100_000
+class Scaled(BatchedMultiEpochDatasetWrapper):
+    """Written for batches alone."""
+
+    def apply_transform_batch(self, batch, index):
+        return {**batch, "scaled": batch["x"] * torch.from_numpy(index.epoch)[:, None]}
 
 
-# --- Batches of any dataset -----------------------------------------------------------------------
-
-
-class Squares(Dataset):
+class Samples(Indices):
     """Counts how it is read."""
 
-    def __init__(self):
+    def __init__(self, length=20):
+        super().__init__(length)
         self.calls = []
-
-    def __len__(self):
-        return 20
 
     def __getitem__(self, index):
         self.calls.append("item")
-        return {"square": float(index**2), "idx": index % 20}
+        return {"x": torch.full((2,), float(index)), "pair": (index, f"number {index}")}
 
 
-class BatchedSquares(Squares):
+class Batched(Samples):
     def get_batch(self, indices):
         self.calls.append("batch")
-        assert isinstance(indices, np.ndarray)
-        indices = torch.from_numpy(indices)
-        return {"square": (indices**2).double(), "idx": indices}
+        names = tuple(f"number {index}" for index in indices)
+        x = torch.from_numpy(indices).float()[:, None].repeat(1, 2)
+        return {"x": x, "pair": [torch.from_numpy(indices), names]}
 
 
-class ListedSquares(Squares):
+class Listed(Samples):
     def __getitems__(self, indices):
         self.calls.append("items")
-        return [{"square": float(index**2), "idx": index} for index in indices]
+        return [Samples()[index] for index in indices]
 
 
-class RootsAgain(BatchedSquares):
+class Changed(Batched):
     """Changes samples, but inherits a get_batch that knows nothing of it."""
 
     def __getitem__(self, index):
-        return {"root": float(index)}
+        return -index
+
+
+def test_a_transform_of_batches_transforms_samples():
+    dataset = Scaled(Samples(10))
+    sample = dataset[EpochIndex(3, 7)]
+    expected = {"x": torch.tensor([7.0, 7.0]), "pair": [torch.tensor(7), "number 7"]}
+    assert_elements_equal(sample, {**expected, "scaled": torch.tensor([21.0, 21.0])})
+    assert_dataset_compatible_with_megatron(MultiEpochDatasetResampler(dataset, num_epochs=3))
 
 
 @pytest.mark.parametrize(
-    ("dataset_class", "calls"),
-    [(Squares, ["item"] * 3), (BatchedSquares, ["batch"]), (ListedSquares, ["items"])],
+    ("dataset", "calls"), [(Samples(), ["item"] * 3), (Batched(), ["batch"]), (Listed(), ["items"])]
 )
-def test_the_best_way_is_taken(dataset_class, calls):
-    dataset = dataset_class()
-    indices = np.array([3, 0, 19])
-    batch = fetch_batch(dataset, indices)
-    assert dataset.calls == calls
-    assert_elements_equal(batch, default_collate([dataset[i] for i in indices.tolist()]))
-    assert_elements_equal(fetch_samples(dataset, indices), [dataset[i] for i in indices.tolist()])
-
-
-class SwitchedOff(BatchedSquares):
-    get_batch = None  # type: ignore[assignment]
-
-
-def test_an_outdated_get_batch_is_not_used():
-    assert fetch_batch(SwitchedOff(), np.array([4, 5]))["idx"].tolist() == [4, 5]
-    assert fetch_batch(RootsAgain(), np.array([4, 5]))["root"].tolist() == [4.0, 5.0]
-
-
-@pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
-def test_subsets_are_seen_through(kind):
-    dataset = BatchedSquares()
-    outer: Any = Subset(dataset, kind([7, 3, 3, 18, 0]))
+def test_batches_are_fetched_in_the_best_way(dataset, calls):
+    outer: Any = Subset(dataset, [7, 3, 3, 18, 0])
     inner, _ = random_split(outer, [3, 2], torch.Generator().manual_seed(42))
-    for subset in (outer, inner):
+    for found in (dataset, outer, inner):
         dataset.calls.clear()
-        batch = fetch_batch(subset, np.array([2, 0, 0]))
-        assert dataset.calls == ["batch"]
-        assert_elements_equal(batch, default_collate([subset[i] for i in (2, 0, 0)]))
-    outer.indices = kind([1, 2])
-    assert fetch_batch(outer, np.array([1]))["idx"].tolist() == [2]
-    with pytest.raises(IndexError):
-        fetch_batch(outer, np.array([2]))
+        batch = fetch_batch(found, np.array([2, 0, 0]))
+        assert dataset.calls == calls
+        assert_elements_equal(batch, default_collate([found[i] for i in (2, 0, 0)]))
+    outer.indices = [1, 2]
+    assert fetch_batch(outer, np.array([1]))["x"].tolist() == [[2, 2]]
 
 
 class Shifted(Subset):
     def __getitem__(self, index):
-        return {"idx": super().__getitem__(index)["idx"] + 100}
+        return super().__getitem__(index)["x"] + 100
 
     def __getitems__(self, indices):
         return [self[index] for index in indices]
 
 
-def test_a_changed_subset_is_not_seen_through():
-    subset = Shifted(BatchedSquares(), [1, 2])
-    assert fetch_batch(subset, np.array([1]))["idx"].tolist() == [102]
+def test_what_a_subclass_changes_counts():
+    assert fetch_batch(Changed(), np.array([4, 5])).tolist() == [-4, -5]
+    assert fetch_batch(Shifted(Batched(), [1, 2]), np.array([1])).tolist() == [[102, 102]]

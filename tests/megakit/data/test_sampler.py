@@ -57,12 +57,6 @@ def steps(num_samples: int, layout: tuple[int, int], **options: Any) -> list[lis
     return [flat[start : start + GLOBAL] for start in range(0, len(flat), GLOBAL)]
 
 
-@given(st.integers(GLOBAL, 400), layouts)
-def test_global_batch_n_is_samples_n_times_its_size(num_samples, layout):
-    expected = [list(range(n * GLOBAL, (n + 1) * GLOBAL)) for n in range(num_samples // GLOBAL)]
-    assert steps(num_samples, layout) == expected
-
-
 @settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 12), st.lists(layouts, min_size=1, max_size=4), st.data())
 def test_stops_and_other_layouts_change_no_batch(length, num_steps, found, data):
@@ -91,23 +85,8 @@ def test_padding_lets_every_sample_be_seen_once(num_samples, layout):
     assert len(found) == -(-num_samples // GLOBAL) * GLOBAL
 
 
-def test_further_passes_begin_at_the_first_sample():
-    """Lightning's second epoch, for a dataset shorter than the training."""
-    consumed = 0
-    (sampler,) = samplers(100, (1, 24), start=lambda: consumed)
-    for consumed, first in (  # noqa: B007 - the sampler asks for it
-        (0, 0),
-        (48, 48),
-        (96, 0),
-        (96 + 72, 72),
-    ):
-        assert next(iter(sampler))[0] == first
-        assert len(list(sampler)) == (96 - first) / 24
-    assert len(sampler) == 4
-
-
-def test_impossible_sizes():
-    from megakit.data import GlobalBatchSampler
+def test_what_is_refused():
+    from megakit.data import ExactDataSampler, GlobalBatchSampler
 
     with pytest.raises(RuntimeError, match=r"24\) is not divisible by `micro_batch_size \(4\) x"):
         GlobalBatchSampler(100, 4, 24, 0, 4)
@@ -115,6 +94,12 @@ def test_impossible_sizes():
         GlobalBatchSampler(23, 4, 24)
     with pytest.raises(ValueError, match="0 samples is smaller"):
         GlobalBatchSampler(0, 4, 24, pad=True)
+    sampler = ExactDataSampler(seq_len=1, micro_batch_size=4, global_batch_size=8)
+    with pytest.raises(ValueError, match=r"shuffle=True.*MultiEpochDatasetResampler"):
+        sampler.transform_dataloader(DataLoader(Indices(42), shuffle=True))
+    sampler.rampup_batch_size = [8, 8, 100]
+    with pytest.raises(ValueError, match="constant global batch size"):
+        sampler.transform_dataloader(DataLoader(Indices(42)))
 
 
 # --- As NeMo's strategy uses it -------------------------------------------------------------------
@@ -174,6 +159,7 @@ def test_training_starts_where_the_trainer_is_and_evaluation_at_the_first_sample
     (loader,) = transformed(42, trainer, **options)
     assert next(iter(loader))["idx"].tolist() == [24, 25, 26, 27]
     assert [len(batch) for batch in loader] == [1] * 4  # idx alone
+    trainer.limit_train_batches = 2  # no sampler's matter
     trainer.global_step = 5  # as many steps as the dataset is long: Lightning's next epoch
     assert next(iter(loader))["idx"][0] == 0
     for part in ("val", "predict"):
@@ -201,16 +187,71 @@ def test_weights_count_what_a_limit_leaves(part, limits, num_samples, num_ranks)
     assert weights.mean().item() == pytest.approx(1)
 
 
-def test_limits_do_not_cut_training():
-    assert [len(loader) for loader in transformed(42, trainer_of("train", train=2))] == [10]
+# --- The data module ------------------------------------------------------------------------------
 
 
-def test_what_no_rank_could_repeat_is_refused():
-    from megakit.data import ExactDataSampler
+def data_module(trainer: Any, **options: Any) -> Any:
+    """One whose class does no more than name its datasets."""
+    from megakit.data import IdentityMultiEpochDatasetWrapper, MegatronDataModule
 
-    sampler = ExactDataSampler(seq_len=1, micro_batch_size=4, global_batch_size=8)
-    with pytest.raises(ValueError, match=r"shuffle=True.*MultiEpochDatasetResampler"):
-        sampler.transform_dataloader(DataLoader(Indices(42), shuffle=True))
-    sampler.rampup_batch_size = [8, 8, 100]
-    with pytest.raises(ValueError, match="constant global batch size"):
-        sampler.transform_dataloader(DataLoader(Indices(42)))
+    numbers: Any = list(range(100))
+
+    class Data(MegatronDataModule):
+        def setup(self, stage: str) -> None:
+            self.train_set = self.resample(IdentityMultiEpochDatasetWrapper(numbers))
+            self.val_set, self.test_set = numbers[:10], numbers[:20]
+
+    module: Any = Data(4, 8, **options)
+    module.trainer = trainer
+    module.setup("fit")
+    return module
+
+
+def test_loaders_follow_from_the_datasets():
+    module = data_module(SimpleNamespace(global_step=3, max_steps=30), num_workers=1)
+    assert len(module.train_set) == 30 * 8  # as long as the training
+    modes = {"train": "train", "val": "validation", "test": "test", "predict": "predict"}
+    for name, mode in modes.items():
+        made = getattr(module, f"{name}_dataloader")()
+        of = "test_set" if name == "predict" else f"{name}_set"
+        assert (made.mode, made.num_workers) == (mode, 1)
+        assert made.dataset is getattr(module, of)
+    module.train_set = None
+    with pytest.raises(ValueError, match=r"Data\.train_set is None\. Assign"):
+        module.train_dataloader()
+    one, other = ([*data_module(None, seed=seed).train_set] for seed in (1, 2))
+    assert sorted(one) == sorted(other) == list(range(100))  # one pass without a trainer
+    assert one != other
+
+
+def test_a_new_start_goes_on_after_the_consumed_samples():
+    trainer = SimpleNamespace(global_step=7, max_steps=30)
+    state = data_module(trainer).state_dict()
+    assert state == {"consumed_samples": 56, "global_step": 7}
+    other = SimpleNamespace(global_step=0, max_steps=30)
+    module = data_module(other)
+    module.data_sampler.global_batch_size = 16
+    module.load_state_dict(state)  # as Lightning does, before it restores the step
+    other.global_step = 9
+    assert module.consumed_samples == 56 + 2 * 16
+    other.global_step = 10
+    module.update_init_global_step()  # code for NeMo calls it at any time
+    assert module.consumed_samples == module.data_sampler.init_consumed_samples == 56 + 3 * 16
+
+
+def test_limits_are_numbers_of_global_batches(monkeypatch):
+    every = {f"limit_{name}_batches": 1.0 for name in ("train", "test", "predict")}
+    trainer = SimpleNamespace(num_sanity_val_steps=2, max_steps=9, limit_val_batches=5, **every)
+    module = data_module(trainer)
+    monkeypatch.setattr(type(module.data_sampler), "num_microbatches", 4)
+    module.reconfigure_limit_batches()
+    module.reconfigure_limit_batches()  # NeMo asks again for each fit, validate, ...
+    assert (trainer.limit_val_batches, trainer.num_sanity_val_steps) == (20, 8)
+    assert trainer.limit_train_batches == 1.0
+    del trainer.limits_in_micro_batches
+    trainer.limit_val_batches = 0.5
+    with pytest.raises(ValueError, match=r"limit_val_batches=0\.5: with 4 micro batches"):
+        module.reconfigure_limit_batches()
+    module.val_set = None
+    module.reconfigure_limit_batches()
+    assert trainer.limit_val_batches == 0

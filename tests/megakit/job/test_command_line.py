@@ -1,12 +1,21 @@
-"""How a command line becomes options; tests/test_refusals.py has what is refused."""
+"""How a command line becomes options, and the environment of a job a place in it.
 
+tests/test_refusals.py has the options that are refused.
+"""
+
+import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
+from megakit.errors import UserError
 from megakit.job import Range, TrainingOptions
+from megakit.job.cluster import TORCHRUN as NAMES
+from megakit.job.cluster import Cluster, read_cluster
 from megakit.job.command_line import parse_options
 
 
@@ -31,27 +40,6 @@ def test_values_of_every_type() -> None:
     assert parse_options(Options, []) == Options()
 
 
-@pytest.mark.parametrize("given", [["cake"], ["--fresh", "yes"], ["--lr", "1", "2"], ["--lr=x"]])
-def test_what_is_no_value(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        parse_options(Options, given)
-    assert " ".join(given).replace("=", " ") in capsys.readouterr().err
-
-
-def test_problems_of_every_kind_together(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rank 0 tells them; a class attribute is no option."""
-    for rank in ("1", "0"):
-        monkeypatch.setenv("RANK", rank)
-        with pytest.raises(SystemExit, match="2"):
-            parse_options(Options, ["--seed", "x", "--max-steps", "-1", "--earlier", "x"])
-        err = capsys.readouterr().err
-        assert err.count("\n") == (3 if rank == "0" else 0)
-    assert "--max-steps -1: has to be at least 1." in err
-    assert "--earlier x: there is no such option." in err
-
-
 def test_help_tells_the_defaults_and_the_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         parse_options(Options, ["--help"])
@@ -60,3 +48,85 @@ def test_help_tells_the_defaults_and_the_docstrings(capsys: pytest.CaptureFixtur
     assert "--share FLOAT Share of the butter: 50% at least. --kind {plum,pear}" in text
     assert "--max-steps INT Optimizer steps to train for. (default: 7)" in text  # text of the base
     assert "--fresh Start over; the old run is kept under another name. " in text
+
+
+# ---- The environment ----
+
+
+TORCHRUN = dict(zip(NAMES, ("5", "8", "1", "4", "node1", "29500"), strict=True))
+SRUN = {
+    **{"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_LOCALID": "1"},
+    **{"SLURM_JOB_NAME": "train", "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"},
+}
+
+
+@pytest.fixture(autouse=True)
+def no_job() -> Iterator[None]:
+    """No job around this test, and none after it."""
+    before = dict(os.environ)
+    for name in before:
+        if re.search("^SLURM_|^TORCHELASTIC_|^MASTER_|RANK|WORLD_SIZE", name):
+            del os.environ[name]
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def read(*variables: dict[str, str]) -> Cluster:
+    for some in variables:
+        os.environ.update(some)
+    return read_cluster()
+
+
+def test_alone() -> None:
+    assert read() == Cluster(None, rank=0, devices=1, num_nodes=1)
+
+
+def test_torchrun_also_within_srun() -> None:
+    assert read(TORCHRUN, SRUN) == Cluster("torchrun", 5, devices=4, num_nodes=2)
+
+
+def test_srun_and_what_it_sets() -> None:
+    cluster = read(SRUN, {"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_NODELIST": "gpu[03-05,09]"})
+    assert cluster == Cluster("srun", 3, devices=2, num_nodes=2, num_gpus=2)
+    expected = ("3", "4", "1", "2", "gpu03", "19711")
+    assert [os.environ[name] for name in NAMES] == [*expected]
+    assert os.environ["SLURM_JOB_NAME"] == "interactive"  # Lightning does not requeue the job
+
+
+def test_the_sizes_of_the_step_and_of_unequal_machines() -> None:
+    cluster = read(SRUN, {"SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "2"})
+    assert (cluster.devices, cluster.num_surplus, cluster.num_processes) == (2, 1, 5)
+
+
+def test_the_user_s_address_comes_first() -> None:
+    read(SRUN, {"SLURM_JOB_NODELIST": "a1,b2", "MASTER_ADDR": "mine", "MASTER_PORT": "4000"})
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("mine", "4000")
+
+
+def test_an_interactive_shell_is_no_job() -> None:
+    shell = {"SLURM_JOB_NAME": "interactive", "SLURM_STEP_NUM_TASKS": "1"}
+    assert read(SRUN, shell) == Cluster()
+
+
+def test_leftovers_of_a_job_are_removed() -> None:
+    variables = {"MASTER_ADDR": "node17", "NODE_RANK": "x", "LOCAL_RANK": "0"}
+    assert read(variables) == Cluster()
+    assert not variables.keys() & {*os.environ}
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        (TORCHRUN | {"RANK": "8"}, "RANK=8 WORLD_SIZE=8"),
+        (TORCHRUN | {"WORLD_SIZE": "abc"}, "'abc'"),
+        (SRUN | {"SLURM_PROCID": "4"}, "SLURM_PROCID=4, with 4 tasks"),
+        (SRUN | {"MASTER_PORT": "abc"}, "'abc'"),
+    ],
+)
+def test_damaged_variables_are_refused(variables: dict[str, str], told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read(variables)
+    (problem,) = caught.value.problems
+    assert told in problem
+    assert re.search(r"unset [A-Z]", problem)

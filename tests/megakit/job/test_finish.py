@@ -40,28 +40,26 @@ def outputs(**changed: Any) -> Any:
     return Outputs(**{"idx": np.arange(2), "label": np.arange(2), **ones, **changed})
 
 
-class TestRefused:
-    @pytest.mark.parametrize(("name", "number"), [("output", np.nan), ("latent", np.inf)])
-    def test_no_numbers(self, tmp_path: Path, name: str, number: float) -> None:
-        spoilt = np.array([[1.0, 2.0, 3.0], [4.0, number, 6.0]], np.float32)
-        with pytest.raises(UserError, match=r"^step=10: the model's outputs are NaN or infinite"):
-            finish(tmp_path, outputs(**{name: spoilt}))
+SPOILT = np.array([[1.0, 2.0, 3.0], [4.0, np.nan, 6.0]], np.float32)
 
-    @pytest.mark.parametrize("shape", [(2, 1), (2, 5, 3), (2,)])
-    def test_an_output_of_no_classifier(self, tmp_path: Path, shape: tuple[int, ...]) -> None:
-        shown = str(("B", *shape[1:])).replace("'", "").replace(",)", ")")
-        with pytest.raises(UserError, match=r"at least two classes.*rows=") as caught:
-            finish(tmp_path, outputs(output=np.ones(shape, np.float32)))
-        assert f"'output' of shape {shown}" in str(caught.value)
-        assert list((tmp_path / "predict").glob("*.csv")) == []
 
-    def test_a_classifier_without_labels(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"no 'label'.*rows="):
-            finish(tmp_path, outputs(label=None))
-
-    def test_a_column_of_another_shape(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"'value' .* the shape \(2, 10\) for 2 samples"):
-            finish(tmp_path, outputs(), rows=lambda block: {"value": block.output})
+@pytest.mark.parametrize(
+    ("changed", "options", "told"),
+    [
+        ({"output": SPOILT}, {}, r"^step=10: the model's outputs are NaN or infinite"),
+        ({"latent": SPOILT}, {}, r"^step=10: the model's outputs are NaN or infinite"),
+        ({"output": np.ones((2, 5, 3), np.float32)}, {}, r"shape \(B, 5, 3\).* two classes.*rows="),
+        ({"label": None}, {}, r"no 'label'.*rows="),
+        (
+            *({}, {"rows": lambda block: {"value": block.output}}),
+            r"'value' .* the shape \(2, 10\) for 2 samples",
+        ),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, changed: Any, options: Any, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        finish(tmp_path, outputs(**changed), **options)
+    assert list((tmp_path / "predict").glob("*.csv")) == []
 
 
 def test_a_model_that_is_no_classifier(tmp_path: Path) -> None:
@@ -79,11 +77,3 @@ def test_a_model_that_is_no_classifier(tmp_path: Path) -> None:
     assert (summary["num_samples"], summary["seconds"]) == (2, 2.0)
     assert summary["samples_per_second"] == 1.0
     assert summary["accuracy"] is summary["cross_entropy"] is None
-
-
-def test_a_trainer_without_the_run_s_callbacks(tmp_path: Path) -> None:
-    from megakit.job.finish import finish_prediction
-
-    trainer: Any = SimpleNamespace(callbacks=[])
-    with pytest.raises(UserError, match=r"no PredictionWriter\. Pass run\.callbacks\(\)"):
-        finish_prediction(SimpleNamespace(path=tmp_path), trainer)

@@ -1,5 +1,6 @@
-"""A config builds its model late, with settings and weights of a checkpoint."""
+"""A config builds its model late, from a checkpoint, and records its own changes."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,6 @@ def test_settings_come_from_the_checkpoint_except_for_those_kept(checkpoint: Pat
     assert mine.num_classes == 3  # in NetConfig's override_parent_fields
     assert (mine.seed, mine.bf16, mine.get_loss_reduction_class()) == (1, False, Loss)
 
-    mine = config(override_parent_fields=["hidden_size"])
-    mine.load_settings_from_checkpoint(checkpoint)
-    assert (mine.hidden_size, mine.num_classes, mine.bf16) == (8, 9, True)
-
 
 def test_a_model_takes_settings_and_weights(checkpoint: Path) -> None:
     from tests.megakit.models.networks import weights
@@ -78,3 +75,48 @@ def test_what_is_missing(tmp_path: Path) -> None:
         config(model_cls=None).configure_model()
     with pytest.raises(NotImplementedError, match="get_loss_reduction_class"):
         config().get_loss_reduction_class()
+
+
+def test_a_checkpoint_contains_the_settings_of_its_time(tmp_path: Path) -> None:
+    from nemo.lightning import io
+
+    from megakit.checkpoints import read_model_settings
+    from megakit.checkpoints.context import write_context
+    from tests.megakit.models.networks import Module
+
+    mine = config(hidden_size=16, hidden_dropout=0.25)
+    module = Module(mine)
+    mine.initial_ckpt_skip_keys_with_these_prefixes = {"head"}
+    mine.grad_scale_func = lambda loss: loss * 2  # as NeMo's strategy does; not recorded
+    assert (mine.grad_scale_func(1), mine.get_hparam("grad_scale_func")) == (2, None)
+    write_context(tmp_path / "context", module)
+    mine.hidden_size = 32
+    write_context(tmp_path / "later" / "context", module)
+
+    settings = read_model_settings(tmp_path)
+    assert (settings["hidden_size"], settings["hidden_dropout"]) == (16, 0.25)
+    assert settings["initial_ckpt_skip_keys_with_these_prefixes"] == {"head"}
+    assert read_model_settings(tmp_path / "later")["hidden_size"] == 32
+    loaded = io.load_context(tmp_path / "later" / "context", "model").config  # NeMo's reader
+    assert (type(loaded), loaded.hidden_size) == (type(mine), 32)
+
+
+@pytest.mark.parametrize("also_change_value", [True, False])
+def test_recorded_values(also_change_value: bool) -> None:
+    mine = config(hidden_size=16)
+    mine.set_hparam("hidden_size", 64, also_change_value=also_change_value)
+    assert mine.get_hparam("hidden_size") == mine.get_hparams()["hidden_size"] == 64
+    assert mine.hidden_size == (64 if also_change_value else 16)
+    assert mine.get_hparam("initial_ckpt_skip_keys_with_these_prefixes") == set()  # by a factory
+    assert "hidden_size" in mine.get_non_default_hparams()
+    with pytest.raises(KeyError, match="no constructor argument 'hiden_size'"):
+        mine.get_hparam("hiden_size")
+
+
+@pytest.mark.parametrize("copying", [copy.copy, copy.deepcopy])
+def test_a_copy_records_its_own_changes(copying: Any) -> None:
+    mine = config(hidden_size=16)
+    copied = copying(mine)
+    copied.hidden_size = 32
+    assert (copied.hidden_size, copied.get_hparam("hidden_size")) == (32, 32)
+    assert (mine.hidden_size, mine.get_hparam("hidden_size")) == (16, 16)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 
 from megakit.models.export import main
-from megakit.models.export_formats import compare, export_onnx
+from megakit.models.export_formats import compare
 from mnist import files as mnist_files
 from tests.scripts import REPOSITORY, read_csv, run, run_script
 
@@ -92,35 +92,17 @@ def test_a_language_model(
     tmp_path: Path,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    """Its config describes integers, and two dimensions of any size."""
+    """Its config describes integers, and two dimensions of any size; ONNX: tests/examples."""
     from megakit.models import load_for_inference
 
-    program, onnx = tmp_path / "model.pt2", tmp_path / "model.onnx"
-    assert export("--torch-export", program, "--onnx", onnx, of="language") == 0
-    assert capsys.readouterr() == (f"{onnx}\n{program}\n", "")
+    program = tmp_path / "model.pt2"
+    assert export("--torch-export", program, of="language") == 0
+    assert capsys.readouterr() == (f"{program}\n", "")
     plain = load_for_inference(checkpoints["language"])
     loaded = torch.export.load(program).module()
     for batch, length in itertools.product((1, 2, 9), (1, 2, 17, 24)):
         tokens = torch.randint(32, (batch, length))
-        for output in (loaded(tokens), *run_onnx(onnx, tokens=tokens)):
-            torch.testing.assert_close(output, plain(tokens), rtol=0, atol=1e-5)
-
-
-class Several(torch.nn.Module):
-    """Inputs of several types, of which two share a dimension; outputs with names."""
-
-    def forward(self, x: torch.Tensor, keep: torch.Tensor, step: torch.Tensor) -> Any:
-        sums = (x * keep).sum(dim=1)
-        return {"rows": sums, "total": sums * step}
-
-
-def test_several_inputs(tmp_path: Path) -> None:
-    time = {1: Dim("time", min=2, max=40)}
-    example = {"x": torch.rand(3, 5), "keep": torch.rand(3, 5) < 0.5, "step": torch.tensor(4)}
-    model, path = Several().eval(), tmp_path / "model.onnx"
-    export_onnx(model, path, example, {"x": time, "keep": time})
-    given = {"x": torch.rand(3, 40), "keep": torch.rand(3, 40) < 0.5, "step": torch.tensor(7)}
-    torch.testing.assert_close(run_onnx(path, **given), list(model(**given).values()))
+        torch.testing.assert_close(loaded(tokens), plain(tokens), rtol=0, atol=1e-5)
 
 
 def test_a_file_that_gives_something_else_is_not_left(
@@ -148,42 +130,29 @@ def test_the_tolerance_is_a_share_of_the_largest_output(largest: float, differen
             compare(model, lambda x, wrong=wrong: {"output": wrong}, *inputs)
 
 
-def test_inputs_that_do_not_fit(
-    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+def test_what_is_refused_first(
+    export: Export, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    from tests.megakit.models.language import LanguageConfig
-
-    program = ("--torch-export", tmp_path / "net.pt2")
-    hook = "LanguageConfig.export_inputs"
-    assert export(*program, "--input-shape", "2,5") == 2
-    assert "--input-shape 2,5: Net does not take such a sample" in capsys.readouterr().err
-    assert export(*program) == 2
-    assert "--input-shape is missing; for images" in capsys.readouterr().err
-    monkeypatch.setattr(LanguageConfig, "export_inputs", lambda self: ({"tokens": None}, {}))
-    assert export(*program, of="language") == 2
-    assert f"{hook}: LanguageModel does not take such a sample (" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_options_are_checked_first(
-    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    assert main([str(tmp_path / "nowhere"), "--components", "no.such"]) == 2
-    told = capsys.readouterr().err
-    assert "nowhere: there is no such checkpoint" in told
-    assert "--components no.such: there is no such module in" in told
-    assert "nothing to write" in told
-    weights = tmp_path / "net.safetensors"
+    weights, program = tmp_path / "net.safetensors", ("--torch-export", tmp_path / "net.pt2")
     weights.write_text("mine")
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert main([str(tmp_path / "nowhere"), "--components", "no.such"]) == 2
     assert export("--safetensors", weights, "--onnx", tmp_path / "no" / "net.onnx") == 2
-    told = capsys.readouterr().err
     assert export("--safetensors", tmp_path / "x", "--torch-export", tmp_path / "x") == 2
-    told += capsys.readouterr().err
-    assert "two formats with one FILE" in told
-    assert f"net.onnx: there is no folder {tmp_path / 'no'}. Create it, or choose" in told
-    assert f"{weights}: exists. Choose another name, or give --force." in told
-    assert "--onnx needs onnx, onnxscript and onnxruntime." in told
+    assert export(*program, "--input-shape", "2,5") == 2
+    assert export(*program) == 2
+    told = capsys.readouterr().err
+    for part in (
+        "nowhere: there is no such checkpoint",
+        "--components no.such: there is no such module in",
+        "nothing to write",
+        "two formats with one FILE",
+        f"net.onnx: there is no folder {tmp_path / 'no'}. Create it, or choose",
+        f"{weights}: exists. Choose another name, or give --force.",
+        "--input-shape 2,5: Net does not take such a sample",
+        "--input-shape is missing; for images",
+    ):
+        assert part in told
+    assert list(tmp_path.iterdir()) == [weights]
     assert weights.read_text() == "mine"
     assert export("--safetensors", weights, "--force") == 0
     assert weights.stat().st_size > 100

@@ -60,7 +60,6 @@ def interpret(graph: Graph, inputs: Tensor) -> Tensor:
         (lambda m, x: torch.tanh(x) - torch.sigmoid(x), ["tanh", "sigmoid", "sub"]),
         (lambda m, x: functional.silu(-x), ["neg", "silu"]),
         (lambda m, x: m.norm(x), ["layer_norm"]),
-        (lambda m, x: functional.layer_norm(x, (3,), eps=0.1), ["layer_norm"]),
         (lambda m, x: functional.softmax(9 * x, dim=2), ["mul", "softmax"]),
         (lambda m, x: (x - m.offset) / 0.3 + m.weights, ["sub", "div", "add"]),
         (lambda m, x: 1 - x * torch.arange(3.0), ["mul", "sub"]),
@@ -87,8 +86,6 @@ def test_the_interpreter_computes_what_torch_does(
         (lambda m, x: x.split(1)[0], "operation split.* is not supported"),
         (lambda m, x: torch.add(x, x, alpha=2), r"operation add\(x, x\) is not supported"),
         (lambda m, x: x if x.sum() > 0 else -x, "Layers cannot be traced: .*data-dependent"),
-        (lambda m, x: x.transpose(1, 2), r"operation transpose\(x, 1, 2\) is not supported"),
-        (lambda m, x: x.to(torch.int64), r"operation to\(x, torch.int64\) is not supported"),
         (lambda m, x: x.softmax(1), r"operation softmax\(x, 1\) is not supported"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Megatron's linear layers start as torch's do, by name and seed alone, and compute the same."""
+"""Megatron's linear layers and transformers: their first weights, and what they compute."""
 
 import math
 from typing import Any
@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-pytestmark = pytest.mark.usefixtures("megatron")
+pytestmark = [
+    pytest.mark.usefixtures("megatron"),
+    pytest.mark.filterwarnings("ignore:Apex is not installed"),
+]
 
 kinds = pytest.mark.parametrize("kind", ["column", "row"])
 
@@ -24,7 +27,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @kinds
-def test_first_weights_belong_to_seed_and_name(kind: str) -> None:
+def test_first_weights_of_a_linear_layer_belong_to_seed_and_name(kind: str) -> None:
     first = layer(kind)
     torch.manual_seed(123)
     expected = torch.rand(3)
@@ -60,3 +63,94 @@ def test_values_and_gradients_are_those_of_a_linear_layer(kind: str, dtype: torc
     inputs, upstream = (x, made.weight, made.bias), torch.randn(7, 20, dtype=dtype)
     found, wanted = (torch.autograd.grad(out, inputs, upstream) for out in (output, expected))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+# ---- Transformers ----
+
+
+def config(**fields: Any) -> Any:
+    from tests.megakit.models.networks import NetConfig
+
+    sizes = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "init_method_std": 0.5}
+    return NetConfig(**{**sizes, "hidden_dropout": 0.0, "attention_dropout": 0.0, **fields})
+
+
+def block(mask: str = "no_mask", **fields: Any) -> Any:
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.transformer_block import TransformerBlock
+
+    from megakit.models import transformer_layer_spec
+
+    return TransformerBlock(config(**fields), transformer_layer_spec(AttnMaskType[mask]))
+
+
+def language_model(**fields: Any) -> Any:
+    from tests.megakit.models.language import LanguageConfig
+
+    return LanguageConfig(tied_weights=False, **fields).configure_model()
+
+
+@pytest.mark.parametrize("build", [block, language_model])
+def test_first_weights_belong_to_seed_and_name(build: Any) -> None:
+    first, other_seed = (
+        dict(build(seed=1).named_parameters()),
+        dict(build(seed=2).named_parameters()),
+    )
+    torch.manual_seed(123)
+    again = dict(build(seed=1).named_parameters())
+    torch.testing.assert_close(again, first, rtol=0, atol=0)
+    names = [name for name in first if name.endswith("linear_fc1.weight")]
+    assert not torch.equal(first[names[0]], first[names[1]])
+    for name in (*names, *(one for one in first if "embedding" in one or "output_layer" in one)):
+        assert not torch.equal(first[name], other_seed[name]), name
+
+
+@pytest.mark.parametrize(("mask", "seen"), [("no_mask", [0, 1, 2, 3]), ("causal", [0, 1])])
+def test_what_a_token_sees(mask: str, seen: list[int]) -> None:
+    tokens = torch.randn(4, 1, 8, requires_grad=True)
+    output = block(mask)(tokens, attention_mask=None)
+    # Not a token's sum: after the last layer norm that is 0, whatever there was.
+    (gradient,) = torch.autograd.grad(output[1, 0, 0], tokens)
+    assert gradient.abs().sum(dim=(1, 2)).nonzero().flatten().tolist() == seen
+
+
+def test_it_computes_as_written_down() -> None:
+    """Against torch's own functions, one layer by hand."""
+    layer = block(num_layers=1).layers[0]
+    weights = dict(layer.named_parameters())
+    tokens = torch.randn(5, 3, 8)
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return functional.layer_norm(x, (8,), weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    qkv = linear(norm(tokens, "input_layernorm"), "self_attention.linear_qkv")
+    # Megatron keeps query, key and value of a head together.
+    heads = qkv.view(5, 3, 2, 3, 4).permute(3, 1, 2, 0, 4)
+    attended = functional.scaled_dot_product_attention(*heads).permute(2, 0, 1, 3).flatten(2)
+    x = tokens + linear(attended, "self_attention.linear_proj")
+    hidden = functional.gelu(linear(norm(x, "pre_mlp_layernorm"), "mlp.linear_fc1"))
+    expected = x + linear(hidden, "mlp.linear_fc2")
+    output, _ = layer(tokens, attention_mask=None)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_block_is_megatrons_with_the_same_names() -> None:
+    """So checkpoints of one are checkpoints of the other, and the outputs are equal."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.transformer_block import TransformerBlock
+
+    from megakit.models import transformer_block_spec
+
+    fields = {"normalization": "RMSNorm", "layernorm_epsilon": 0.1, "qk_layernorm": True}
+    mine = config(**fields, gated_linear_unit=True)
+    theirs = get_gpt_decoder_block_spec(mine, False, normalization=mine.normalization)
+    expected = TransformerBlock(mine, theirs).eval()
+    made = TransformerBlock(mine, transformer_block_spec(mine, AttnMaskType.causal)).eval()
+    expected.load_state_dict(made.state_dict())
+    tokens = torch.randn(5, 3, 8)
+    outputs = [block(tokens, attention_mask=None) for block in (made, expected)]
+    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)

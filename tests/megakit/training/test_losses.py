@@ -9,35 +9,16 @@ import torch
 pytestmark = pytest.mark.usefixtures("megatron")
 
 
-def test_mean_of_one_rank_is_that_of_its_micro_batches() -> None:
-    from megakit.training import mean_over_data_parallel_ranks
-
-    averages = [torch.tensor(1.0), torch.tensor(2.0), torch.tensor(6.0)]
-    mean = mean_over_data_parallel_ranks(averages)
-    assert mean.item() == 3.0
-    assert mean.shape == ()
-    assert [average.item() for average in averages] == [1, 2, 6]
-
-
 def test_mean_is_taken_in_float32() -> None:
     """In bfloat16 the sum of 256 and 1 is 256."""
     from megakit.training import mean_over_data_parallel_ranks
 
     averages = [torch.tensor(value, dtype=torch.bfloat16) for value in (256.0, 1.0)]
-    mean = mean_over_data_parallel_ranks(averages)
-    assert mean.dtype == torch.float32
-    assert mean.item() == 128.5
-
-
-def test_a_single_report_is_the_mean() -> None:
-    """The mean of one micro batch on one rank costs no operation."""
-    from megakit.training import MeanLossReduction
-
-    alone = torch.tensor(0.1)
-    mean = MeanLossReduction().reduce([{"avg": alone}])
-    assert mean is alone
-    half = MeanLossReduction().reduce([{"avg": alone.bfloat16()}])
-    assert (half.dtype, half.item()) == (torch.float32, alone.bfloat16().item())
+    for reports in (averages, averages[1:]):
+        mean = mean_over_data_parallel_ranks(reports)
+        assert (mean.dtype, mean.shape) == (torch.float32, ())
+        assert mean.item() == sum(report.item() for report in reports) / len(reports)
+    assert averages[0] == 256
 
 
 OUTPUTS = {
@@ -101,17 +82,13 @@ def test_an_output_without_a_value() -> None:
 class TestTokenMean:
     """Micro batches of unequally many tokens, against one big batch in plain torch."""
 
-    @pytest.mark.parametrize("num_micro_batches", [1, 4])
-    def test_gradients_and_loss_are_those_of_one_big_batch(self, num_micro_batches: int) -> None:
-        from tests.megakit.training import tokens
-
-        loss, gradients = tokens.by_megatron(num_micro_batches)
-        tokens.assert_as_of_one_big_batch(loss, gradients)
-
-    def test_means_of_micro_batches_would_not_be(self) -> None:
+    def test_gradients_and_loss_are_those_of_one_big_batch(self) -> None:
         from tests.megakit.training import tokens
 
         assert len({int(tokens.data()[1][8 * part : 8 * part + 8].sum()) for part in range(4)}) == 4
+        for num_micro_batches in (1, 4):
+            loss, gradients = tokens.by_megatron(num_micro_batches)
+            tokens.assert_as_of_one_big_batch(loss, gradients)
         with pytest.raises(ValueError, match="calculate_per_token_loss=True"):
             tokens.by_megatron(4, calculate_per_token_loss=False)
 
@@ -132,19 +109,11 @@ class TestTokenMean:
         assert mean.dtype == torch.float32
         torch.testing.assert_close(mean, output[:30, :, 0][mask[:30]].square().mean())
         assert loss.reduce([loss.forward({**batch, "loss_mask": weights * 0}, output)[2]]) == 0
-
-    def test_a_mask_of_samples_or_none(self) -> None:
-        from tests.megakit.training import tokens
-
-        loss = tokens.TokenLoss()
-        x, _ = tokens.data()
-        output = x.sum(dim=-1, keepdim=True)
-        every_second = torch.arange(32) % 2
-        _, count, report = loss.forward({"x": x, "loss_mask": every_second}, output)
+        samples = {"x": x, "loss_mask": torch.arange(32) % 2}  # a mask of samples
+        _, count, report = loss.forward(samples, x.sum(dim=-1, keepdim=True))
         assert count == x.shape[1] * 16
-        torch.testing.assert_close(loss.reduce([report]), output[1::2].square().mean())
-        _, count, report = loss.forward({"x": x}, output)
-        assert count == x.shape[0] * x.shape[1]
+        mean = loss.reduce([report])
+        torch.testing.assert_close(mean, x.sum(dim=-1)[1::2].square().mean())
 
     def test_further_values_are_means_over_the_same_tokens(self) -> None:
         """However two micro batches share them; padding counts for nothing."""
@@ -187,13 +156,6 @@ class TestNamedMeans:
         assert means["size"].item() == pytest.approx(3.0)
         assert means["loss"].item() == 0.5
         assert not means["size"].requires_grad
-
-    def test_several_values_of_a_sample_are_averaged_first(self) -> None:
-        from megakit.training import mean_over_samples
-
-        values = torch.tensor([[1, 3], [5, 7]], dtype=torch.bfloat16)
-        mean = mean_over_samples(values, {})
-        assert (mean.item(), mean.dtype, mean.shape) == (4.0, torch.float32, ())
 
     def test_what_is_reported_is_a_copy(self) -> None:
         """Megatron divides the loss in place by the number of micro batches."""

@@ -1,7 +1,6 @@
 """What `predict_step` returns is stored by batch, and read in blocks ordered by index."""
 
 import tempfile
-import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,14 +56,8 @@ class TestWriter:
         assert (rows.label, rows.latent) == (None, None)
         (labelled,) = store(tmp_path, of_a_step(label=torch.arange(4), latent=None))
         assert labelled.label.tolist() == [0, 1, 2]
-
-    @pytest.mark.parametrize(
-        ("found", "kept"), [(torch.bfloat16, np.float32), (torch.int64, np.int64)]
-    )
-    def test_types_of_outputs(self, tmp_path: Path, found: torch.dtype, kept: type) -> None:
-        (rows,) = store(tmp_path, of_a_step(output=torch.ones(4, dtype=found)))
-        assert rows.output.dtype == kept
-        assert rows.output.tolist() == [1, 1, 1]
+        (short,) = store(tmp_path, of_a_step(output=torch.ones(4, dtype=torch.bfloat16)))
+        assert (short.output.dtype, short.output.tolist()) == (np.float32, [1, 1, 1])
 
     @pytest.mark.parametrize(
         ("returned", "problem"),
@@ -78,21 +71,12 @@ class TestWriter:
     def test_what_a_step_has_to_return(self, tmp_path: Path, returned: Any, problem: str) -> None:
         with pytest.raises(UserError, match=rf"predict_step returned .*{problem}"):
             store(tmp_path, returned)
+        with pytest.raises(RuntimeError, match="the prediction set has no samples"):
+            store(tmp_path, of_a_step(loss_mask=torch.zeros(4, 5)))
 
     def test_rows_of_different_shapes(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"rows of different types or shapes: .*\(6, 3\).* pad"):
             store(tmp_path, of_a_step(), of_a_step(output=torch.ones(4, 6, 3)))
-
-    def test_no_samples(self, tmp_path: Path) -> None:
-        with pytest.raises(RuntimeError, match="the prediction set has no samples"):
-            store(tmp_path, of_a_step(loss_mask=torch.zeros(4, 5)))
-
-    def test_an_error_removes_the_outputs(self, tmp_path: Path) -> None:
-        from megakit.training import PredictionWriter
-
-        store(tmp_path, of_a_step())
-        PredictionWriter(tmp_path / "parts").on_exception()
-        assert list(tmp_path.iterdir()) == []
 
 
 def rows_of(idx: Any) -> Any:
@@ -145,23 +129,3 @@ def test_any_order_of_any_ranks(
 def test_an_index_that_comes_twice(tmp_path: Path, ranks: Any) -> None:
     with pytest.raises(RuntimeError, match="every sample exactly once"):
         stored(tmp_path, *ranks)
-
-
-def peak_of_reading(folder: Path, num_rows: int) -> int:
-    folder.mkdir()
-    order = np.random.default_rng(0).permutation(num_rows)
-    tracemalloc.start()
-    try:
-        with blocks_of(100):
-            outputs = stored(folder, order[: num_rows // 2], order[num_rows // 2 :])
-            tracemalloc.reset_peak()
-            before = tracemalloc.get_traced_memory()[0]
-            assert sum(len(block.idx) for block in outputs) == num_rows
-        return tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_block_is_in_memory_at_a_time(tmp_path: Path) -> None:
-    few, many = (peak_of_reading(tmp_path / str(n), n) for n in (2_000, 200_000))
-    assert many < few + 50_000  # all rows take 3,200,000 bytes

@@ -1,4 +1,4 @@
-"""Named values and metrics of a validation in one process. (Several: tests/parallel.)"""
+"""Named values, metrics and their tracker in one process. (Several: tests/parallel.)"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,58 +11,28 @@ from megakit.errors import UserError
 pytestmark = pytest.mark.usefixtures("megatron")
 
 
-class TestNames:
-    @pytest.mark.parametrize(
-        ("values", "expected"),
-        [
-            (torch.tensor(2.0, requires_grad=True), {"loss": 2.0}),
-            ({"loss": torch.tensor([2.0]), "size": 3}, {"loss": 2.0, "size": 3.0}),
-        ],
-    )
-    def test_scalars(self, values: Any, expected: dict[str, float]) -> None:
-        from megakit.training.validation import scalars_of
+def test_named_values_are_scalars_and_their_names_stay() -> None:
+    from megakit.training.validation import FromLastStage, scalars_of
 
-        scalars = scalars_of(values, "it")
-        assert {name: value.item() for name, value in scalars.items()} == expected
-        assert not any(value.requires_grad for value in scalars.values())
-        assert {(value.dtype, value.shape) for value in scalars.values()} == {(torch.float32, ())}
-
-    @pytest.mark.parametrize(
-        ("values", "problem"),
-        [
-            ({"loss": torch.ones(2)}, r"it returned 'loss' of shape \(2,\)"),
-        ],
-    )
-    def test_what_is_none(self, values: Any, problem: str) -> None:
-        from megakit.training.validation import scalars_of
-
-        with pytest.raises(ValueError, match=problem):
-            scalars_of(values, "it")
-
-    def test_names_do_not_change_between_steps(self) -> None:
-        from megakit.training.validation import FromLastStage
-
-        from_last_stage = FromLastStage()
-        one, cpu = {"loss": torch.tensor(1.0), "size": torch.tensor(2.0)}, torch.device("cpu")
-        assert list(from_last_stage(one, cpu)) == ["loss", "size"]
-        with pytest.raises(ValueError, match="returned loss, and before that loss, size"):
-            from_last_stage(torch.tensor(1.0), cpu)
+    named: Any = {"loss": torch.tensor([2.0], requires_grad=True), "size": 3}
+    scalars = scalars_of(named, "it")
+    assert {name: value.item() for name, value in scalars.items()} == {"loss": 2.0, "size": 3.0}
+    assert not any(value.requires_grad for value in scalars.values())
+    assert {(value.dtype, value.shape) for value in scalars.values()} == {(torch.float32, ())}
+    with pytest.raises(ValueError, match=r"it returned 'loss' of shape \(2,\)"):
+        scalars_of({"loss": torch.ones(2)}, "it")
+    from_last_stage, cpu = FromLastStage(), torch.device("cpu")
+    assert list(from_last_stage(scalars, cpu)) == ["loss", "size"]
+    with pytest.raises(ValueError, match="returned loss, and before that loss, size"):
+        from_last_stage(torch.tensor(1.0), cpu)
 
 
 @pytest.fixture
 def trainer() -> Any:
-    return SimpleNamespace(
-        strategy=SimpleNamespace(
-            root_device=torch.device("cpu"), observers=[], validated_names=["loss"]
-        ),
-        callbacks=[],
-        sanity_checking=False,
-        enable_validation=True,
-        should_stop=False,
-        global_step=0,
-        callback_metrics={},
-        state=SimpleNamespace(fn="fit"),
+    strategy = SimpleNamespace(
+        root_device=torch.device("cpu"), observers=[], validated_names=["loss"]
     )
+    return SimpleNamespace(strategy=strategy, callbacks=[], enable_validation=True)
 
 
 class Module:
@@ -117,18 +87,11 @@ class TestMetrics:
         batches = [batch_of(3, 1), batch_of(0, 1, padding=3), batch_of(0, 0, padding=4)]
         assert validate(trainer, module, callback, batches) == {"val_accuracy": pytest.approx(0.6)}
         assert trainer.strategy.observers == []
-        # The next validation starts from nothing.
-        assert validate(trainer, module, callback, [batch_of(1, 3)]) == {"val_accuracy": 0.25}
-
-    def test_a_mask_of_tokens_says_which_samples_are_real(self, trainer: Any) -> None:
-        from megakit.training import ValidationMetrics
-
-        module: Any = Module(accuracy=accuracy())
-        callback = ValidationMetrics(module.metrics)
-        weights = torch.ones(4, 5)
+        # The next validation starts from nothing; a mask of tokens says which samples are real.
+        weights = torch.ones(6, 5)
         weights[:, 2:] = 0
-        found = validate(trainer, module, callback, [batch_of(1, 1, 2, weights)])
-        assert found == {"val_accuracy": 0.5}
+        batches = [batch_of(1, 3, 2, weights)]
+        assert validate(trainer, module, callback, batches) == {"val_accuracy": 0.25}
 
     def test_arguments_have_a_row_for_each_sample(self, trainer: Any) -> None:
         from megakit.training import ValidationMetric, ValidationMetrics
@@ -150,40 +113,26 @@ class TestMetrics:
             validate(trainer, module, callback, [batch_of(3, 1)])
 
 
-class TestDirection:
-    @pytest.mark.parametrize("declared", [None, True, False])
-    def test_a_metric_says_it(self, trainer: Any, declared: bool | None) -> None:
-        from megakit.training import ValidationMetrics
-        from megakit.training.validation import higher_is_better
+def test_whether_a_higher_value_is_better(trainer: Any) -> None:
+    """A metric says it by itself or is declared, as is the value of a loss or a callback."""
+    from torchmetrics import MeanMetric
 
-        trainer.callbacks = [ValidationMetrics({"accuracy": accuracy(higher_is_better=declared)})]
-        module: Any = Module()
-        found = higher_is_better("val_accuracy", trainer, module)
-        assert found == (declared is not False)
+    from megakit.training import ValidationMetric, ValidationMetrics
+    from megakit.training.validation import higher_is_better
 
-    def test_a_metric_that_does_not_say(self, trainer: Any) -> None:
-        from torchmetrics import MeanMetric
-
-        from megakit.training import ValidationMetric, ValidationMetrics
-        from megakit.training.validation import higher_is_better
-
-        mean = ValidationMetric(MeanMetric(), lambda batch, out: (out,))
-        module: Any = Module(mean=mean)
-        trainer.callbacks = [ValidationMetrics(module.metrics)]
-        with pytest.raises(UserError, match=r"--best-by val_mean: MeanMetric does not say"):
-            higher_is_better("val_mean", trainer, module)
-
-    def test_a_loss_or_a_callback_declares_it(self, trainer: Any) -> None:
-        from megakit.training.validation import higher_is_better
-
-        module: Any = Module()
-        module.validation_loss_reduction = lambda: SimpleNamespace(higher_is_better={"margin"})
-        trainer.callbacks = [SimpleNamespace(higher_is_better=["share"]), SimpleNamespace()]
-        found = {
-            name: higher_is_better(f"val_{name}", trainer, module)
-            for name in ("margin", "share", "loss", "other")
-        }
-        assert found == {"margin": True, "share": True, "loss": False, "other": False}
+    metrics = {
+        "accuracy": accuracy(),
+        "inverted": accuracy(higher_is_better=False),
+        "mean": ValidationMetric(MeanMetric(), lambda batch, out: (out,)),
+    }
+    module: Any = Module()
+    module.validation_loss_reduction = lambda: SimpleNamespace(higher_is_better={"margin"})
+    trainer.callbacks = [ValidationMetrics(metrics), SimpleNamespace(higher_is_better=["share"])]
+    highest = {"accuracy": True, "inverted": False, "margin": True, "share": True, "loss": False}
+    for name, expected in highest.items():
+        assert higher_is_better(f"val_{name}", trainer, module) == expected, name
+    with pytest.raises(UserError, match=r"--best-by val_mean: MeanMetric does not say"):
+        higher_is_better("val_mean", trainer, module)
 
 
 @pytest.mark.parametrize(
@@ -202,3 +151,41 @@ def test_choosing_and_stopping_need_validation_data(
     trainer.enable_validation = False
     with pytest.raises(UserError, match=named):
         stop.on_train_start(trainer, module)
+
+
+def test_values_of_an_earlier_validation_are_dropped() -> None:
+    """Lightning keeps them until they are logged again."""
+    from megakit.training.progress import Reporter
+
+    reporter = Reporter(None, "pretrain", None, None)  # type: ignore[arg-type]
+    logged = {"val_rare": 7.0, "val_loss": 1.0, "train_loss": 2.0}
+    trainer: Any = SimpleNamespace(callback_metrics=logged)
+    module: Any = None
+    reporter.on_validation_start(trainer, module)
+    assert logged == {"train_loss": 2.0}
+
+
+def test_a_tracker_keeps_outputs_and_logged_values() -> None:
+    from megakit.training import MetricTracker
+
+    tracker = MetricTracker(metrics_to_track_val=["loss"], metrics_to_track_train=["loss", "size"])
+    trainer: Any = SimpleNamespace(logged_metrics={"val_loss": torch.tensor(0.5)})
+    module: Any = None
+    for loss in (3.0, 2.0):
+        outputs = {"loss": torch.tensor(loss), "size": 4, "other": None}
+        tracker.on_train_batch_end(trainer, module, outputs, None, 0)
+        tracker.on_validation_batch_end(trainer, module, torch.tensor(loss + 1), None, 0)
+    tracker.on_validation_batch_end(trainer, module, {"loss": torch.tensor(9.0)}, None, 0)
+    tracker.on_validation_epoch_end(trainer, module)
+    trainer.logged_metrics = {"val_loss": torch.tensor(0.25)}
+    tracker.on_validation_epoch_end(trainer, module)
+    tracker.on_train_epoch_end(trainer, module)
+
+    train, val = tracker.collection_train, tracker.collection_val
+    assert train.keys() == {"loss", "size", "logged_metrics"}
+    assert train["loss"].tolist() == [3.0, 2.0]
+    assert train["size"].tolist() == [4, 4]
+    assert val["unnamed"].tolist() == [4.0, 3.0]
+    assert val["loss"].tolist() == [9.0]
+    assert val["logged_metrics"] == [{"val_loss": 0.5}, {"val_loss": 0.25}]
+    assert train["logged_metrics"] == [{"val_loss": 0.25}]

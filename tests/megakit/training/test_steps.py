@@ -1,0 +1,232 @@
+"""What a step computes: gradients in buffers, Adam's update, and dropout that depends on the step.
+
+In trainings and resumptions: tests/parallel and tests/faults.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("megatron")
+
+STEPS = 60
+
+
+class Model(torch.nn.Module):
+    """With a weight that is used twice, a frozen one, and one without a gradient."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.tied, self.frozen, self.last, self.unused = (
+            torch.nn.Linear(8, 8, dtype=dtype) for _ in range(4)
+        )
+        self.frozen.requires_grad_(False)
+        for weight in self.tied.parameters():  # Megatron marks embeddings and output layers
+            weight.is_embedding_or_output_parameter = True  # type: ignore[attr-defined]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.frozen(self.tied(x).relu())
+        loss: torch.Tensor = self.last(self.tied(hidden)).float().square().mean()
+        return loss
+
+
+def gradients(dtype: torch.dtype, in_buffers: bool, **options: Any) -> tuple[Any, Any]:
+    """The buffers after each of two steps of three micro batches, and the model."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer import TransformerConfig
+
+    from megakit.training.gradients import accumulate_in_buffers
+
+    model = DistributedDataParallel(
+        TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1),
+        DistributedDataParallelConfig(grad_reduce_in_fp32=True, **options),
+        Model(dtype),
+    )
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+
+    def zero_grad() -> None:
+        for weight in weights:
+            weight.grad = None
+
+    optimizer = SimpleNamespace(zero_grad=zero_grad)
+    # Megatron's distributed optimizer has such a view of each weight, which keeps a hook alive.
+    view = model.module.last.weight.view(-1)
+    if in_buffers:
+        accumulate_in_buffers([model], optimizer)
+    generator = torch.Generator().manual_seed(2)
+    found = []
+    for _ in range(2):
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        for _ in range(3):
+            model(torch.randn(16, 8, generator=generator).to(dtype)).backward()
+        found.append([weight.main_grad.clone() for weight in weights])
+        zero_grad()  # as Megatron's optimizer for bfloat16 does
+    assert view.requires_grad
+    return found, model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_they_are_those_of_megatrons_hooks_bit_by_bit(dtype: torch.dtype) -> None:
+    expected, hooked = gradients(dtype, in_buffers=False)
+    found, model = gradients(dtype, in_buffers=True)
+    assert hooked.grad_accs
+    assert not model.grad_accs
+    for step, others in zip(found, expected, strict=True):
+        for own, its in zip(step, others, strict=True):
+            assert own.dtype == torch.float32
+            assert own.numpy().tobytes() == its.numpy().tobytes()
+    assert any(own.abs().sum() > 0 for own in found[1])
+
+
+@pytest.fixture
+def drawn() -> Any:
+    """Numbers that a rank draws after its generators were seeded for a step."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    from megakit.training.dropout import seed_generators
+
+    def draw(seed: int, step: int, stage: int = 0, data_rank: int = 0) -> list[float]:
+        ranks = {"pipeline_model_parallel": stage, "data_parallel": data_rank}
+        with pytest.MonkeyPatch.context() as patch:
+            for kind, rank in ranks.items():
+                patch.setattr(parallel_state, f"get_{kind}_rank", lambda rank=rank: rank)
+            seed_generators(seed, step)
+            numbers = torch.rand(2).tolist()
+            with get_cuda_rng_tracker().fork():
+                return [*numbers, *torch.rand(2).tolist()]
+
+    return draw
+
+
+def test_each_step_and_place_has_its_own_numbers(drawn: Any) -> None:
+    arguments = [(1, 0), (1, 1), (2, 0), (1, 0, 1), (1, 0, 0, 1), (1, 0, 1, 1)]
+    numbers = [number for chosen in arguments for number in drawn(*chosen)]
+    assert len(set(numbers)) == len(numbers) == 24
+    assert numbers == [number for chosen in arguments for number in drawn(*chosen)]
+
+
+@pytest.mark.parametrize(
+    ("module", "draws"),
+    [
+        (nn.Dropout(0.1), True),
+        (nn.Dropout(0.0), False),
+        (nn.MultiheadAttention(8, 2, dropout=0.1), True),
+        (nn.LSTM(4, 4, 2, dropout=0.1), True),
+        (nn.Linear(2, 2), False),
+    ],
+)
+def test_dropout_is_found_and_only_then_generators_are_seeded(
+    module: nn.Module, draws: bool
+) -> None:
+    from megakit.training.dropout import ExactDropout
+
+    callback, model = ExactDropout(), nn.Sequential(module)
+    trainer: Any = SimpleNamespace(global_step=3)
+    callback.on_train_start(trainer, model)  # type: ignore[arg-type]
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    callback.on_train_batch_start(trainer, model, None, 0)
+    assert torch.equal(torch.get_rng_state(), before) != draws
+
+
+class Training:
+    """Weights in two groups, one weight without a gradient, and gradients drawn by the step."""
+
+    def __init__(self, adam: Any, **options: Any) -> None:
+        generator = torch.Generator().manual_seed(1)
+        shapes = ((64, 50), (50,), (3, 64), (1,))
+        self.weights = [
+            torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes
+        ]
+        groups = [
+            {"params": self.weights[:2], "weight_decay": 0.1},
+            {"params": self.weights[2:], "weight_decay": 0.0},
+            {"params": [torch.nn.Parameter(torch.ones(1))], "weight_decay": 0.0},
+            {"params": []},  # as on a rank whose shard has no weights of the group
+        ]
+        self.adam = adam(groups, lr=1e-2, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, **options)
+
+    def run(self, first: int, last: int) -> "Training":
+        for step in range(first, last):
+            generator = torch.Generator().manual_seed(step)
+            for weight in self.weights:
+                weight.grad = torch.randn(weight.shape, generator=generator)
+            for group in self.adam.param_groups:
+                group["lr"] = 1e-2 / (1 + step)
+            self.adam.step()
+        return self
+
+    def resumed(self, adam: Any) -> "Training":
+        other = Training(adam)
+        for own, its in zip(self.weights, other.weights, strict=True):
+            its.data.copy_(own.data)
+        other.adam.load_state_dict(self.adam.state_dict())
+        return other
+
+    def check_equal(self, other: "Training") -> None:
+        for own, its in zip(self.weights, other.weights, strict=True):
+            assert torch.equal(own, its)
+            for name in ("exp_avg", "exp_avg_sq"):
+                assert torch.equal(self.adam.state[own][name], other.adam.state[its][name])
+
+
+@pytest.mark.parametrize("adam_w_mode", [True, False])
+def test_its_steps_are_those_of_torchs_fused_adam_bit_by_bit(adam_w_mode: bool) -> None:
+    from megakit.training.optimizer import FusedAdam
+
+    torchs = torch.optim.AdamW if adam_w_mode else torch.optim.Adam
+    ours = Training(FusedAdam, adam_w_mode=adam_w_mode).run(0, STEPS)
+    ours.check_equal(Training(torchs, fused=True).run(0, STEPS))
+    assert [group["step"] for group in ours.adam.param_groups] == [STEPS] * 4
+    # torch's other Adam rounds elsewhere.
+    others = Training(torchs).run(0, STEPS)
+    for own, its in zip(ours.weights, others.weights, strict=True):
+        torch.testing.assert_close(own, its, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("step", [0, 1, 11])
+def test_it_resumes_exactly(step: int) -> None:
+    from megakit.training.optimizer import FusedAdam
+
+    begun = Training(FusedAdam).run(0, step)
+    resumed = begun.resumed(FusedAdam)
+    assert resumed.adam.state.keys() > set(resumed.weights)
+    assert resumed.adam.param_groups[0]["step"] == step
+    resumed.run(step, 20).check_equal(Training(FusedAdam).run(0, 20))
+
+
+def test_a_resumption_with_the_other_kind_of_optimizer_is_refused() -> None:
+    from megakit.errors import UserError
+    from megakit.training.optimizer import check_saved_format
+
+    distributed = {"distrib_optim_sharding_type": "fully_reshardable"}
+    for metadata, is_distributed in ((None, True), (None, False), ({}, False), (distributed, True)):
+        check_saved_format(metadata, is_distributed)
+    for metadata, is_distributed in (({}, True), (distributed, False)):
+        with pytest.raises(UserError, match=f"use_distributed_optimizer={not is_distributed}"):
+            check_saved_format(metadata, is_distributed)
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_megatron_builds_our_adam(is_distributed: bool) -> None:
+    from megatron.core import optimizer
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer import TransformerConfig
+
+    from megakit.training.optimizer import FusedAdam, use_fused_adam
+
+    use_fused_adam()
+    model = DistributedDataParallel(
+        TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1),
+        DistributedDataParallelConfig(use_distributed_optimizer=is_distributed),
+        nn.Linear(4, 1),
+    )
+    config = optimizer.OptimizerConfig(lr=0.1, use_distributed_optimizer=is_distributed)
+    built = optimizer.get_megatron_optimizer(config, [model])
+    assert type(built.chained_optimizers[0].optimizer) is FusedAdam
