@@ -170,13 +170,11 @@ def find_pretraining(checkpoint: Path, notes: list[str]) -> Path | None:
 def _drawing(
     graph: Graph, images: NDArray[np.uint8], predictions: Predictions, latents: Section | None
 ) -> Section:
+    rows = np.unique(predictions.label, return_index=True)[1]  # the first image of each digit
+    found = zip(images[rows], predictions.label[rows], predictions.prediction[rows], strict=True)
     samples = [
-        picture(
-            images[row],
-            f"Test image of the digit {predictions.label[row]}, "
-            f"predicted as {predictions.prediction[row]}",
-        )
-        for row in _one_of_each(predictions.label)
+        picture(image, f"Test image of the digit {label}, predicted as {prediction}")
+        for image, label, prediction in found
     ]
     body = ENVIRONMENT.from_string(DRAWING.read_text("utf-8")).render(
         samples=samples,
@@ -218,8 +216,8 @@ def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> Section | 
 def _reconstructions(
     pretrained: Path, images: NDArray[np.uint8], labels: NDArray[np.int64]
 ) -> Section:
-    originals = images[_one_of_each(labels)]
-    names = [f"Digit {label}" for label in np.unique(labels)]
+    digits, rows = np.unique(labels, return_index=True)  # the first image of each digit
+    originals, names = images[rows], [f"Digit {digit}" for digit in digits]
     restored = reconstruct(pretrained, originals)
     return Section(
         "Reconstructions",
@@ -236,18 +234,10 @@ def _mistakes(images: NDArray[np.uint8], results: Results) -> list[Section]:
         parts.confusion_matrix(results.confusions),
     )
     worst = results.mistakes
-    if not len(worst):
-        return [matrix]
     pictures = Section(
         "Most confident mistakes",
         "The wrong predictions with the highest probabilities. Each caption shows the label, the "
         "prediction and its probability.",
         parts.mistakes(images[worst.idx], worst),
     )
-    return [matrix, pictures]
-
-
-def _one_of_each(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the row of the first image of each digit."""
-    first: NDArray[np.int64] = np.unique(labels, return_index=True)[1]
-    return first
+    return [matrix, pictures] if len(worst) else [matrix]

@@ -80,7 +80,7 @@ def test_some_reconstructions_at_each_validation_and_all_samples_at_the_end(boar
     assert validate(board, 10, 8, 8, 8) == [8, 8]
     assert validate(board, 20, 32, 32) == [32]
     assert board.images == [("reconstructions", 10, 3), ("reconstructions", 20, 3)]
-    assert board.latent is None
+    assert [board.latent] == [None]
     assert validate(board, 40, 8, 6) == [8, 6]
     assert board.images[2:] == [("reconstructions", 40, 3), ("mistakes", 40, 3)]
     latent, label, images, step = board.latent

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -42,6 +43,7 @@ class TestFromLogits:
         assert made.label.tolist() == [10, 11, 12, 13]
         assert made.prediction.tolist() == [2, 1, 0, 3]
         assert np.allclose(made.probabilities[0], [0.1, 0.2, 0.5, 0.2], rtol=1e-6)
+        assert made.latent is not None
         assert np.array_equal(made.latent, (logits + 1)[[1, 3, 2, 0]])
 
     def test_large_logits_do_not_overflow(self):
@@ -49,7 +51,7 @@ class TestFromLogits:
         with np.errstate(over="raise", invalid="raise"):
             made = Predictions.from_logits(np.arange(2), np.zeros(2, int), logits)
         share = 1 / (1 + math.exp(-1))
-        assert np.allclose(made.probabilities, [[share, 1 - share, 0], [0, 1, 0]])
+        assert np.allclose(made.probabilities, np.array([[share, 1 - share, 0], [0, 1, 0]]))
 
 
 def write(path, *blocks, sources=None):
@@ -76,9 +78,9 @@ class TestFile:
     def test_blocks_that_fail_leave_the_old_file(self, tmp_path):
         path = tmp_path / "predictions.csv"
         path.write_text("old")
-        blocks = [(np.arange(1), {"x": [0.5]}), (np.arange(1), {"x": np.ones((1, 2))})]
+        columns: list[Any] = [{"x": [0.5]}, {"x": np.ones((1, 2))}]
         with pytest.raises(UserError, match=r"column 'x' .* shape \(1, 2\) for 1 samples"):
-            write_rows(path, iter(blocks))
+            write_rows(path, ((np.arange(1), each) for each in columns))
         assert path.read_text() == "old"
 
 
