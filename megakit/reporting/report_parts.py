@@ -15,7 +15,7 @@ from megakit.reporting.report import ENVIRONMENT, chart, picture
 #: Tick values of logarithmic axes; plotly's own ticks show "5" for 0.5.
 TICKS = [times * 10.0**power for power in range(-6, 4) for times in (1, 2, 5)]
 #: The macros of the template, which return `Markup`.
-MACROS: Any = ENVIRONMENT.get_template("parts.html").module
+MACROS: Any = ENVIRONMENT.get_template("parts.html", globals={"picture": picture}).module
 
 
 def curves(rows: Sequence[Metrics], label: str) -> Markup:
@@ -117,18 +117,9 @@ def confusion_matrix(counts: NDArray[np.int64]) -> Markup:
 
 def mistakes(images: NDArray[np.uint8], predictions: Predictions) -> Markup:
     """Returns pictures (M, H, W), each with label, prediction and probability."""
-    labels, answers = predictions.label.tolist(), predictions.prediction.tolist()
     # Rounded down: only a probability of 1 is 100%.
     percents = np.floor(predictions.probabilities.max(axis=1) * 1000) / 10
-    shown = [
-        (
-            picture(image, f"Label {label}, predicted as {answer} with probability {percent:.1f}%"),
-            label,
-            answer,
-            f"{percent:.1f}%",
-        )
-        for image, label, answer, percent in zip(images, labels, answers, percents, strict=True)
-    ]
+    shown = zip(images, predictions.label, predictions.prediction, percents, strict=True)
     part: Markup = MACROS.mistakes(shown)
     return part
 
@@ -143,15 +134,11 @@ def pairs(
 
     `names` are the names of the N pairs, for users who cannot see the pictures.
     """
-    columns = [
-        picture(one, f"{name}, {titles[0]}") + picture(other, f"{name}, {titles[1]}")
-        for one, other, name in zip(upper, lower, names, strict=True)
-    ]
-    part: Markup = MACROS.pairs(titles, columns)
+    part: Markup = MACROS.pairs(zip(names, upper, lower, strict=True), titles)
     return part
 
 
 def side_by_side(parts: Iterable[tuple[str, str]]) -> Markup:
     """Returns parts under small headings, side by side if the page is wide enough."""
-    part: Markup = MACROS.side_by_side(list(parts))
+    part: Markup = MACROS.side_by_side(parts)
     return part

@@ -100,6 +100,7 @@ def violations(page: "Page") -> list[str]:
 
 def draw(page: "Page", points: list[tuple[float, float]]) -> Any:
     """Draws a line with the mouse, through points in shares of the canvas; returns the state."""
+    page.locator("#pad").scroll_into_view_if_needed()
     box = page.locator("#pad").bounding_box()
     assert box is not None
     places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
