@@ -13,7 +13,7 @@ from model_pretrain import PRETRAIN, PretrainOptions
 from tests.fabricate import make_run, prepare_run
 from tests.hostile import problem
 from tests.mnist.made_up import link_files
-from tests.scripts import read_csv, read_json, run_script
+from tests.scripts import read_json
 
 
 @pytest.fixture(autouse=True)
@@ -114,23 +114,3 @@ class TestRuns:
         assert not Path("runs/finetune").exists()
         fresh = FinetuneOptions(checkpoint="none", **options)
         assert prepare_run(FINETUNE, fresh).dataset == "digits"
-
-
-@pytest.mark.long
-def test_the_commands_after_a_training_with_a_folder_of_its_own(mnist_dir, elsewhere):
-    """Without a network, each stage finds the folder of the run that it starts from."""
-    common = ("--accelerator", "cpu")
-    short = (*common, "--max-steps", 4, "--global-batch-size", 32)
-
-    def start(script, *options):
-        environment = {"https_proxy": "http://127.0.0.1:9", "MNIST_DATA_DIR": None}
-        done = run_script(script, *options, cwd=elsewhere, **environment)
-        assert "digits" not in done.err
-        return done
-
-    start("model_pretrain.py", "--data-dir", mnist_dir, *short).output()
-    second = start("model_finetune.py", *short)
-    second.output()
-    assert f"MNIST is read from {mnist_dir}" in second.err
-    written = start("model_predict.py", *common).output().strip()
-    assert len(read_csv(elsewhere / written)) == 10_000
