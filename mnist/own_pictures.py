@@ -6,15 +6,13 @@ a file is read.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from megakit.errors import UserError, first, printable, reading
 from megakit.runtime.foreign_files import read_regular_file
@@ -24,6 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
+    #: Pixels, uint8 (height, width), and the changes made to them.
+    Loaded: TypeAlias = tuple[NDArray[np.uint8], list[str]]
+
 #: Height and width of a training image, and the length of a digit in it, as in MNIST.
 SIDE, BOX = 28, 20
 #: Largest number of pictures in a folder or an array.
@@ -32,10 +33,8 @@ MOST_PICTURES = 100_000
 ARRAY_BYTES = MOST_PICTURES * SIDE * SIDE * 8 + 10_000
 #: Largest size of a picture file.
 PICTURE_BYTES = 128 << 20
-#: Largest numbers of pixels of a picture, as the largest common cameras have, and of its side.
-MOST_PIXELS, LONGEST_SIDE = 50_000_000, 20_000
-#: Largest number of scans of a JPEG file. About ten are usual; each takes a picture's time.
-MOST_SCANS = 1000
+#: Largest number of pixels of a picture, as the largest common cameras have.
+MOST_PIXELS = 50_000_000
 WHAT_TO_NAME = "--input takes a PNG, JPEG or WebP file, a folder of such files, or a .npy array."
 #: Largest number of file names in one remark.
 MOST_NAMES = 5
@@ -79,110 +78,55 @@ def read_pictures(path: Path) -> Pictures:
     """
     import numpy as np
 
-    reader = _Reader()
+    images: list[NDArray[np.uint8]] = []
+    sources: list[str] = []
+    problems: list[str] = []
+    changes: Counter[str] = Counter()
+    skipped: dict[str, list[str]] = {}
     with reading(f"--input {path}", WHAT_TO_NAME):
         is_folder = path.is_dir()
         files = _list_folder(path) if is_folder else [path]
-    if not files:
-        reader.refuse(path, "the folder is empty. Put PNG, JPEG or WebP files into it")
-    for file in files:
-        if file == path and path.suffix == ".npy":
-            reader.add_array(path)
-        else:
-            reader.add_file(file)
-    if not reader.images or (reader.problems and not is_folder):
-        raise UserError(first(reader.problems))
-    images = np.stack(reader.images)
-    digest = hashlib.sha256("\n".join(reader.sources).encode() + images.data).hexdigest()
+        if not files:
+            raise UserError(
+                f"--input {path}: the folder is empty. Put PNG, JPEG or WebP files into it."
+            )
+    is_array = path.suffix == ".npy" and not is_folder
+    items, scaled = _read_array(path) if is_array else (files, [])
+    for number, item in enumerate(items):
+        element = f"[{number}]" if is_array else ""
+        file = path if is_array else item
+        what, source = f"{file}{element}", f"{file.name}{element}"
+        why = "which cannot be read"
+        try:
+            with reading(f"--input {what}", WHAT_TO_NAME):
+                pixels, made = (item, scaled) if is_array else _read_grey(item)
+                why = "which contain no ink"
+                image, more = _convert(what, pixels, may_be_photo=not is_array)
+        except UserError as error:
+            problems += error.problems
+            skipped.setdefault(why, []).append(printable(source))
+            continue
+        images.append(image)
+        sources.append(printable(source))
+        changes.update([*made, *more])
+    if not images or (problems and not is_folder):
+        raise UserError(first(problems))
+    digest = hashlib.sha256("\n".join(sources).encode() + np.stack(images).data).hexdigest()
+    remarks = [
+        f"{count:,} of {len(images):,} pictures: {change}." for change, count in changes.items()
+    ]
+    remarks += [
+        f"Skipped {len(names):,} of {len(files):,} files, {why}: {listed(names)}."
+        for why, names in skipped.items()
+    ]
     name = printable(f"{path} (sha256 {digest[:12]})")
-    return Pictures(name, images, reader.sources, reader.remarks(len(files)))
+    return Pictures(name, np.stack(images), sources, remarks)
 
 
 def listed(names: list[str]) -> str:
     """Returns the first names of a list, and the number of further names."""
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
-
-
-class _Reader:
-    """Collects pictures, counts of the changes made to them, and problems."""
-
-    def __init__(self) -> None:
-        self.images: list[NDArray[np.uint8]] = []
-        self.sources: list[str] = []
-        self.changes: Counter[str] = Counter()
-        self.problems: list[str] = []
-        self.skipped: dict[str, list[str]] = {}
-
-    def refuse(self, what: Path | str, why: str) -> None:
-        self.problems.append(printable(f"--input {what}: {why}."))
-
-    def remarks(self, num_files: int) -> list[str]:
-        """Returns one line for each kind of change, and for each reason to skip files."""
-        total = len(self.images)
-        return [
-            *(
-                f"{count:,} of {total:,} pictures: {change}."
-                for change, count in self.changes.items()
-            ),
-            *(
-                f"Skipped {len(names):,} of {num_files:,} files, {why}: {listed(names)}."
-                for why, names in self.skipped.items()
-            ),
-        ]
-
-    def add_file(self, path: Path) -> None:
-        """Reads a picture file; the suffix of its name has no effect."""
-        num_images, num_problems = len(self.images), len(self.problems)
-        with self._collecting(), reading(f"--input {path}", WHAT_TO_NAME):
-            pixels, changes = _read_grey(path)
-            self._add(path, path.name, pixels, changes, may_be_photo=True)
-        if len(self.images) == num_images:
-            is_blank = "contains no ink" in self.problems[num_problems]
-            why = "which contain no ink" if is_blank else "which cannot be read"
-            self.skipped.setdefault(why, []).append(printable(path.name))
-
-    def add_array(self, path: Path) -> None:
-        """Reads the pictures of a `.npy` file."""
-        rule = f"shape (N > 0, {SIDE}, {SIDE}), and uint8 from 0 to 255 or floats from 0 to 1"
-        with self._collecting(), reading(f"--input {path}", f"The array must have {rule}."):
-            array, changes = _read_array(path)
-            for index, pixels in enumerate(array):
-                self._add(f"{path}[{index}]", f"{path.name}[{index}]", pixels, changes)
-
-    @contextlib.contextmanager
-    def _collecting(self) -> Iterator[None]:
-        try:
-            yield
-        except UserError as error:
-            self.problems += error.problems
-
-    def _add(
-        self,
-        what: Path | str,
-        source: str,
-        pixels: NDArray[np.uint8],
-        changes: list[str],
-        may_be_photo: bool = False,
-    ) -> None:
-        from mnist.photos import Cleaned, clean
-        from mnist.training_form import paper_of, to_training_form
-
-        paper = paper_of(pixels)
-        try:
-            cleaned = clean(pixels, paper) if may_be_photo else Cleaned(pixels, paper >= 128)
-            image = to_training_form(cleaned.pixels)
-        except ValueError as error:
-            self.refuse(what, f"{error}: its pixels have nearly equal brightness. Remove it")
-            return
-        changes = [*changes, *cleaned.changes]
-        if image is not pixels:
-            if cleaned.is_dark:
-                changes.append("inverted, because the ink was dark")
-            changes.append(f"scaled to fit {BOX}x{BOX} pixels and centred in {SIDE}x{SIDE}")
-        self.images.append(image)
-        self.sources.append(printable(source))
-        self.changes.update(changes)
 
 
 def _list_folder(folder: Path) -> list[Path]:
@@ -192,57 +136,65 @@ def _list_folder(folder: Path) -> list[Path]:
     return files
 
 
-def _read_array(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
+def _read_array(path: Path) -> tuple[Any, list[str]]:
     """Reads a `.npy` file; returns uint8 (N, 28, 28) and the changes made."""
     import numpy as np
 
-    array = np.load(io.BytesIO(read_regular_file(path, ARRAY_BYTES)), allow_pickle=False)
-    if array.shape[1:] != (SIDE, SIDE) or not 0 < len(array) <= MOST_PICTURES:
-        raise ValueError(f"shape {array.shape}")
-    if array.dtype == np.uint8:
-        return array, []
-    if array.dtype.kind != "f":
-        raise ValueError(f"numbers of type {array.dtype}")
-    low, high = array.min(), array.max()
-    if not (low >= 0 and high <= 1):  # also true for NaN
-        raise ValueError(f"values from {low:.4g} to {high:.4g}")
-    parts = np.array_split(array, 1 + len(array) // 1000)  # float64 of all would use much memory
-    whole = [np.floor(part.astype(np.float64) * 255 + 0.5).astype(np.uint8) for part in parts]
-    return np.concatenate(whole), ["values from 0 to 1 scaled to 0 to 255"]
+    rule = f"shape (N > 0, {SIDE}, {SIDE}), and uint8 from 0 to 255 or floats from 0 to 1"
+    with reading(f"--input {path}", f"The array must have {rule}."):
+        array = np.load(io.BytesIO(read_regular_file(path, ARRAY_BYTES)), allow_pickle=False)
+        if array.shape[1:] != (SIDE, SIDE) or not 0 < len(array) <= MOST_PICTURES:
+            raise ValueError(f"shape {array.shape}")
+        if array.dtype == np.uint8:
+            return array, []
+        if array.dtype.kind != "f":
+            raise ValueError(f"numbers of type {array.dtype}")
+        low, high = array.min(), array.max()
+        if not (low >= 0 and high <= 1):  # also true for NaN
+            raise ValueError(f"values from {low:.4g} to {high:.4g}")
+    # One picture after the other: float64 of all would use much memory.
+    whole = [np.floor(each.astype(np.float64) * 255 + 0.5).astype(np.uint8) for each in array]
+    return whole, ["values from 0 to 1 scaled to 0 to 255"]
 
 
-def _read_image(path: Path) -> Image:
-    """Decodes a picture whose size is accepted, and rotates it by its EXIF orientation."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+def _convert(what: str, pixels: NDArray[np.uint8], may_be_photo: bool) -> Loaded:
+    """Returns a picture in the form of training images, and the changes made."""
+    from mnist.photos import Cleaned, clean
+    from mnist.training_form import paper_of, to_training_form
 
-    content = read_regular_file(path, PICTURE_BYTES)
-    remedy = f"scale it down to {MOST_PIXELS:,} pixels at most, and {LONGEST_SIDE:,} a side"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns by limits of its own
-        try:
-            image = Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "WEBP"))
-        except UnidentifiedImageError:  # Pillow's message names the BytesIO object
-            raise ValueError("neither PNG nor JPEG nor WEBP") from None
-        except Image.DecompressionBombError:  # far above the limit
-            raise ValueError(remedy) from None
-        width, height = image.size  # of the header; no pixel is decoded yet
-        if max(width, height) > LONGEST_SIDE or width * height > MOST_PIXELS:
-            raise ValueError(f"{width:,} x {height:,} pixels: {remedy}")
-        if image.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MOST_SCANS:
-            raise ValueError(f"more than {MOST_SCANS:,} scans: save it as a plain JPEG")
-        ImageOps.exif_transpose(image, in_place=True)
-    return image
+    paper = paper_of(pixels)
+    try:
+        cleaned = clean(pixels, paper) if may_be_photo else Cleaned(pixels, paper >= 128)
+        image = to_training_form(cleaned.pixels)
+    except ValueError as error:
+        raise UserError(
+            printable(
+                f"--input {what}: {error}: its pixels have nearly equal brightness. Remove it."
+            )
+        ) from error
+    changes = [*cleaned.changes]
+    if image is not pixels:
+        if cleaned.is_dark:
+            changes.append("inverted, because the ink was dark")
+        changes.append(f"scaled to fit {BOX}x{BOX} pixels and centred in {SIDE}x{SIDE}")
+    return image, changes
 
 
-def _read_grey(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
+def _read_grey(path: Path) -> Loaded:
     """Reads a picture file; returns grey uint8 (height, width) and the changes made."""
     import numpy as np
+    from PIL import ImageChops
 
     image = _read_image(path)
     if image.mode.startswith("I"):  # 16 bits per pixel
         deep = np.asarray(image).astype(np.uint32)
         return ((deep * 255 + 32767) // 65535).astype(np.uint8), ["16 bits per pixel reduced to 8"]
-    grey, changes = _without_colour(image)
+    changes = []
+    colours = image.convert("RGB")
+    red, green, blue = colours.split()
+    if any(ImageChops.difference(red, other).getbbox() for other in (green, blue)):
+        changes.append("colours converted to grey")
+    grey = np.asarray(colours.convert("L"))
     if image.has_transparency_data:
         alpha = np.asarray(image.convert("RGBA").getchannel("A"))
         if alpha.min() < 255:
@@ -251,15 +203,24 @@ def _read_grey(path: Path) -> tuple[NDArray[np.uint8], list[str]]:
     return grey, changes
 
 
-def _without_colour(image: Image) -> tuple[NDArray[np.uint8], list[str]]:
-    """Returns the brightness of each pixel, and the change if the picture had colour."""
-    import numpy as np
-    from PIL import ImageChops
+def _read_image(path: Path) -> Image:
+    """Decodes a picture whose size is accepted, and rotates it by its EXIF orientation."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
-    colours = image.convert("RGB")
-    red, green, blue = colours.split()
-    is_grey = not any(ImageChops.difference(red, other).getbbox() for other in (green, blue))
-    return np.asarray(colours.convert("L")), [] if is_grey else ["colours converted to grey"]
+    remedy = f"scale it down to {MOST_PIXELS:,} pixels at most"
+    content = io.BytesIO(read_regular_file(path, PICTURE_BYTES))
+    with warnings.catch_warnings(action="ignore"):  # Pillow warns by limits of its own
+        try:
+            image = Image.open(content, formats=("PNG", "JPEG", "WEBP"))
+        except UnidentifiedImageError:  # Pillow's message names the BytesIO object
+            raise ValueError("neither PNG nor JPEG nor WEBP") from None
+        except Image.DecompressionBombError:  # far above the limit
+            raise ValueError(remedy) from None
+        width, height = image.size  # of the header; no pixel is decoded yet
+        if width * height > MOST_PIXELS:
+            raise ValueError(f"{width:,} x {height:,} pixels: {remedy}")
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def _on_paper(grey: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> NDArray[np.uint8]:

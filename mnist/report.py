@@ -7,7 +7,6 @@ classifier. The page's script, in `mnist/report.html`, converts drawings like `t
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -19,9 +18,10 @@ from numpy.typing import NDArray
 from megakit.checkpoints.manifest import list_checkpoints, read_manifest, verify
 from megakit.errors import UserError
 from megakit.reporting import report_parts as parts
+from megakit.reporting.figure_style import CLASS_COLORS
 from megakit.reporting.metrics import read_metrics
 from megakit.reporting.predictions import Predictions
-from megakit.reporting.report import Section, embed_graph, picture, write_report
+from megakit.reporting.report import ENVIRONMENT, Section, embed_graph, picture, write_report
 from megakit.reporting.results import Results
 
 if TYPE_CHECKING:
@@ -54,36 +54,29 @@ def write_digit_report(
         dataset: Name of the dataset that the classifier was trained on.
     """
     notes: list[str] = []
-    checkpoint = checkpoint.absolute()
-    predictions = results.shown
+    checkpoint, predictions, scores = checkpoint.absolute(), results.shown, results.scores()
     shown = images[predictions.idx]
+    title, latents = "Handwritten digits", None
+    if predictions.latent is not None:
+        title += f" in a latent space of {predictions.latent.shape[1]} dimensions"
+        latents = _latents(predictions.latent, predictions.label)
     graph = _or_note(lambda: trace_classifier(checkpoint, shown, predictions), "the canvas", notes)
+    drawing = latents if graph is None else _drawing(graph, shown, predictions, latents)
     pretrained = find_pretraining(checkpoint, notes)
-    sections = _latents(predictions) if graph is None else [_drawing(graph, shown, predictions)]
-    sections += _curves({"Pretraining": pretrained, "Fine-tuning": checkpoint}, notes)
-    if pretrained is not None:
-        rows = _one_of_each(predictions.label)
-        originals = shown[rows]
-        restored = _or_note(
-            lambda: reconstruct(pretrained, originals), "the reconstructions", notes
-        )
-        sections += (
-            []
-            if restored is None
-            else [_reconstructions(originals, restored, predictions.label[rows])]
-        )
-    sections += _mistakes(images, results)
-    scores = results.scores()
+    curves = _curves({"Pretraining": pretrained, "Fine-tuning": checkpoint}, notes)
+    restored = pretrained and _or_note(
+        lambda: _reconstructions(pretrained, shown, predictions.label),
+        "the reconstructions",
+        notes,
+    )
+    sections = [drawing, curves, restored, *_mistakes(images, results)]
     facts = {
         "accuracy": f"{scores['accuracy']:.2%}",
         "cross entropy": f"{scores['cross_entropy']:.4f}",
         f"test images ({dataset})": f"{scores['num_samples']:,}",
         "checkpoint": "/".join(checkpoint.parts[-3::2]),
     }
-    title = "Handwritten digits"
-    if predictions.latent is not None:
-        title += f" in a latent space of {predictions.latent.shape[1]} dimensions"
-    write_report(path, title, facts, sections, notes)
+    write_report(path, title, facts, [each for each in sections if each], notes)
 
 
 def trace_classifier(
@@ -101,7 +94,7 @@ def trace_classifier(
 
     Raises:
         UserError: The classifier cannot be loaded without Megatron, cannot be traced, or its
-            traced module predicts other classes.
+            traced module predicts other classes, except for ties.
     """
     from megakit.models import load_for_inference, returns_latent
     from megakit.models.graph import trace
@@ -110,7 +103,9 @@ def trace_classifier(
     options = {"return_latent": True} if returns_latent(model) else {}
     graph = trace(model, (1, 1, *images.shape[1:]), ("logits", "latent"), **options)
     classes = graph.run(_as_input(images))["logits"].argmax(dim=1).numpy()
-    differing = find_differences(classes, predictions)
+    probabilities = predictions.probabilities
+    of_classes = probabilities[np.arange(len(classes)), classes]
+    differing = np.flatnonzero(probabilities.max(axis=1) - of_classes >= TIE)
     if len(differing):
         row = differing[0]
         raise UserError(
@@ -119,13 +114,6 @@ def trace_classifier(
             f"{classes[row]}, not {predictions.prediction[row]}."
         )
     return graph
-
-
-def find_differences(classes: NDArray[np.int64], predictions: Predictions) -> NDArray[np.int64]:
-    """Returns the rows whose class (N,) differs from the prediction, except for ties."""
-    probabilities = predictions.probabilities
-    of_classes = probabilities[np.arange(len(classes)), classes]
-    return np.flatnonzero(probabilities.max(axis=1) - of_classes >= TIE)
 
 
 def reconstruct(checkpoint: Path, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -179,46 +167,36 @@ def find_pretraining(checkpoint: Path, notes: list[str]) -> Path | None:
     return None
 
 
-def _drawing(graph: Graph, images: NDArray[np.uint8], predictions: Predictions) -> Section:
+def _drawing(
+    graph: Graph, images: NDArray[np.uint8], predictions: Predictions, latents: Section | None
+) -> Section:
+    rows = np.unique(predictions.label, return_index=True)[1]  # the first image of each digit
+    found = zip(images[rows], predictions.label[rows], predictions.prediction[rows], strict=True)
     samples = [
-        f"<button type=button>{picture(images[row], _sample(predictions, row))}</button>"
-        for row in _one_of_each(predictions.label)
+        picture(image, f"Test image of the digit {label}, predicted as {prediction}")
+        for image, label, prediction in found
     ]
-    latents = _latents(predictions)
-    pieces = {
-        "samples": "".join(samples),
-        "latents": "".join(f"<p class=about>{each.text}</p>{each.body}" for each in latents),
-        "model": embed_graph(graph.description, graph.weights, "model"),
-    }
-    body = re.sub(r"\{\{(\w+)\}\}", lambda place: pieces[place[1]], DRAWING.read_text("utf-8"))
+    body = ENVIRONMENT.from_string(DRAWING.read_text("utf-8")).render(
+        samples=samples,
+        colors=CLASS_COLORS,
+        latents=latents,
+        model=embed_graph(graph.description, graph.weights, "model"),
+    )
     text = "The trained weights classify your drawing in your browser."
     return Section("Draw a digit", text, body)
 
 
-def _sample(predictions: Predictions, row: int) -> str:
-    """Returns the name of a test image, with its label and the prediction."""
-    label, prediction = predictions.label[row], predictions.prediction[row]
-    return f"Test image of the digit {label}, predicted as {prediction}"
-
-
-def _latents(predictions: Predictions) -> list[Section]:
-    """Returns the section with the latent space; an empty list if there are no latents."""
-    if predictions.latent is None:
-        return []
-    chart = parts.points_in_space(
-        predictions.latent,
-        predictions.label,
-        "Test images as points in the latent space, in the colours of their digits",
-        name="latents",
-    )
+def _latents(points: NDArray[np.floating], labels: NDArray[np.int64]) -> Section:
+    name = "Test images as points in the latent space, in the colours of their digits"
     text = (
         "The trunk maps each test image to a point. The head classifies by the position of the "
         "point. Each colour is one digit. Drag the chart, or use its buttons, to rotate the view."
     )
-    return [Section("Latent space", text, chart)]
+    chart = parts.points_in_space(points, labels, name, name="latents")
+    return Section("Latent space", text, chart)
 
 
-def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> list[Section]:
+def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> Section | None:
     """Returns the section with the curves of the checkpoints' runs, from their metrics.csv."""
     found = []
     for title, checkpoint in checkpoints.items():
@@ -232,13 +210,15 @@ def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> list[Secti
         "The upper chart shows the losses on a logarithmic scale. Below are further values, such "
         "as the accuracy, and the learning rate."
     )
-    return [Section("Training", text, parts.side_by_side(found))] if found else []
+    return Section("Training", text, parts.side_by_side(found)) if found else None
 
 
 def _reconstructions(
-    originals: NDArray[np.uint8], restored: NDArray[np.uint8], labels: NDArray[np.int64]
+    pretrained: Path, images: NDArray[np.uint8], labels: NDArray[np.int64]
 ) -> Section:
-    names = [f"Digit {label}" for label in labels]
+    digits, rows = np.unique(labels, return_index=True)  # the first image of each digit
+    originals, names = images[rows], [f"Digit {digit}" for digit in digits]
+    restored = reconstruct(pretrained, originals)
     return Section(
         "Reconstructions",
         "Test images, and their reconstructions by the pretrained autoencoder.",
@@ -254,18 +234,10 @@ def _mistakes(images: NDArray[np.uint8], results: Results) -> list[Section]:
         parts.confusion_matrix(results.confusions),
     )
     worst = results.mistakes
-    if not len(worst):
-        return [matrix]
     pictures = Section(
         "Most confident mistakes",
         "The wrong predictions with the highest probabilities. Each caption shows the label, the "
         "prediction and its probability.",
-        parts.mistakes(images[worst.idx], worst.label, worst.probabilities),
+        parts.mistakes(images[worst.idx], worst),
     )
-    return [matrix, pictures]
-
-
-def _one_of_each(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the row of the first image of each digit."""
-    first: NDArray[np.int64] = np.unique(labels, return_index=True)[1]
-    return first
+    return [matrix, pictures] if len(worst) else [matrix]

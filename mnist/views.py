@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakit.reporting import drawing, figures
-from megakit.reporting.predictions import Predictions
+from megakit.reporting import drawing
+from megakit.reporting.predictions import Predictions, most_confident_mistakes
 from megakit.reporting.tensorboard import RunLogger
 from megakit.training.validation import (
     callbacks_of,
@@ -113,12 +113,11 @@ class LogPictures(pl.Callback):
             logger.add_latent_space(seen["latent"][some], label[some], images[some], step)
         if is_last and "logits" in seen:
             found = Predictions.from_logits(np.arange(len(label)), label, seen["logits"])
-            prediction, probabilities = found.prediction, found.probabilities
-            worst = figures.most_confident_mistakes(label, probabilities, self.NUM_MISTAKES)
+            worst = found[most_confident_mistakes(found, self.NUM_MISTAKES)]
             if len(worst):
-                shares = probabilities[worst].max(axis=1)
-                picture = drawing.mistakes(images[worst], label[worst], prediction[worst], shares)
-                logger.add_image("mistakes", picture, step)
+                shares = worst.probabilities.max(axis=1)
+                of = (images[worst.idx], worst.label, worst.prediction, shares)
+                logger.add_image("mistakes", drawing.mistakes(*of), step)
 
 
 def _as_array(name: str, values: Tensor) -> NDArray[Any]:

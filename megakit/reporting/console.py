@@ -1,5 +1,6 @@
 """Prints messages for the user to standard error, and one result to standard output."""
 
+import contextlib
 import io
 import os
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from megakit.reporting.streams import lasting_file, open_stream
+from megakit.reporting.streams import lasting_file, open_stream, redirect
 
 
 class Console:
@@ -34,20 +35,13 @@ class Console:
         """Redirects what other code writes to standard output or error into a log file."""
         sys.stdout.flush()
         sys.stderr.flush()
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.close(descriptor)
+        redirect(log, 1, 2)
 
     def fall_back_to(self, log: Path) -> None:
         """Sets the file that receives the output after a stream's reader has gone."""
         for stream in (self._err, self._out, sys.stderr, sys.stdout):
             if file := lasting_file(stream):
                 file.fall_back_to(log)
-
-    def fileno(self) -> int:
-        """Returns the file descriptor of the messages, for a child process that prints one."""
-        return self._err.fileno()
 
     def say(self, line: str) -> None:
         """Prints one line, unless this rank is silent."""
@@ -74,10 +68,9 @@ class Console:
     @property
     def columns(self) -> int:
         """Returns the width of the terminal in columns; 80 if it is unknown."""
-        try:
+        with contextlib.suppress(OSError):
             return os.get_terminal_size(self._err.fileno()).columns or 80
-        except OSError:
-            return 80
+        return 80
 
     def result(self, path: Path) -> None:
         """Prints the result, the only line on standard output."""
@@ -105,14 +98,7 @@ class Console:
 class Progress:
     """Shows progress: one updated line on a terminal, an occasional new line elsewhere.
 
-    An update takes 0.01 ms, compared with 0.65 ms for the library rich. Training with small steps
-    shows ten updates per second.
-
-    Args:
-        console: Prints the progress.
-        title: The start of the line.
-        total: The number of all steps.
-        start: The number of steps of earlier starts.
+    An update takes 0.01 ms, compared with 0.65 ms for the library rich.
     """
 
     BAR = 20  # columns
@@ -138,33 +124,27 @@ class Progress:
             # Some terminals start a new line when the last column is written.
             console.replace_line(self._line(step, values, console.columns - 1))
         else:
-            console.say(self._line(step, values))
+            console.say(self._line(step, values, sys.maxsize))
 
     def close(self) -> None:
         """Ends the line, so that the next output starts on a new line."""
         self.console.end_line()
 
-    def _line(self, step: int, values: Mapping[str, float | None], width: int | None = None) -> str:
-        """Returns the line in at most `width` columns.
-
-        If there is too little space, the bar is shortened, then the unit; then the bar is left
-        out, and the line is cut.
-        """
+    def _line(self, step: int, values: Mapping[str, float | None], width: int) -> str:
+        """Returns the line; if the width is too small, with a short unit, less bar, or cut."""
         rate = (step - self.start) / max(self.shown_at - self.began, 1e-9)
-        left = (self.total - step) / rate if rate > 0 else 0.0
-        measured = [(name, value) for name, value in values.items() if value is not None]
-        shown = "".join(f"  {name} {value:.4f}" for name, value in measured)
+        left = _clock((self.total - step) / rate if rate > 0 else 0.0)
+        shown = "".join(f"  {name} {v:.4f}" for name, v in values.items() if v is not None)
         count = f"{step:>{len(str(self.total))}}/{self.total}"
-        rest = f"{count}{shown}  {rate:.0f} steps/s  {_clock(left)} left"
-        room = self.BAR if width is None else width - len(self.title) - len(rest) - 2
-        if room < self.BAR // 2:
-            rest = rest.replace(" steps/s", "/s")
-            room += len(" steps/s") - len("/s")
+        for unit in (" steps/s", "/s"):
+            rest = f"{count}{shown}  {rate:.0f}{unit}  {left} left"
+            room = min(self.BAR, width - len(self.title) - len(rest) - 2)
+            if room >= self.BAR // 2:
+                break
         if room < self.BAR // 4:
             return f"{self.title} {rest}"[:width]
-        bar = min(room, self.BAR)
-        filled = bar * step // max(1, self.total)
-        return f"{self.title} {'━' * filled}{'╌' * (bar - filled)} {rest}"
+        filled = room * step // max(1, self.total)
+        return f"{self.title} {'━' * filled}{'╌' * (room - filled)} {rest}"
 
 
 def _clock(seconds: float) -> str:

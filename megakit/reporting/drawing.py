@@ -6,6 +6,7 @@ shows pictures about 350 pixels wide, so the default sizes are not much larger.
 
 import io
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from megakit.reporting.figure_style import BAD, INK
 
 Picture = NDArray[np.uint8]
+#: A line of text below an image: texts with their colours.
+Line = Sequence[tuple[str, str]]
 
 
 def rows_of_images(rows: list[Picture], scale: int = 2, gap: int = 4) -> Picture:
@@ -21,6 +24,52 @@ def rows_of_images(rows: list[Picture], scale: int = 2, gap: int = 4) -> Picture
     lines = [np.concatenate([np.pad(image, gap // 2) for image in row], axis=1) for row in rows]
     grid = np.concatenate(lines)
     return np.repeat(grid.repeat(scale, axis=0).repeat(scale, axis=1)[..., None], 3, axis=2)
+
+
+def captioned(
+    images: Picture,
+    captions: Sequence[Sequence[Line]],
+    columns: int,
+    scale: int,
+    font_size: int,
+    title: str = "",
+) -> Picture:
+    """Draws images (N, height, width) in columns, each with the lines of its caption below.
+
+    A text that is wider than its image loses its middle.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    height, width = (scale * size for size in images.shape[1:])
+    font = ImageFont.load_default(font_size)
+    line, gap = font_size * 4 // 3, max(12, width // 8)
+    rows, step = math.ceil(len(images) / columns), line * max(map(len, captions)) + gap + height
+    top = gap + (2 * line if title else 0)
+    title_width = round(max(map(font.getlength, title.split("\n"))))
+    size = (max(columns * (width + gap), title_width + gap) + gap, rows * step + top)
+    page = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(page)
+    draw.text((gap, gap), title, INK, font)
+    for number, (image, lines) in enumerate(zip(images, captions, strict=True)):
+        row, column = divmod(number, columns)
+        x, y = gap + column * (width + gap), top + row * step
+        page.paste(Image.fromarray(image.repeat(scale, axis=0).repeat(scale, axis=1)), (x, y))
+        for place, pieces in enumerate(lines):
+            left = float(x)
+            for text, color in pieces:
+                shown = _fitted(text, font, width)
+                draw.text((left, y + height + 3 + place * line), shown, color, font)
+                left += font.getlength(shown)
+    return np.asarray(page)
+
+
+def _fitted(text: str, font: Any, width: int) -> str:
+    """Replaces the middle of a text that is wider than `width` pixels by `...`."""
+    half, short = min(len(text) // 2, 100), text
+    while font.getlength(short) > width and half > 1:
+        half -= 1
+        short = f"{text[:half]}...{text[-half:]}"
+    return short
 
 
 def mistakes(
@@ -33,26 +82,13 @@ def mistakes(
     title: str = "",
 ) -> Picture:
     """Draws images (N, height, width) with label, prediction and probability below each image."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    height, width = (scale * size for size in images.shape[1:])
-    font = ImageFont.load_default(max(11, width // 8))
-    line, gap = max(14, width // 6), max(12, width // 8)
-    top = gap + (2 * line if title else 0)
-    rows = math.ceil(len(images) / columns)
-    size = (columns * (width + gap) + gap, rows * (height + line + gap) + top)
-    image = Image.new("RGB", size, "white")
-    draw = ImageDraw.Draw(image)
-    draw.text((gap, gap), title, INK, font)
-    for number, picture in enumerate(images):
-        row, column = divmod(number, columns)
-        x, y = gap + column * (width + gap), top + row * (height + line + gap)
-        image.paste(Image.fromarray(picture.repeat(scale, axis=0).repeat(scale, axis=1)), (x, y))
-        # Rounded down: only a probability of 1 is 100%.
-        said = f" as {prediction[number]}, {math.floor(100 * probability[number])}%"
-        draw.text((x, y + height + 3), str(label[number]), INK, font)
-        draw.text((x + font.getlength(str(label[number])), y + height + 3), said, BAD, font)
-    return np.asarray(image)
+    # Rounded down: only a probability of 1 is 100%.
+    captions = [
+        [[(str(of_image), INK), (f" as {predicted}, {math.floor(100 * share)}%", BAD)]]
+        for of_image, predicted, share in zip(label, prediction, probability, strict=True)
+    ]
+    font_size = max(11, scale * images.shape[2] // 8)
+    return captioned(images, captions, columns, scale, font_size, title)
 
 
 def shrunk(images: NDArray[Any], largest: int) -> NDArray[Any]:

@@ -19,13 +19,10 @@ CLASS_COLORS = (
 The smallest CIEDE2000 difference of two colours is 16, also for readers without one kind of cone
 (simulated as in Machado et al., 2009). A search maximised the smallest difference.
 """
-CLASS_COLORS_ON_DARK = (
-    *("#48a9a3", "#d7f81c", "#686f00", "#117760", "#83fbf6"),
-    *("#f3277b", "#ffbea3", "#8f23fe", "#bf98ff", "#92a508"),
-)
-"""Ten colours for a dark background, found in the same way; the smallest difference is 17."""
 INK = "#24292f"
 GOOD, BAD = "#2f6fb0", "#bd1f01"
+#: The share of `GOOD` over white from which white text has more contrast than black text.
+DEEP = 0.9334
 
 STYLE: dict[str, Any] = {
     "figure.dpi": 120,
@@ -60,30 +57,6 @@ def figure_style() -> Iterator[None]:
 def class_color(number: int) -> str:
     """Returns the colour of a class, the same in all figures; colours repeat after ten classes."""
     return CLASS_COLORS[number % len(CLASS_COLORS)]
-
-
-def luminance(color: str) -> float:
-    """Returns the relative luminance of a colour `#rrggbb` as WCAG defines it, from 0 to 1."""
-    shares = [value / 255 for value in bytes.fromhex(color[1:])]
-    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    """Returns the contrast of two colours as WCAG defines it, from 1 to 21."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def blend(color: str, share: float, ground: str = "#ffffff") -> str:
-    """Returns the colour that covers a share, from 0 to 1, of a background."""
-    pairs = zip(bytes.fromhex(color[1:]), bytes.fromhex(ground[1:]), strict=True)
-    return "#" + "".join(f"{round(share * c + (1 - share) * g):02x}" for c, g in pairs)
-
-
-def text_color(background: str) -> str:
-    """Returns black or white, whichever has the higher contrast; the contrast is at least 4.58."""
-    return max("#000000", "#ffffff", key=lambda text: contrast(text, background))
 
 
 def to_png(figure: Figure) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.reporting.figure_style import BAD, GOOD, class_color, figure_style, text_color
+from megakit.reporting.figure_style import BAD, DEEP, GOOD, class_color, figure_style
 from megakit.reporting.predictions import shares_of_rows
 
 if TYPE_CHECKING:
@@ -20,23 +20,28 @@ if TYPE_CHECKING:
 
 def confusion_matrix(counts: NDArray[np.int64]) -> Figure:
     """Draws how often each label (row) got each prediction (column), from counts (K, K)."""
-    from matplotlib.colors import to_hex
+    from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
 
-    num_classes, num_samples = len(counts), counts.sum()
-    shares, totals = shares_of_rows(counts), counts.sum(axis=1)
+    num_classes, shares = len(counts), shares_of_rows(counts)
+    # Mistakes are few. A colour scale of their own makes a few percent visible.
+    is_right = np.eye(num_classes, dtype=bool)
+    mistakes = np.where(is_right, 0, shares)
+    faint = 0.6 * (mistakes / max(mistakes.max(), 1e-9)) ** 0.75
+    strength = np.where(is_right, shares, faint)[..., None]
+    colors = np.where(is_right[..., None], to_rgb(GOOD), to_rgb(BAD))
     with figure_style():
         figure = Figure((8, 7.2))
         axes = figure.add_axes((0.09, 0.09, 0.8, 0.8))
-        cells = _confusion_colors(shares)
-        axes.imshow(cells, aspect="auto")
+        axes.imshow(1 - strength * (1 - colors), aspect="auto")
         style: dict[str, Any] = {"va": "center", "fontsize": 10}
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                color = text_color(to_hex(cells[row, column]))
+                color = "white" if strength[row, column] >= DEEP else "black"
                 axes.text(column, row, f"{count:,}", ha="center", color=color, **style)
-        for row, (share, total) in enumerate(zip(np.diag(shares), totals, strict=True)):
-            axes.text(num_classes - 0.4, row, f"{share:.1%}" if total else "none", **style)
+        for row, total in enumerate(counts.sum(axis=1)):
+            right = f"{shares[row, row]:.1%}" if total else "none"
+            axes.text(num_classes - 0.4, row, right, **style)
         axes.text(num_classes - 0.4, -0.75, "right", **style)
         between = np.arange(num_classes + 1) - 0.5
         axes.set_xticks(between, minor=True)
@@ -44,37 +49,15 @@ def confusion_matrix(counts: NDArray[np.int64]) -> Figure:
         axes.grid(which="minor")
         axes.tick_params(which="both", length=0)
         axes.spines[:].set_visible(False)
-        accuracy = np.trace(counts) / max(num_samples, 1)
+        accuracy = np.trace(counts) / max(counts.sum(), 1)
         axes.set(
             xticks=range(num_classes),
             yticks=range(num_classes),
             xlabel="predicted",
             ylabel="label",
-            title=f"{accuracy:.2%} of {num_samples:,} predicted right",
+            title=f"{accuracy:.2%} of {counts.sum():,} predicted right",
         )
     return figure
-
-
-def _confusion_colors(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns cell colours (K, K, 3): blue for right, red for mistakes, visible from a few %."""
-    from matplotlib.colors import to_rgb
-
-    is_right = np.eye(len(shares), dtype=bool)
-    mistakes = np.where(is_right, 0, shares)
-    faint = 0.6 * (mistakes / max(mistakes.max(), 1e-9)) ** 0.75
-    strength = np.where(is_right, shares, faint)
-    colors = np.where(is_right[..., None], to_rgb(GOOD), to_rgb(BAD))
-    blended: NDArray[np.float64] = 1 - strength[..., None] * (1 - colors)
-    return blended
-
-
-def most_confident_mistakes(
-    labels: NDArray[np.int64], probabilities: NDArray[np.float64], most: int = 25
-) -> NDArray[np.int64]:
-    """Returns the wrong rows of (N, classes) with the highest probability, highest first."""
-    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
-    order = np.argsort(-probabilities[wrong].max(axis=1), kind="stable")
-    return wrong[order[:most]]
 
 
 def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
@@ -94,40 +77,34 @@ def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
     if points.shape[1] < 2:
         raise ValueError(f"points of shape {points.shape}: a picture takes at least 2 dimensions.")
     axis_name = "z" if points.shape[1] <= 3 else "direction"
-    directions = _directions_of_spread(points)
+    centered = points - points.mean(axis=0)
+    directions = np.linalg.eigh(centered.T @ centered).eigenvectors.T[::-1]  # widest first
     if points.shape[1] > 3:
         points, directions = points @ directions[:3].T, np.eye(3)
-    num_dimensions = points.shape[1]
+    is_solid = points.shape[1] == 3
     with figure_style():
         figure = Figure((8, 7.6))
         figure.suptitle("Latent space", x=0.03, y=0.96, ha="left", weight="bold", size=14)
-        if num_dimensions == 3:
+        if is_solid:
             axes: Any = figure.add_axes((0.0, 0.03, 0.9, 0.92), projection="3d")
             x, y, z = directions[2]  # this view direction hides the fewest points
             axes.view_init(elev=np.degrees(np.arcsin(z)), azim=np.degrees(np.arctan2(y, x)))
             axes.set_box_aspect(None, zoom=1.05)
             axes.computed_zorder = False  # otherwise, points hide class names
-            flat = {"depthshade": False}
         else:
-            axes, flat = figure.add_axes((0.1, 0.1, 0.84, 0.8)), {}
+            axes = figure.add_axes((0.1, 0.1, 0.84, 0.8))
         colors = [class_color(label) for label in labels]
         area = np.clip(30_000 / max(len(points), 1), 5, 40)  # fewer points are larger
+        flat = {"depthshade": False} if is_solid else {}
         axes.scatter(*points.T, s=area, c=colors, alpha=0.7, linewidths=0, **flat)
         for label in np.unique(labels):
             middle = np.median(points[labels == label], axis=0)
             box = {"boxstyle": "circle,pad=0.25", "fc": "white", "ec": class_color(label), "lw": 2}
             style = {"ha": "center", "va": "center", "weight": "bold", "zorder": 9}
             axes.text(*middle, str(label), bbox=box, **style)
-        for axis, number in zip("xyz", range(num_dimensions), strict=False):
+        for number, axis in enumerate("xyz"[: points.shape[1]]):
             low, high = np.percentile(points[:, number], (0.2, 99.8))
             if low < high:  # leaves out outliers, which would compress the rest
                 getattr(axes, f"set_{axis}lim")(low, high)
             getattr(axes, f"set_{axis}label")(f"{axis_name} {number + 1}")
     return figure
-
-
-def _directions_of_spread(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns unit vectors (D, D) in rows, ordered by the spread of the points, largest first."""
-    covariance = np.cov(points.T) if len(points) > 1 else np.eye(points.shape[1])
-    directions: NDArray[np.float64] = np.linalg.eigh(covariance).eigenvectors.T[::-1]
-    return directions

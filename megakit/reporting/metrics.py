@@ -2,9 +2,8 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import chain
 from pathlib import Path
 
 from megakit.errors import reading
@@ -39,7 +38,6 @@ class Metrics:
         return vars(self)[column] if column in COLUMNS else self.values.get(column)
 
 
-PARTS = {"train": "training", "val": "validation"}
 #: The columns of every metrics.csv; further columns follow in order of appearance.
 COLUMNS = [column.name for column in fields(Metrics) if column.name != "values"]
 
@@ -71,9 +69,9 @@ class MetricsFile:
     ) -> None:
         self.path, self.check_place = path, check_place
         source = saved if saved is not None and saved.exists() else path
-        rows, self._further = _read(source) if after and source.exists() else ([], [])
+        rows, self._columns = _read(source) if after and source.exists() else ([], [*COLUMNS])
         self.kept = [row for row in rows if row.step <= after]
-        write_atomically(path, _as_csv(self.kept, self._further, header=True))
+        write_atomically(path, _as_csv(self.kept, self._columns, header=True))
 
     def append(self, row: Metrics) -> None:
         """Adds one row at the end.
@@ -81,24 +79,24 @@ class MetricsFile:
         If the row has columns that the file lacks, the file is rewritten with a longer header.
         """
         self.check_place()
-        if new := [name for name in row.values if name not in self._further]:
-            self._further += new
+        if new := [name for name in row.values if name not in self._columns]:
+            self._columns += new
             rows = [*read_metrics(self.path), row]
-            write_atomically(self.path, _as_csv(rows, self._further, header=True))
+            write_atomically(self.path, _as_csv(rows, self._columns, header=True))
             return
         with self.path.open("a", newline="") as file:
-            file.write(_as_csv([row], self._further))
+            file.write(_as_csv([row], self._columns))
 
 
 def further_columns(rows: Iterable[Metrics]) -> list[str]:
     """Returns the columns of rows without the fixed columns, in order of appearance."""
-    return list(dict.fromkeys(chain.from_iterable(row.values for row in rows)))
+    return list(dict.fromkeys(column for row in rows for column in row.values))
 
 
 def in_words(column: str) -> str:
     """Returns the name of a `train_` or `val_` column in words, such as `validation loss`."""
     part, _, name = column.partition("_")
-    return f"{PARTS[part]} {name.replace('_', ' ')}"
+    return f"{'training' if part == 'train' else 'validation'} {name.replace('_', ' ')}"
 
 
 def as_stored(value: float) -> float:
@@ -116,15 +114,14 @@ def read_metrics(path: Path) -> list[Metrics]:
 
 
 def _read(path: Path) -> tuple[list[Metrics], list[str]]:
-    """Returns the rows of a metrics.csv, and its columns without the fixed columns."""
+    """Returns the rows of a metrics.csv, and its columns."""
     with reading(path, "Remove it, or start over with --fresh."):
         text = path.read_bytes().decode()
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
-        rows = [_parse(row) for row in reader]
-        columns = reader.fieldnames or COLUMNS
+        columns = [*(reader.fieldnames or COLUMNS)]
         if missing := [name for name in COLUMNS if name not in columns]:
             raise ValueError(f"it has no column {missing[0]}")
-        return rows, [name for name in columns if name not in COLUMNS]
+        return [_parse(row) for row in reader], columns
 
 
 def _parse(row: dict[str, str]) -> Metrics:
@@ -134,10 +131,9 @@ def _parse(row: dict[str, str]) -> Metrics:
     return Metrics(step, consumed_samples, **fixed, values=numbers)
 
 
-def _as_csv(rows: Iterable[Metrics], further: list[str], header: bool = False) -> str:
+def _as_csv(rows: Iterable[Metrics], columns: Sequence[str], header: bool = False) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    columns = [*COLUMNS, *further]
     if header:
         writer.writerow(columns)
     writer.writerows([_as_text(row[column]) for column in columns] for row in rows)

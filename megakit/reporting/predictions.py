@@ -13,24 +13,8 @@ from numpy.typing import NDArray
 from megakit.errors import UserError
 from megakit.reporting.files import replaced_atomically
 
-#: A column of predictions.csv: one value for each sample.
-Column = Sequence[Any] | NDArray[Any]
-Columns = Mapping[str, Column]
-
-
-def count_confusions(
-    label: NDArray[np.int64], prediction: NDArray[np.int64], num_classes: int
-) -> NDArray[np.int64]:
-    """Counts how often each label (row) got each prediction (column), int64 (K, K)."""
-    counts = np.zeros((num_classes, num_classes), np.int64)
-    np.add.at(counts, (label, prediction), 1)
-    return counts
-
-
-def shares_of_rows(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Divides counts (K, K) by the totals of their rows; a row without samples is 0."""
-    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    return shares
+#: Columns of predictions.csv by name: one value for each sample.
+Columns = Mapping[str, Sequence[Any] | NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -58,12 +42,10 @@ class Predictions:
         latent: NDArray[np.float32] | None = None,
     ) -> "Predictions":
         """Orders samples by index, and converts logits (N, classes) to probabilities."""
-        order = np.argsort(idx, kind="stable")
-        shifted = logits[order].astype(np.float64)
+        shifted = logits.astype(np.float64)
         exponentials = np.exp(shifted - shifted.max(axis=1, keepdims=True))
         probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
-        latent = None if latent is None else latent[order]
-        return cls(idx[order], label[order], probabilities, latent)
+        return cls(idx, label, probabilities, latent)[np.argsort(idx, kind="stable")]
 
     @property
     def is_labelled(self) -> bool:
@@ -96,13 +78,30 @@ class Predictions:
     @classmethod
     def concatenate(cls, parts: Sequence["Predictions"]) -> "Predictions":
         """Joins predictions in the order of the parts."""
-        latents = [part.latent for part in parts if part.latent is not None]
-        return cls(
-            np.concatenate([part.idx for part in parts]),
-            np.concatenate([part.label for part in parts]),
-            np.concatenate([part.probabilities for part in parts]),
-            np.concatenate(latents) if latents else None,
-        )
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        joined: Any = (None if each[0] is None else np.concatenate(each) for each in columns)
+        return cls(*joined)
+
+
+def count_confusions(predictions: Predictions) -> NDArray[np.int64]:
+    """Counts how often each label (row) got each prediction (column), int64 (K, K)."""
+    num_classes = predictions.probabilities.shape[1]
+    counts = np.zeros((num_classes, num_classes), np.int64)
+    np.add.at(counts, (predictions.label, predictions.prediction), 1)
+    return counts
+
+
+def shares_of_rows(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Divides counts (K, K) by the totals of their rows; a row without samples is 0."""
+    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return shares
+
+
+def most_confident_mistakes(predictions: Predictions, most: int = 25) -> NDArray[np.int64]:
+    """Returns the wrong rows with the highest probability, highest first."""
+    wrong = np.flatnonzero(predictions.prediction != predictions.label)
+    order = np.argsort(-predictions.probabilities[wrong].max(axis=1), kind="stable")
+    return wrong[order[:most]]
 
 
 def write_rows(
@@ -114,8 +113,12 @@ def write_rows(
 
     Args:
         path: The file.
-        blocks: Blocks of samples in the order of the rows: index and further columns.
+        blocks: Blocks of samples in the order of the rows: index and further columns. A float gets
+            the shortest text that identifies it.
         sources: The origin of each sample, for a column `source` after `idx`.
+
+    Raises:
+        UserError: A column has another number of values than there are samples.
     """
     num_written = 0
     with replaced_atomically(path) as file:
@@ -123,7 +126,15 @@ def write_rows(
             columns: dict[str, Any] = {"idx": idx.tolist()}
             if sources is not None:
                 columns["source"] = sources[num_written : num_written + len(idx)]
-            columns |= {name: _cells(name, values, idx) for name, values in further.items()}
+            for name, values in further.items():
+                is_array = isinstance(values, np.ndarray)
+                shape = values.shape if isinstance(values, np.ndarray) else (len(values),)
+                if shape != idx.shape:
+                    raise UserError(
+                        f"column {name!r} of predictions.csv has the shape {shape} for {len(idx)} "
+                        f"samples. Return one value for each sample, of shape {idx.shape}."
+                    )
+                columns[name] = np.asarray(values).astype(str) if is_array else values
             table = io.StringIO()
             writer = csv.writer(table, lineterminator="\n")
             if not num_written:
@@ -131,14 +142,3 @@ def write_rows(
             writer.writerows(zip(*columns.values(), strict=True))
             file.write(table.getvalue().encode())
             num_written += len(idx)
-
-
-def _cells(name: str, values: Column, idx: NDArray[np.int64]) -> Sequence[Any]:
-    """Returns the cells of a column; a float gets the shortest text that identifies it."""
-    shape = values.shape if isinstance(values, np.ndarray) else (len(values),)
-    if shape != idx.shape:
-        raise UserError(
-            f"column {name!r} of predictions.csv has the shape {shape} for {len(idx)} samples. "
-            f"Return one value for each sample, of shape {idx.shape}."
-        )
-    return values.astype(str).tolist() if isinstance(values, np.ndarray) else values

@@ -5,26 +5,52 @@ content security policy in the page's head forbids the browser to fetch anything
 """
 
 import base64
-import html
 import importlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from megakit.reporting.drawing import to_png
-from megakit.reporting.figure_style import BAD, GOOD
+from megakit.reporting.figure_style import BAD, GOOD, INK
 from megakit.reporting.files import write_atomically
-from megakit.reporting.page_colors import PAGE_COLORS, style_sheet
 
-TEMPLATE = Path(__file__).parent / "templates" / "report.html"
-CHARTS = TEMPLATE.with_name("charts.js")
-INTERPRETER = TEMPLATE.with_name("graph.js")
+TEMPLATES = Path(__file__).parent / "templates"
+INTERPRETER = TEMPLATES / "graph.js"
+#: Inserted values are escaped, unless they are `Markup`.
+ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined
+)
+
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif'
+AXIS = {"gridcolor": "#d8dee4", "zerolinecolor": "#d8dee4", "automargin": True}
+AXIS_3D = {
+    "title": {"text": ""},
+    "showticklabels": False,
+    "showbackground": False,
+    "gridcolor": "#d8dee4",
+    "zerolinecolor": "#7d8590",
+    "showspikes": False,
+}
+CLEAR = "rgba(0,0,0,0)"
+#: What all charts share, as a template of plotly.
+CHART_STYLE = {
+    "font": {"family": FONT, "size": 13, "color": INK},
+    "paper_bgcolor": CLEAR,
+    "plot_bgcolor": CLEAR,
+    "margin": {"l": 48, "r": 12, "t": 44, "b": 44},
+    "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+    "xaxis": AXIS,
+    "yaxis": AXIS,
+    "scene": {"xaxis": AXIS_3D, "yaxis": AXIS_3D, "zaxis": AXIS_3D, "aspectmode": "cube"},
+}
 
 
 @dataclass(frozen=True)
@@ -55,28 +81,15 @@ def write_report(
         sections: The sections of the page, in order.
         notes: Notes for the reader, such as what is left out and why.
     """
-    parts = {
-        "title": html.escape(title),
-        "facts": "".join(
-            f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>"
-            for name, value in facts.items()
-        ),
-        "notes": "".join(f"<p class=note>{html.escape(note)}</p>" for note in notes),
-        "sections": "\n".join(
-            f'<section aria-label="{html.escape(section.title)}">\n'
-            f"<h2>{html.escape(section.title)}</h2>\n"
-            f"<p>{html.escape(section.text)}</p>\n{section.body}\n</section>"
-            for section in sections
-        ),
-        "colors": style_sheet(),
-        "right": GOOD,
-        "wrong": BAD,
-        "pairs": embed_json(list(PAGE_COLORS.values()), "page-colors"),
-        "charts": CHARTS.read_text("utf-8"),
-        "plotly": importlib.import_module("plotly.offline").get_plotlyjs(),
-    }
-    # Replaces in one pass, so that inserted text is not searched for placeholders.
-    page = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], TEMPLATE.read_text("utf-8"))
+    page = ENVIRONMENT.get_template("report.html").render(
+        title=title,
+        facts=facts,
+        sections=sections,
+        notes=notes,
+        font=Markup(FONT),
+        colors={"right": GOOD, "wrong": BAD},
+        plotly=Markup(importlib.import_module("plotly.offline").get_plotlyjs()),
+    )
     write_atomically(path, page)
 
 
@@ -87,47 +100,38 @@ def chart(
     *,
     name: str = "",
     height: int = 360,
-) -> str:
+) -> Markup:
     """Returns the HTML of a chart, which plotly draws when the page opens.
 
     Args:
-        traces: The traces in plotly's JSON format; sequences of numbers may be arrays. Colours of
-            the light scheme in `page_colors` follow the scheme of the browser.
-        layout: The layout in the same format. The template adds the settings of all charts.
+        traces: The traces in plotly's JSON format; sequences of numbers may be arrays.
+        layout: The layout in the same format, over the settings that all charts share.
         label: A description of the chart, for users who cannot see the chart.
-        name: The id of the element, for a script.
+        name: The id of the element, for a script; by default, it is made from the label.
         height: The height in CSS pixels.
     """
-    figure = embed_json({"data": traces, "layout": layout})
-    return (
-        f'<div class=chart{_id(name)} role=img aria-label="{html.escape(label)}" '
-        f'style="height: {height}px">{figure}</div>'
+    html = importlib.import_module("plotly.io").to_html(
+        {"data": traces, "layout": {"template": {"layout": CHART_STYLE}, **layout}},
+        config={"displayModeBar": False},
+        include_plotlyjs=False,
+        full_html=False,
+        default_height=height,
+        validate=False,
+        div_id=name or re.sub(r"\W+", "-", label),
     )
+    whole = Markup('<div class=chart role=img aria-label="{}">{}</div>')
+    return whole.format(label, Markup(html))
 
 
-def picture(image: NDArray[np.uint8], description: str) -> str:
+def picture(image: NDArray[np.uint8], description: str) -> Markup:
     """Returns an image (H, W), 0 black and 255 white, as an HTML element with embedded data."""
     data = base64.b64encode(to_png(image)).decode()
-    return f'<img src="data:image/png;base64,{data}" alt="{html.escape(description)}">'
-
-
-def embed_json(value: Any, name: str = "") -> str:
-    """Returns an HTML element with JSON data for a script, which parses the element's text.
-
-    Args:
-        value: A value of JSON types and arrays of numbers. NaN and infinity become null.
-        name: The id of the element.
-    """
-    encoder = importlib.import_module("plotly.utils").PlotlyJSONEncoder
-    text = json.dumps(value, cls=encoder, separators=(",", ":"))
-    # "<" could end the element; JSON strings may contain this escape sequence instead.
-    text = text.replace("<", "\\u003c")
-    return f'<script type="application/json"{_id(name)}>{text}</script>'
+    return Markup('<img src="data:image/png;base64,{}" alt="{}">').format(data, description)
 
 
 def embed_graph(
     description: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]], name: str
-) -> str:
+) -> Markup:
     """Returns HTML with a `megakit.models.export.Graph` and the script that runs the graph.
 
     A later script of the page passes the text of the element `name` to `readGraph`. The weights are
@@ -140,9 +144,7 @@ def embed_graph(
         }
         for weight, array in weights.items()
     }
-    model = embed_json({"graph": description, "weights": arrays}, name)
-    return f"{model}\n<script>\n{INTERPRETER.read_text('utf-8')}</script>"
-
-
-def _id(name: str) -> str:
-    return f' id="{html.escape(name)}"' if name else ""
+    model = htmlsafe_json_dumps({"graph": description, "weights": arrays})
+    script = Markup(INTERPRETER.read_text("utf-8"))
+    element = Markup('<script type="application/json" id="{}">{}</script>\n<script>\n{}</script>')
+    return element.format(name, model, script)

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.reporting.figures import most_confident_mistakes
-from megakit.reporting.predictions import Predictions, count_confusions
+from megakit.reporting.predictions import Predictions, count_confusions, most_confident_mistakes
 
 #: The largest number of samples that figures and reports show as points.
 MOST_SHOWN = 10_000
@@ -42,24 +41,20 @@ class Results:
 
     def add(self, block: Predictions) -> None:
         """Adds the next block of predictions."""
-        rows = self._rows_shown - self._num_added
+        is_first, rows = self._num_added == 0, self._rows_shown - self._num_added
         rows = rows[(rows >= 0) & (rows < len(block))]
         if len(rows):
             self._shown.append(block[rows])
-        self.is_labelled &= block.is_labelled
-        if self.is_labelled:
-            self._score(block)
         self._num_added += len(block)
-
-    def _score(self, block: Predictions) -> None:
-        counts = count_confusions(block.label, block.prediction, block.probabilities.shape[1])
+        self.is_labelled &= block.is_labelled
+        if not self.is_labelled:
+            return
         of_label = block.probabilities[np.arange(len(block)), block.label]
         self._log_likelihood += float(np.log(np.maximum(of_label, math.ulp(0.0))).sum())
-        if self._num_added:
-            counts += self.confusions
-            block = Predictions.concatenate([self.mistakes, block])
-        self.confusions = counts
-        self.mistakes = block[most_confident_mistakes(block.label, block.probabilities)]
+        counts = count_confusions(block)
+        self.confusions = counts if is_first else self.confusions + counts
+        found = block if is_first else Predictions.concatenate([self.mistakes, block])
+        self.mistakes = found[most_confident_mistakes(found)]
 
     @property
     def shown(self) -> Predictions:

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import io
 import os
-import select
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +24,8 @@ class LastingFile(io.FileIO):
 
     def __init__(self, descriptor: int, is_result: bool) -> None:
         super().__init__(descriptor, "w", closefd=descriptor > 2)
-        self.is_result = is_result
-        self.is_lost = False
+        os.set_blocking(descriptor, True)  # some parent processes leave a pipe non-blocking
+        self.is_result, self.is_lost = is_result, False
         self.instead: str | Path = os.devnull
 
     def write(self, data: Any) -> int:
@@ -35,23 +34,16 @@ class LastingFile(io.FileIO):
         Raises:
             OSError: A result cannot be written, for example to a full disk.
         """
-        while True:
-            try:
-                written = super().write(data)
-            except OSError as error:
-                if self.is_result and error.errno not in GONE:
-                    raise
-                if self.is_lost:
-                    return len(data)
-                self.is_lost = True
-                self._redirect()
-                continue
-            if written is not None:
-                return written
-            # Some parent processes leave the descriptor in non-blocking mode: wait for space.
-            waiting = select.poll()
-            waiting.register(self, select.POLLOUT)
-            waiting.poll()
+        try:
+            return super().write(data)
+        except OSError as error:
+            if self.is_result and error.errno not in GONE:
+                raise
+            if self.is_lost:
+                return len(data)
+        self.is_lost = True
+        self._redirect()
+        return self.write(data)
 
     def fall_back_to(self, path: Path) -> None:
         """Sets the file that receives the data after the reader has gone."""
@@ -62,15 +54,17 @@ class LastingFile(io.FileIO):
     def _redirect(self) -> None:
         # Replaces the descriptor itself, because C++ libraries write to it as well.
         for path in (self.instead, os.devnull):
-            with contextlib.suppress(OSError):  # without a free descriptor, the data is dropped
-                other = _open_to_append(path)
-                os.dup2(other, self.fileno(), inheritable=self.fileno() <= 2)
-                os.close(other)
+            with contextlib.suppress(OSError):
+                redirect(path, self.fileno(), inheritable=self.fileno() <= 2)
                 return
 
 
-def _open_to_append(path: Path | str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+def redirect(path: Path | str, *descriptors: int, inheritable: bool = True) -> None:
+    """Lets descriptors append to a file."""
+    other = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for descriptor in descriptors:
+        os.dup2(other, descriptor, inheritable)
+    os.close(other)
 
 
 def secure_streams() -> None:
@@ -128,10 +122,8 @@ def diverted(log: Path | str = os.devnull) -> Iterator[None]:
     for stream in streams:
         stream.flush()
     kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
-    file = _open_to_append(log)
     try:
-        for descriptor in kept:
-            os.dup2(file, descriptor)
+        redirect(log, 1, 2)
         with contextlib.redirect_stdout(real_out), contextlib.redirect_stderr(real_err):
             yield
     finally:
@@ -140,4 +132,3 @@ def diverted(log: Path | str = os.devnull) -> Iterator[None]:
         for descriptor, copy in kept.items():
             os.dup2(copy, descriptor)
             os.close(copy)
-        os.close(file)

@@ -96,13 +96,10 @@ class RunLogger(TensorBoardLogger):
         """
         import torch
 
-        self._writers["validation"].add_embedding(
-            torch.from_numpy(latent),
-            [str(number) for number in label],
-            torch.from_numpy(images).unsqueeze(1).float() / 255,
-            step,
-            tag=f"{self.section} latent space",
-        )
+        pictures = torch.from_numpy(images).unsqueeze(1).float() / 255
+        tag = f"{self.section} latent space"
+        points = (torch.from_numpy(latent), label.astype(str).tolist(), pictures)
+        self._writers["validation"].add_embedding(*points, step, tag=tag)
 
     @rank_zero_only
     def save(self) -> None:

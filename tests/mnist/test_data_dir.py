@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints.manifest import checkpoint_name
 from megakit.job.runs import RunDirectory, Stage
 from mnist.data_dir import choose_data_dir
 from model_finetune import FINETUNE, FinetuneOptions
@@ -14,7 +13,7 @@ from model_pretrain import PRETRAIN, PretrainOptions
 from tests.fabricate import make_run, prepare_run
 from tests.hostile import problem
 from tests.mnist.made_up import link_files
-from tests.scripts import read_csv, read_json, run_script
+from tests.scripts import read_json
 
 
 @pytest.fixture(autouse=True)
@@ -68,47 +67,35 @@ class TestChoice:
         assert len(lines) == 2
 
 
-class TestMemory:
+class TestRuns:
     """What prepared runs remember, without any training."""
 
-    def test_a_run_and_the_stage_after_it(self, mine):
-        finished(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine))
-        content = read_json(Path("runs/pretrain/run.json"))
-        assert content["places"] == {"data_dir": str(mine)}
-        assert "data_dir" not in content
+    @pytest.fixture(autouse=True)
+    def pretrained(self, mine):
+        return finished(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine))
+
+    def test_a_run_and_the_stages_after_it_read_the_same_folder(self, mine):
+        finished(FINETUNE, FinetuneOptions(accelerator="cpu"))
         for stage, options in (
             (PRETRAIN, PretrainOptions(accelerator="cpu")),
             (FINETUNE, FinetuneOptions(accelerator="cpu")),
+            (PREDICT, PredictOptions(accelerator="cpu")),
             (PRETRAIN, PretrainOptions(accelerator="cpu", fresh=True)),
         ):
             plan = prepare_run(stage, options)
             assert (plan.dataset, plan.chosen["data_dir"]) == ("mnist", mine)
             assert options.data_dir == mine
 
-    def test_the_folder_is_no_part_of_the_identity(self, mine, made_up_mnist, tmp_path):
+    def test_the_folder_is_no_part_of_the_identity(self, mine, made_up_mnist, tmp_path, pretrained):
         """Moved data goes on with the run, and the run then remembers the new place."""
-        directory = finished(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine))
         moved = link_files(made_up_mnist, tmp_path / "moved" / "MNIST" / "raw")
         remove_files(mine)
         plan = prepare_run(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=moved))
         assert plan.is_done
-        assert "places" not in plan.identity
-        assert directory.identity() == plan.identity
-        assert read_json(directory.path / "run.json")["places"] == {"data_dir": str(moved)}
-
-    def test_a_named_checkpoint_of_another_folder(self, mine, tmp_path):
-        runs = tmp_path / "far" / "runs"
-        finished(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine, output_dir=runs))
-        best = runs / "pretrain" / "checkpoints" / checkpoint_name(PretrainOptions.max_steps)
-        options = FinetuneOptions(accelerator="cpu", checkpoint=str(best))
-        assert prepare_run(FINETUNE, options).chosen["data_dir"] == mine
-
-
-class TestDataset:
-    """A stage never goes on with another dataset than that of its start checkpoint."""
+        assert pretrained.identity() == plan.identity
+        assert read_json(pretrained.path / "run.json")["places"] == {"data_dir": str(moved)}
 
     def test_the_files_are_gone(self, mine):
-        finished(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine))
         remove_files(mine)
         told = problem(prepare_run, FINETUNE, FinetuneOptions(accelerator="cpu"))
         assert told.startswith(
@@ -117,44 +104,13 @@ class TestDataset:
         assert "Copy the files there, or choose another --data-dir." in told
 
     def test_the_option_names_another_dataset(self, mine):
-        finished(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine))
-        options = FinetuneOptions(accelerator="cpu", dataset="digits", data_dir=mine)
-        told = problem(prepare_run, FINETUNE, options)
+        """Which only a start from fresh weights may do."""
+        options = {"accelerator": "cpu", "dataset": "digits", "data_dir": mine}
+        told = problem(prepare_run, FINETUNE, FinetuneOptions(**options))
         assert told == (
             "--dataset digits: the start checkpoint, of runs/pretrain, was trained on mnist. "
             "Leave --dataset out, or start from a checkpoint that was trained on digits."
         )
         assert not Path("runs/finetune").exists()
-
-    def test_fresh_weights_have_no_dataset(self, mine):
-        finished(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine))
-        options = FinetuneOptions(accelerator="cpu", dataset="digits", checkpoint="none")
-        assert prepare_run(FINETUNE, options).dataset == "digits"
-
-    def test_predictions_too(self, mine):
-        finished(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine))
-        finished(FINETUNE, FinetuneOptions(accelerator="cpu"))
-        told = problem(prepare_run, PREDICT, PredictOptions(accelerator="cpu", dataset="digits"))
-        assert "the start checkpoint, of runs/finetune, was trained on mnist" in told
-        plan = prepare_run(PREDICT, PredictOptions(accelerator="cpu"))
-        assert (plan.dataset, plan.chosen["data_dir"]) == ("mnist", mine)
-
-
-@pytest.mark.long
-def test_the_commands_after_a_training_with_a_folder_of_its_own(mnist_dir, elsewhere):
-    """Without a network, each stage finds the folder of the run that it starts from."""
-    common = ("--accelerator", "cpu")
-    short = (*common, "--max-steps", 4, "--global-batch-size", 32)
-
-    def start(script, *options):
-        environment = {"https_proxy": "http://127.0.0.1:9", "MNIST_DATA_DIR": None}
-        done = run_script(script, *options, cwd=elsewhere, **environment)
-        assert "digits" not in done.err
-        return done
-
-    start("model_pretrain.py", "--data-dir", mnist_dir, *short).output()
-    second = start("model_finetune.py", *short)
-    second.output()
-    assert f"MNIST is read from {mnist_dir}" in second.err
-    written = start("model_predict.py", *common).output().strip()
-    assert len(read_csv(elsewhere / written)) == 10_000
+        fresh = FinetuneOptions(checkpoint="none", **options)
+        assert prepare_run(FINETUNE, fresh).dataset == "digits"

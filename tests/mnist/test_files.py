@@ -1,33 +1,29 @@
 """MNIST's files, whole and spoilt, found, read and checked; most are made up by the tests."""
 
 import hashlib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mnist.files import MNIST_SHA256, check_mnist, find_dataset, read_mnist, read_splits
-from tests.hostile import problems
+from tests.hostile import problem, problems
 from tests.mnist.made_up import (
     TEST_IMAGES,
     TEST_LABELS,
     TRAIN_IMAGES,
     TRAIN_LABELS,
+    content_of,
     files_below,
     link_files,
     made_up,
+    pack,
     replace,
 )
 
 
 class TestReading:
-    @pytest.mark.parametrize("train", [True, False])
-    def test_images_and_labels(self, made_up_mnist, train):
-        images, labels = read_mnist(made_up_mnist, train)
-        names = (TRAIN_IMAGES, TRAIN_LABELS) if train else (TEST_IMAGES, TEST_LABELS)
-        assert images.dtype == labels.dtype == np.uint8
-        for found, name in zip((images, labels), names, strict=True):
-            np.testing.assert_array_equal(found, made_up(name))
-
     @pytest.mark.parametrize(("train", "count"), [(True, 60_000), (False, 10_000)])
     def test_known_values(self, mnist_dir, train, count):
         images, labels = read_mnist(mnist_dir, train)
@@ -62,11 +58,12 @@ class TestReading:
             link_files(made_up_mnist, tmp_path / layout)
         before = files_below(tmp_path)
         check_mnist(tmp_path)
-        for train in (True, False):
-            for found, real in zip(
-                read_mnist(tmp_path, train), read_mnist(made_up_mnist, train), strict=True
-            ):
-                np.testing.assert_array_equal(found, real)
+        for train, names in (
+            (True, (TRAIN_IMAGES, TRAIN_LABELS)),
+            (False, (TEST_IMAGES, TEST_LABELS)),
+        ):
+            for found, name in zip(read_mnist(tmp_path, train), names, strict=True):
+                np.testing.assert_array_equal(found, made_up(name))
         assert files_below(tmp_path) == before, "a folder that holds the files is only read"
 
 
@@ -80,7 +77,6 @@ class TestChecking:
         (folder / TEST_LABELS).unlink()
 
         found = problems(check_mnist, root)
-        assert len(found) == 3
         labels, images, missing = found
         assert labels.startswith(f"{folder / TRAIN_LABELS}: sha256 ")
         assert hashlib.sha256(altered).hexdigest() in labels
@@ -92,47 +88,65 @@ class TestChecking:
         assert missing.startswith(f"{folder / TEST_LABELS}: missing")
         assert problems(find_dataset, root, "auto") == found, "never digits in silence"
 
+    def test_what_is_used_is_what_was_checked(self, root):
+        """A file that is replaced after the check is noticed by the ranks that read it."""
+        path = root / "MNIST" / "raw" / TEST_LABELS
+        assert find_dataset(root, "mnist") == "mnist"
+        replace(path, b"\1" * 10_008)
+        assert f"{path}: sha256 " in problem(read_mnist, root, False)
 
+    @pytest.mark.parametrize(
+        ("content", "fault"),
+        [
+            (pack(content_of(TEST_LABELS))[:-9], "ends before the end"),
+            (b"<html>", "incorrect header"),
+            (pack(b"other"), "5 bytes, expected 10,008"),
+        ],
+        ids=["cut", "no gzip", "other"],
+    )
+    def test_packed_files(self, root, content, fault):
+        path = root / "MNIST" / "raw" / TEST_LABELS
+        path.unlink()
+        path.with_name(f"{TEST_LABELS}.gz").write_bytes(content)
+        assert fault in problem(find_dataset, root, "mnist")
+
+    def test_a_root_that_is_no_folder(self, tmp_path):
+        root = tmp_path / "data"
+        root.write_text("")
+        said = problem(find_dataset, root, "auto")
+        assert said.startswith(f"{root / 'MNIST' / 'raw'}: cannot be read (")
+        assert "--data-dir" in said
+
+
+@pytest.mark.usefixtures("offline")
 class TestChoosing:
-    def test_mnist_that_is_there(self, made_up_mnist, lines, offline):
-        assert find_dataset(made_up_mnist, "auto", report=lines.append) == "mnist"
-        assert find_dataset(made_up_mnist, "mnist", report=lines.append) == "mnist"
+    def test_what_it_goes_on_from(self, made_up_mnist, tmp_path, lines):
+        def choose(dataset: Any, previous: Any = None, root: Path = made_up_mnist) -> str:
+            return find_dataset(root, dataset, previous, lines.append)
+
+        assert [choose("auto"), choose("mnist"), choose("mnist", "digits")] == ["mnist"] * 3
+        assert [choose("digits", "mnist"), choose("auto", "digits")] == ["digits"] * 2
+        assert choose("auto", "mnist") == "mnist"
+        told = problem(choose, "auto", "mnist", tmp_path)
+        assert told.startswith("--dataset auto (mnist, as in the earlier run): ")
+        assert "digits" not in told, "another dataset would be refused"
         assert lines == []
 
-    def test_digits_where_there_is_nothing_else(self, tmp_path, lines, offline):
+    def test_digits_where_there_is_nothing_else(self, tmp_path, lines):
         assert find_dataset(tmp_path, "auto", report=lines.append) == "digits"
         assert lines == [
             f"MNIST is not in {tmp_path}/MNIST/raw and cannot be downloaded (127.0.0.1: Connection "
             "refused): using digits, the 1,797 scans that come with scikit-learn. --data-dir names "
             "the folder that contains MNIST/raw."
         ]
-        assert list(tmp_path.iterdir()) == []
-
-    def test_what_it_goes_on_from(self, made_up_mnist, tmp_path, lines, offline):
-        assert find_dataset(made_up_mnist, "digits", "mnist", lines.append) == "digits"
-        assert (
-            find_dataset(made_up_mnist, "auto", previous="digits", report=lines.append) == "digits"
-        )
-        assert find_dataset(made_up_mnist, "auto", previous="mnist", report=lines.append) == "mnist"
-        assert (
-            find_dataset(made_up_mnist, "mnist", previous="digits", report=lines.append) == "mnist"
-        )
-        (problem,) = problems(find_dataset, tmp_path, "auto", "mnist", lines.append)
-        assert problem.startswith("--dataset auto (mnist, as in the earlier run): ")
-        assert "digits" not in problem, "another dataset would be refused"
-        assert lines == []
-
-    def test_no_mnist_is_an_error_if_it_was_asked_for(self, tmp_path, lines, offline):
-        (problem,) = problems(find_dataset, tmp_path, "mnist", report=lines.append)
-        assert problem == (
+        assert problem(find_dataset, tmp_path, "mnist") == (
             f"--dataset mnist: {tmp_path}/MNIST/raw lacks {', '.join(MNIST_SHA256)}, unpacked or "
             "as .gz, and they cannot be downloaded (127.0.0.1: Connection refused). Copy the files "
             "there, choose another --data-dir, or choose --dataset digits."
         )
         assert list(tmp_path.iterdir()) == []
 
-    def test_half_of_mnist_is_an_error_under_auto_too(self, root, lines, offline):
+    def test_half_of_mnist_is_an_error_under_auto_too(self, root):
         (root / "MNIST" / "raw" / TRAIN_LABELS).unlink()
-        (problem,) = problems(find_dataset, root, "auto", report=lines.append)
-        assert f"MNIST/raw lacks {TRAIN_LABELS}, unpacked or as .gz" in problem
-        assert lines == []
+        found = problem(find_dataset, root, "auto")
+        assert f"MNIST/raw lacks {TRAIN_LABELS}, unpacked or as .gz" in found

@@ -65,18 +65,6 @@ class TestKinds:
         assert np.median(cleaned) < 35, cleaned
         assert max(cleaned) < 80, cleaned
 
-    @pytest.mark.parametrize("kind", UNEVEN[::3])
-    def test_without_the_clean_up_they_do_not(self, kinds, kind):
-        """Otherwise the test above would not show what the clean-up does."""
-
-        def uncleaned(grey):
-            try:
-                return to_training_form(grey)
-            except ValueError:
-                return np.zeros((28, 28), np.uint8)
-
-        assert max(differences(kinds, kind, number, uncleaned) for number in range(8)) > 80
-
     def test_every_kind_is_read(self, kinds):
         """Kinds with other strokes or a rotation: the largest difference is larger."""
         for kind in kinds.KINDS:

@@ -4,7 +4,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytestmark = pytest.mark.usefixtures("megatron")
@@ -17,66 +16,17 @@ def board(tmp_path: Path) -> Any:
 
     board: Any = RunLogger(tmp_path, "test")
     board.images, board.latent = [], None
-
-    def add_image(name: str, image: Any, step: int) -> None:
-        assert image.dtype == np.uint8
-        assert image.shape[2] == 3
-        board.images.append((name, step))
-
-    def add_latent_space(latent: Any, label: Any, images: Any, step: int) -> None:
-        board.latent = latent, label, images
-
-    board.add_image, board.add_latent_space = add_image, add_latent_space
+    board.add_image = lambda name, image, step: board.images.append((name, step, image.shape[2]))
+    board.add_latent_space = lambda *parts: setattr(board, "latent", parts)
     return board
 
 
-def validate(
-    callback: Any,
-    board: Any,
-    step: int,
-    sizes: tuple[int, ...],
-    padding: int = 0,
-    callbacks: tuple[Any, ...] = (),
-    **state: Any,
-) -> None:
-    """One validation after a step of 40, of micro batches of the given sizes."""
-    import torch
+def validate(board: Any, step: int, *sizes: int, callback: Any = None, **state: Any) -> list[int]:
+    """One validation after a step of 40, of micro batches of the given sizes.
 
-    observers: list[Any] = []
-    settings: dict[str, Any] = {
-        "global_step": step,
-        "max_steps": 40,
-        "should_stop": False,
-        "callbacks": [callback, *callbacks],
-        "loggers": [board],
-        "is_global_zero": True,
-        "world_size": 1,
-        "sanity_checking": False,
-        "state": SimpleNamespace(fn="fit"),
-        "strategy": SimpleNamespace(observers=observers),
-    }
-    trainer = SimpleNamespace(**settings | state)
-    callback.on_validation_start(trainer, None)
-    start = 0
-    for size in sizes:
-        number = torch.arange(start, start + size)
-        mask = torch.ones(size)
-        if padding and size == sizes[-1]:
-            mask[-padding:] = 0
-        batch = {
-            "data": number.view(-1, 1, 1, 1).expand(-1, 1, 4, 4) / 255,
-            "label": number % 3,
-            "loss_mask": mask,
-        }
-        for observe in observers:
-            observe(batch, number)
-        start += size
-    callback.on_validation_end(trainer, None)
-    assert observers == []
-
-
-def pictures(*shown: str) -> tuple[Any, list[int]]:
-    """The callback with a view that has what is named; how many samples were looked at."""
+    The last two samples of a micro batch of 6 are padding. Returns the sizes of the batches that
+    were looked at.
+    """
     import torch
 
     from mnist.views import LogPictures, View
@@ -85,35 +35,65 @@ def pictures(*shown: str) -> tuple[Any, list[int]]:
 
     def view(batch: Any, output: Any) -> View:
         looked_at.append(len(output))
-        parts = {
-            "reconstructions": batch["data"],
-            "latent": torch.stack([output, output, output], dim=1).bfloat16(),
-            "logits": torch.eye(3)[(output + (output == 7)) % 3],
+        return View(
+            batch["data"],
+            batch["label"],
+            reconstructions=batch["data"],
+            latent=torch.stack([output, output, output], dim=1).bfloat16(),
+            logits=torch.eye(3)[(output + (output == 7)) % 3],  # 7 is a mistake
+        )
+
+    pictures = LogPictures(view)
+    observers: list[Any] = []
+    settings: dict[str, Any] = {
+        "global_step": step,
+        "max_steps": 40,
+        "should_stop": False,
+        "callbacks": [pictures, *([callback] if callback else [])],
+        "loggers": [board],
+        "is_global_zero": True,
+        "world_size": 1,
+        "sanity_checking": False,
+        "state": SimpleNamespace(fn="fit"),
+        "strategy": SimpleNamespace(observers=observers),
+    }
+    trainer: Any = SimpleNamespace(**settings | state)
+    module: Any = None
+    pictures.on_validation_start(trainer, module)
+    start = 0
+    for size in sizes:
+        number = torch.arange(start, start + size)
+        batch = {
+            "data": number.view(-1, 1, 1, 1).expand(-1, 1, 4, 4) / 255,
+            "label": number % 3,
+            "loss_mask": torch.ones(size) if size != 6 else torch.tensor([1.0] * 4 + [0] * 2),
         }
-        return View(batch["data"], batch["label"], **{name: parts[name] for name in shown})
-
-    return LogPictures(view), looked_at
-
-
-def test_reconstructions_at_each_validation_of_the_first_samples_only(board: Any) -> None:
-    callback, looked_at = pictures("reconstructions")
-    validate(callback, board, 10, (8, 8, 8))
-    assert looked_at == [8, 8]
-    validate(callback, board, 20, (32, 32))
-    assert looked_at == [8, 8, 32]
-    assert board.images == [("reconstructions", 10), ("reconstructions", 20)]
+        for observe in observers:
+            observe(batch, number)
+        start += size
+    pictures.on_validation_end(trainer, module)
+    assert observers == []
+    return looked_at
 
 
-def test_at_the_end_all_samples_without_the_padding(board: Any) -> None:
-    callback, _ = pictures("latent")
-    validate(callback, board, 10, (8, 8))
+def test_some_reconstructions_at_each_validation_and_all_samples_at_the_end(board: Any) -> None:
+    assert validate(board, 10, 8, 8, 8) == [8, 8]
+    assert validate(board, 20, 32, 32) == [32]
+    assert board.images == [("reconstructions", 10, 3), ("reconstructions", 20, 3)]
     assert [board.latent] == [None]
-    validate(callback, board, 40, (8, 6), padding=2)
-    latent, label, images = board.latent
-    assert latent[:, 0].tolist() == list(range(12))
-    assert latent.dtype == np.float32
+    assert validate(board, 40, 8, 6) == [8, 6]
+    assert board.images[2:] == [("reconstructions", 40, 3), ("mistakes", 40, 3)]
+    latent, label, images, step = board.latent
+    assert latent[:, 0].tolist() == list(range(12))  # without the padding
+    assert latent.dtype == "float32"
     assert label.tolist() == [number % 3 for number in range(12)]
     assert images[:, 0, 0].tolist() == list(range(12))
+    assert step == 40
+
+
+def test_no_mistakes_no_picture(board: Any) -> None:
+    validate(board, 40, 7)
+    assert [name for name, _, _ in board.images] == ["reconstructions"]
 
 
 @pytest.mark.parametrize(("waited", "is_last"), [(0, False), (1, True)])
@@ -125,56 +105,21 @@ def test_a_validation_after_which_training_may_stop_early(
 
     stop = EarlyStopping("val_loss", patience=2)
     stop.wait_count = waited
-    callback, looked_at = pictures("latent")
-    validate(callback, board, 10, (16, 16), callbacks=(stop,), should_stop=is_last)
+    looked_at = validate(board, 10, 16, 16, callback=stop, should_stop=is_last)
     assert looked_at == ([16, 16] if is_last else [16])
     assert (board.latent is not None) == is_last
 
 
-def test_a_classifier_s_mistakes_are_shown_if_there_are_any(board: Any) -> None:
-    callback, _ = pictures("logits")
-    validate(callback, board, 40, (6,))  # without number 7
-    assert board.images == []
-    validate(callback, board, 40, (8, 8))
-    assert board.images == [("mistakes", 40)]
-
-
 @pytest.mark.parametrize(
-    ("sizes", "state"),
+    ("state", "looked_at"),
     [
-        ((8, 8), {"is_global_zero": False}),
-        ((8, 8), {"loggers": []}),
-        ((), {}),
+        # Other ranks look at their samples, which rank 0 may draw.
+        ({"is_global_zero": False}, [8, 8]),
+        ({"loggers": []}, [8, 8]),
+        ({"state": SimpleNamespace(fn="validate")}, []),
+        ({"sanity_checking": True}, []),
     ],
 )
-def test_a_rank_that_has_nothing_to_draw(board: Any, sizes: tuple[int, ...], state: Any) -> None:
-    """It looks at its samples all the same, which another rank may draw."""
-    callback, looked_at = pictures("reconstructions", "latent", "logits")
-    validate(callback, board, 40, sizes, **state)
-    assert looked_at == [*sizes]
+def test_nothing_is_drawn(board: Any, state: Any, looked_at: list[int]) -> None:
+    assert validate(board, 40, 8, 8, **state) == looked_at
     assert (board.images, board.latent) == ([], None)
-
-
-def test_validations_outside_of_training_are_not_looked_at(board: Any) -> None:
-    callback, looked_at = pictures("reconstructions")
-    validate(callback, board, 40, (8,), state=SimpleNamespace(fn="validate"))
-    validate(callback, board, 0, (8,), sanity_checking=True)
-    assert looked_at == board.images == []
-
-
-def test_views_of_both_models(tmp_path: Path) -> None:
-    import torch
-
-    from mnist.dataset import MnistBatch
-    from mnist.views import view_of_autoencoder, view_of_classifier
-
-    batch: MnistBatch = {
-        "data": torch.rand(2, 1, 28, 28),
-        "label": torch.tensor([3, 4]),
-        "idx": torch.tensor([0, 1]),
-    }
-    view = view_of_autoencoder(batch, {"x_hat": batch["data"].flatten(1), "z": torch.ones(2, 3)})
-    assert view.reconstructions is not None
-    assert torch.equal(view.reconstructions, batch["data"])
-    assert view.logits is None
-    assert view_of_classifier(batch, torch.ones(2, 10)).latent is None

@@ -1,4 +1,4 @@
-"""Figures, by what they show: their texts, their colours, and the PNG that comes of them."""
+"""Figures and pictures, by what they show: their texts, their colours, their pixels."""
 
 import io
 
@@ -6,63 +6,61 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from megakit.reporting import figures
+from megakit.reporting import drawing, figures
 from megakit.reporting.figure_style import CLASS_COLORS, to_png
 
-#: Of labels 0, 0, 0, 1, 1, 2.
-COUNTS = np.array([[2, 0, 1], [0, 2, 0], [0, 1, 0]])
+
+def test_confusion_matrix():
+    """Of labels 0, 0, 0, 1, 1, 2; class 3 does not occur."""
+    counts = np.array([[2, 0, 1, 0], [0, 2, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
+    (axes,) = figures.confusion_matrix(counts).axes
+    at = {text.get_position(): text.get_text() for text in axes.texts}
+    shown = {place: text for place, text in at.items() if max(place) < 3.5 and text.isdigit()}
+    # (predicted, label): a column, and a row
+    assert shown == {(0, 0): "2", (2, 0): "1", (1, 1): "2", (1, 2): "1"}
+    assert [at[3.6, row] for row in range(4)] == ["66.7%", "100.0%", "0.0%", "none"]
+    assert axes.get_title(loc="left") == "66.67% of 6 predicted right"
 
 
-def texts(figure):
-    """All that a figure says, apart from the marks on its axes."""
-    axes_texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    return [*axes_texts, *titles, figure.get_suptitle()]
-
-
-def points_by_class(num_classes=10, dimensions=3):
+@pytest.mark.parametrize("dimensions", [2, 16])
+def test_classes_have_names_and_colours_in_latent_space(dimensions):
     rng = np.random.default_rng(0)
-    labels = np.arange(num_classes).repeat(20)
-    middles = rng.normal(size=(num_classes, dimensions)) * 20
-    return middles[labels] + rng.normal(size=(len(labels), dimensions)), labels
+    labels = np.arange(10).repeat(20)
+    points = (rng.normal(size=(10, dimensions)) * 20)[labels] + rng.normal(size=(200, dimensions))
+    figure = figures.latent_space(points, labels)
+    assert {text.get_text() for text in figure.axes[0].texts} >= set("0123456789")
+    image = np.asarray(Image.open(io.BytesIO(to_png(figure))).convert("RGB"))
+    shown = {tuple(color) for color in image.reshape(-1, 3).tolist()}
+    assert {tuple(bytes.fromhex(color[1:])) for color in CLASS_COLORS} <= shown
 
 
-class TestConfusionMatrix:
-    def test_counts_and_shares(self):
-        figure = figures.confusion_matrix(COUNTS)
-        at = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
-        counts = {
-            position: text
-            for position, text in at.items()
-            if max(position) < 2.5 and text.isdigit()
-        }
-        # (predicted, label): a column, and a row
-        assert counts == {(0, 0): "2", (2, 0): "1", (1, 1): "2", (1, 2): "1"}
-        assert [at[2.6, row] for row in range(3)] == ["66.7%", "100.0%", "0.0%"]
-        assert "66.67% of 6 predicted right" in texts(figure)
-
-    def test_a_class_that_does_not_occur(self):
-        assert "none" in texts(figures.confusion_matrix(np.pad(COUNTS, (0, 1))))
+def test_one_dimension_is_no_picture():
+    with pytest.raises(ValueError, match="at least 2 dimensions"):
+        figures.latent_space(np.zeros((5, 1)), np.zeros(5, np.int64))
 
 
-class TestMistakes:
-    def test_the_most_confident_come_first(self):
-        probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.1, 0.9], [0.3, 0.7]])
-        labels = np.array([0, 0, 1, 0, 1])
-        assert figures.most_confident_mistakes(labels, probabilities).tolist() == [3, 1, 2]
-        assert figures.most_confident_mistakes(labels, probabilities, most=2).tolist() == [3, 1]
+def test_rows_of_images():
+    above, below = (np.full((2, 3, 3), shade, np.uint8) for shade in (200, 100))
+    picture = drawing.rows_of_images([above, below], scale=2, gap=2)
+    assert picture.shape == (2 * 2 * 5, 2 * 2 * 5, 3)
+    assert (picture[2:8, 2:8] == 200).all()
+    assert (picture[2:8, 12:18] == 200).all()
+    assert (picture[12:18, 2:8] == 100).all()
+    assert (picture[:2] == 0).all()
 
 
-class TestLatentSpace:
-    @pytest.mark.parametrize("dimensions", [2, 16])
-    def test_classes_have_names_and_colours(self, dimensions):
-        figure = figures.latent_space(*points_by_class(dimensions=dimensions))
-        assert set(texts(figure)) >= {str(label) for label in range(10)}
-        image = np.asarray(Image.open(io.BytesIO(to_png(figure))).convert("RGB"))
-        shown = {tuple(color) for color in image.reshape(-1, 3).tolist()}
-        for color in CLASS_COLORS:
-            assert tuple(bytes.fromhex(color[1:])) in shown, color
+def test_each_mistake_is_shown_in_its_place():
+    images = np.stack([np.full((4, 4), shade, np.uint8) for shade in (40, 80, 120)])
+    numbers = np.array([1, 2, 3])
+    picture = drawing.mistakes(images, numbers, numbers[::-1], np.array([0.9, 0.8, 0.7]), columns=2)
+    masks = [(picture == shade).all(axis=2) for shade in (40, 80, 120)]
+    first, second, third = (np.argwhere(mask)[0].tolist() for mask in masks)
+    assert first[0] == second[0] < third[0]
+    assert first[1] == third[1] < second[1]
+    assert [int(mask.sum()) for mask in masks] == [64] * 3
 
-    def test_one_dimension(self):
-        with pytest.raises(ValueError, match="at least 2 dimensions"):
-            figures.latent_space(np.zeros((5, 1)), np.zeros(5, np.int64))
+
+def test_images_of_any_range_become_dark_on_light():
+    images = np.stack([np.array([[0.0, 0.5, 1.0]]), np.array([[-3.0, 1.0, 5.0]]), np.zeros((1, 3))])
+    assert drawing.dark_on_light(images)[:2].tolist() == [[[255, 128, 0]]] * 2
+    assert np.ptp(drawing.dark_on_light(images)[2]) == 0

@@ -63,30 +63,27 @@ console.result(Path("the/result"))
 DIVERTED = "console.fall_back_to(log); console.divert(log)"
 
 
+@pytest.mark.parametrize("is_all_gone", [True, False])
 @pytest.mark.parametrize(
     ("gone", "lead"),
     [(closed_pipe, DIVERTED), (lost_terminal, "console.fall_back_to(log)")],
     ids=["quiet", "verbose"],
 )
-def test_a_reader_that_is_gone_ends_nothing_and_the_log_has_it_all(tmp_path, gone, lead):
+def test_a_reader_that_is_gone_ends_nothing_and_the_log_has_the_rest(
+    tmp_path, gone, lead, is_all_gone
+):
     descriptor, log = gone(), tmp_path / "log.txt"
-    done = run(SAY.format(lead=lead), log, stdout=descriptor, stderr=descriptor)
+    both = {"stderr": descriptor} if is_all_gone else {}
+    done = run(SAY.format(lead=lead), log, stdout=descriptor, **both)
     os.close(descriptor)
     assert done.returncode == 0
     lines = log.read_text()
     assert "before" not in lines
-    for line in ("after", "print, out", "print, err", "an error", "the/result", "2/2  loss 0.5000"):
-        assert line in lines
-
-
-def test_only_what_is_gone_goes_to_the_log(tmp_path):
-    descriptor, log = closed_pipe(), tmp_path / "log.txt"
-    done = run(SAY.format(lead=DIVERTED), log, stdout=descriptor)
-    os.close(descriptor)
-    assert done.returncode == 0
-    assert "an error" in done.stderr
-    assert "the/result" in log.read_text()
-    assert "an error" not in log.read_text()
+    assert "the/result" in lines
+    assert "print, out" in lines
+    for line in ("after", "an error", "2/2  loss 0.5000"):
+        assert line in (lines if is_all_gone else done.stderr)
+        assert (line in lines) == is_all_gone
 
 
 def test_the_exit_adds_nothing():

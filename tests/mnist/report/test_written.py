@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from megakit.checkpoints.manifest import read_manifest, write_manifest
-from megakit.reporting.figure_style import CLASS_COLORS, CLASS_COLORS_ON_DARK
+from megakit.reporting.figure_style import CLASS_COLORS
 from megakit.reporting.predictions import Predictions
 from megakit.reporting.report import picture
 from mnist import report as digit_report
@@ -54,8 +54,7 @@ class TestWriting:
             assert picture(image, name) in page
             assert picture(image, f"Digit {digit}, original") in page
             assert page.count(f"Digit {digit}, reconstruction") == 1
-            assert f"--class-{digit}: {CLASS_COLORS[digit]};" in page
-            assert f"--class-{digit}: {CLASS_COLORS_ON_DARK[digit]};" in page
+            assert f'<li style="--color: {CLASS_COLORS[digit]}; --share: 0"><b>{digit}</b>' in page
         wrong = np.flatnonzero(predictions.prediction != predictions.label)
         worst = wrong[np.argsort(-predictions.probabilities.max(axis=1)[wrong], kind="stable")][:25]
         shown = re.findall(r"<b>(\d)</b> as <b class=wrong>(\d)</b>", page)
@@ -86,7 +85,7 @@ class TestWriting:
         text = path.read_text("utf-8")
         assert headings(text) == ["Draw a digit", "Confusion matrix", "Most confident mistakes"]
         assert re.findall(r"<p class=note>Left out: (.*?) because", text) == [
-            "pretraining&#x27;s curves and reconstructions,",
+            "pretraining&#39;s curves and reconstructions,",
             "the curves of fine-tuning,",
         ]
 
