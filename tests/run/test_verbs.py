@@ -80,7 +80,7 @@ def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
         ),
         (
             ["notebook", "--renew"],
-            "-P|-m|jupytext|--to|ipynb|--set-kernel|python3|--execute"
+            "-P|-m|jupytext|--execute|--to|ipynb|--set-kernel|python3"
             "|<root>/notebooks/mnist_megatron.py",
         ),
         (["benchmarks", "data"], "<root>/benchmarks/run_all.py|data"),
