@@ -105,6 +105,9 @@ def test_the_lock_pins_the_wheel_that_goes_along(made: Path) -> None:
 def test_a_project_of_its_own(made: Path) -> None:
     assert not (made / "megakit").exists()
     assert not (made / "template").exists()
+    kept = {path.stem for path in (made / "mnist").iterdir()}
+    assert {"files", "dataset", "views", "tutorial"} <= kept
+    assert not {"own_pictures", "photos", "inputs", "report"} & kept
     readme = (made / "README.md").read_text()
     assert "{{" not in readme + (made / "pyproject.toml").read_text()
     for name in set(re.findall(r"`((?:tests/)?\w+\.(?:py|html|toml|lock))`", readme)):
