@@ -7,7 +7,6 @@ from tests.scripts import read_csv
 # In float32, because rounding in bfloat16 would hide errors. On the CPU, which every machine has.
 CPU = ("--precision", "32", "--accelerator", "cpu")
 #: The scripts in the order of their stages. All scripts except the last one train.
-
 SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 #: Steps of the first script, which a test stops on the way: it must take some time.
 STEPS = 60
