@@ -1,7 +1,7 @@
 """`./run new PATH [--from NAME] [--venv DIR]`: makes a project from the tutorial or an example.
 
-The project gets a copy of the scripts, `megakit` as a wheel, the files of `common/`, and those of
-`tutorial/` or of the example's folder here.
+The project gets the scripts and what they import, `megakit` as a wheel, the files of `common/`, and
+those of `tutorial/` or of the example's folder here.
 """
 
 import hashlib
@@ -20,21 +20,11 @@ from copier import run_copy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from template.sources import EXAMPLES, ROOT, copy_example
+from template.sources import EXAMPLES, ROOT, TEMPLATE, copy_sources
 
-TEMPLATE = ROOT / "template"
 #: Files that are copied to every project without changes.
-SHARED = (
-    *("run", "run_setup.sh", "requirements.lock", "requirements-dev.lock", "LICENSE"),
-    *("tests/scripts.py", "tests/single_process.py"),
-)
-#: Files of the tutorial that are copied to a project made from the tutorial.
-TUTORIAL = (
-    *("mnist", "model_components.py"),
-    *("model_pretrain.py", "model_finetune.py", "model_predict.py"),
-)
+SHARED = ("run", "run_setup.sh", "requirements.lock", "requirements-dev.lock", "LICENSE")
 ORIGINS = sorted(path.name for path in EXAMPLES.iterdir() if (TEMPLATE / path.name).is_dir())
-IGNORED = shutil.ignore_patterns("__pycache__")
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 HELP = f"""\
 usage: ./run new PATH [--from NAME] [--venv DIR]
@@ -87,7 +77,8 @@ def parse(arguments: list[str]) -> tuple[Path, str | None, str]:
 def build_wheel(folder: Path, scratch: Path) -> Path:
     """Builds megakit's wheel into a folder; returns its path."""
     # Built from a copy, because setuptools creates a folder `build` in the source folder.
-    shutil.copytree(ROOT / "megakit", scratch / "megakit", ignore=IGNORED)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "megakit", scratch / "megakit", ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, scratch)
     # Uses the setuptools of this environment, which the lock pins, so no network is needed.
@@ -114,14 +105,9 @@ def make(project: Path, path: Path, scratch: Path, origin: str) -> None:
     for part in ("common", origin):
         data = {**answers, "part": part}
         run_copy(str(TEMPLATE), project, data=data, defaults=True, quiet=True)
-    if origin != "tutorial":
-        copy_example(origin, project)
-    for name in (*SHARED, *(TUTORIAL if origin == "tutorial" else ())):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, project / name, ignore=IGNORED)
-        else:
-            (project / name).parent.mkdir(exist_ok=True)
-            shutil.copy(ROOT / name, project / name)
+    copy_sources(origin, project)
+    for name in SHARED:
+        shutil.copy(ROOT / name, project)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     with (project / "requirements.lock").open("a") as lock:
         lock.write(f"megakit=={version} \\\n    --hash=sha256:{digest}\n")

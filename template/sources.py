@@ -1,4 +1,4 @@
-"""Copies an example and the files that it imports, as scripts in a project's own folder."""
+"""Copies the scripts and tests of a project, and all files of this repository that they import."""
 
 import ast
 import re
@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = ROOT / "examples"
+TEMPLATE, EXAMPLES = ROOT / "template", ROOT / "examples"
+#: Scripts of the tutorial. `template/tutorial` has another `model_predict.py`, without pictures.
+TUTORIAL = ("model_pretrain.py", "model_finetune.py", "mnist/tutorial.py")
 OWN_FOLDER = """\
 if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the script
     sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -22,19 +24,30 @@ REPLACED = (
 )
 
 
-def copy_example(name: str, project: Path) -> None:
-    """Copies an example's modules and tests, and all modules that they import, to a project.
+def copy_sources(origin: str, project: Path) -> None:
+    """Copies what the project runs, and what this imports, except the template's files and megakit.
 
     Args:
-        name: The example's folder in `examples`.
+        origin: `tutorial`, or the name of an example's folder.
         project: The project's folder.
     """
-    begin = [*(EXAMPLES / name).glob("*.py"), *ROOT.glob(f"tests/examples/test_{name}.py")]
-    for file in find_imported(file for file in begin if file.name != "__init__.py"):
-        copied = project / target(file)
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, copied)
-        adapt(copied)
+    for file in find_imported([*started_files(origin)]):
+        if not file.is_relative_to(TEMPLATE):
+            copied = project / target(file)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copied)
+            adapt(copied)
+
+
+def started_files(origin: str) -> Iterator[Path]:
+    """Yields the scripts and the tests of a project."""
+    for part in ("common", origin):
+        yield from (TEMPLATE / part).rglob("*.py")
+    if origin == "tutorial":
+        yield from (ROOT / name for name in TUTORIAL)
+    else:
+        yield from (EXAMPLES / origin).glob("[!_]*.py")
+        yield from ROOT.glob(f"tests/examples/test_{origin}.py")
 
 
 def find_imported(files: Iterable[Path]) -> set[Path]:

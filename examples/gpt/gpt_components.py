@@ -1,7 +1,6 @@
 """Defines the parts of a language model, in the order of the tutorial's `model_components.py`.
 
-The order is: loss, data, model, config, Lightning module, trainer. A token is a byte, so the
-vocabulary has 256 tokens and needs no tokenizer.
+A token is a byte, so the vocabulary has 256 tokens and needs no tokenizer.
 """
 
 import math
@@ -27,7 +26,7 @@ from torch.export import Dim
 from torch.utils.data import Dataset
 
 from examples.gpt.gpt_sizes import VOCABULARY, SizeOptions
-from examples.gpt.text_files import Text, read_splits
+from examples.gpt.text_files import read_splits
 from megakit.data import IdentityMultiEpochDatasetWrapper, MegatronDataModule
 from megakit.job import Run
 from megakit.models import (
@@ -36,12 +35,7 @@ from megakit.models import (
     SeededGPTModel,
     transformer_block_spec,
 )
-from megakit.training import (
-    ExactStrategy,
-    LightningPassthroughPredictionMixin,
-    TokenMeanLossReduction,
-    megatron_adam,
-)
+from megakit.training import ExactStrategy, TokenMeanLossReduction, megatron_adam
 
 # --- Loss -----------------------------------------------------------------------------------------
 # The last block of a text has fewer tokens than the others, so micro batches may have unequal
@@ -53,29 +47,23 @@ class NextTokenLoss(TokenMeanLossReduction):
     """Averages the cross entropy of the next token over all tokens of a global batch."""
 
     def token_losses(self, batch: Any, forward_out: Tensor) -> Tensor:
-        """Returns the cross entropies (B, S), which Megatron's model has computed."""
-        return forward_out
+        return forward_out  # the cross entropies (B, S), which Megatron's model has computed
 
     def token_values(self, batch: Any, forward_out: Tensor) -> dict[str, Tensor]:
-        """Returns the cross entropy in bits, for the log: a token is a byte."""
-        return {"bits_per_byte": forward_out / math.log(2)}
+        return {"bits_per_byte": forward_out / math.log(2)}  # for the log
 
 
 # --- Data -----------------------------------------------------------------------------------------
 
 
 class TextBlocks(Dataset[dict[str, Any]]):
-    """Cuts a text into blocks; the sample with index k depends on k only.
+    """Cuts a text into blocks of S tokens; the sample with index k depends on k only.
 
     A sample has `tokens` and `labels`, int64 (S,): the labels are the tokens that follow. The last
     block is padded; its `loss_mask`, float32 (S,), is 0 for padding.
-
-    Args:
-        text: Provides the bytes.
-        block_size: Tokens in a block, S.
     """
 
-    def __init__(self, text: Text, block_size: int) -> None:
+    def __init__(self, text: bytes, block_size: int) -> None:
         self.text, self.block_size = text, block_size
 
     def __len__(self) -> int:
@@ -92,7 +80,7 @@ class TextBlocks(Dataset[dict[str, Any]]):
         blocks = np.zeros((len(indices), size + 1), np.int64)
         mask = np.ones((len(indices), size), np.float32)
         for row, index in enumerate(indices.tolist()):
-            content = self.text.read(index * size, (index + 1) * size + 1)
+            content = self.text[index * size : (index + 1) * size + 1]
             blocks[row, : len(content)] = np.frombuffer(content, np.uint8)
             mask[row, len(content) - 1 :] = 0
         tokens = torch.from_numpy(blocks)
@@ -105,30 +93,15 @@ class TextBlocks(Dataset[dict[str, Any]]):
 
 
 class TextDataModule(MegatronDataModule):
-    """Loads blocks of a text; the training blocks are in a different random order in each epoch.
+    """Loads blocks of a text; the other arguments are those of `MegatronDataModule`."""
 
-    Args:
-        text: A file, a folder, or None for Python's standard library.
-        block_size: Tokens in a block.
-        micro_batch_size: Blocks per rank and forward pass.
-        global_batch_size: Blocks per step over all ranks.
-        **options: Options of `MegatronDataModule`: `seed`, `num_workers`.
-    """
-
-    def __init__(
-        self,
-        text: Path | None,
-        block_size: int,
-        micro_batch_size: int,
-        global_batch_size: int,
-        **options: Any,
-    ) -> None:
-        super().__init__(micro_batch_size, global_batch_size, **options)
+    def __init__(self, text: Path | None, block_size: int, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.text, self.block_size = text, block_size
         self.data_sampler.seq_len = block_size  # of what the pipeline stages send
 
     def setup(self, stage: str) -> None:
-        """Reads the text. Lightning calls this method on every rank."""
+        """Reads the text on every rank. Each epoch has another random order of training blocks."""
         train, val = (TextBlocks(text, self.block_size) for text in read_splits(self.text))
         self.train_set = self.resample(IdentityMultiEpochDatasetWrapper(train))
         self.val_set = self.test_set = val
@@ -138,8 +111,7 @@ class TextDataModule(MegatronDataModule):
 # Megatron's GPTModel implements tensor and pipeline parallelism itself. The rows of the embedding
 # (the vocabulary), the heads and the widths are sharded over the tensor-parallel ranks. The layers
 # are distributed to the pipeline stages. The first stage has the embedding, the last stage the
-# output layer. If the two share their weights, each of the two stages has a copy, and Megatron sums
-# the gradients of both copies.
+# output layer. With tied weights, both stages have a copy, and Megatron sums the gradients.
 
 
 class LanguageModel(SeededGPTModel):
@@ -164,15 +136,11 @@ class LanguageModel(SeededGPTModel):
         attention_mask: None = None,
         **options: Any,
     ) -> Tensor:
-        """Returns logits (B, S, 256) of tokens, int64 (B, S); a loss for each token with `labels`.
+        """Returns logits (B, S, 256) of tokens, int64 (B, S); by default at positions 0, 1, 2, ...
 
-        Args:
-            input_ids: The tokens.
-            position_ids: Their positions, int64 (B, S); by default 0, 1, 2, ...
-            attention_mask: None: the layers attend to earlier tokens only.
-            **options: Further arguments of Megatron's model. With `labels`, int64 (B, S), the
-                result is the cross entropy of each label, float32 (B, S). Before the last pipeline
-                stage, the result is the hidden states (S, B, H).
+        With `labels`, int64 (B, S), returns the cross entropy of each label, float32 (B, S). Before
+        the last pipeline stage, returns the hidden states (S, B, H). Megatron's model has further
+        options. There is no attention mask, because the layers attend to earlier tokens only.
         """
         if position_ids is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -200,8 +168,7 @@ class GptConfig(
     tied_weights: bool = True  # the output layer uses the weights of the embedding
     calculate_per_token_loss: bool = True  # TokenMeanLossReduction requires this
     init_method_std: float = 0.06  # for a width of 128; Megatron's 0.02 suits one of thousands
-    # Megatron's defaults are 0.1.
-    hidden_dropout: float = 0.0
+    hidden_dropout: float = 0.0  # Megatron's defaults are 0.1
     attention_dropout: float = 0.0
 
     def export_inputs(self) -> tuple[dict[str, Tensor], dict[str, dict[int, Dim]]]:
@@ -213,13 +180,8 @@ class GptConfig(
 # --- Lightning module -----------------------------------------------------------------------------
 
 
-class GptModule(pl.LightningModule, io.IOMixin, LightningPassthroughPredictionMixin):
-    """Trains and validates the model that the config builds, and predicts with it.
-
-    Args:
-        config: Builds the model and names the loss class.
-        optimizer: By default Megatron's Adam with a constant learning rate of 1e-3.
-    """
+class GptModule(pl.LightningModule, io.IOMixin):
+    """Trains and validates the model that the config builds."""
 
     def __init__(self, config: GptConfig, optimizer: MegatronOptimizerModule | None = None) -> None:
         super().__init__()
@@ -233,23 +195,14 @@ class GptModule(pl.LightningModule, io.IOMixin, LightningPassthroughPredictionMi
             self.module = self.config.configure_model()
 
     def forward(self, batch: Any, batch_idx: int | None = None) -> Tensor:
-        """Returns the loss of each token of a micro batch, float32 (B, S)."""
         losses: Tensor = self.module(batch["tokens"], labels=batch["labels"])
-        return losses
+        return losses  # of each token, float32 (B, S)
 
     def training_step(self, batch: Any, batch_idx: int | None = None) -> Tensor:
         return self(batch, batch_idx)
 
-    # On the last pipeline stage, NeMo calls `training_step` in training and `validation_step` in
-    # validation. On all other stages, NeMo calls `forward_step`.
+    # The last pipeline stage calls `training_step` and `validation_step`, others `forward_step`.
     forward_step = validation_step = training_step
-
-    def predict_step(self, batch: Any, batch_idx: int | None = None) -> Any:
-        """Returns the losses (B, S) as `output`, and of the batch `idx` and `loss_mask`."""
-        losses = self(batch)
-        if not parallel_state.is_pipeline_last_stage():
-            return losses
-        return {"output": losses, "idx": batch["idx"], "loss_mask": batch["loss_mask"]}
 
     def training_loss_reduction(self) -> NextTokenLoss:
         return self.config.get_loss_reduction_class()()
@@ -258,8 +211,6 @@ class GptModule(pl.LightningModule, io.IOMixin, LightningPassthroughPredictionMi
 
 
 # --- Trainer --------------------------------------------------------------------------------------
-# Sequence parallelism and the distributed optimizer are arguments of NeMo's strategy and of its
-# config of data parallelism.
 
 
 def build_trainer(
@@ -269,31 +220,30 @@ def build_trainer(
     sequence_parallel: bool = False,
     distributed_optimizer: bool = False,
 ) -> nl.Trainer:
-    """Returns the trainer of a run, which trains or generates text."""
+    """Returns the trainer of a run; the tutorial's `build_trainer` explains its arguments."""
     strategy = ExactStrategy(
         tensor_model_parallel_size=run.layout.tensor,
         pipeline_model_parallel_size=run.layout.pipeline,
-        parallel_devices=run.devices,  # one for each process of this machine
+        parallel_devices=run.devices,
         sequence_parallel=sequence_parallel,
         ddp=DistributedDataParallelConfig(use_distributed_optimizer=distributed_optimizer),
         setup_optimizers=run.trains,
-        timeout=run.timeout,  # how long a rank waits for another rank
+        timeout=run.timeout,
     )
     return nl.Trainer(
         accelerator=run.accelerator.name,
-        devices="auto",  # the strategy names them
+        devices="auto",
         num_nodes=run.layout.num_nodes,
         strategy=strategy,
         plugins=nl.MegatronMixedPrecision(precision=run.precision),
         max_steps=run.max_steps,
         val_check_interval=run.val_interval,
-        check_val_every_n_epoch=None,  # the interval counts steps: the training is one epoch
+        check_val_every_n_epoch=None,
         limit_val_batches=run.limit_val_batches,
         num_sanity_val_steps=0,
         logger=run.logger(),
         log_every_n_steps=10,
         callbacks=[*callbacks, *run.callbacks()],
-        # `run.callbacks()` shows progress, and Megatron's sampler divides the samples.
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,

@@ -7,9 +7,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from megatron.core import parallel_state
 from megatron.core.inference.contexts import StaticInferenceContext
-from megatron.core.inference.model_inference_wrappers.gpt.gpt_inference_wrapper import (
-    GPTInferenceWrapper,
-)
+from megatron.core.inference.model_inference_wrappers.gpt import gpt_inference_wrapper
 from megatron.core.inference.model_inference_wrappers.inference_wrapper_config import (
     InferenceWrapperConfig,
 )
@@ -38,8 +36,8 @@ class NextLogits:
     def __call__(self, tokens: Tensor) -> Tensor:
         """Appends tokens, int64 (B, n); returns the logits, float32 (B, 256), of the next token."""
         start = self.context.sequence_len_offset
-        positions = torch.arange(start, start + tokens.shape[1]).expand_as(tokens)
-        return self._run(tokens, positions.to(tokens.device))[:, -1].float()
+        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        return self._run(tokens, positions.expand_as(tokens))[:, -1].float()
 
     def _run(self, tokens: Tensor, positions: Tensor) -> Tensor:
         logits: Tensor = self.model(tokens, positions, inference_context=self.context)
@@ -48,12 +46,7 @@ class NextLogits:
 
 
 class ParallelNextLogits(NextLogits):
-    """Computes the logits on all ranks of a job; each rank calls it with the same tokens.
-
-    Args:
-        model: This rank's part of the model.
-        batch_size: Number of texts, B.
-    """
+    """Computes the logits on all ranks of a job, with each rank's part of the model."""
 
     def __init__(self, model: Any, batch_size: int) -> None:
         super().__init__(model, batch_size)
@@ -65,7 +58,7 @@ class ParallelNextLogits(NextLogits):
             padded_vocab_size=VOCABULARY,
         )
         # Megatron's wrapper sends the activations from stage to stage.
-        self.wrapper = GPTInferenceWrapper(model, sizes, self.context)
+        self.wrapper = gpt_inference_wrapper.GPTInferenceWrapper(model, sizes, self.context)
         self.wrapper.prep_model_for_inference()
 
     def _run(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -82,10 +75,9 @@ class ParallelNextLogits(NextLogits):
 
 
 def build_on_ranks(model: pl.LightningModule, trainer: pl.Trainer) -> torch.nn.Module:
-    """Sets up the job's process groups, and returns this rank's part of a model to call.
+    """Sets up the process groups, and returns this rank's part of the model, in evaluation mode.
 
-    All ranks have to call this function. `trainer.predict` is for models that are called once for
-    each sample. The part is in evaluation mode, on the rank's device, in the trainer's precision.
+    `trainer.predict` cannot be used, because it calls a model once for each sample.
     """
     strategy: Any = trainer.strategy
     strategy.connect(model)
@@ -105,29 +97,14 @@ def generate(
     num_tokens: int,
     *,
     temperature: float = 1.0,
-    top_k: int = 256,
+    top_k: int = VOCABULARY,
     seed: int = 42,
 ) -> Tensor:
-    """Appends tokens to a prompt.
+    """Appends tokens to a prompt, int64 (B, n); if a block is full, forgets its first half.
 
-    If a text is as long as a block, the first half of the block is forgotten.
-
-    Args:
-        next_logits: The model.
-        prompt: The first tokens, int64 (B, n).
-        num_tokens: Number of tokens to append.
-        temperature: Divides the logits; 0 chooses the token with the largest logit.
-        top_k: The number of most probable tokens to choose from.
-        seed: Seed of the random choices.
-
-    Returns:
-        The prompt and the new tokens, int64 (B, n + num_tokens).
-
-    Raises:
-        ValueError: The prompt is empty.
+    `temperature` divides the logits; 0 chooses the most probable token. `top_k` is the number of
+    most probable tokens to choose from.
     """
-    if not prompt.shape[1]:
-        raise ValueError("the prompt is empty; the model needs at least one token.")
     generator = torch.Generator().manual_seed(seed)
     block_size = next_logits.block_size
     text, new = prompt, prompt[:, -block_size:]
@@ -137,17 +114,10 @@ def generate(
         if length + new.shape[1] > block_size:
             next_logits.forget()
             length, new = 0, text[:, -(block_size // 2) :]
-        logits = next_logits(new).cpu()
+        best = next_logits(new).cpu().topk(1 if temperature == 0 else top_k, dim=1)
         length += new.shape[1]
-        new = _choose(logits, temperature, top_k, generator).to(text.device)
+        probabilities = (best.values / (temperature or 1)).softmax(dim=1)
+        choice = torch.multinomial(probabilities, 1, generator=generator)
+        new = best.indices.gather(1, choice).to(text.device)
         text = torch.cat([text, new], dim=1)
     return text
-
-
-def _choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> Tensor:
-    """Returns one token for each row of logits, (B, 1)."""
-    if temperature == 0:
-        return logits.argmax(dim=1, keepdim=True)
-    best = logits.topk(min(top_k, logits.shape[1]), dim=1)
-    probabilities = (best.values / temperature).softmax(dim=1)
-    return best.indices.gather(1, torch.multinomial(probabilities, 1, generator=generator))

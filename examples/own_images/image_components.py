@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.own_images.image_dataset import FolderImages
-from examples.vit.vit_components import ShiftImages
+from examples.vit.random_effects import ShiftImages
 from megakit.data import MegatronDataModule
 
 

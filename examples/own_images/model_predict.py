@@ -28,8 +28,8 @@ class PredictOptions(FolderOptions, SizeOptions, CommonOptions):
 def predict(run: Run[PredictOptions]) -> Path:
     """Predicts the classes; returns the path of predictions.csv."""
     from examples.own_images.image_components import FolderDataModule
-    from examples.vit.vit_components import VitClassifierConfig, build_trainer
-    from model_components import BionemoLightningModule
+    from examples.vit.vit_components import VitClassifierConfig
+    from model_components import BionemoLightningModule, build_trainer
 
     run.options.check_unchanged(run.dataset)
     data = FolderDataModule(

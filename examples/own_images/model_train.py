@@ -35,9 +35,9 @@ def train_classifier(run: Run[TrainOptions]) -> Path:
     """Trains the classifier; returns the path of the best checkpoint."""
     from examples.own_images.image_components import FolderDataModule
     from examples.own_images.image_dataset import CHANNELS, SIZE
-    from examples.vit.vit_components import VitClassifierConfig, build_trainer
+    from examples.vit.vit_components import VitClassifierConfig
     from megakit.training import cosine_annealing, megatron_adam, train
-    from model_components import BionemoLightningModule
+    from model_components import BionemoLightningModule, build_trainer
 
     options = run.options
     options.check_unchanged(run.dataset)

@@ -46,9 +46,9 @@ class FinetuneOptions(DataOptions, SizeOptions, TrainingOptions):
 
 def finetune(run: Run[FinetuneOptions]) -> Path:
     """Trains the classifier; returns the path of the best checkpoint."""
-    from examples.vit.vit_components import VitClassifierConfig, VitDataModule, build_trainer
+    from examples.vit.vit_components import VitClassifierConfig, VitDataModule
     from megakit.training import cosine_annealing, megatron_adam, train
-    from model_components import BionemoLightningModule
+    from model_components import BionemoLightningModule, build_trainer
 
     options = run.options
     data = VitDataModule(

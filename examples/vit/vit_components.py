@@ -1,37 +1,25 @@
 """Defines the parts of a vision transformer, in the order of the tutorial's `model_components.py`.
 
-The order is: losses, data, models, configs, trainer. The data module and the classifier's loss are
-imported from `model_components.py`; the scripts import the Lightning module from there. In
-pretraining, the model reconstructs masked patches of images. Its trunk then becomes a digit
-classifier.
+In pretraining, the model reconstructs masked patches of images. Its trunk then becomes a digit
+classifier. The data module and the classifier's loss come from `model_components.py`, where the
+scripts also find the Lightning module and the trainer.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 # Before all other imports of Megatron; its docstring gives the reason.
 import megakit.runtime.import_megatron  # isort: skip  # noqa: F401
-import lightning.pytorch as pl
-import numpy as np
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.transformer import MegatronModule
 from megatron.core.transformer.enums import ModelType
 from megatron.core.transformer.transformer_block import TransformerBlock
-from nemo import lightning as nl
 from torch import Tensor, nn
 
+from examples.vit.random_effects import MaskPatches, ShiftImages
 from examples.vit.vit_sizes import HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS
-from megakit.data import (
-    BatchedMultiEpochDatasetWrapper,
-    EpochIndex,
-    MultiEpochDatasetResampler,
-    on_device,
-    uniform,
-)
-from megakit.job import Run
+from megakit.data import MultiEpochDatasetResampler
 from megakit.models import (
     IOMixinWithGettersSetters,
     MegatronBioNeMoTrainableModelConfig,
@@ -39,8 +27,7 @@ from megakit.models import (
     seeded,
     transformer_layer_spec,
 )
-from megakit.training import ExactStrategy, SameSizeLossDict, ValidationMetric
-from mnist.dataset import MnistItem
+from megakit.training import SameSizeLossDict, ValidationMetric
 from model_components import (
     ClassifierLossReduction,
     MNISTDataModule,
@@ -48,9 +35,7 @@ from model_components import (
     accuracy_of_classes,
 )
 
-# ----------------------------------------------------------------------------------------------
-# Losses
-# ----------------------------------------------------------------------------------------------
+# --- Losses ---------------------------------------------------------------------------------------
 
 
 class MaskedLossReduction(MSELossReduction):
@@ -68,49 +53,7 @@ class MaskedLossReduction(MSELossReduction):
         return super().forward(target, restored)
 
 
-# ----------------------------------------------------------------------------------------------
-# Data
-# ----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class MaskPatches(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
-    """Masks random patches of each image; each epoch has other patches."""
-
-    share: float = 0.5
-    patch_size: int = 7
-    seed: int = 42
-
-    def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
-        """Adds `shown`, bool (B, 1, 28, 28), False for masked pixels, and the input `corrupted`."""
-        rows, columns = (size // self.patch_size for size in batch["data"].shape[-2:])
-        numbers = uniform(self.seed, index.epoch, index.idx, (rows * columns,))
-        # Mask the patches with the smallest random numbers: equally many in each image.
-        patches = numbers.argsort(axis=1).argsort(axis=1) >= round(self.share * rows * columns)
-        pixels = np.ones((1, self.patch_size, self.patch_size), np.bool_)
-        masks = np.kron(patches.reshape(-1, 1, rows, columns), pixels)
-        shown = on_device(masks, like=batch["data"])
-        # Masked pixels are -1, which no image contains; 0 is the background.
-        return {**batch, "shown": shown, "corrupted": batch["data"].masked_fill(~shown, -1.0)}
-
-
-@dataclass
-class ShiftImages(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
-    """Shifts each image at random by up to `pixels` pixels, differently in each epoch."""
-
-    pixels: int = 2
-    seed: int = 42
-
-    def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
-        """Shifts the images of a batch; background fills the edges."""
-        numbers = on_device(uniform(self.seed, index.epoch, index.idx, (2, 1)), like=batch["data"])
-        start = (numbers * (2 * self.pixels + 1)).long()  # (B, 2, 1), from 0
-        padded = nn.functional.pad(batch["data"], (self.pixels,) * 4)
-        height, width = batch["data"].shape[-2:]
-        image, *places = (torch.arange(n, device=start.device) for n in (len(start), height, width))
-        row, column = start[:, 0] + places[0], start[:, 1] + places[1]
-        data = padded[image[:, None, None], :, row[:, :, None], column[:, None, :]]
-        return {**batch, "data": data.movedim(-1, 1).contiguous()}
+# --- Data -----------------------------------------------------------------------------------------
 
 
 class VitDataModule(MNISTDataModule):
@@ -146,15 +89,12 @@ class VitDataModule(MNISTDataModule):
         return super().with_random_effects(train)
 
 
-# ----------------------------------------------------------------------------------------------
-# Models
-#
+# --- Models ---------------------------------------------------------------------------------------
 # Megatron's TransformerBlock implements tensor and pipeline parallelism. It distributes its layers
 # to the pipeline stages, and shards each layer's heads and widths over the tensor-parallel ranks.
 # The layers before and after the block are small. They are replicated on all tensor-parallel ranks
 # of the first and the last stage. Tokens have the shape (sequence, batch, hidden), in which
 # pipeline stages exchange them.
-# ----------------------------------------------------------------------------------------------
 
 
 class VitTrunk(MegatronModule):
@@ -245,9 +185,7 @@ def to_images(patches: Tensor, size: int) -> Tensor:
     return grid.flatten(4).flatten(2, 3)
 
 
-# ----------------------------------------------------------------------------------------------
-# Configs
-# ----------------------------------------------------------------------------------------------
+# --- Configs --------------------------------------------------------------------------------------
 
 VitModelT = TypeVar("VitModelT", bound=VitTrunk)
 
@@ -304,39 +242,3 @@ class VitClassifierConfig(VitConfig[VitClassifier, ClassifierLossReduction]):
     def validation_metrics(self) -> dict[str, ValidationMetric]:
         """Returns the metrics of a validation by name; `accuracy` is logged as `val_accuracy`."""
         return {"accuracy": accuracy_of_classes()}
-
-
-# ----------------------------------------------------------------------------------------------
-# Trainer
-# ----------------------------------------------------------------------------------------------
-
-
-def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer:
-    """Returns the trainer of a run, which trains or predicts."""
-    strategy = ExactStrategy(
-        tensor_model_parallel_size=run.layout.tensor,
-        pipeline_model_parallel_size=run.layout.pipeline,
-        parallel_devices=run.devices,  # one for each process of this machine
-        # Data parallelism. The distributed optimizer shards Adam's state over the ranks.
-        ddp=DistributedDataParallelConfig(use_distributed_optimizer=False),
-        timeout=run.timeout,  # how long a rank waits for another rank
-    )
-    return nl.Trainer(
-        accelerator=run.accelerator.name,
-        devices="auto",  # the strategy names them
-        num_nodes=run.layout.num_nodes,
-        strategy=strategy,
-        plugins=nl.MegatronMixedPrecision(precision=run.precision),
-        max_steps=run.max_steps,
-        val_check_interval=run.val_interval,
-        check_val_every_n_epoch=None,  # the interval counts steps: the training is one epoch
-        limit_val_batches=run.limit_val_batches,
-        num_sanity_val_steps=0,
-        logger=run.logger(),
-        log_every_n_steps=10,
-        callbacks=[*callbacks, *run.callbacks()],
-        # `run.callbacks()` shows progress, and Megatron's sampler divides the samples.
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from examples.gpt import text_files
-from examples.gpt.text_files import Span, Text, TextOptions, find_spans, read_splits
+from examples.gpt.text_files import TextOptions, read_splits
 from megakit.errors import UserError
 from megakit.testing import assert_dataset_compatible_with_megatron
 from tests.scripts import REPOSITORY, read_csv, read_json, run_python, run_script
@@ -45,10 +44,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def whole(text: Text) -> bytes:
-    return text.read(0, len(text))
-
-
 def problem(text: Path) -> str:
     with pytest.raises(UserError) as caught:
         TextOptions(text=text).fingerprint()
@@ -60,39 +55,21 @@ def problem(text: Path) -> str:
 
 
 def test_the_last_file_is_for_validation(folder: Path) -> None:
-    training, validation = read_splits(folder)
-    assert whole(training) == b"first file\n" + b"second\n" * 3
-    assert whole(validation) == bytes(range(256))
+    assert read_splits(folder) == (b"first file\n" + b"second\n" * 3, bytes(range(256)))
 
 
 def test_every_fiftieth_file_is_for_validation(tmp_path: Path) -> None:
     for number in range(101):
         (tmp_path / f"{number:03}").write_bytes(b"%03d " % number)
     training, validation = read_splits(tmp_path)
-    assert whole(validation).split() == [b"100", b"050", b"000"]
+    assert validation.split() == [b"100", b"050", b"000"]
     assert len(training) == 98 * 4
 
 
 def test_the_end_of_a_single_file_is_for_validation(tmp_path: Path) -> None:
     path = tmp_path / "one"
     path.write_bytes(bytes(range(250)))
-    training, validation = read_splits(path)
-    assert (whole(training), whole(validation)) == (bytes(range(245)), bytes(range(245, 250)))
-
-
-def test_a_text_in_memory_and_one_on_disk_are_equal(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spans = find_spans(folder)
-    in_memory = Text(spans)
-    monkeypatch.setattr(text_files, "MEMORY_BYTES", 0)
-    monkeypatch.setattr(text_files, "CHUNK_BYTES", 7)
-    on_disk = Text(spans)
-    assert len(on_disk) == len(in_memory) == 11 + 21 + 256
-    for start in range(len(on_disk) + 1):
-        for stop in range(start, min(start + 40, len(on_disk) + 3)):
-            assert on_disk.read(start, stop) == in_memory.read(start, stop)
-    assert b"".join(on_disk.chunks()) == whole(in_memory)
+    assert read_splits(path) == (bytes(range(245)), bytes(range(245, 250)))
 
 
 def test_the_name_depends_on_the_bytes(folder: Path) -> None:
@@ -124,10 +101,9 @@ def test_blocks_keep_the_rules(gpt: ModuleType, folder: Path) -> None:
     assert len(data.train_set) == math.ceil((11 + 21 - 1) / 8)
 
 
-def test_each_byte_but_the_first_is_a_label_once(gpt: ModuleType, tmp_path: Path) -> None:
+def test_each_byte_but_the_first_is_a_label_once(gpt: ModuleType) -> None:
     content = os.urandom(103)
-    (tmp_path / "text").write_bytes(content)
-    blocks = gpt.TextBlocks(Text([Span(tmp_path / "text", 0, 103)]), 10)
+    blocks = gpt.TextBlocks(content, 10)
     samples = [blocks[index] for index in range(len(blocks))]
     tokens, labels = (
         [

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from examples.vit import random_effects
 from megakit.data import EpochIndex
 from megakit.testing import assert_dataset_compatible_with_megatron
 from tests.scripts import accuracy, read_csv, read_json, run_python, run_script
@@ -47,11 +48,11 @@ def test_only_hidden_pixels_count(vit: ModuleType) -> None:
 
 @pytest.mark.parametrize("wrapper", ["MaskPatches", "ShiftImages"])
 def test_datasets_keep_the_rules(vit: ModuleType, images: Any, wrapper: str) -> None:
-    assert_dataset_compatible_with_megatron(getattr(vit, wrapper)(images))
+    assert_dataset_compatible_with_megatron(getattr(random_effects, wrapper)(images))
 
 
 def test_equally_many_whole_patches_are_hidden(vit: ModuleType, images: Any) -> None:
-    masked = vit.MaskPatches(images, share=0.5)
+    masked = random_effects.MaskPatches(images, share=0.5)
     item = masked[EpochIndex(0, 3)]
     hidden = ~item["shown"]
     by_patch = hidden.view(4, 7, 4, 7).float().mean(dim=(1, 3))
@@ -66,7 +67,7 @@ def test_equally_many_whole_patches_are_hidden(vit: ModuleType, images: Any) -> 
 
 
 def test_shifts_move_whole_images(vit: ModuleType, images: Any) -> None:
-    shifted = vit.ShiftImages(images, pixels=2)
+    shifted = random_effects.ShiftImages(images, pixels=2)
     padded = np.pad(images[5]["data"][0], 2)
     of_shift = {
         (row, column): padded[row : row + 28, column : column + 28]

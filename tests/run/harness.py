@@ -65,7 +65,7 @@ def write_project(folder):
         script.write_text(f'"""Stage {number}: {stage} a model. More of it."""\n')
     (folder / "mnist").mkdir()
     (folder / "mnist/tutorial.py").touch()
-    for script in ("notebooks/renew.py", "benchmarks/run_all.py", "template/new.py"):
+    for script in ("notebooks/mnist_megatron.py", "benchmarks/run_all.py", "template/new.py"):
         (folder / script).parent.mkdir()
         (folder / script).touch()
     tools = folder.parent / "bin"

@@ -78,7 +78,11 @@ def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
             "|--JupyterNotebookApp.default_url=/notebooks/notebooks/mnist_megatron.ipynb"
             "|--no-browser",
         ),
-        (["notebook", "--renew"], "<root>/notebooks/renew.py"),
+        (
+            ["notebook", "--renew"],
+            "-P|-m|jupytext|--execute|--to|ipynb|--set-kernel|python3"
+            "|<root>/notebooks/mnist_megatron.py",
+        ),
         (["benchmarks", "data"], "<root>/benchmarks/run_all.py|data"),
         (["new", "../mine"], "<root>/template/new.py|../mine"),
         (
