@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from mnist.files import MNIST_SHA256
-from tests.chain import Chain, trained_chain
+from tests.once import Chain, once, trained_chain
 from tests.single_process import single_process
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -239,7 +239,27 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
 
 
 @pytest.fixture(scope="session")
-def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
+def never_stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a pretraining of 40 steps to which nothing happened; to be read only."""
+    from tests.faults.harness import Training
+
+    def make(folder: Path) -> None:
+        start = Training(folder).start()
+        assert start.status == 0, start.err
+
+    return once(tmp_path_factory, "never-stopped", make)
+
+
+@pytest.fixture(scope="session")
+def never_stopped(never_stopped_run: Path) -> dict[str, Any]:
+    """What this pretraining leaves behind."""
+    from tests.faults.harness import Training
+
+    return Training(never_stopped_run).result()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Any]:
     """The pool of rank processes: it imports the frameworks once."""
     from megakit.testing import Ranks
 

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from mnist import files as mnist_files
-from tests.chain import Chain
 from tests.left_behind import LOCK, curves, hyperparameters, list_checkpoints, read_whole
+from tests.once import Chain
 from tests.scripts import REPOSITORY, accuracy, environment, read_csv, read_json, run_script
 
 #: Samples per step of each stage.

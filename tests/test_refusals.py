@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.chain import Chain
+from tests.once import Chain
 from tests.refusals import (
     FINETUNE_PY,
     OPTIONS,

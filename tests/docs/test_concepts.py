@@ -224,19 +224,9 @@ def test_code_is_quoted_from_the_project() -> None:
             assert quoted in source, f"{file} lacks:\n{quoted}"
 
 
-def test_named_files_exist() -> None:
-    """In the table of what is the frameworks', paths are relative to the repository."""
-    for path in re.findall(r"`((?:megakit|mnist|tests)/[\w/]+\.py|model_\w+\.py)`", TEXT):
-        assert (REPOSITORY / path).is_file(), path
-
-
 def test_versions_are_those_of_the_lock() -> None:
     lock = (REPOSITORY / "requirements.lock").read_text()
     names = {"Lightning": "lightning", "NeMo 2": "nemo-toolkit", "Megatron-Core": "megatron-core"}
     for name, package in names.items():
         (version,) = re.findall(rf"^{package}(?:\[.*\])?==([\d.]+)", lock, re.MULTILINE)
         assert f"**{name}** ({version})" in TEXT
-
-
-def test_the_page_is_short() -> None:
-    assert len(TEXT.splitlines()) < 400

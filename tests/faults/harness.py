@@ -9,13 +9,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.left_behind import curves, list_checkpoints, lowest_loss, read_whole
 from tests.scripts import REPOSITORY, environment
@@ -246,17 +242,3 @@ def _marked(mark: str) -> list[str]:
         except OSError:  # it ended meanwhile, or belongs to somebody else
             continue
     return found
-
-
-@contextmanager
-def mounted(folder: Path, *arguments: str) -> Iterator[None]:
-    """Mounts something on a folder, as `mount` understands it; only root can."""
-    done = subprocess.run(
-        ["mount", *arguments, folder], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
