@@ -17,7 +17,6 @@ from tests.faults.harness import (
 from tests.left_behind import list_checkpoints, read_whole
 from tests.scripts import read_json
 
-
 pytestmark = pytest.mark.long
 
 

@@ -11,7 +11,6 @@ import pytest
 from tests.faults.harness import BEFORE_STEP, Fault, Start, Training
 from tests.scripts import read_csv
 
-
 pytestmark = pytest.mark.long
 
 
