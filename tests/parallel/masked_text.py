@@ -1,4 +1,4 @@
-"""A tiny language model on blocks of tokens that are partly padding. Ranks import it by its path.
+"""A tiny language model on blocks of tokens that are partly padding, for test_exact_validation.py.
 
 33 blocks fill no global batch of 6, and only some of their tokens are real.
 """
@@ -76,22 +76,6 @@ class BitsLoss(NextTokenLoss):
         return {"bits": losses / math.log(2)}
 
 
-class DoubledLoss(NextTokenLoss):
-    """A loss that takes its base class's result to be a tensor."""
-
-    def reduce(self, losses_reduced_per_micro_batch: Any) -> Any:
-        mean: Any = super().reduce(losses_reduced_per_micro_batch)
-        return 2 * mean
-
-
-class MaskedLoss(NextTokenLoss):
-    """A loss that counts no token."""
-
-    def token_mask(self, batch: Any) -> Tensor:
-        mask: Tensor = batch["loss_mask"]
-        return mask * 0
-
-
 class OwnLoss(MegatronLossReduction):
     """A loss with another base class, as its users write it; it names its number of tokens."""
 
@@ -109,10 +93,7 @@ class OwnLoss(MegatronLossReduction):
         return {"loss": total[0] / total[1], "bits": total[0] / total[1] / math.log(2)}
 
 
-LOSSES: dict[str, Any] = {
-    "token mean": NextTokenLoss,
-    **{"values": BitsLoss, "doubled": DoubledLoss, "masked": MaskedLoss, "own": OwnLoss},
-}
+LOSSES: dict[str, Any] = {"token mean": NextTokenLoss, "values": BitsLoss, "own": OwnLoss}
 
 
 class LanguageModel(SeededGPTModel):
