@@ -130,11 +130,11 @@ def free_port():
         return str(probe.getsockname()[1])
 
 
-def srun_says(rank, port, nodes=2, tasks=2):
+def srun_says(rank, port, nodes=2):
     return {
         # Another suite on this machine has other jobs.
         **{"SLURM_JOB_ID": port, "SLURM_JOB_NAME": "megakit", "SLURM_STEP_ID": "0"},
-        **{"SLURM_PROCID": str(rank), "SLURM_NTASKS": str(tasks), "SLURM_NNODES": str(nodes)},
+        **{"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_NNODES": str(nodes)},
         **{"SLURM_LOCALID": str(rank // nodes), "SLURM_NODEID": str(rank % nodes)},
         **{"SLURM_JOB_NODELIST": "127.0.0.1", "MASTER_PORT": port},
     }
@@ -229,18 +229,17 @@ class TestSlurm:
         assert [len(end.err.splitlines()) for end in (first, second)] == [1, 1]
 
     @pytest.mark.long
-    @pytest.mark.parametrize("tasks", [1, 2])
-    def test_the_time_limit_s_signal_saves(self, job, tasks):
+    def test_the_time_limit_s_signal_saves(self, job):
         """Lightning would requeue the job by itself, and lose what was done since the last save."""
         port = free_port()
-        for rank in range(tasks):
-            says = srun_says(rank, port, nodes=1, tasks=tasks)
+        for rank in range(2):
+            says = srun_says(rank, port, nodes=1)
             job.begin(*SHORT, "--max-steps", 100_000, "--save-interval", 3, **says)
         job.wait_for_checkpoint()
         for process in job.processes:
             process.send_signal(signal.SIGUSR1)
-        first, *others = job.ends()
-        assert [end.status for end in (first, *others)] == [143] * tasks, first.err
+        first, second = job.ends()
+        assert (first.status, second.status) == (143, 143), first.err
         (step,) = [line.split()[3].strip(";") for line in first.err.splitlines() if "after" in line]
         newest = list_checkpoints(job.runs / "pretrain" / "checkpoints")[-1]
         assert newest.name == f"step={int(step):06}"
