@@ -169,22 +169,13 @@ def why_no_gpu() -> str | None:
 @pytest.fixture(scope="session")
 def mnist_dir(pytestconfig: pytest.Config) -> Path:
     """A root with the real MNIST files, to be read only."""
-    places = mnist_places(pytestconfig)
-    for root in places.values():
-        if root is not None and has_mnist(root):
+    named = pytestconfig.getoption("--data-dir") or os.environ.get("MNIST_DATA_DIR")
+    default = (REPOSITORY / "data", REPOSITORY.parent / "shared" / "data")
+    places = [Path(named)] if named else default
+    for root in places:
+        if has_mnist(root):
             return root
-    pytest.skip(f"no MNIST in {', '.join(places)}")
-
-
-def mnist_places(config: pytest.Config) -> dict[str, Path | None]:
-    """Where MNIST may be, the first place first; None for a place that nobody named."""
-    given = config.getoption("--data-dir")
-    return {
-        "--data-dir": given,
-        "MNIST_DATA_DIR": Path(named) if (named := os.environ.get("MNIST_DATA_DIR")) else None,
-        "data": REPOSITORY / "data",
-        "../shared/data": REPOSITORY.parent / "shared" / "data",
-    }
+    pytest.skip(f"no MNIST in {' or '.join(map(str, places))}")
 
 
 def has_mnist(root: Path) -> bool:
