@@ -34,12 +34,8 @@ SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked long, too")
     parser.addoption("--minutes", type=float, help="start no test marked long after so many")
-    parser.addoption(
-        "--data-dir",
-        type=Path,
-        help="folder with MNIST/raw, for the tests of the real images; by default MNIST_DATA_DIR, "
-        "data or ../shared/data",
-    )
+    where = "folder with MNIST/raw; by default MNIST_DATA_DIR, data or ../shared/data"
+    parser.addoption("--data-dir", type=Path, help=where)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,10 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.option.hypothesis_seed is None:  # before hypothesis reads it
             config.option.hypothesis_seed = SEED
     # Tests signal processes that they start; these inherit what a shell's `&` or `nohup` ignores.
-    for number, handler in (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGHUP, signal.SIG_DFL),
-    ):
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    for number, handler in defaults.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
 

@@ -65,10 +65,6 @@ def lose_run_json(folder: Path) -> None:
     (folder / "runs" / "pretrain" / "run.json").write_text("{")
 
 
-def put_file_in_place_of_runs(folder: Path) -> None:
-    (folder / "runs").write_text("")
-
-
 IMAGES, LABELS, TEST_IMAGES, TEST_LABELS = MNIST_SHA256
 
 CASES = {
@@ -206,13 +202,6 @@ CASES = {
     ),
     "a run of which nobody knows whose it is": Case(
         PRETRAIN_PY, "", ["pretrain/run.json | --fresh"], change=lose_run_json
-    ),
-    "a file in the place of the output folder": Case(
-        PRETRAIN_PY,
-        "",
-        ["--output-dir | runs | is a file"],
-        is_fresh=True,
-        change=put_file_in_place_of_runs,
     ),
     # --- Data -----------------------------------------------------------------------------------
     "no MNIST, and none to download": Case(

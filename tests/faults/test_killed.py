@@ -75,15 +75,22 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
     assert training.left_behind() == []
 
 
-def test_the_launching_process_is_killed(tmp_path: Path) -> None:
-    training = Training(tmp_path, options=("--devices", 2))
-    process = training.process()
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.mark.parametrize(
+    ("options", "starter"), [(("--devices", 2), ()), ((), TORCHRUN)], ids=["ours", "torchrun"]
+)
+def test_the_launching_process_is_killed(
+    tmp_path: Path, options: tuple[object, ...], starter: tuple[str, ...]
+) -> None:
+    training = Training(tmp_path, options=options)
+    process = training.process(None, "--max-steps", 100_000, starter=starter)
     began = wait_for_steps(training, process)
     process.kill()
     process.communicate(timeout=60)
     assert training.left_behind() == []
     assert time.monotonic() - began < 30
-    finish(training)
 
 
 def test_a_killed_worker_of_the_loader_is_named(tmp_path: Path) -> None:
