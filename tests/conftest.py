@@ -53,7 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.option.hypothesis_seed is None:  # before hypothesis reads it
             config.option.hypothesis_seed = SEED
     # Tests signal processes that they start; these inherit what a shell's `&` or `nohup` ignores.
-    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    defaults: dict[int, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
     for number, handler in defaults.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)

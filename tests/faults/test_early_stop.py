@@ -86,17 +86,3 @@ def test_killed_and_stopped_while_it_counts(whole: Training, tmp_path: Path) -> 
     theirs, ours = (read_json(run.path / "summary.json") for run in (whole, training))
     for name in ("steps", "train_loss", "val_loss", "metrics"):
         assert ours[name] == theirs[name]
-
-
-def test_two_processes(tmp_path: Path) -> None:
-    options = (*OPTIONS, "--devices", 2, "--micro-batch-size", 128, "--pipeline-parallel", 2)
-    whole = Training(tmp_path / "whole", "model_finetune.py", options)
-    assert whole.start().status == 0
-    end = steps_of(whole)
-    assert end < 200
-    stopped = Training(tmp_path / "stopped", "model_finetune.py", options)
-    start = stopped.start(Fault(BEFORE_STEP, end - 7, name="SIGTERM", rank=1))
-    assert start.status == 143, start.err
-    assert stopped.start().status == 0
-    assert stopped.result() == whole.result()
-    assert steps_of(stopped) == end

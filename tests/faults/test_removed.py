@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.harness import BEFORE_STEP, Fault, Start, Training
-from tests.scripts import read_csv
+from tests.faults.harness import BEFORE_STEP, Fault, Training
+from tests.scripts import Result, read_csv
 
 pytestmark = pytest.mark.long
 
@@ -25,10 +25,10 @@ def start_and_hold(training: Training, step: int) -> Any:
     return process
 
 
-def go_on(process: Any) -> Start:
+def go_on(process: Any) -> Result:
     process.send_signal(signal.SIGCONT)
     out, err = process.communicate(timeout=120)
-    return Start(process.returncode, out, err, 0.0)
+    return Result(process.returncode, out, err, 0.0)
 
 
 def test_a_removed_folder_ends_the_run_with_the_truth(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def train(sizes: Layout, folder: Path) -> dict[str, float]:
     def real_losses(batch: Any, losses: Any) -> Any:
         return losses, batch["loss_mask"] > 0
 
-    module = masked_text.make_module()
+    module: Any = masked_text.make_module()
     metric = ValidationMetric(MeanMetric(), real_losses, higher_is_better=False)
     module.validation_metrics = lambda: {"mean": metric}
     sizes_of_run = {"max_steps": 4, "val_interval": 2, "save_interval": 2, "best_by": "val_bits"}

@@ -151,7 +151,7 @@ def leaves_nothing():
 
     before = (dict(os.environ), sys.excepthook, torch.get_rng_state().tolist())
     rank = 2 + 4 * (1 + 2 * (26 + 32 * 5))  # Megatron's order: tensor, context, data, pipeline
-    sizes = {"tensor_model_parallel_size": 4, "context_parallel_size": 2}
+    sizes: dict[str, Any] = {"tensor_model_parallel_size": 4, "context_parallel_size": 2}
     with fake_ranks(rank, 4 * 2 * 32 * 8, **sizes, pipeline_model_parallel_size=8):
         names = ("tensor_model_parallel", "context_parallel", "data_parallel")
         place = [

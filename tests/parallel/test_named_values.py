@@ -70,7 +70,7 @@ def train(layout: Any, folder: Path) -> Seen:
         lr=0.05,
         max_steps=200,
         global_batch_size=jobs.GLOBAL_BATCH,
-        val_interval=10,
+        val_interval=5,
         save_interval=200,
         best_by="val_margin",
         stop_after=1,
@@ -158,6 +158,7 @@ def test_values_are_those_of_plain_torch(alone: Run, ranks: Any) -> None:
 def in_plain_torch(checkpoint: str) -> list[float]:
     import torch
 
+    import model_components as model_components  # the checkpoint names its config
     from megakit.models import load_for_inference
     from megakit.testing import distributed_model_parallel_state
     from mnist.files import read_digits
