@@ -100,8 +100,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     for reason, count in sorted(reasons.items()):
         terminalreporter.write_line(f"{count} did not run: {reason}")
-    if terminalreporter.stats.get("failed"):
-        terminalreporter.write_line(pytest_report_header(terminalreporter.config))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -149,13 +147,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @cache
 def why_no_gpu() -> str | None:
-    """Asked in a process of its own, when the first test marked `gpu` is about to run.
-
-    Tests apply the patches for a CPU to this process, and a GPU that this process has opened stays
-    open, so that ranks may not get it.
-    """
-    rehearsed = "REHEARSE_GPUS" in os.environ
-    if not rehearsed and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):
+    """Asked in another process: a GPU that this one has opened stays open."""
+    drivers = ("REHEARSE_GPUS" in os.environ, *map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
+    if not any(drivers):
         return "no driver of an NVIDIA GPU is loaded"
     code = "import torch; torch.zeros(1, device='cuda')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
