@@ -6,7 +6,7 @@ This module is the only place with the defaults. A checkpoint stores the sizes o
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from megakit.job.options import Range
+from megakit.job.option_types import Range
 
 SIZE = Range(least=1, most=2**16)
 #: Parts that pipeline parallelism splits a model into: the encoder, and the decoder or the head.

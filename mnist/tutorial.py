@@ -16,7 +16,8 @@ if __name__ == "__main__":  # the scripts and megakit are in the parent folder
 
 from megakit.job.command_line import parse_options
 from megakit.job.launch import run_in_fork
-from megakit.job.options import CommonOptions, Seed, flag
+from megakit.job.option_types import Seed, flag
+from megakit.job.options import CommonOptions
 from megakit.job.script import begin_script
 from megakit.runtime.signals import exit_status
 from mnist.files import DataOptions

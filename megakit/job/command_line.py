@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from megakit.errors import brief
-from megakit.job.options import flag, members
+from megakit.job.option_types import flag, members
 
 OptionsT = TypeVar("OptionsT")
 

@@ -8,7 +8,8 @@ from typing import Any
 from megakit.checkpoints.manifest import CHANGES, CODE, Manifest, same_run
 from megakit.errors import UserError
 from megakit.job.code import changed_names, code_of, listed
-from megakit.job.options import TrainingOptions, flag
+from megakit.job.option_types import flag
+from megakit.job.options import TrainingOptions
 from megakit.job.runs import RunDirectory
 from megakit.reporting.console import Console
 

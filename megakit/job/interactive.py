@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Iterator
 
 from megakit.errors import UserError
+from megakit.job.begin import make_plan
 from megakit.job.cluster import Cluster
 from megakit.job.options import CommonOptions
-from megakit.job.plan import make_plan
 from megakit.job.run import Run
 from megakit.job.runs import Stage
 from megakit.reporting.console import Console

@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from megakit.job.cluster import Cluster
-from megakit.job.options import CommonOptions, flag
+from megakit.job.option_types import flag
+from megakit.job.options import CommonOptions
 
 
 @dataclass(frozen=True)

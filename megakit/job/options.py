@@ -3,53 +3,25 @@
 This module does not import torch, so `--help` and refusals are quick.
 """
 
-import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 from megakit.errors import brief
-
-#: Largest number of steps or samples, and largest seed: frameworks store them in 32 bits.
-INT32_MAX = 2**31 - 1
-#: Marks a text option that is no name: `prompt: Annotated[str, FREE_TEXT]` may have any characters.
-FREE_TEXT = "free text"
-
-
-@dataclass(frozen=True)
-class Range:
-    """The values that a numeric option may have: `lr: Annotated[float, Range(above=0)]`.
-
-    `least` and `most` are inclusive bounds, `above` and `below` are exclusive ones.
-    """
-
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-    below: float | None = None
-
-    def rule(self, value: float) -> str | None:
-        """Returns the rule that a value breaks, as in "has to be RULE"; None for a valid value."""
-        if not math.isfinite(value):
-            return "a finite number"
-        if self.above is not None and not value > self.above:
-            return "a positive number" if self.above == 0 else f"above {self.above:,}"
-        if self.least is not None and not value >= self.least:
-            return f"at least {self.least:,}"
-        if self.most is not None and not value <= self.most:
-            return f"at most {self.most:,}"
-        if self.below is not None and not value < self.below:
-            return f"below {self.below:,}"
-        return None
-
-
-Count = Annotated[int, Range(least=1, most=INT32_MAX)]
-#: The bound keeps the product of batch size and number of steps within 64 bits.
-BatchSize = Annotated[int, Range(least=1, most=2**24)]
-Seed = Annotated[int, Range(least=0, most=INT32_MAX)]
-LearningRate = Annotated[float, Range(above=0, most=100)]
+from megakit.job.option_types import (
+    FREE_TEXT,
+    INT32_MAX,
+    BatchSize,
+    Count,
+    LearningRate,
+    Range,
+    Seed,
+    extras_of,
+    flag,
+    members,
+)
 
 
 class EarlierRun(NamedTuple):
@@ -150,7 +122,7 @@ class CommonOptions:
         found = []
         for field in fields(self):
             value = getattr(self, field.name)
-            extras = [*_extras(type(self), field.name)]
+            extras = [*extras_of(type(self), field.name)]
             rule = None
             if isinstance(value, str | Path) and FREE_TEXT not in extras:
                 is_clean = all(ord(character) >= 32 for character in str(value))
@@ -242,22 +214,3 @@ class TrainingOptions(CommonOptions):
                 "leave the option out."
             )
         return found
-
-
-def flag(name: str) -> str:
-    """Returns an option as users type it."""
-    return "--" + name.replace("_", "-")
-
-
-def _extras(options: type, name: str) -> Iterator[Any]:
-    """Yields what `Annotated` adds to a field's type, also if only a base class adds it."""
-    for owner in options.__mro__:
-        if name in vars(owner).get("__annotations__", {}):
-            hint = get_type_hints(owner, include_extras=True)[name]
-            for one in (hint, *get_args(hint)):  # also inside of `Annotated[...] | None`
-                yield from getattr(one, "__metadata__", ())
-
-
-def members(kind: Any) -> tuple[Any, ...]:
-    """Returns the types of a union, or the values of a literal; else the type itself."""
-    return get_args(kind) or (kind,)

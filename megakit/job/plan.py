@@ -1,4 +1,4 @@
-"""Makes the plan of a job: checks everything, and only then changes something on the disk."""
+"""Makes the plan of a job: checks everything, and changes nothing on the disk."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -8,19 +8,18 @@ from typing import Any
 
 from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import Manifest
-from megakit.checkpoints.select import keep_own_checkpoints, remove_leftovers
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.code import changed_names, code_of, listed
 from megakit.job.identity import (
     identify,
-    record_code_changes,
     refuse_another_run,
     refuse_changed_code,
 )
 from megakit.job.layout import Layout, Sizes, plan_layout
-from megakit.job.options import CommonOptions, EarlierRun, TrainingOptions, flag
-from megakit.job.runs import RunDirectory, Stage, lock, why_not_writable
+from megakit.job.option_types import flag
+from megakit.job.options import CommonOptions, EarlierRun, TrainingOptions
+from megakit.job.runs import RunDirectory, Stage, why_not_writable
 from megakit.job.start_checkpoint import StartCheckpoint, find_start
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import (
@@ -65,33 +64,6 @@ class Plan:
     old_run: Path | None = None
 
 
-def make_plan(
-    stage: Stage,
-    options: CommonOptions,
-    cluster: Cluster,
-    console: Console,
-    script: Path | None = None,
-) -> tuple[Plan, contextlib.ExitStack]:
-    """Makes the plan of a job, and locks its run directory.
-
-    Args:
-        stage: The stage to run.
-        options: Options of the command line. Options that the command leaves out may get a value.
-        cluster: The job, and the rank of this process.
-        console: Receives the messages.
-        script: The script whose code is compared with the run's; None: no code is compared.
-
-    Returns:
-        The plan, and the locks on the run directory and on the checkpoint that the job starts
-        from. The stack of locks has to stay open while the job runs.
-
-    Raises:
-        UserError: Lists the problems that can be found together.
-    """
-    plan, start = check_job(stage, options, cluster, console, script)
-    return plan, begin_run(stage, options, plan, start, console)
-
-
 def check_job(
     stage: Stage,
     options: CommonOptions,
@@ -101,12 +73,22 @@ def check_job(
 ) -> tuple[Plan, StartCheckpoint | None]:
     """Checks everything without a lock, and changes nothing on the disk; may download data.
 
-    Arguments and errors are those of `make_plan`. A process that only starts the ranks does not
-    check a GPU, since the check would take a part of its memory.
+    A process that only starts the ranks does not check a GPU, since the check would take a part of
+    its memory.
+
+    Args:
+        stage: The stage to run.
+        options: Options of the command line. Options that the command leaves out may get a value.
+        cluster: The job, and the rank of this process.
+        console: Receives the messages.
+        script: The script whose code is compared with the run's; None: no code is compared.
 
     Returns:
         The plan and the checkpoint to start from. `is_done` is a guess, and so are accelerator and
         precision if the GPU was not checked.
+
+    Raises:
+        UserError: Lists the problems that can be found together.
     """
     training = options if isinstance(options, TrainingOptions) else None
     problems = options.problems()
@@ -158,7 +140,7 @@ def check_job(
             newest = directory.newest_of(stage.name, plan.identity)
             refuse_another_run(directory, plan.identity, plan.start)
             refuse_changed_code(directory, plan.identity, newest, training)
-            plan.is_done = _has_ended(directory, newest, training)
+            plan.is_done = has_ended(directory, newest, training)
     _say_changes_before(stage, start, console, script)
     return plan, start
 
@@ -231,7 +213,8 @@ def _earlier_runs(
     return [own, EarlierRun(shown, True, start.manifest.dataset, run.places())]
 
 
-def _has_ended(directory: RunDirectory, newest: Manifest | None, options: TrainingOptions) -> bool:
+def has_ended(directory: RunDirectory, newest: Manifest | None, options: TrainingOptions) -> bool:
+    """Returns whether a run has made its last checkpoint and written its summary."""
     return newest is not None and newest.ends(options.max_steps) and directory.summary.is_file()
 
 
@@ -253,76 +236,3 @@ def _say_changes_before(
             f"{listed(changed)}. To start from the new code's result, run {before.name} again with "
             "--fresh."
         )
-
-
-# --- Changes on the disk --------------------------------------------------------------------------
-
-
-def begin_run(
-    stage: Stage,
-    options: CommonOptions,
-    plan: Plan,
-    start: StartCheckpoint | None,
-    console: Console,
-) -> contextlib.ExitStack:
-    """Locks the run directory, records the run in it, and finds the checkpoint to resume from.
-
-    Raises:
-        UserError: Another process uses the directory, or has used it since the checks.
-    """
-    directory = RunDirectory(options.output_dir / stage.name)
-    with contextlib.ExitStack() as locks:
-        if start is not None:
-            locks.enter_context(start.file)
-        if isinstance(options, TrainingOptions) and options.fresh and directory.path.exists():
-            with lock(directory.path).file:
-                plan.old_run = directory.set_aside()
-            console.say(f"The old run is now {plan.old_run}.")
-        file, plan.lock = lock(directory.path)
-        locks.enter_context(file)
-        if isinstance(options, TrainingOptions):
-            _open_training(stage, options, plan, directory, console)
-        if not plan.is_done:
-            _say_device(plan, console)
-        return locks.pop_all()
-
-
-def _say_device(plan: Plan, console: Console) -> None:
-    """Reports why a GPU is not used, and that processes share the cores of a CPU."""
-    accelerator, devices = plan.accelerator, plan.layout.devices
-    if accelerator.remark:
-        console.say(accelerator.remark)
-    if accelerator.name == "cpu" and devices > accelerator.count:
-        console.say(
-            f"{devices} processes share the {accelerator.count} CPU cores of this machine: the "
-            "result is the same up to rounding, but the job takes longer."
-        )
-
-
-def _open_training(
-    stage: Stage,
-    options: TrainingOptions,
-    plan: Plan,
-    directory: RunDirectory,
-    console: Console,
-) -> None:
-    refuse_another_run(directory, plan.identity, plan.start)
-    path, newest = None, None
-    if directory.checkpoints.is_dir():
-        remove_leftovers(directory.checkpoints)
-        kept = keep_own_checkpoints(directory.checkpoints, stage.name, plan.identity, console.say)
-        path, newest = next(reversed(kept.items()), (None, None))
-    refuse_changed_code(directory, plan.identity, newest, options)
-    paths = {name: path for name, path in options.places().items() if name != "output_dir"}
-    places = {name: str(path.absolute()) for name, path in paths.items() if path is not None}
-    places = directory.places() | places
-    plan.resume = str(path) if path else None
-    plan.is_done = _has_ended(directory, newest, options)
-    if plan.is_done and newest is not None:
-        directory.write(newest.run, places)  # run.json may have been removed
-        return
-    if newest is not None:
-        record_code_changes(plan.identity, newest, console)
-        console.say(f"Resuming from {path}, step {newest.step}.")
-    directory.write(plan.identity, places)
-    directory.summary.unlink(missing_ok=True)

@@ -1,7 +1,6 @@
 """Defines one start of a script, and what it adds to a trainer: callbacks, logger, results."""
 
 import contextlib
-import socket
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import cached_property
@@ -17,14 +16,13 @@ from megakit.checkpoints.manifest import (
     read_manifest,
     step_of,
 )
-from megakit.errors import UserError
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.plan import Plan
 from megakit.job.runs import RunDirectory, Stage, check_still_ours
 from megakit.reporting.console import Console
 from megakit.reporting.files import partial_path
-from megakit.runtime.accelerator import Accelerator
+from megakit.runtime.accelerator import Accelerator, devices_of_ranks
 from megakit.runtime.memory import resume_collector
 
 if TYPE_CHECKING:
@@ -124,26 +122,8 @@ class Run(Generic[OptionsT_co]):
 
     @property
     def devices(self) -> "list[torch.device]":
-        """The device of each rank of this machine, as this rank numbers the devices.
-
-        A rank sees either all GPUs of the job or, for example with Slurm's `--gpus-per-task=1`,
-        only its own GPU, which is then `cuda:0`.
-
-        Raises:
-            UserError: This machine, which may be another one than rank 0's, has too few GPUs.
-        """
-        import torch
-
-        ranks = range(self.layout.devices)
-        if self.accelerator.name == "cpu":
-            return [torch.device("cpu") for _ in ranks]
-        count = torch.cuda.device_count()
-        if count == 0 or 1 < count < len(ranks):
-            raise UserError(
-                f"{socket.gethostname()} has {count} GPUs for {len(ranks)} processes, and each "
-                "process needs its own. Request as many GPUs as processes on each machine."
-            )
-        return [torch.device("cuda", rank % count) for rank in ranks]
+        """The device of each rank of this machine, as this rank numbers the devices."""
+        return devices_of_ranks(self.accelerator.name, self.layout.devices)
 
     @property
     def timeout(self) -> timedelta:
@@ -199,9 +179,8 @@ class Run(Generic[OptionsT_co]):
     def callbacks(self) -> "list[pl.Callback]":
         """Returns the callbacks of this run: ordinary callbacks of Lightning.
 
-        In training: `UsedOptions`, `BestValue` (only for --best-by and --stop-after), `Reporter`
-        (metrics.csv, the loggers, progress), `StopOnSignal`, and `CheckpointWriter`. In prediction:
-        `PredictionWriter`.
+        `BestValue` is for --best-by and --stop-after; `Reporter` writes metrics.csv, the loggers
+        and the progress.
         """
         from megakit.job.finish import remove_incomplete, say_header
 
@@ -257,11 +236,12 @@ class Run(Generic[OptionsT_co]):
 
     def _hyperparameters(self) -> dict[str, Any]:
         """Returns the settings of a run by which a user compares runs."""
-        layout, left_out = self.layout, ("start", CODE, CHANGES)
-        identity = self.plan.identity.items()
+        layout, identity = self.layout, dict(self.plan.identity)
+        for name in ("start", CODE, CHANGES):
+            identity.pop(name, None)
         return {
             "stage": self.stage.name,
-            **{name: value for name, value in identity if name not in left_out},
+            **identity,
             "micro_batch_size": layout.micro_batch_size,
             "tensor_parallel": layout.tensor,
             "pipeline_parallel": layout.pipeline,

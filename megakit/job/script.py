@@ -16,10 +16,11 @@ from typing import NoReturn, TypeVar
 
 from megakit.checkpoints.manifest import list_checkpoints
 from megakit.errors import RunDirectoryLostError, Stopped, UserError, printable
+from megakit.job.begin import begin_run
 from megakit.job.cluster import LAUNCHER, Cluster, has_process_group, is_first_to_fail, read_cluster
 from megakit.job.command_line import parse_options
 from megakit.job.options import CommonOptions
-from megakit.job.plan import Plan, begin_run, check_job
+from megakit.job.plan import Plan, check_job
 from megakit.job.run import Run
 from megakit.job.runs import RunDirectory, Stage
 from megakit.reporting.console import Console

@@ -2,12 +2,16 @@
 
 import os
 import platform
+import socket
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from megakit.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 AcceleratorName = Literal["auto", "cpu", "gpu"]
 
@@ -61,6 +65,32 @@ def own_gpu() -> int:
     import torch
 
     return int(os.environ.get("LOCAL_RANK") or 0) % max(1, torch.cuda.device_count())
+
+
+def devices_of_ranks(name: Literal["cpu", "gpu"], number: int) -> "list[torch.device]":
+    """Returns the device of each rank of this machine, as this rank numbers the devices.
+
+    A rank sees either all GPUs of the job or, for example with Slurm's `--gpus-per-task=1`, only
+    its own GPU, which is then `cuda:0`.
+
+    Args:
+        name: The kind of device.
+        number: The number of ranks of this machine.
+
+    Raises:
+        UserError: This machine, which may be another one than rank 0's, has too few GPUs.
+    """
+    import torch
+
+    if name == "cpu":
+        return [torch.device("cpu")] * number
+    count = torch.cuda.device_count()
+    if count == 0 or 1 < count < number:
+        raise UserError(
+            f"{socket.gethostname()} has {count} GPUs for {number} processes, and each process "
+            "needs its own. Request as many GPUs as processes on each machine."
+        )
+    return [torch.device("cuda", rank % count) for rank in range(number)]
 
 
 def has_fast_bfloat16() -> bool:

@@ -5,12 +5,22 @@ The path of a difference inside the sample is reported, for example `sample['tok
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+Difference = Callable[[Any, Any], str | None]
+
+
+class DatasetLocallyNondeterministic(AssertionError):  # noqa: N818  # BioNeMo's name
+    """One process reads different samples at the same index."""
+
+
+class DatasetDistributedNondeterministic(AssertionError):  # noqa: N818  # BioNeMo's name
+    """One process reads equal samples, but the ranks of a job may read different ones."""
 
 
 def assert_elements_equal(a: Any, b: Any) -> None:
@@ -86,14 +96,10 @@ def _parts(value: Any, path: str) -> dict[str, Any] | None:
 
 
 def _array_difference(a: Any, b: Any, path: str) -> str | None:
-    for name in ("dtype", "shape", "device", "layout"):  # numpy's arrays lack a layout
+    for name in ("dtype", "shape", "device"):  # old arrays of numpy lack a device
         of_a, of_b = getattr(a, name, None), getattr(b, name, None)
         if of_a != of_b:
             return f"{path} has the {name} {of_a} and {of_b}"
-    if isinstance(a, torch.Tensor) and a.layout is not torch.strided:
-        a, b = a.to_dense(), b.to_dense()
-    if a.dtype == object:
-        return first_difference(a.tolist(), b.tolist(), path)
     different = (a != b) & ((a == a) | (b == b))  # NaN and NaT equal themselves
     if not different.any():
         return None
@@ -131,9 +137,6 @@ def _memory_of(leaf: Any) -> NDArray[Any] | None:
     """Returns an array in the memory of a leaf; None if the memory cannot be changed."""
     if isinstance(leaf, np.ndarray):
         return leaf if leaf.flags.writeable else None
-    is_plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
-    if is_plain and leaf.device.type == "cpu" and leaf.numel():
-        # The same memory without the flags of a conjugate or negative view.
-        place = leaf.untyped_storage(), leaf.storage_offset(), leaf.shape, leaf.stride()
-        return torch.empty(0, dtype=_INTEGERS[leaf.element_size()]).set_(*place).numpy()
+    if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.is_cpu:
+        return leaf.detach().view(_INTEGERS[leaf.element_size()]).numpy()
     return None

@@ -14,9 +14,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader
 
-from megakit.testing.errors import DatasetDistributedNondeterministic
-
-Difference = Callable[[Any, Any], str | None]
+from megakit.testing.compare import DatasetDistributedNondeterministic, Difference
 
 _READ = "from megakit.testing.processes import read_samples; read_samples()"
 

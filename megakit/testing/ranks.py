@@ -32,18 +32,14 @@ _SERVE = "import sys; from megakit.testing.ranks import serve; serve(*sys.argv[1
 
 
 class RankError(AssertionError):
-    """A rank failed, died or did not return; the message has its number and its traceback or log.
-
-    If ranks do not return in time, the message has the stack of one of them.
-    """
+    """A rank failed, died or did not return; the message has its traceback, or the log's end."""
 
 
 class Ranks:
     """Runs functions as the ranks of jobs, one job after another, in processes.
 
-    On a CPU, the frameworks are imported once, by a process that starts with the first job and
-    forks the ranks of each job. Each job can have a different layout. As a context manager, the
-    pool ends its processes. In pytest, use a fixture with session scope::
+    On a CPU, a process imports the frameworks once, and forks the ranks of each job. Each job can
+    have a different layout. In pytest, use a fixture with session scope::
 
         @pytest.fixture(scope="session")
         def ranks():
@@ -85,9 +81,7 @@ class Ranks:
             The results of the function, by rank.
 
         Raises:
-            RankError: A rank failed, and the message has the traceback of the first failed rank. Or
-                a rank died, and the message has the end of the log. Or ranks did not return in
-                time, and the message has a rank's stack.
+            RankError: A rank failed, died or did not return in time.
             ValueError: `world_size` is below 1 or exceeds the number of the pool.
         """
         size = self.number if world_size is None else world_size
@@ -110,8 +104,9 @@ class Ranks:
                         **{"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)},
                         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
                     }
-                    connection.send((sys.path, environment, payload))
-                self._pids: list[int] = [connection.recv() for connection in connections]
+                    connection.send((sys.path, environment, payload, self.timeout))
+                for connection in connections:
+                    connection.recv()  # it has begun
             except (EOFError, OSError):
                 message = f"the ranks did not start:\n{self._tail()}"
                 self.close()
@@ -135,15 +130,11 @@ class Ranks:
             mode="w+", errors="replace", prefix="ranks-"
         )
         self._server, end = socket.socketpair()
-        threads = max(1, len(os.sched_getaffinity(0)) // self.number)
+        threads = str(max(1, len(os.sched_getaffinity(0)) // self.number))
         with end:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SERVE, self.accelerator, str(end.fileno())],
-                env={
-                    "OMP_NUM_THREADS": str(threads),
-                    **os.environ,
-                    "PYTHONPATH": search_path(),
-                },
+                env={"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": search_path()},
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -156,44 +147,29 @@ class Ranks:
         results: dict[int, Any] = {}
         failures: list[tuple[float, int, str]] = []
         pending: dict[Any, int] = {connection: rank for rank, connection in enumerate(connections)}
-        deadline = time.monotonic() + self.timeout
+        deadline = time.monotonic() + self.timeout + GRACE  # a rank ends itself after `timeout`
         while pending and (left := deadline - time.monotonic()) > 0:
             for connection in wait(list(pending), left):
                 rank = pending.pop(connection)
                 try:
                     failed_at, answer = pickle.loads(connections[rank].recv_bytes())
                 except (EOFError, ConnectionResetError):
-                    log = self._log_of_death(rank)
-                    failures.append((0.0, rank, f"it died:\n{log}"))  # sorted as the first
-                    continue
+                    failed_at, answer = 0.0, f"it died:\n{self._log_of_death(rank)}"
                 if failed_at is None:
                     results[rank] = answer
                 else:
                     failures.append((failed_at, rank, answer))
             if failures:
                 deadline = min(deadline, time.monotonic() + GRACE)
-        stuck = "" if failures else self._stacks(list(pending.values()))
         if pending:
             self.close()
-        if stuck:
-            raise RankError(f"no result after {self.timeout:g} s:\n{stuck}")
         if failures:
             # The first failure is the cause; later failures may be consequences.
             _, rank, answer = min(failures)
             raise RankError(f"rank {rank} of {len(connections)} failed: {answer}")
+        if pending:
+            raise RankError(f"ranks {sorted(pending.values())} are stopped.")
         return [results[rank] for rank in range(len(connections))]
-
-    def _stacks(self, pending: list[int]) -> str:
-        """Returns the stack of the first pending rank that prints one."""
-        for rank in pending:
-            self._log.seek(0, os.SEEK_END)
-            begin = self._log.tell()
-            os.kill(self._pids[rank], signal.SIGUSR2)
-            time.sleep(0.3)
-            self._log.seek(begin)
-            if stack := self._log.read():
-                return f"ranks {pending} still run; the stack of rank {rank} is:\n{stack}"
-        return f"ranks {pending} are stopped." if pending else ""
 
     def _log_of_death(self, rank: int) -> str:
         """Returns the end of the log, where `serve` says how the rank ended, within 5 seconds."""
@@ -252,9 +228,9 @@ def _note_death(*_: object) -> None:
 
 def _run_rank(connection: Connection) -> NoReturn:
     """Runs a job's function on one rank, and ends."""
-    faulthandler.register(signal.SIGUSR2, all_threads=False)
-    connection.send(os.getpid())
-    sys.path[:], environment, payload = connection.recv()
+    connection.send("begun")
+    sys.path[:], environment, payload, timeout = connection.recv()
+    faulthandler.dump_traceback_later(timeout, exit=True)
     os.environ.update(environment)
     try:
         function, arguments = pickle.loads(payload)

@@ -5,7 +5,6 @@ from .losses import LightningPassthroughPredictionMixin as LightningPassthroughP
 from .losses import MeanLossReduction as MeanLossReduction
 from .losses import PassthroughLossReduction as PassthroughLossReduction
 from .losses import SameSizeLossDict as SameSizeLossDict
-from .losses import TokenMeanLossReduction as TokenMeanLossReduction
 from .losses import mean_over_data_parallel_ranks as mean_over_data_parallel_ranks
 from .losses import mean_over_samples as mean_over_samples
 from .losses import mean_reports as mean_reports
@@ -17,6 +16,7 @@ from .prediction import PredictionWriter as PredictionWriter
 from .prediction import StoredOutputs as StoredOutputs
 from .progress import Reporter as Reporter
 from .strategy import ExactStrategy as ExactStrategy
+from .token_losses import TokenMeanLossReduction as TokenMeanLossReduction
 from .trainer import train as train
 from .validation import ValidationMetric as ValidationMetric
 from .validation import ValidationMetrics as ValidationMetrics

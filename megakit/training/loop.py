@@ -36,24 +36,13 @@ def use_step_loop(trainer: pl.Trainer) -> None:
         trainer.fit_loop.epoch_loop = StepLoop(trainer.fit_loop.epoch_loop)
 
 
-def saved_steps(loops: dict[str, Any]) -> dict[str, int]:
-    """Returns the steps in a checkpoint's state of the loops: Lightning's, and `StepLoop`'s."""
-    saved = loops["fit_loop"]
-    progress = saved["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
-    steps = {"the optimizer": progress["step"]["total"]["completed"]}
-    if "step" in saved["epoch_loop.state_dict"]:  # another loop has no state of its own
-        steps["the loop"] = saved["epoch_loop.state_dict"]["step"]
-    return steps
-
-
 class StepLoop(_TrainingEpochLoop):
     """Runs the steps of an epoch; validates at the interval, and after the last step.
 
     Lightning's loop counts batches in eight counters, and NeMo reads several micro batches in each
-    step, so after a resumption the counters disagree: the end of an epoch is wrong, and a step is
-    validated twice. This loop counts steps. And Lightning calls twenty hooks at each step, also
-    those that nobody overrides, which takes a tenth of the step of a small model. This loop finds
-    the overridden hooks once.
+    step, so after a resumption the counters disagree. This loop counts steps. Lightning also calls
+    twenty hooks at each step, which takes a tenth of the step of a small model. This loop calls the
+    overridden ones.
 
     At each logged step, `trainer.callback_metrics` has the step's values on all ranks, named
     `train_loss` and `train_<name>`.
@@ -220,10 +209,7 @@ class StepLoop(_TrainingEpochLoop):
                 connector.log_metrics(connector.metrics["log"], step=self.step)
 
     def _optimize(self, iterator: Iterator[Any], index: int) -> dict[str, Any]:
-        """Makes an optimizer step; returns the values of the training step by name.
-
-        Lightning passes the computation of loss and gradients to the optimizer as a closure.
-        """
+        """Makes an optimizer step; returns the values of the training step by name."""
         trainer, strategy = self.trainer, self.trainer.strategy
         outputs: dict[str, Any] = {}
 
@@ -243,11 +229,7 @@ class StepLoop(_TrainingEpochLoop):
         return outputs
 
     def is_logged(self) -> bool:
-        """Tells whether the values of the last completed step are logged.
-
-        These steps are the first, the last, each validated one, and each one that
-        `log_every_n_steps` divides.
-        """
+        """Tells whether this step is logged: of the interval, the first, last or validated."""
         trainer, every = self.trainer, self.trainer.log_every_n_steps
         is_regular = self.step == 1 or (every > 0 and self.step % every == 0)
         is_last = trainer.should_stop or self._is_training_done
@@ -257,8 +239,6 @@ class StepLoop(_TrainingEpochLoop):
         """Gives all pipeline stages the values of a step, which only the last stage has."""
         values = self._from_last_stage(outputs, self.trainer.strategy.root_device)
         self.trainer.callback_metrics.update({f"train_{n}": v for n, v in values.items()})
-
-    # --- The clock ---
 
     def _on_before_fetch(self) -> None:
         super()._on_before_fetch()

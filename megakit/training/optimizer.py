@@ -1,13 +1,16 @@
 """Builds Megatron's optimizer and NeMo's learning-rate schedule, as the scripts use them."""
 
 import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from megatron.core import dist_checkpointing
 from megatron.core import optimizer as megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig, distrib_optimizer
+from nemo.lightning.io.pl import MegatronCheckpointIO
 from nemo.lightning.megatron_parallel import MegatronParallel
 from nemo.lightning.pytorch.optim import (
     CosineAnnealingScheduler,
@@ -168,3 +171,12 @@ def check_saved_format(metadata: Mapping[str, Any] | None, is_distributed: bool)
             "Megatron stores the two kinds of optimizers in different formats. Resume with this "
             "value, or start over."
         )
+
+
+def content_metadata(path: str | os.PathLike[str]) -> Any:
+    """Returns what Megatron wrote about a checkpoint's content; None if it wrote nothing.
+
+    NeMo's own method returns a guess if the checkpoint has no metadata.
+    """
+    preprocess = require_attribute(MegatronCheckpointIO, "_preprocess_checkpoint_load_path")
+    return dist_checkpointing.load_content_metadata(preprocess(path))

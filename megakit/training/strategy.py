@@ -1,42 +1,37 @@
 """Changes NeMo's MegatronStrategy: a shorter way to Megatron's schedule, and exact validation."""
 
-import contextlib
 import functools
-import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import launchers
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from megatron.core import dist_checkpointing, parallel_state
+from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.validation import StrictHandling
-from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.optimizer import OptimizerConfig
-from megatron.core.transformer import TransformerConfig
 from nemo import lightning as nl
-from nemo.lightning.io.pl import MegatronCheckpointIO
-from nemo.lightning.megatron_parallel import CallbackMethods
-from nemo.lightning.pytorch.plugins import MegatronDataSampler
 from torch import Tensor
 
-from megakit.checkpoints.manifest import MANIFEST, WEIGHTS, read_manifest
 from megakit.errors import UserError
 from megakit.models.loading import check_finite
 from megakit.runtime.patching import is_stock, require_attribute
 from megakit.runtime.saving import write_in_threads
-from megakit.training.loop import saved_steps, use_step_loop
-from megakit.training.losses import MeanLossReduction
-from megakit.training.optimizer import check_saved_format, use_fused_adam
+from megakit.training.checks import (
+    check_norm,
+    check_steps,
+    refuse_listeners,
+    refuse_wrong_gradients,
+)
+from megakit.training.loop import use_step_loop
+from megakit.training.optimizer import check_saved_format, content_metadata, use_fused_adam
+from megakit.training.process_groups import SingleProcessLauncher, one_timeout
 from megakit.training.schedule import Step, make_step
-from megakit.training.validation import FromLastStage
+from megakit.training.validation import FromLastStage, log_validated
 
 #: A training step's loss, or a loss and further values by name.
 StepOutput = Tensor | dict[str, Tensor]
@@ -44,17 +39,15 @@ StepOutput = Tensor | dict[str, Tensor]
 #: The name under which the last pipeline stage sends a validation step's number of tokens.
 _WEIGHT = "_num_tokens"
 
-#: Private names of the frameworks that this module needs.
-_SubprocessScriptLauncher: Any = require_attribute(launchers, "_SubprocessScriptLauncher")
+#: A private name of NeMo that this module needs.
 require_attribute(nl.MegatronStrategy, "_configure_launcher")
 
 
 class ExactStrategy(nl.MegatronStrategy):
     """Runs steps like NeMo's MegatronStrategy, with less logging and an exact validation loss.
 
-    NeMo's strategy logs five values at every step through Lightning, and notifies callbacks of
-    eight events of `MegatronParallel`. Both take longer than the step of a small model. Here, a
-    step calls Megatron's schedule, and returns its loss; callbacks log at their own interval.
+    NeMo's strategy logs five values at every step, and notifies callbacks of eight events, which
+    takes longer than the step of a small model. Here, a step only calls Megatron's schedule.
 
     Takes all arguments of NeMo's strategy, and `timeout` of Lightning's: how long a rank waits for
     another rank. Checkpoints are written in this process, before the next step begins: NeMo's
@@ -88,7 +81,7 @@ class ExactStrategy(nl.MegatronStrategy):
         """Chooses the launcher of the ranks; a single process gets one that works in a notebook."""
         super()._configure_launcher()
         if self.launcher is not None and self.num_processes == self.num_nodes == 1:
-            self._launcher = _SingleProcessLauncher(self.cluster_environment, 1, 1)
+            self._launcher = SingleProcessLauncher(self.cluster_environment, 1, 1)
 
     def connect(self, model: pl.LightningModule) -> None:
         """Writes layout and precision into the model's config.
@@ -107,17 +100,7 @@ class ExactStrategy(nl.MegatronStrategy):
         use_fused_adam()
         if self.cluster_environment.world_size() == 1 and self.root_device.type == "cpu":
             self.store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # from C++
-        # NeMo reads the timeout of the first process group from the variable of torch's NCCL
-        # heartbeat, which ends a process whose watchdog is slower than that. Megatron sets half an
-        # hour on all other groups. A later change has no effect in gloo.
-        timeout: timedelta = require_attribute(self, "_timeout")
-        minutes = timeout.total_seconds() / 60
-        with (
-            _with_options(torch.distributed, "init_process_group", timeout=timeout),
-            _with_options(
-                parallel_state, "initialize_model_parallel", distributed_timeout_minutes=minutes
-            ),
-        ):
+        with one_timeout(require_attribute(self, "_timeout")):
             super().setup_distributed()
 
     def setup_environment(self) -> None:
@@ -136,7 +119,7 @@ class ExactStrategy(nl.MegatronStrategy):
             if self.ckpt_load_strictness is None:
                 self.ckpt_load_strictness = StrictHandling.RAISE_ALL
         super().setup(trainer)
-        self._refuse_listeners()
+        refuse_listeners(self)
         if trainer.state.fn == TrainerFn.FITTING:
             config = require_attribute(self.model[0], "config")
             refuse_wrong_gradients(config, self.model, self._step("training").loss)
@@ -153,51 +136,18 @@ class ExactStrategy(nl.MegatronStrategy):
                 "ExactStrategy has neither. Leave them out, or use nl.MegatronStrategy."
             )
 
-    def _refuse_listeners(self) -> None:
-        """Refuses whoever listens to NeMo's events of a step, which nobody would tell them."""
-        sampler = self.data_sampler
-        if getattr(sampler, "output_log", False) or getattr(sampler, "rampup_batch_size", None):
-            raise UserError(
-                "The data sampler has output_log=True or a rampup_batch_size, which need NeMo's "
-                "events of a step. Leave them out, or use nl.MegatronStrategy."
-            )
-        for event, listeners in self.model.callbacks.callbacks.items():
-            known = {getattr(cls, event, None) for cls in (CallbackMethods, MegatronDataSampler)}
-            for listener in listeners:
-                if getattr(type(listener), event) not in known:
-                    raise UserError(
-                        f"{type(listener).__name__}.{event}: ExactStrategy does not call this. Use "
-                        "`trainer.strategy.observers`, or nl.MegatronStrategy."
-                    )
-
     def load_checkpoint(
         self, checkpoint_path: str | os.PathLike[str], selective_restore: bool = False
     ) -> dict[str, Any]:
-        """Loads a checkpoint; resuming requires finite values, and everywhere the same step.
-
-        Raises:
-            UserError: Only one of the checkpoint's and the run's optimizers is distributed.
-            KeyError: The checkpoint has no state of the loops.
-            ValueError: A value is NaN or infinite, or the steps in the checkpoint differ.
-        """
+        """Loads a checkpoint; resuming requires finite values, and everywhere the same step."""
         if selective_restore or self.trainer.state.fn != TrainerFn.FITTING:
             loaded: dict[str, Any] = super().load_checkpoint(checkpoint_path, selective_restore)
             return loaded
-        # NeMo's own method returns a guess if the checkpoint has no metadata.
-        preprocess = require_attribute(MegatronCheckpointIO, "_preprocess_checkpoint_load_path")
-        metadata = dist_checkpointing.load_content_metadata(preprocess(checkpoint_path))
         is_distributed = getattr(self.ddp_config, "use_distributed_optimizer", False)
-        check_saved_format(metadata, is_distributed)
+        check_saved_format(content_metadata(checkpoint_path), is_distributed)
         loaded = super().load_checkpoint(checkpoint_path)
         check_finite({key: part for key, part in loaded.items() if key != "callbacks"})
-        steps = {"the weights": loaded["global_step"], **saved_steps(loaded["loops"])}
-        folder = Path(checkpoint_path)
-        folder = folder.parent if folder.name == WEIGHTS else folder  # NeMo passes the weights
-        if (folder / MANIFEST).is_file():
-            steps["the manifest"] = read_manifest(folder).step
-        if len(set(steps.values())) != 1:
-            told = ", ".join(f"{name} of step {step}" for name, step in steps.items())
-            raise ValueError(f"its steps differ: {told}")
+        check_steps(loaded, Path(checkpoint_path))
         return loaded
 
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -213,10 +163,9 @@ class ExactStrategy(nl.MegatronStrategy):
     def training_step(
         self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any
     ) -> StepOutput:
-        """Runs a training step through Megatron's schedule; returns the loss of the global batch.
+        """Runs a training step through Megatron's schedule; returns what `reduce` of the loss does.
 
-        If the loss's `reduce` returns a dict of named values, this method returns the dict. On
-        pipeline stages before the last stage, this method returns a loss of 0.
+        On pipeline stages before the last stage, this method returns a loss of 0.
         """
         with self.precision_plugin.train_step_context():
             for chunk in self.model:
@@ -232,9 +181,7 @@ class ExactStrategy(nl.MegatronStrategy):
     ) -> StepOutput:
         """Runs a validation step; logs `val_loss` and the loss's other values on every rank.
 
-        If the loss's `reduce` returns a dict, its value `NAME` is logged as `val_NAME`. All values
-        of a validation are means over its steps. If `reduce` sets the loss's attribute
-        `num_tokens`, the means are weighted by this number.
+        If the loss's `reduce` sets its attribute `num_tokens`, this is the weight of the step.
         """
         with self.precision_plugin.val_step_context():
             result = self._run_schedule("validation", dataloader_iter)
@@ -242,14 +189,7 @@ class ExactStrategy(nl.MegatronStrategy):
         if (num_tokens := getattr(self._step("validation").loss, "num_tokens", None)) is not None:
             named = {**named, _WEIGHT: num_tokens}
         values = self._from_last_stage(named, self.root_device)
-        # Without a weight, steps count equally: the data loader pads all to one size. With weights,
-        # the smallest number makes the mean of a validation without tokens 0 instead of NaN.
-        weight: Any = values.pop(_WEIGHT, None)
-        weight = 1 if weight is None else weight.double().clamp(min=sys.float_info.min)
-        options: dict[str, Any] = {"on_step": False, "on_epoch": True, "logger": False}
-        for name, value in values.items():
-            # From float64 values, Lightning computes the mean in float64.
-            self.lightning_module.log(f"val_{name}", value.double(), batch_size=weight, **options)
+        log_validated(values, self.lightning_module, weight=values.pop(_WEIGHT, None))
         return values if len(values) > 1 else values["loss"]
 
     @property
@@ -284,12 +224,7 @@ class ExactStrategy(nl.MegatronStrategy):
         model: Any = None,
         **kwargs: Any,
     ) -> tuple[bool, float | Tensor | None, int | None]:
-        """Makes an optimizer step, and stores the gradient norm; NeMo logs it at every step.
-
-        Raises:
-            UserError: The norm is NaN or infinite at the first step of this start.
-            RuntimeError: The norm is NaN or infinite at a later step.
-        """
+        """Makes an optimizer step, and checks and stores the norm of the gradient."""
         is_first = self.grad_norm is None  # the first step of this start
         step: Any = optimizer.step
         if self._has_gradient_hooks:
@@ -297,14 +232,7 @@ class ExactStrategy(nl.MegatronStrategy):
             step = functools.partial(ours, optimizer, model=model, **kwargs)
         output: tuple[bool, Any, int | None] = step(closure=closure)
         self.grad_norm = output[1]
-        if self.grad_norm is not None and not math.isfinite(self.grad_norm):
-            found = f"Step {self.trainer.global_step + 1}: the gradient's norm is {self.grad_norm}"
-            if is_first:  # the learning rate cannot be the cause yet
-                raise UserError(
-                    f"{found} with the weights that this run starts from. Use another checkpoint, "
-                    "and check the data."
-                )
-            raise RuntimeError(f"{found}. Earlier checkpoints are not changed. Use a lower --lr.")
+        check_norm(self.grad_norm, self.trainer.global_step + 1, is_first)
         return output
 
     @functools.cached_property
@@ -318,50 +246,3 @@ class ExactStrategy(nl.MegatronStrategy):
             or any(is_overridden(name, module, pl.LightningModule) for name in (before, clipping))
             or any(is_overridden(before, callback, pl.Callback) for callback in callbacks)
         )
-
-
-def refuse_wrong_gradients(config: object, model: torch.nn.Module, loss: object) -> None:
-    """Refuses two settings of a transformer's config that would give wrong gradients.
-
-    Raises:
-        UserError: The model has the whole sequence on each of the ranks that divide it, or the
-            gradient of a mean is divided by the number of tokens.
-    """
-    if not isinstance(config, TransformerConfig):
-        return
-    is_first = parallel_state.is_pipeline_first_stage()
-    if config.sequence_parallel and is_first and not any(map(_divides_sequence, model.modules())):
-        raise UserError(
-            "sequence_parallel=True: no layer of the model divides the sequence over the "
-            "tensor-parallel ranks. Leave it out. Or divide the sequence after the embedding by "
-            "Megatron's scatter_to_sequence_parallel_region, and set `divides_sequence = True` in "
-            "the class of the model."
-        )
-    if config.calculate_per_token_loss and isinstance(loss, MeanLossReduction):
-        raise UserError(
-            f"calculate_per_token_loss=True: {type(loss).__name__} returns means, not sums and "
-            "token counts. Leave it out, or derive the loss from TokenMeanLossReduction."
-        )
-
-
-def _divides_sequence(module: torch.nn.Module) -> bool:
-    if isinstance(module, LanguageModelEmbedding):
-        return bool(module.scatter_to_sequence_parallel)
-    return getattr(module, "divides_sequence", False) is True
-
-
-@contextlib.contextmanager
-def _with_options(module: Any, name: str, **options: Any) -> Iterator[None]:
-    """Sets options of every call of a module's function inside the block."""
-    function = getattr(module, name)
-    setattr(module, name, lambda *args, **kwargs: function(*args, **(kwargs | options)))
-    try:
-        yield
-    finally:
-        setattr(module, name, function)
-
-
-class _SingleProcessLauncher(_SubprocessScriptLauncher):
-    """Launches nothing, for a job of a single process; Lightning accepts it in a notebook."""
-
-    is_interactive_compatible = True

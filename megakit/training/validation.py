@@ -1,5 +1,6 @@
 """Computes the named values of a validation: values of the loss and torchmetrics metrics."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -136,6 +137,31 @@ class FromLastStage:
             stacked = torch.stack([value.to(device) for value in own.values()])
         torch.distributed.broadcast(stacked, last, group)
         return dict(zip(self.names, stacked.unbind(), strict=True))
+
+
+def log_validated(
+    values: Mapping[str, Tensor], module: pl.LightningModule, weight: Tensor | None
+) -> None:
+    """Logs the values of a validation step, whose mean over the steps is logged as `val_<name>`.
+
+    Args:
+        values: The values of the loss by name.
+        module: The Lightning module.
+        weight: The weight of the step, such as its number of tokens. Without a weight, steps count
+            equally: the data loader pads all to one size.
+    """
+    # The smallest number makes the mean of a validation without tokens 0 instead of NaN.
+    least = sys.float_info.min
+    size: Any = 1 if weight is None else weight.double().clamp(min=least)
+    for name, value in values.items():
+        module.log(
+            f"val_{name}",
+            value.double(),  # Lightning then computes the mean in float64
+            on_step=False,
+            on_epoch=True,
+            logger=False,
+            batch_size=size,
+        )
 
 
 def scalars_of(values: Tensor | Mapping[str, Tensor], source: str) -> dict[str, Tensor]:

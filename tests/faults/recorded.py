@@ -22,9 +22,10 @@ from megakit.checkpoints import writer as writer_module
 from megakit.checkpoints.manifest import METRICS, Manifest
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
+from megakit.job.begin import make_plan
 from megakit.job.cluster import Cluster
 from megakit.job.options import TrainingOptions
-from megakit.job.plan import Plan, make_plan
+from megakit.job.plan import Plan
 from megakit.job.runs import RunDirectory, Stage, check_still_ours
 from megakit.reporting.console import Console
 from megakit.reporting.files import write_json

@@ -4,13 +4,12 @@ import os
 import threading
 from typing import Any, NoReturn
 
-from wrapt import register_post_import_hook
-
 from megakit.runtime.patching import require_attribute
-from tests.rehearsal.cuda import install_cuda
-from tests.rehearsal.machine import Machine, replace
-from tests.rehearsal.operations import RehearsalMode
-from tests.rehearsal.tensors import install_tensors
+
+from .cuda import install_cuda
+from .machine import Machine, replace
+from .operations import RehearsalMode
+from .tensors import install_tensors
 
 
 def begin_rehearsal(number: int) -> None:
@@ -25,10 +24,6 @@ def begin_rehearsal(number: int) -> None:
         leave(status)
 
     os._exit = write_and_leave
-    register_post_import_hook(
-        lambda module: vars(module).update(_has_gpu_driver=lambda: True),
-        "megakit.runtime.accelerator",
-    )
     # A dispatch mode belongs to one thread.
     start: Any = require_attribute(threading.Thread, "_bootstrap_inner")
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tests.rehearsal.machine import Machine, replace
+from .machine import Machine, replace
 
 
 class Properties:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch
 
-from tests.rehearsal.machine import HOST, Machine, is_pinned, label_of, tensors_in
+from .machine import HOST, Machine, is_pinned, label_of, tensors_in
 
 #: Operations whose result the host waits for.
 _WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, serialization
 
-from tests.rehearsal.machine import CPU, HOST, Machine, is_pinned, label_of, replace, tensors_in
+from .machine import CPU, HOST, Machine, is_pinned, label_of, replace, tensors_in
 
 
 def device_of(tensor: Tensor) -> torch.device:

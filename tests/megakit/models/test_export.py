@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.export import Dim, ExportedProgram
 
-from megakit.models.export import compare, export_onnx, main
+from megakit.models.export import main
+from megakit.models.export_formats import compare, export_onnx
 from mnist import files as mnist_files
 from tests.scripts import REPOSITORY, read_csv, run, run_script
 

@@ -34,11 +34,6 @@ def having(name, values):
     return type(name, (Good,), {"values": lambda self, index: values(index)})
 
 
-def seed_cuda(index):
-    torch.cuda.manual_seed(index)
-    return index
-
-
 Seeded = having("Seeded", lambda index: sample_generator(1, 0, index).random((2, 3)))
 OwnTorchGenerator = having(
     "OwnTorchGenerator",
@@ -50,7 +45,6 @@ PythonGlobal = having("PythonGlobal", lambda index: random.random())
 # Draws, though nothing depends on it.
 UselessDraw = having("UselessDraw", lambda index: (torch.randperm(4), index)[1])
 ManualSeed = having("ManualSeed", lambda index: (torch.manual_seed(index), torch.rand(2, 3))[1])
-CudaManualSeed = having("CudaManualSeed", seed_cuda)
 NumpySeed = having("NumpySeed", lambda index: (np.random.seed(index), np.random.rand(2, 3))[1])
 Unseeded = having("Unseeded", lambda index: {"deep": [index, (0, default_rng().random(4))]})
 Clock = having("Clock", lambda index: time.perf_counter_ns())
@@ -74,15 +68,6 @@ class PlainBatches(Dataset):
     def get_batch(self, indices):
         indices = torch.from_numpy(indices)
         return {"x": torch.arange(6.0).reshape(2, 3) + indices[:, None, None], "idx": indices}
-
-
-class ForkedManualSeed(Good):
-    """Puts the state back, and still goes through the function that Megatron relies on."""
-
-    def values(self, index):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(index)
-            return torch.rand(2, 3)
 
 
 class ForkedDraw(Good):

@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +60,7 @@ GOOD = {
     for name in ("Seeded", "PlainBatches", "Epochs", "ReadOnlyWindows", "Columns")
 }
 GOOD |= {
+    "too long to be read": lambda: range(10**12),
     "tensors": lambda: TensorDataset(torch.rand(7, 3), torch.arange(7)),
     "one sample": lambda: broken.Good(1),
     "split": lambda: random_split(broken.PlainBatches(), [7, 3])[0],
@@ -71,14 +71,12 @@ GOOD |= {
 
 # The dataset, the start of the message, the path inside the sample, the remedy.
 BROKEN = {
-    "TorchGlobal": (r"dataset\[0\] draws from or changes .* torch\.", "sample_generator"),
-    "NumpyGlobal": (r"dataset\[0\] draws from or changes .* numpy\.", "sample_generator"),
-    "PythonGlobal": (r"dataset\[0\] draws from or changes .* random\.", "sample_generator"),
-    "UselessDraw": (r"dataset\[0\] draws from or changes .* torch\.", "sample_generator"),
-    "ManualSeed": (r"dataset\[0\] calls torch\.manual_seed", "sample_generator"),
-    "CudaManualSeed": (r"dataset\[0\] calls torch\.cuda\.manual_seed", "sample_generator"),
-    "NumpySeed": (r"dataset\[0\] calls numpy\.random\.seed", "sample_generator"),
-    "ForkedManualSeed": (r"dataset\[0\] calls torch\.manual_seed", "sample_generator"),
+    "TorchGlobal": (r"dataset\[0\] draws from, seeds .* torch\.", "sample_generator"),
+    "NumpyGlobal": (r"dataset\[0\] draws from, seeds .* numpy\.", "sample_generator"),
+    "PythonGlobal": (r"dataset\[0\] draws from, seeds .* random\.", "sample_generator"),
+    "UselessDraw": (r"dataset\[0\] draws from, seeds .* torch\.", "sample_generator"),
+    "ManualSeed": (r"dataset\[0\] draws from, seeds .* torch\.", "sample_generator"),
+    "NumpySeed": (r"dataset\[0\] draws from, seeds .* numpy\.", "sample_generator"),
     "ForkedDraw": (r"dataset\[0\] depends on the state .*sample\['x'\]\[0, 0\]", "sample_gen"),
     "Unseeded": (r"dataset\[0\] differs .*sample\['x'\]\['deep'\]\[1\]\[1\]\[0\]", "sample_gen"),
     "Clock": (r"dataset\[0\] differs when read again: sample\['x'\] is", "the time"),
@@ -118,12 +116,6 @@ def test_datasets_that_are_unusual(name):
     assert warning.filename == __file__
 
 
-def test_a_check_of_any_length_reads_a_dozen_samples():
-    began = time.perf_counter()
-    assert_dataset_compatible_with_megatron(range(10**12))
-    assert time.perf_counter() - began < 1  # some 10 ms; a pass over the indices takes minutes
-
-
 def test_the_other_kind_of_index():
     with pytest.raises(AssertionError, match=r"give index=0 or index=EpochIndex\(0, 0\)"):
         assert_dataset_compatible_with_megatron(broken.Epochs(), 0)
@@ -139,7 +131,7 @@ def test_the_other_kind_of_index():
             DatasetLocallyNondeterministic,
         ),
         (
-            ("ManualSeed", "CudaManualSeed", "UselessDraw", "ForkedDraw"),
+            ("ManualSeed", "UselessDraw", "ForkedDraw"),
             DatasetDistributedNondeterministic,
         ),
     ],
@@ -187,7 +179,6 @@ def test_a_comparison_of_ones_own():
 
 
 def test_global_generators_are_left_as_they_were():
-    manual_seed = torch.manual_seed
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
     expected = (torch.rand(1).item(), np.random.rand(), random.random())
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
@@ -195,7 +186,6 @@ def test_global_generators_are_left_as_they_were():
         with contextlib.suppress(AssertionError):
             assert_dataset_compatible_with_megatron(dataset)
     assert (torch.rand(1).item(), np.random.rand(), random.random()) == expected
-    assert torch.manual_seed is manual_seed
 
 
 def test_elements_not_equal():
@@ -229,6 +219,7 @@ def test_a_dataset_that_cannot_be_sent():
     ("arguments", "status", "message"),
     [
         (["broken_datasets:HashSeed", "--quick"], 0, "keeps the rules (10 samples)"),
+        (["broken_datasets:Endless", "--quick"], 0, "keeps the rules (10 samples)"),
         (["broken_datasets:Unseeded", "--quick"], 1, "breaks a rule: dataset[0] differs"),
         (["broken_datasets:Nowhere"], 2, "no attribute 'Nowhere'"),
         (["no_such_module_anywhere:Good"], 2, "No module named"),
@@ -238,6 +229,7 @@ def test_command(arguments, status, message, capsys):
     assert main(arguments) == status
     output = capsys.readouterr()
     assert message in (output.err if status else output.out)
+    assert ("Endless: warning: len(dataset) is 10" in output.err) == ("Endless" in arguments[0])
 
 
 @pytest.mark.long
@@ -255,8 +247,3 @@ def test_command_as_a_process():
     assert "broken_datasets:HashSeed breaks a rule: " in result.stderr
     assert "depends on Python's hash seed" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_command_shows_warnings(capsys):
-    assert main(["broken_datasets:Endless", "--quick"]) == 0
-    assert "broken_datasets:Endless: warning: len(dataset) is 10" in capsys.readouterr().err

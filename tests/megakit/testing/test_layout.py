@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from megakit.testing.layout import in_bytes
+from megakit.testing.shares_table import in_bytes
 from tests.scripts import REPOSITORY, run
 
 DIGITS = ("--dataset", "digits")

@@ -22,7 +22,7 @@ def language_model(**fields: Any) -> Any:
 
 
 def problem(model: Any, loss: object = None) -> str | None:
-    from megakit.training.strategy import refuse_wrong_gradients
+    from megakit.training.checks import refuse_wrong_gradients
 
     try:
         refuse_wrong_gradients(model.config, model, loss)

@@ -94,6 +94,8 @@ def test_who_listens_to_events_that_do_not_happen_is_refused(strategy: Any) -> N
     from nemo.lightning.megatron_parallel import CallbackConnector
     from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
+    from megakit.training.checks import refuse_listeners
+
     class Listener:
         def on_megatron_step_end(self, **_: Any) -> None:
             """Would never be called."""
@@ -102,13 +104,13 @@ def test_who_listens_to_events_that_do_not_happen_is_refused(strategy: Any) -> N
     strategy.data_sampler, strategy.model = sampler, SimpleNamespace(callbacks=CallbackConnector())
     strategy.model.callbacks.add(sampler)
     sampler.output_log = False
-    strategy._refuse_listeners()
+    refuse_listeners(strategy)
     strategy.model.callbacks.add(Listener())
     with pytest.raises(UserError, match=r"Listener\.on_megatron_step_end: ExactStrategy"):
-        strategy._refuse_listeners()
+        refuse_listeners(strategy)
     sampler.output_log = True
     with pytest.raises(UserError, match="output_log=True"):
-        strategy._refuse_listeners()
+        refuse_listeners(strategy)
 
 
 def test_what_a_pipeline_stage_sends_has_the_shape_that_the_config_says(megatron: None) -> None:

@@ -15,15 +15,22 @@ from typing import Any
 
 def begin(_: Any) -> None:
     """Starts the rehearsal."""
-    sys.path.append(str(Path(__file__).resolve().parents[3]))  # the folder of `tests`
-    from tests.rehearsal.begin import begin_rehearsal
+    # The folder of tests itself: `tests` may be the name of somebody else's package.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from rehearsal.begin import begin_rehearsal  # type: ignore[import-not-found]
 
+    sys.path.pop(0)
     begin_rehearsal(int(os.environ["REHEARSE_GPUS"]))
-    sys.path.pop()
+
+
+def find_driver(module: Any) -> None:
+    """Makes a command that has not imported torch yet find a GPU's driver."""
+    module._has_gpu_driver = lambda: True
 
 
 # A Python without torch, such as the system's in a shell script, has nothing to rehearse.
 if "REHEARSE_GPUS" in os.environ and find_spec("torch") is not None:
     from wrapt import register_post_import_hook
 
+    register_post_import_hook(find_driver, "megakit.runtime.accelerator")
     register_post_import_hook(begin, "torch")

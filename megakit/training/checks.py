@@ -1,0 +1,117 @@
+"""Refuses what would train wrongly, or would never be called."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
+from megatron.core.transformer import TransformerConfig
+from nemo import lightning as nl
+from nemo.lightning.megatron_parallel import CallbackMethods
+from nemo.lightning.pytorch.plugins import MegatronDataSampler
+
+from megakit.checkpoints.manifest import MANIFEST, WEIGHTS, read_manifest
+from megakit.errors import UserError
+from megakit.training.losses import MeanLossReduction
+
+
+def check_steps(loaded: dict[str, Any], path: Path) -> None:
+    """Checks that all parts of a loaded checkpoint are of the same step.
+
+    Args:
+        loaded: The content of the checkpoint.
+        path: The checkpoint's folder, or that of its weights, which NeMo passes.
+
+    Raises:
+        KeyError: The checkpoint has no state of the loops.
+        ValueError: The steps differ.
+    """
+    steps = {"the weights": loaded["global_step"], **saved_steps(loaded["loops"])}
+    folder = path.parent if path.name == WEIGHTS else path
+    if (folder / MANIFEST).is_file():
+        steps["the manifest"] = read_manifest(folder).step
+    if len(set(steps.values())) != 1:
+        told = ", ".join(f"{name} of step {step}" for name, step in steps.items())
+        raise ValueError(f"its steps differ: {told}")
+
+
+def saved_steps(loops: dict[str, Any]) -> dict[str, int]:
+    """Returns the steps in a checkpoint's state of the loops: Lightning's, and `StepLoop`'s."""
+    saved = loops["fit_loop"]
+    progress = saved["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+    steps = {"the optimizer": progress["step"]["total"]["completed"]}
+    if "step" in saved["epoch_loop.state_dict"]:  # another loop has no state of its own
+        steps["the loop"] = saved["epoch_loop.state_dict"]["step"]
+    return steps
+
+
+def check_norm(norm: float | None, step: int, is_first: bool) -> None:
+    """Checks the norm of a step's gradient; `is_first` is True for the first step of a start.
+
+    Raises:
+        UserError: The norm is NaN or infinite at the first step.
+        RuntimeError: The norm is NaN or infinite at a later step.
+    """
+    if norm is None or math.isfinite(norm):
+        return
+    found = f"Step {step}: the gradient's norm is {norm}"
+    if is_first:  # the learning rate cannot be the cause yet
+        raise UserError(
+            f"{found} with the weights that this run starts from. Use another checkpoint, and "
+            "check the data."
+        )
+    raise RuntimeError(f"{found}. Earlier checkpoints are not changed. Use a lower --lr.")
+
+
+def refuse_listeners(strategy: nl.MegatronStrategy) -> None:
+    """Refuses whoever listens to NeMo's events of a step, which nobody would tell them.
+
+    Raises:
+        UserError: A callback or the data sampler listens.
+    """
+    sampler = strategy.data_sampler
+    if getattr(sampler, "output_log", False) or getattr(sampler, "rampup_batch_size", None):
+        raise UserError(
+            "The data sampler has output_log=True or a rampup_batch_size, which need NeMo's "
+            "events of a step. Leave them out, or use nl.MegatronStrategy."
+        )
+    for event, listeners in strategy.model.callbacks.callbacks.items():
+        known = {getattr(cls, event, None) for cls in (CallbackMethods, MegatronDataSampler)}
+        for listener in listeners:
+            if getattr(type(listener), event) not in known:
+                raise UserError(
+                    f"{type(listener).__name__}.{event}: ExactStrategy does not call this. Use "
+                    "`trainer.strategy.observers`, or nl.MegatronStrategy."
+                )
+
+
+def refuse_wrong_gradients(config: object, model: torch.nn.Module, loss: object) -> None:
+    """Refuses two settings of a transformer's config that would give wrong gradients.
+
+    Raises:
+        UserError: The model has the whole sequence on each of the ranks that divide it, or the
+            gradient of a mean is divided by the number of tokens.
+    """
+    if not isinstance(config, TransformerConfig):
+        return
+    is_first = parallel_state.is_pipeline_first_stage()
+    if config.sequence_parallel and is_first and not any(map(_divides_sequence, model.modules())):
+        raise UserError(
+            "sequence_parallel=True: no layer of the model divides the sequence over the "
+            "tensor-parallel ranks. Leave it out. Or divide the sequence after the embedding by "
+            "Megatron's scatter_to_sequence_parallel_region, and set `divides_sequence = True` in "
+            "the class of the model."
+        )
+    if config.calculate_per_token_loss and isinstance(loss, MeanLossReduction):
+        raise UserError(
+            f"calculate_per_token_loss=True: {type(loss).__name__} returns means, not sums and "
+            "token counts. Leave it out, or derive the loss from TokenMeanLossReduction."
+        )
+
+
+def _divides_sequence(module: torch.nn.Module) -> bool:
+    if isinstance(module, LanguageModelEmbedding):
+        return bool(module.scatter_to_sequence_parallel)
+    return getattr(module, "divides_sequence", False) is True
