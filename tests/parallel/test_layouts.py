@@ -29,8 +29,13 @@ CUT = {r"linear[13]\.(weight|bias)": 0, r"linear[24]\.weight": 1}
 #: What the first of two stages holds; the second has the rest.
 FIRST_STAGE = r"linear[12]\..*"
 #: Without data parallelism, the distributed optimizer has nothing to shard.
-DISTRIBUTED = ("dp2", "tp2-dp2", "pp2-dp2")
-CASES = pytest.mark.parametrize("name", LAYOUTS)
+LONG = ("tp2-dp2", "pp2-dp2")
+CASES, DISTRIBUTED = (
+    pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=pytest.mark.long if n in LONG else []) for n in names]
+    )
+    for names in (LAYOUTS, ("dp2", *LONG))
+)
 
 
 class Training:
@@ -124,7 +129,7 @@ class TestEveryLayout:
         for losses in run.losses():
             np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
 
-    @pytest.mark.parametrize("name", DISTRIBUTED)
+    @DISTRIBUTED
     def test_the_distributed_optimizer_without_accumulation(self, alone, training, name):
         (expected,) = alone.losses()
         run = training(**LAYOUTS[name], micro_batches=1, distributed_optimizer=True)

@@ -175,7 +175,9 @@ def in_plain_torch(checkpoint: str) -> list[float]:
         return [float((top[:, 0] - top[:, 1]).mean()), float(right), float(loss)]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", ["4 micro batches", "tp2", pytest.param("pp2-dp2", marks=pytest.mark.long)]
+)
 def test_every_layout(alone: Run, training: Any, name: str) -> None:
     run = training(**LAYOUTS[name])
     # Every rank stops after the same step, which is that of one process.

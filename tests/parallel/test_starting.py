@@ -182,6 +182,7 @@ def test_a_hung_rank(job):
     assert "Timed out waiting 10000ms" in end.err
 
 
+@pytest.mark.long
 def test_a_rank_that_does_not_come(job):
     """Two jobs, each with but one of its two ranks; `--timeout` ends their waiting."""
     for rank in (0, 1):
