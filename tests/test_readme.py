@@ -26,13 +26,13 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Each block of commands as a script, without those for elsewhere."""
+    """Each block of commands as a script, without those for elsewhere; shorter under layouts."""
     scripts = []
     for block in blocks("bash"):
         lines = block.replace("\\\n", " ").splitlines()
         kept = [line for line in lines if line.strip() and not ELSEWHERE.search(line)]
-        if kept:
-            scripts.append("\n".join(kept))
+        script = re.sub("(pretrain|finetune)(?= .*runs/two)", r"\1 --max-steps 20", "\n".join(kept))
+        scripts += [script] if script else []
     return scripts
 
 

@@ -28,7 +28,7 @@ STEPS = 20
 CUT = {r"linear[13]\.(weight|bias)": 0, r"linear[24]\.weight": 1}
 #: What the first of two stages holds; the second has the rest.
 FIRST_STAGE = r"linear[12]\..*"
-#: Without data parallelism, the distributed optimizer has nothing to shard.
+#: With data parallelism, the distributed optimizer has something to shard; all but one are long.
 LONG = ("tp2-dp2", "pp2-dp2")
 CASES, DISTRIBUTED = (
     pytest.mark.parametrize(
