@@ -1,6 +1,6 @@
-"""Layouts against one process: largest differences, steps/s, and how cost grows with ranks.
+"""Layouts against one process: largest differences, and steps/s.
 
-    python benchmarks/parallel.py [--steps 200] [--runs 3] [--write]
+    python benchmarks/parallel.py [--steps 200] [--write]
 
 Real processes on this machine's CPU cores, the bundled digits, float32, `Ranks` as in the tests.
 Differences are to one process: of the loss relative, of weights and probabilities absolute.
@@ -9,10 +9,9 @@ Differences are to one process: of the loss relative, of weights and probabiliti
 import argparse
 import importlib.util
 import os
-import statistics
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,6 @@ from report import REPOSITORY, machine, write_section
 from megakit.job.layout import Layout
 from megakit.testing import Ranks
 
-DOCUMENT = REPOSITORY / "docs" / "parallelism.md"
-#: Samples per step where scaling is measured.
-BATCH = 1024
 LAYOUTS = {
     "1 process": {},
     "TP2": {"world_size": 2, "tensor": 2},
@@ -116,58 +112,17 @@ def layout_rows(pool: Ranks, steps: int) -> list[str]:
     return rows
 
 
-def scaling_rows(pool: Ranks, steps: int, runs: int) -> list[str]:
-    """Strong scaling: the same global batch on more ranks. Weak: the same batch on each rank."""
-    one = Layout(1, 1, 1, 1, BATCH, BATCH)
-    layouts = {
-        "one": one,
-        "strong": replace(one, devices=2, micro_batch_size=BATCH // 2),
-        "weak": replace(one, devices=2, global_batch_size=2 * BATCH),
-    }
-    measured: dict[str, list[float]] = {name: [] for name in layouts}
-    for _ in range(runs):  # by turns, so that a busy moment meets them all
-        for name, layout in layouts.items():
-            with tempfile.TemporaryDirectory() as folder:
-                measured[name].append(seconds(train(pool, layout, steps, Path(folder))) / steps)
-    step = {name: statistics.median(values) for name, values in measured.items()}
-    rows = [
-        f"| data-parallel processes | strong: {BATCH:,} samples in all | | "
-        f"weak: {BATCH:,} on each | | |",
-        "|---|---|---|---|---|---|",
-    ]
-    for number in range(1, 9):
-        strong = BATCH / modelled(step["one"] / number, step["strong"] - step["one"] / 2, number)
-        weak = number * BATCH / modelled(step["one"], step["weak"] - step["one"], number)
-        shares = [rate * step["one"] / (number * BATCH) for rate in (strong, weak)]
-        rows.append(
-            f"| {number} | {strong:,.0f} samples/s | {shares[0]:.0%} | {weak:,.0f} samples/s | "
-            f"{shares[1]:.0%} | {'measured' if number <= 2 else 'modelled'} |"
-        )
-    return rows
-
-
-def modelled(work: float, talking_of_two: float, number: int) -> float:
-    """Seconds of a step on so many ranks, each with a core of its own; exact for one and two.
-
-    It is the work that the samples on a rank cause, plus what talking costs: what two ranks showed,
-    times what a ring all-reduce of the gradients sends, 2 (n - 1) / n of them from each rank.
-    """
-    return work + max(0.0, talking_of_two) * 2 * (number - 1) / number
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Layouts against one process.")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--runs", type=int, default=3, help="of each measurement of scaling")
     parser.add_argument(
         "--write",
         action="store_true",
-        help="put the tables into RESULTS.md and docs/parallelism.md",
+        help="put the table into RESULTS.md",
     )
     options = parser.parse_args()
     with Ranks(4, timeout=600) as pool:
         layouts = layout_rows(pool, options.steps)
-        scaling = scaling_rows(pool, options.steps, options.runs)
     # The differences are exact, the rates are for comparison with one another.
     where = machine("nemo_toolkit", "megatron-core").removesuffix("; median, lowest to highest.")
     cores = len(os.sched_getaffinity(0))
@@ -177,17 +132,12 @@ def main() -> None:
             f"{options.steps} steps of {jobs.GLOBAL_BATCH} samples, float32, one run of each "
             "layout. The differences are the largest ones from one process, relative for the loss "
             f"and absolute for weights and probabilities. Four ranks share {cores} cores.",
-            *("", *layouts, ""),
-            f"Scaling with the number of processes: {options.steps} steps, float32, medians of "
-            f"{options.runs} runs, {cores} cores. The rates of more than two processes are "
-            "modelled. A rate of 100% is the rate of one process times the number of processes.",
-            *("", *scaling),
+            *("", *layouts),
         ]
     )
     print(text)
     if options.write:
         write_section("parallel", text)
-        write_section("scaling", "\n".join([*scaling, "", f"{where}."]), DOCUMENT)
 
 
 if __name__ == "__main__":

@@ -41,9 +41,6 @@ ALL = {
     "clone": Benchmark(12, "from git clone to predictions, caches cold, beside pip", ("clone.py",)),
     "checkpoint": Benchmark(1, "how long a save stops training", ("checkpoint.py",), False),
     "data": Benchmark(2, "the data system's speed and memory", ("data.py",)),
-    "blends": Benchmark(
-        1, "a blend of datasets, by its length; beside Megatron's helper", ("blends.py",), False
-    ),
     "predictions": Benchmark(
         5, "memory and time of predicting up to 10 million samples", ("predictions.py",), False
     ),

@@ -198,7 +198,7 @@ def _nondeterminism(dataset: Any, index: Index, difference: Difference) -> type[
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=5)  # the line that calls the public function
+    warnings.warn(message, stacklevel=4)  # the line that calls the public function
 
 
 def _place(index: Index) -> int:
