@@ -4,7 +4,6 @@ A photo is the image, enlarged to a smooth stroke, as ink on paper under a light
 what each kind of photo has. A seed determines every random choice.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -239,15 +238,3 @@ def _light(kind: Kind, random: np.random.Generator) -> Grey:
 
 def _whole(photo: Grey) -> NDArray[np.uint8]:
     return np.clip(photo + 0.5, 0, 255).astype(np.uint8)
-
-
-def contact_sheet(make: Callable[[str, int], Image.Image], columns: int) -> Image.Image:
-    """Draws the first photos of each kind, one row for each kind, at a third of their size."""
-    height, width = HEIGHT // 3, WIDTH // 3
-    sheet = Image.new("RGB", (columns * (width + 4), len(KINDS) * (height + 4)), "white")
-    for row, name in enumerate(KINDS):
-        for column in range(columns):
-            small = make(name, column)
-            small.thumbnail((width, height), Image.Resampling.BOX, None)
-            sheet.paste(small, (column * (width + 4), row * (height + 4)))
-    return sheet

@@ -1,10 +1,10 @@
 """Right answers for photos of digits, by kind of photo, with and without the clean-up.
 
-    python benchmarks/photos.py --data-dir PATH [--digits 100] [--write] [--sheet PNG]
+    python benchmarks/photos.py --data-dir PATH [--digits 100] [--write]
 
 Trains the tutorial's classifier, makes photos from test images (`photo_kinds.py`), and predicts the
 photos with `model_predict.py --input`. The clean-up was tuned on training images only. `--write`
-puts the table into RESULTS.md. `--sheet` draws photos of each kind and does nothing else.
+puts the table into RESULTS.md.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from chain import SCRIPTS, run
 from numpy.typing import NDArray
-from photo_kinds import KINDS, SUFFIXES, contact_sheet, make_photo, save_photo
+from photo_kinds import KINDS, SUFFIXES, make_photo, save_photo
 from PIL import Image
 from report import machine, write_section
 
@@ -104,13 +104,9 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--digits", type=int, default=100, help="number of digits for each kind")
     parser.add_argument("--seed", type=int, default=1, help="seed of the digits and the photos")
-    parser.add_argument("--sheet", type=Path, metavar="PNG", help="only draw photos of each kind")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     digits = Digits(options.data_dir, options.digits, options.seed)
-    if options.sheet:
-        contact_sheet(digits.photo, min(8, options.digits)).save(options.sheet)
-        return
     with tempfile.TemporaryDirectory() as folder:
         lines = table(digits, options.data_dir, Path(folder))
     caption = machine("nemo_toolkit", "megatron-core", "pillow").partition("; ")[0]

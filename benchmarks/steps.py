@@ -206,7 +206,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--peers", nargs="+", choices=TITLES, help="by default, all that there are")
-    parser.add_argument("--corruption", type=float, default=0.0, help="share of pixels dropped")
     parser.add_argument("--no-proof", action="store_true", help="do not compare losses first")
     parser.add_argument(
         "--profile", action="store_true", help="count kernels, synchronizations and copies"
@@ -226,7 +225,6 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     job = {"data_dir": options.data_dir, "dataset": options.dataset, "device": options.device}
-    job["corruption"] = options.corruption
     peers = [peer for peer in options.peers if peer in PEERS]
     lines = []
     if not options.no_proof:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import sys
 import time
 from collections import deque
@@ -56,20 +55,11 @@ class Job:
     precision: Literal["bf16-mixed", "32"] = "bf16-mixed"
     """As the scripts have it."""
 
-    hidden_size: int = 64
-    """Width of the first and the third layer."""
-
     lr: float = 1e-3
     """Peak learning rate."""
 
-    corruption: float = 0.0
-    """Share of pixels dropped."""
-
-    repeats: int = 1
-    """How often the training images are repeated; only ours."""
-
     seed: int = 42
-    """Of first weights, order and corruption."""
+    """Of first weights and order."""
 
     optimizer: Literal["default", "fused"] = "default"
     """torch's AdamW as it is by default, or its fused kernel; plain torch and Lightning only."""
@@ -97,14 +87,13 @@ class Job:
         """784-64-3-64-784 with the same first weights as `model_components.PretrainModel`."""
         from torch import nn
 
-        hidden = self.hidden_size
         return nn.Sequential(
-            self._linear("linear1", 784, hidden),
+            self._linear("linear1", 784, 64),
             nn.ReLU(),
-            self._linear("linear2", hidden, 3),
-            self._linear("linear3", 3, hidden),
+            self._linear("linear2", 64, 3),
+            self._linear("linear3", 3, 64),
             nn.ReLU(),
-            self._linear("linear4", hidden, 784),
+            self._linear("linear4", 64, 784),
         )
 
     def _linear(self, name: str, in_features: int, out_features: int) -> Any:
@@ -125,19 +114,18 @@ class Job:
         """The samples in the order of `model_components.MNISTDataModule`, whole batches at once."""
         return Batches(self)
 
-    def pair(self, pixels: Any, kept: Any = None) -> tuple[Any, Any]:
-        """Input and target of shape (B, 784), computed where the batch is."""
-        target = pixels.flatten(1).float().div_(255)
-        return (target if kept is None else target * kept), target
+    def flat(self, pixels: Any) -> Any:
+        """Input and target (B, 784), computed where the batch is."""
+        return pixels.flatten(1).float().div_(255)
 
 
 class Batches:
-    """The bytes of each step's batch, for `Job.pair`; an iterable for any loop.
+    """The bytes of each step's batch, for `Job.flat`; an iterable for any loop.
 
     For a GPU they are in page-locked memory, and a thread prepares the next ones.
 
     Args:
-        job: Says which data, how much of it, and how the input is corrupted.
+        job: Says which data, and how much of it.
     """
 
     def __init__(self, job: Job) -> None:
@@ -162,7 +150,7 @@ class Batches:
 
     def _prefetched(self, firsts: range) -> Iterator[Any]:
         def pinned(first: int) -> Any:
-            return tuple(part.pin_memory() for part in self._batch(first))
+            return self._batch(first).pin_memory()
 
         with ThreadPoolExecutor(1) as thread:
             ahead = deque(thread.submit(pinned, first) for first in firsts[:2])
@@ -202,18 +190,11 @@ class Images:
     def __getitem__(self, index: Any) -> Any:
         raise NotImplementedError("whole batches only")
 
-    def get_batch(self, indices: Any) -> tuple[Any, ...]:
-        """The pixels, and which are kept if some are dropped; for numpy epochs and indices."""
+    def get_batch(self, indices: Any) -> Any:
+        """The pixels, for numpy epochs and indices."""
         import torch
 
-        from megakit.data import bernoulli
-
-        pixels = torch.from_numpy(self.images.take(self.chosen[indices.idx], axis=0))
-        if not self.job.corruption:
-            return (pixels,)
-        share = 1 - self.job.corruption
-        kept = bernoulli(share, self.job.seed, indices.epoch, indices.idx, (784,))
-        return pixels, torch.from_numpy(kept).byte()
+        return torch.from_numpy(self.images.take(self.chosen[indices.idx], axis=0))
 
 
 @dataclass
@@ -269,14 +250,9 @@ class Clock:
         processor = self._processor[-1] - self._processor[0]
         timed = self.ends[self.job.warm_up - 1 :]
         count = len(timed) - 1
-        # On a machine with other work the quickest stretch says more than the whole.
-        stretch = min(50, count)
-        quickest = min(b - a for a, b in zip(timed, timed[stretch:], strict=False))
         told = {
             "steps_per_second": count / (timed[-1] - timed[0]),
-            "quickest_steps_per_second": stretch / quickest,
             "processor_ms_per_step": 1000 * processor / count,
-            "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "threads": torch.get_num_threads(),
             "losses": self.losses,
             **more,

@@ -24,9 +24,8 @@ def train(job: Job, clock: Clock) -> None:
         "micro-batch-size": job.batch_size,
         "precision": job.precision,
         "lr": job.lr,
-        "corruption": job.corruption,
+        "corruption": 0,
         "seed": job.seed,
-        "hidden-size": job.hidden_size,
         # Validation and saves come after the last step's end, which is when the clock stops.
         "val-interval": job.steps,
         "save-interval": job.steps,
@@ -44,8 +43,6 @@ def timed(run: Run, job: Job, clock: Clock) -> Path:
     from megakit.reporting.metrics import read_metrics
     from megakit.training import progress
 
-    if job.repeats > 1:
-        repeat_samples(model_components, job.repeats)
     callback: Any = progress.Reporter
     original = callback.on_train_batch_end
 
@@ -78,32 +75,3 @@ def log_every_step(components: Any) -> None:
         return trainer
 
     components.build_trainer = build_trainer
-
-
-class Repeated:
-    """A dataset that gives another's samples over and over."""
-
-    def __init__(self, dataset: Any, repeats: int) -> None:
-        self.dataset, self.length = dataset, repeats * len(dataset)
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index % len(self.dataset)]
-
-    def get_batch(self, indices: Any) -> Any:
-        from megakit.data import fetch_batch
-
-        return fetch_batch(self.dataset, indices % len(self.dataset))
-
-
-def repeat_samples(components: Any, repeats: int) -> None:
-    """Makes the training part longer than it is."""
-    original = components.read_splits
-
-    def read_splits(*where: Any) -> tuple[Any, ...]:
-        train, *others = original(*where)
-        return Repeated(train, repeats), *others
-
-    components.read_splits = read_splits

@@ -16,9 +16,9 @@ class Autoencoder(pl.LightningModule):
         self.job, self.clock = job, clock
         self.model = job.autoencoder()
 
-    def training_step(self, batch: tuple[torch.Tensor, ...], batch_idx: int) -> Any:
-        x, target = self.job.pair(*batch)
-        return torch.nn.functional.mse_loss(self.model(x).float(), target)
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        x = self.job.flat(batch)
+        return torch.nn.functional.mse_loss(self.model(x).float(), x)
 
     def configure_optimizers(self) -> Any:
         optimizer = optimizer_of(self.job, self.model)

@@ -15,12 +15,12 @@ def train(job: Job, clock: Clock) -> None:
     optimizer = optimizer_of(job, model)
     mixed = job.precision == "bf16-mixed"
     for step, batch in enumerate(job.batches()):
-        x, target = job.pair(*(part.to(device, non_blocking=True) for part in batch))
+        x = job.flat(batch.to(device, non_blocking=True))
         for group in optimizer.param_groups:
             group["lr"] = job.lr * job.lr_factor(step)
         with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
             x_hat = model(x)
-        loss: Any = torch.nn.functional.mse_loss(x_hat.float(), target)
+        loss: Any = torch.nn.functional.mse_loss(x_hat.float(), x)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
