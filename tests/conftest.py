@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from mnist.files import MNIST_SHA256
-from tests.chain import Chain, trained_chain
+from tests.once import Chain, once, trained_chain
 from tests.single_process import single_process
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -34,12 +34,8 @@ SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked long, too")
     parser.addoption("--minutes", type=float, help="start no test marked long after so many")
-    parser.addoption(
-        "--data-dir",
-        type=Path,
-        help="folder with MNIST/raw, for the tests of the real images; by default MNIST_DATA_DIR, "
-        "data or ../shared/data",
-    )
+    where = "folder with MNIST/raw; by default MNIST_DATA_DIR, data or ../shared/data"
+    parser.addoption("--data-dir", type=Path, help=where)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,10 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.option.hypothesis_seed is None:  # before hypothesis reads it
             config.option.hypothesis_seed = SEED
     # Tests signal processes that they start; these inherit what a shell's `&` or `nohup` ignores.
-    for number, handler in (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGHUP, signal.SIG_DFL),
-    ):
+    defaults: dict[int, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    for number, handler in defaults.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
 
@@ -103,8 +100,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     for reason, count in sorted(reasons.items()):
         terminalreporter.write_line(f"{count} did not run: {reason}")
-    if terminalreporter.stats.get("failed"):
-        terminalreporter.write_line(pytest_report_header(terminalreporter.config))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -152,13 +147,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @cache
 def why_no_gpu() -> str | None:
-    """Asked in a process of its own, when the first test marked `gpu` is about to run.
-
-    Tests apply the patches for a CPU to this process, and a GPU that this process has opened stays
-    open, so that ranks may not get it.
-    """
-    rehearsed = "REHEARSE_GPUS" in os.environ
-    if not rehearsed and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):
+    """Asked in another process: a GPU that this one has opened stays open."""
+    drivers = ("REHEARSE_GPUS" in os.environ, *map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
+    if not any(drivers):
         return "no driver of an NVIDIA GPU is loaded"
     code = "import torch; torch.zeros(1, device='cuda')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -169,22 +160,13 @@ def why_no_gpu() -> str | None:
 @pytest.fixture(scope="session")
 def mnist_dir(pytestconfig: pytest.Config) -> Path:
     """A root with the real MNIST files, to be read only."""
-    places = mnist_places(pytestconfig)
-    for root in places.values():
-        if root is not None and has_mnist(root):
+    named = pytestconfig.getoption("--data-dir") or os.environ.get("MNIST_DATA_DIR")
+    default = (REPOSITORY / "data", REPOSITORY.parent / "shared" / "data")
+    places = [Path(named)] if named else default
+    for root in places:
+        if has_mnist(root):
             return root
-    pytest.skip(f"no MNIST in {', '.join(places)}")
-
-
-def mnist_places(config: pytest.Config) -> dict[str, Path | None]:
-    """Where MNIST may be, the first place first; None for a place that nobody named."""
-    given = config.getoption("--data-dir")
-    return {
-        "--data-dir": given,
-        "MNIST_DATA_DIR": Path(named) if (named := os.environ.get("MNIST_DATA_DIR")) else None,
-        "data": REPOSITORY / "data",
-        "../shared/data": REPOSITORY.parent / "shared" / "data",
-    }
+    pytest.skip(f"no MNIST in {' or '.join(map(str, places))}")
 
 
 def has_mnist(root: Path) -> bool:
@@ -239,7 +221,27 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
 
 
 @pytest.fixture(scope="session")
-def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
+def never_stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a pretraining of 40 steps to which nothing happened; to be read only."""
+    from tests.faults.harness import Training
+
+    def make(folder: Path) -> None:
+        start = Training(folder).start()
+        assert start.status == 0, start.err
+
+    return once(tmp_path_factory, "never-stopped", make)
+
+
+@pytest.fixture(scope="session")
+def never_stopped(never_stopped_run: Path) -> dict[str, Any]:
+    """What this pretraining leaves behind."""
+    from tests.faults.harness import Training
+
+    return Training(never_stopped_run).result()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Any]:
     """The pool of rank processes: it imports the frameworks once."""
     from megakit.testing import Ranks
 

@@ -1,11 +1,15 @@
 """What is made once for all tests, though pytest-xdist runs them in several processes."""
 
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+
+from tests.scripts import Result, run_script
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -37,3 +41,25 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None
                 raise
             made.touch()
     return folder
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What `./run tutorial` left behind and said; it is to be read, not to be changed."""
+
+    runs: Path
+    result: Result
+
+
+def trained_chain(factory: pytest.TempPathFactory) -> Chain:
+    """Runs the tutorial, unless another process of the tests has run it."""
+
+    def make(folder: Path) -> None:
+        options = ("--data-dir", folder / "no-data", "--output-dir", folder / "runs")
+        result = run_script("mnist/tutorial.py", "--dataset", "digits", *options)
+        assert result.status == 0, result.err
+        (folder / "result.json").write_text(json.dumps(asdict(result)))
+
+    folder = once(factory, "chain", make)
+    result = Result(**json.loads((folder / "result.json").read_text()))
+    return Chain(folder / "runs", result)

@@ -13,7 +13,6 @@ from tests.refusals import FINETUNE_PY, PREDICT_PY, PRETRAIN_PY, SCRIPTS, TUTORI
 from tests.scripts import read_json
 
 HUGE = 10**30
-EMPTY = "'': the value is empty"
 
 
 @dataclass(frozen=True)
@@ -22,16 +21,16 @@ class Case:
 
     Attributes:
         script: The script, or all of them.
-        options: Its options; `{}` is the folder that has the runs.
-        told: One entry for each problem: the parts that its message has to have.
+        options: Its options as in a shell; `{}` is the folder that has the runs.
+        told: One entry for each problem: the parts that its message has to have, between ` | `.
         is_fresh: Whether there are no runs yet; otherwise the tutorial was run there.
         change: What is done in the folder before.
         variables: Of the environment.
     """
 
     script: str | tuple[str, ...]
-    options: tuple[object, ...]
-    told: list[tuple[str, ...]]
+    options: str
+    told: list[str]
     is_fresh: bool = False
     change: Callable[[Path], object] | None = None
     variables: dict[str, str] = field(default_factory=dict)
@@ -66,225 +65,162 @@ def lose_run_json(folder: Path) -> None:
     (folder / "runs" / "pretrain" / "run.json").write_text("{")
 
 
-def put_file_in_place_of_runs(folder: Path) -> None:
-    (folder / "runs").write_text("")
-
-
 IMAGES, LABELS, TEST_IMAGES, TEST_LABELS = MNIST_SHA256
 
 CASES = {
     # --- Options ------------------------------------------------------------------------------
     "an unknown option": Case(
-        SCRIPTS, ("--warp", 9), [("--warp 9: there is no such option. See --help.",)]
+        FINETUNE_PY, "--warp 9", ["--warp 9: there is no such option. See --help."]
     ),
     "a mistyped option": Case(
-        PRETRAIN_PY, ("--max-stepz", 9), [("--max-stepz 9", "Is it --max-steps?", "--help")]
+        PRETRAIN_PY, "--max-stepz 9", ["--max-stepz 9 | Is it --max-steps? | --help"]
     ),
-    "an option of another script": Case(PREDICT_PY, ("--seed", 1), [("--seed 1", "no such")]),
-    "an option that not all scripts have": Case(TUTORIAL_PY, ("--lr", 1), [("--lr 1", "no such")]),
+    "an option that not all scripts have": Case(TUTORIAL_PY, "--lr 1", ["--lr 1 | no such"]),
     "values of the wrong kind, together": Case(
         PRETRAIN_PY,
-        ("--precision", 16, "--dataset", "cifar", "--seed", "abc", "--lr"),
+        "--precision 16 --dataset cifar --seed abc --lr",
         [
-            ("--precision 16", "auto, bf16-mixed, 32"),
-            ("--dataset cifar", "auto, mnist, digits"),
-            ("--seed abc", "a whole number"),
-            ("--lr: has to be a number",),
+            "--precision 16 | auto, bf16-mixed, 32",
+            "--dataset cifar | auto, mnist, digits",
+            "--seed abc | a whole number",
+            "--lr: has to be a number",
         ],
     ),
     "the common numbers out of range": Case(
         SCRIPTS,
-        (
-            *("--devices", 0, "--num-nodes", 0, "--tensor-parallel", 0, "--pipeline-parallel", 0),
-            *("--micro-batch-size", 0, "--timeout", 0, "--num-workers", -1),
-        ),
+        "--devices 0 --num-nodes 0 --tensor-parallel 0 --pipeline-parallel 0 "
+        "--micro-batch-size 0 --timeout 0 --num-workers -1",
         [
-            *((f"--{name} 0: has to be at least 1",) for name in ("devices", "num-nodes")),
-            *((f"--{name}-parallel 0: has to be at least 1",) for name in ("tensor", "pipeline")),
-            *((f"--{name} 0: has to be at least 1",) for name in ("micro-batch-size", "timeout")),
-            ("--num-workers -1: has to be at least 0",),
+            *(f"--{name} 0: has to be at least 1" for name in ("devices", "num-nodes", "timeout")),
+            *(f"--{name}-parallel 0: has to be at least 1" for name in ("tensor", "pipeline")),
+            "--micro-batch-size 0: has to be at least 1",
+            "--num-workers -1: has to be at least 0",
         ],
     ),
     "the numbers of a training out of range": Case(
-        (PRETRAIN_PY, FINETUNE_PY),
-        (
-            *("--max-steps", 0, "--val-interval", 0, "--save-interval", 0),
-            *("--limit-val-batches", 0),
-            *("--seed", -1, "--lr", -0.5),
-        ),
-        [
-            *((f"--{name} 0: has to be at least 1",) for name in ("max-steps", "val-interval")),
-            *((f"--{name} 0: ", "at least 1") for name in ("save-interval", "limit-val-batches")),
-            ("--seed -1: has to be at least 0",),
-            ("--lr -0.5: has to be a positive number",),
-        ],
-    ),
-    "the numbers of one script out of range": Case(
         PRETRAIN_PY,
-        ("--corruption", 1.0, "--hidden-size", 0, "--latent-size", 0, "--lr", "nan"),
+        "--max-steps 0 --val-interval 0 --save-interval 0 --limit-val-batches 0 --seed -1 "
+        "--lr -0.5 --corruption 1.0 --hidden-size 0 --latent-size 0",
         [
-            ("--corruption 1.0: has to be below 1",),
-            ("--hidden-size 0: has to be at least 1",),
-            ("--latent-size 0: has to be at least 1",),
-            ("--lr nan: has to be a finite number",),
+            *(f"--{name}: has to be at least 1" for name in ("max-steps 0", "hidden-size 0")),
+            *(f"--{name}: has to be at least 1" for name in ("latent-size 0", "val-interval 0")),
+            *(f"--{name} 0: | at least 1" for name in ("save-interval", "limit-val-batches")),
+            "--seed -1: has to be at least 0",
+            "--lr -0.5: has to be a positive number",
+            "--corruption 1.0: has to be below 1",
         ],
-    ),
-    "fewer labels than classes": Case(
-        FINETUNE_PY, ("--num-labels", 9), [("--num-labels 9: has to be at least 10",)]
     ),
     "numbers beyond all sense": Case(
         PRETRAIN_PY,
-        ("--max-steps", HUGE, "--timeout", HUGE, "--output-dir", "a\nb"),
+        f"--max-steps {HUGE} --lr nan --output-dir 'a\nb'",
         [
-            (f"--max-steps {HUGE}: has to be at most ",),
-            (f"--timeout {HUGE}: has to be at most ",),
-            ("--output-dir a\\nb: contains a control character",),
+            f"--max-steps {HUGE}: has to be at most",
+            "--lr nan: has to be a finite number",
+            "--output-dir a\\nb: contains a control character",
         ],
     ),
     "empty values": Case(
         PREDICT_PY,
-        ("--checkpoint", "", "--output-dir", "", "--input", "", "--data-dir", ""),
+        "--checkpoint '' --output-dir '' --input '' --data-dir ''",
         [
-            (f"--checkpoint {EMPTY}", "$(...) failed"),
-            *((f"--{name} {EMPTY}",) for name in ("output-dir", "input", "data-dir")),
+            "--checkpoint '': the value is empty | $(...) failed",
+            *(f"--{name} '': the value is empty" for name in ("output-dir", "input", "data-dir")),
         ],
     ),
     # --- Layouts ------------------------------------------------------------------------------
     "ranks that the sizes do not divide": Case(
-        SCRIPTS,
-        ("--devices", 3, "--tensor-parallel", 2),
-        [("--tensor-parallel 2 x --pipeline-parallel 1 = 2", "3 x 1 = 3", "--devices 2")],
+        PRETRAIN_PY,
+        "--devices 3 --tensor-parallel 2",
+        ["--tensor-parallel 2 x --pipeline-parallel 1 = 2 | 3 x 1 = 3 | --devices 2"],
     ),
     "a width and stages that the model does not have": Case(
-        SCRIPTS,
-        ("--devices", 9, "--tensor-parallel", 3, "--pipeline-parallel", 3),
+        PRETRAIN_PY,
+        "--devices 9 --tensor-parallel 3 --pipeline-parallel 3",
         [
-            ("--tensor-parallel 3: has to divide the width", "64", "Try 2"),
-            ("--pipeline-parallel 3", "1 or 2 stages", "Try 2"),
+            "--tensor-parallel 3: has to divide the width | 64 | Try 2",
+            "--pipeline-parallel 3 | 1 or 2 stages | Try 2",
         ],
-    ),
-    "a width that was chosen": Case(
-        PRETRAIN_PY,
-        ("--hidden-size", 33, "--devices", 2, "--tensor-parallel", 2),
-        [("--tensor-parallel 2: has to divide the width", "33")],
-    ),
-    "a batch that ranks cannot share": Case(
-        PRETRAIN_PY,
-        ("--devices", 3),
-        [("--global-batch-size 128", "multiple of the number of data-parallel ranks, 3")],
     ),
     "a micro batch that does not divide": Case(
         PRETRAIN_PY,
-        ("--micro-batch-size", 100),
-        [("--micro-batch-size 100", "divide --global-batch-size 128", "Try 64")],
+        "--micro-batch-size 100",
+        ["--micro-batch-size 100 | divide --global-batch-size 128 | Try 64"],
     ),
     # --- Where the run goes on, or starts from --------------------------------------------------
     "another run, with both values of each option": Case(
         PRETRAIN_PY,
-        (
-            *("--seed", 1, "--lr", 0.5, "--max-steps", 7, "--global-batch-size", 64),
-            *("--corruption", 0.25, "--limit-val-batches", 3, "--hidden-size", 32),
-            *("--latent-size", 5, "--best-by", "last"),
-        ),
+        "--seed 1 --lr 0.5 --max-steps 7 --global-batch-size 64 --corruption 0.25 "
+        "--limit-val-batches 3 --hidden-size 32 --latent-size 5 --best-by last",
         [
-            (
-                *("runs/pretrain", "--seed was 42, now 1", "--lr was 0.002, now 0.5"),
-                *("--max-steps was 500, now 7", "--global-batch-size was 128, now 64"),
-                *("--corruption was 0.2, now 0.25", "--limit-val-batches was None, now 3"),
-                *("--hidden-size was 64, now 32", "--latent-size was 3, now 5"),
-                *("--best-by was val_loss, now last", "--fresh"),
-            ),
+            "runs/pretrain | --seed was 42, now 1 | --lr was 0.002, now 0.5 "
+            "| --max-steps was 500, now 7 | --global-batch-size was 128, now 64 "
+            "| --corruption was 0.2, now 0.25 | --limit-val-batches was None, now 3 "
+            "| --hidden-size was 64, now 32 | --latent-size was 3, now 5 "
+            "| --best-by was val_loss, now last | --fresh"
         ],
-    ),
-    "another number of labels": Case(
-        FINETUNE_PY,
-        ("--num-labels", 100),
-        [("runs/finetune", "--num-labels was None, now 100", "--fresh")],
-    ),
-    "a fresh trunk is another run": Case(
-        FINETUNE_PY,
-        ("--checkpoint", "none"),
-        [("runs/finetune", "it started from another checkpoint than none", "--fresh")],
     ),
     "other sizes than the checkpoint's": Case(
         FINETUNE_PY,
-        (
-            *("--hidden-size", 32, "--output-dir", "{}/other"),
-            *("--checkpoint", "{}/runs/pretrain/checkpoints/step=000500"),
-        ),
-        [("--hidden-size 32", "step=000500 has 64", "--checkpoint none")],
+        "--hidden-size 32 --output-dir {}/other "
+        "--checkpoint {}/runs/pretrain/checkpoints/step=000500",
+        ["--hidden-size 32 | step=000500 has 64 | --checkpoint none"],
     ),
     "nothing to fine-tune": Case(
         FINETUNE_PY,
-        (),
-        [("runs/pretrain", "no checkpoint", PRETRAIN_PY, "--checkpoint")],
-        is_fresh=True,
-    ),
-    "nothing to predict with, whatever the dataset": Case(
-        PREDICT_PY,
-        ("--dataset", "auto"),
-        [("runs/finetune", "no checkpoint", FINETUNE_PY, "--checkpoint")],
+        "",
+        [f"runs/pretrain | no checkpoint | {PRETRAIN_PY} | --checkpoint"],
         is_fresh=True,
     ),
     "a prediction without a start": Case(
         PREDICT_PY,
-        ("--checkpoint", "none"),
-        [("--checkpoint none: prediction needs a trained classifier.",)],
+        "--checkpoint none",
+        ["--checkpoint none: prediction needs a trained classifier."],
     ),
     "a checkpoint that is not there": Case(
-        FINETUNE_PY, ("--checkpoint", "nowhere"), [("nowhere: there is no such checkpoint", "runs")]
+        FINETUNE_PY, "--checkpoint nowhere", ["nowhere: there is no such checkpoint | runs"]
     ),
     "a run instead of a checkpoint": Case(
         FINETUNE_PY,
-        ("--checkpoint", "{}/runs/pretrain"),
-        [("runs/pretrain: not a complete checkpoint", "checkpoints/step=")],
+        "--checkpoint {}/runs/pretrain",
+        ["runs/pretrain: not a complete checkpoint | checkpoints/step="],
     ),
     "a checkpoint of another model": Case(
         PREDICT_PY,
-        ("--checkpoint", "{}/runs/pretrain/checkpoints/step=000500"),
-        [("step=000500", "PretrainModel of stage pretrain", "stage finetune", FINETUNE_PY)],
+        "--checkpoint {}/runs/pretrain/checkpoints/step=000500",
+        [f"step=000500 | PretrainModel of stage pretrain | stage finetune | {FINETUNE_PY}"],
     ),
     "a damaged checkpoint, beside problems of every other kind": Case(
         FINETUNE_PY,
-        ("--num-labels", 3, "--lr", 0, "--devices", 4, "--pipeline-parallel", 4),
+        "--num-labels 9 --lr 0 --devices 4 --pipeline-parallel 4",
         [
-            ("--num-labels 3",),
-            ("--lr 0.0",),
-            ("--pipeline-parallel 4",),
-            ("weights/__0_0.distcp",),
+            "--num-labels 9: has to be at least 10",
+            "--lr 0.0",
+            "--pipeline-parallel 4",
+            "weights/__0_0.distcp",
         ],
         change=damage_best,
     ),
     "a run of which nobody knows whose it is": Case(
-        PRETRAIN_PY, (), [("pretrain/run.json", "--fresh")], change=lose_run_json
-    ),
-    "a file in the place of the output folder": Case(
-        PRETRAIN_PY,
-        (),
-        [("--output-dir", "runs", "is a file")],
-        is_fresh=True,
-        change=put_file_in_place_of_runs,
+        PRETRAIN_PY, "", ["pretrain/run.json | --fresh"], change=lose_run_json
     ),
     # --- Data -----------------------------------------------------------------------------------
     "no MNIST, and none to download": Case(
         PRETRAIN_PY,
-        ("--dataset", "mnist"),
+        "--dataset mnist",
         [
-            (
-                *("--dataset mnist", "data/MNIST/raw", *MNIST_SHA256),
-                *("cannot be downloaded", "--data-dir", "--dataset digits"),
-            )
+            "--dataset mnist | data/MNIST/raw | cannot be downloaded | --data-dir "
+            f"| --dataset digits | {' | '.join(MNIST_SHA256)}"
         ],
         is_fresh=True,
     ),
     "every kind of damaged MNIST together": Case(
         PRETRAIN_PY,
-        ("--dataset", "mnist"),
+        "--dataset mnist",
         [
-            (f"{IMAGES}: ", "1,000 bytes, expected 47,040,016", "ownload"),
-            (f"{LABELS}.gz: ", "cannot be read", "ownload"),
-            (f"{TEST_LABELS}: ", "sha256", MNIST_SHA256[TEST_LABELS], "ownload"),
-            (f"{TEST_IMAGES}: ", "missing", "ownload"),
+            f"{IMAGES}: | 1,000 bytes, expected 47,040,016 | ownload",
+            f"{LABELS}.gz: | cannot be read | ownload",
+            f"{TEST_LABELS}: | sha256 | {MNIST_SHA256[TEST_LABELS]} | ownload",
+            f"{TEST_IMAGES}: | missing | ownload",
         ],
         is_fresh=True,
         change=damage_mnist,
@@ -292,22 +228,22 @@ CASES = {
     # --- A user's own pictures ------------------------------------------------------------------
     "a folder in which no picture can be read": Case(
         PREDICT_PY,
-        ("--input", "{}/scans"),
+        "--input {}/scans",
         [
-            ("scans/drawing.svg: cannot be read (neither PNG nor JPEG nor WEBP)",),
-            ("scans/blank.png: contains no ink",),
-            ("scans/empty.png: cannot be read (neither PNG nor JPEG nor WEBP)",),
+            "scans/drawing.svg: cannot be read (neither PNG nor JPEG nor WEBP)",
+            "scans/blank.png: contains no ink",
+            "scans/empty.png: cannot be read (neither PNG nor JPEG nor WEBP)",
         ],
         change=make_bad_pictures,
     ),
     "a picture that is not there": Case(
-        PREDICT_PY, ("--input", "nowhere.png"), [("--input nowhere.png", "PNG, JPEG or WebP")]
+        PREDICT_PY, "--input nowhere.png", ["--input nowhere.png | PNG, JPEG or WebP"]
     ),
     # --- The environment ------------------------------------------------------------------------
     "half of torchrun's variables": Case(
-        SCRIPTS,
-        ("--timeout", 0),
-        [("RANK=0 WORLD_SIZE=2: torchrun also sets ", "LOCAL_RANK"), ("--timeout 0",)],
+        PRETRAIN_PY,
+        "--timeout 0",
+        ["RANK=0 WORLD_SIZE=2: torchrun also sets | LOCAL_RANK", "--timeout 0"],
         variables={"RANK": "0", "WORLD_SIZE": "2"},
     ),
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import REPOSITORY, environment, run_python, run_script
+from tests.scripts import REPOSITORY, environment, read_json, run_python, run_script
 
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
 
@@ -31,23 +31,23 @@ def test_help_is_quick() -> None:
     assert needed < 0.5 or needed < 5 * processor_time("-P", "-c", "import argparse")
 
 
-@pytest.mark.parametrize("script", ["model_pretrain.py", "mnist/tutorial.py"])
-def test_a_refusal(script: str, tmp_path: Path) -> None:
-    result = run_script(script, *DIGITS, "--devices", 0, "--output-dir", tmp_path / "runs")
+def test_a_refusal(tmp_path: Path) -> None:
+    result = run_script(
+        "mnist/tutorial.py", *DIGITS, "--devices", 0, "--output-dir", tmp_path / "runs"
+    )
     assert (result.status, result.out) == (2, "")
     assert result.err.splitlines()[-1].endswith(": --devices 0: has to be at least 1.")
     assert "Traceback" not in result.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_module_path_without_the_script_s_folder() -> None:
-    """`python -P`, or PYTHONSAFEPATH."""
-    assert run_script("model_predict.py", "--help", PYTHONSAFEPATH="1").status == 0
-
-
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGUSR1, 143)],
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long),
+        pytest.param(signal.SIGUSR1, 143, marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_before_training_begins(number: int, status: int, tmp_path: Path) -> None:
     """The frameworks' import takes seconds, and hears a signal."""
@@ -111,3 +111,21 @@ def test_errors_of_a_script_of_the_reader_s_own(tmp_path: Path) -> None:
     log = tmp_path / "eat" / "log.txt"
     assert failed.err.endswith(f"eat.py failed; the log is {log}.\n")
     assert "eating plums" in log.read_text()  # as all that is printed once the work has begun
+
+
+@pytest.mark.long
+def test_a_processor_that_emulates_bfloat16_computes_in_float32(tmp_path: Path) -> None:
+    """Emulated, pretraining takes four times as long."""
+    command = ("model_pretrain.py", *DIGITS, "--max-steps", 2, "--output-dir", tmp_path)
+    slow = run_script(*command, ONEDNN_MAX_CPU_ISA="AVX2", timeout=200)
+    slow.output()
+    assert slow.err.count(", 32 (this CPU only emulates bfloat16)\n") == 1
+    for name in ("summary.json", "run.json"):
+        assert read_json(tmp_path / "pretrain" / name)["precision"] == "32"
+    # On another processor it is the same run; another choice of the user's is another run.
+    elsewhere = run_script(*command, ONEDNN_MAX_CPU_ISA=None)
+    assert "already done" in elsewhere.err
+    assert "bfloat16" not in elsewhere.err
+    refused = run_script(*command, "--precision", "bf16-mixed", ONEDNN_MAX_CPU_ISA="AVX2")
+    assert refused.status == 2
+    assert "--precision was 32, now bf16-mixed" in refused.err

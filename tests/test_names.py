@@ -79,24 +79,3 @@ def test_fields_of_the_configs() -> None:
         assert {"hidden_size", "latent_size", "initial_ckpt_path"} <= fields
         assert "initial_ckpt_skip_keys_with_these_prefixes" in fields
         assert (config.hidden_size, config.latent_size) == (64, 3)
-
-
-def test_layers_have_torch_s_attributes() -> None:
-    from model_components import ExampleFineTuneConfig, PretrainConfig
-
-    pretrain, finetune = (
-        config.configure_model() for config in (PretrainConfig(), ExampleFineTuneConfig())
-    )
-    sizes = {
-        name: (layer.in_features, layer.out_features)
-        for model in (pretrain, finetune)
-        for name in ("linear1", "linear2", "linear3", "linear4", "digit_classifier")
-        if (layer := getattr(model, name, None)) is not None
-    }
-    assert sizes == {
-        "linear1": (784, 64),
-        "linear2": (64, 3),
-        "linear3": (3, 64),
-        "linear4": (64, 784),
-        "digit_classifier": (3, 10),
-    }

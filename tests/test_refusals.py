@@ -6,19 +6,16 @@ own, and changes nothing on the disk (tests/refusals.py).
 
 import fcntl
 import re
+import shlex
 import shutil
 import socket
-import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.chain import Chain
+from tests.once import Chain
 from tests.refusals import (
-    FINETUNE_PY,
     OPTIONS,
-    PREDICT_PY,
     PRETRAIN_PY,
     SCRIPTS,
     TRAPPED,
@@ -58,11 +55,11 @@ def test_refused(name: str, script: str, trained: Path, tmp_path: Path) -> None:
             shutil.copytree(trained, folder, dirs_exist_ok=True)
         if case.change:
             case.change(folder)
-    options = [str(option).replace("{}", str(folder)) for option in case.options]
+    options = shlex.split(case.options.replace("{}", str(folder)))
     problems = Refusals(folder, tmp_path).problems(script, *options, **case.variables)
     assert len(problems) == len(case.told), problems
     for parts in case.told:
-        fitting = [told for told in problems if all(part in told for part in parts)]
+        fitting = [told for told in problems if all(part in told for part in parts.split(" | "))]
         assert len(fitting) == 1, (parts, problems)
 
 
@@ -105,17 +102,6 @@ def test_a_run_in_use(script: str, refused: Refusals) -> None:
         assert part in problem
 
 
-def test_pictures_in_a_run_in_use(trained: Path, tmp_path: Path) -> None:
-    shutil.copytree(trained, tmp_path / "folder")
-    folder = tmp_path / "folder" / "runs" / "predict-input"
-    folder.mkdir()
-    np.save(tmp_path / "one.npy", np.eye(28)[None])
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        told = Refusals(tmp_path / "folder", tmp_path)(PREDICT_PY, "--input", tmp_path / "one.npy")
-    assert f"{PREDICT_PY}: {folder} is in use" in told
-
-
 @pytest.mark.skipif(HAS_GPU_DRIVER, reason="this machine has a GPU, or its driver at least")
 def test_no_gpu(refused: Refusals) -> None:
     problem = refused.problem(PRETRAIN_PY, "--accelerator", "gpu", "--fresh")
@@ -123,33 +109,16 @@ def test_no_gpu(refused: Refusals) -> None:
         assert part in problem
 
 
-def test_another_run_names_only_options_that_exist(refused: Refusals) -> None:
-    """The choice of the best checkpoint follows from --num-labels here, and has no value."""
-    problem = refused.problem(FINETUNE_PY, "--num-labels", 100)
-    assert set(re.findall(r"--[\w-]+", problem)) <= OPTIONS[FINETUNE_PY]
-
-
 def test_nothing_is_downloaded_for_a_command_that_is_refused_anyway(
     refused: Refusals, tmp_path: Path
 ) -> None:
     """11 MB in the data folder are something written, too."""
-    asked = []
     with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection:
-                    asked.append(connection.recv(1000))
-
-        threading.Thread(target=answer, daemon=True).start()
         proxy = f"http://127.0.0.1:{server.getsockname()[1]}"
         variables = {"https_proxy": proxy, "HTTPS_PROXY": proxy, "no_proxy": "", "NO_PROXY": ""}
         options = ("--dataset", "auto", "--output-dir", tmp_path / "new")
         refused(PRETRAIN_PY, "--lr", -1, *options, **variables)
-        assert asked == []
-        assert not (tmp_path / "new").exists()
-        server.shutdown(socket.SHUT_RDWR)
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):  # nobody has asked for anything
+            server.accept()
+    assert not (tmp_path / "new").exists()

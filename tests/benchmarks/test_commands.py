@@ -1,11 +1,17 @@
-"""Every benchmark that a page or `./run benchmarks` names exists, and says what it takes."""
+"""Every benchmark that is named exists, and says what it takes; what we compare with is fair."""
 
+import importlib
 import json
 import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
-from tests.benchmarks.conftest import BENCHMARKS
+import pytest
+
 from tests.scripts import REPOSITORY, output_of
 
+BENCHMARKS = REPOSITORY / "benchmarks"
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *BENCHMARKS.glob("*.md")]
 #: Prints the help texts of scripts by name; one process is quicker than one for each.
 HELP = """
@@ -23,14 +29,34 @@ print(json.dumps(texts))
 """
 
 
-def test_every_benchmark_is_there_and_says_what_it_takes(benchmark):
-    listed = {one.arguments[0]: one for one in benchmark("run_all").ALL.values()}
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a benchmark by its name; they find one another by the folder they are in."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def test_every_benchmark_is_there_and_says_what_it_takes(
+    benchmark: Callable[[str], ModuleType],
+) -> None:
+    listed = {one.arguments[0] for one in benchmark("run_all").ALL.values()}
     text = "".join(page.read_text() for page in PAGES)
     named = set(re.findall(r"benchmarks/(\w+\.py)", text)) | {"run_all.py", *listed}
-    assert {"mutants.py", "pictures.py"} < named
     texts = json.loads(output_of(HELP, BENCHMARKS, *sorted(named)))
     for name, help_text in texts.items():
         assert help_text.startswith("usage: "), name
-        if name in listed:
-            assert "--write" in help_text, name
-            assert ("--data-dir" in help_text) == listed[name].needs_images, name
+        assert name not in listed or "--write" in help_text, name
+
+
+@pytest.mark.long
+def test_peers_compute_the_same_losses(benchmark: Callable[[str], ModuleType]) -> None:
+    """Plain PyTorch, in float32: so schedule, Adam, decay and clipping are what they should be."""
+    steps = benchmark("steps")
+    job = {"dataset": "digits", "data_dir": Path("no-data"), "steps": 30, "warm_up": 5}
+    job |= {"precision": "32", "corruption": 0.3, "lr": 1e-2, "every_loss": True}
+    ours = steps.train("ours", 1, **job)["losses"]
+    assert ours[-1] < 0.9 * ours[0]
+    assert steps.difference(steps.train("torch", 1, **job)["losses"], ours) < 1e-5
+    # The same comparison notices other mathematics.
+    other = steps.train("torch", 1, **{**job, "lr": 1.01e-2})["losses"]
+    assert steps.difference(other, ours) > 1e-4

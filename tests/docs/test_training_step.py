@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 from typing import Any
 
@@ -21,13 +20,10 @@ STOCK: list[str] = [call.function for call in SCRIPT["CALLS"] if call.is_stock]
 MICRO_BATCHES = 2
 
 
-def observe(functions: list[str], is_stock: bool = False) -> list[tuple[int, str]]:
+def observe(functions: list[str]) -> list[tuple[int, str]]:
     """Trains for one step; returns the calls of these functions in order, with their depth."""
     import importlib
-    import os
     import sys
-
-    os.environ["MEGAKIT_STOCK"] = str(int(is_stock))
 
     def code_of(function: str) -> Any:
         module, _, path = function.partition(":")
@@ -61,7 +57,6 @@ def observe(functions: list[str], is_stock: bool = False) -> list[tuple[int, str
         fitting.fit(module, data, layout, steps=1, exact=True)
     finally:
         sys.setprofile(None)
-        del os.environ["MEGAKIT_STOCK"]
     return calls
 
 
@@ -80,26 +75,5 @@ def test_a_step(ranks: Ranks) -> None:
     assert len(ROWS) <= 16
 
 
-def test_the_stock_step_has_one_more_call(ranks: Ranks) -> None:
-    theirs = [f for _, f, _ in ROWS if not f.startswith("megakit.training.schedule:")]
-    (calls,) = ranks.run(observe, [*STOCK, *theirs], True, world_size=1)
-    names = [name for _, name in expected([row for row in ROWS if row[1] in theirs])]
-    place = next(n for n, name in enumerate(names) if "forward_backward" in name)
-    assert [name for _, name in calls] == [*names[:place], *STOCK, *names[place:]]
-
-
 def test_the_picture_is_up_to_date() -> None:
     assert PICTURE.read_text() == SCRIPT["picture"](), "run docs/images/make_step.py"
-
-
-def test_the_page_explains_each_call() -> None:
-    page = (REPOSITORY / "docs" / "concepts.md").read_text()
-    section = page.partition("## One training step")[2].partition("\n## ")[0]
-    items = re.findall(r"^(\d+)\. `([\w.]+)`", section, re.MULTILINE)
-    shown = [call for call in SCRIPT["CALLS"] if not call.is_stock]
-    assert items == [(str(n), call.name) for n, call in enumerate(shown, 1)]
-    lines = re.findall(r"^\d+\. `.*", section, re.MULTILINE)
-    for line, call in zip(lines, shown, strict=True):
-        file = "/" + call.function.partition(":")[0].replace(".", "/") + ".py"
-        named = re.findall(r"\(`([\w/]+\.py)`\)", line)
-        assert all(file.endswith(f"/{path}") for path in named), line

@@ -9,16 +9,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.left_behind import curves, list_checkpoints, lowest_loss, read_whole
-from tests.scripts import REPOSITORY, environment
+from tests.scripts import REPOSITORY, Result, environment
 
 MARK = "MEGAKIT_TEST_RUN"
 HOOK = Path(__file__).with_name("hook")
@@ -87,16 +83,6 @@ class Fault:
 
 
 @dataclass
-class Start:
-    """One start of a script, to its end."""
-
-    status: int
-    out: str
-    err: str
-    seconds: float
-
-
-@dataclass
 class Training:
     """A run of a script in a folder of its own, over all its starts.
 
@@ -157,7 +143,7 @@ class Training:
 
     def start(
         self, fault: Fault | None = None, *options: object, largest_file: int | None = None
-    ) -> Start:
+    ) -> Result:
         """Starts the script, lets the fault come, and waits for the end of all its processes.
 
         A fault at a place has to come.
@@ -178,7 +164,7 @@ class Training:
         assert self.left_behind() == [], f"left behind after {fault}"
         if fault is not None and fault.place is not None:
             assert self.fault_came.exists(), f"no {fault}: status {process.returncode}\n{err}"
-        return Start(process.returncode, out, err, seconds)
+        return Result(process.returncode, out, err, seconds)
 
     def start_without_reader(self) -> int:
         """Starts the script with nobody at the other end of its pipes; returns its exit status."""
@@ -189,7 +175,7 @@ class Training:
         assert self.left_behind() == []
         return status
 
-    def start_and_remove(self, seconds: float) -> Start:
+    def start_and_remove(self, seconds: float) -> Result:
         """Starts the script, and removes the run directory some seconds later."""
         began = time.monotonic()
         process = self.process()
@@ -198,7 +184,7 @@ class Training:
             shutil.rmtree(self.path, ignore_errors=True)
         out, err = process.communicate(timeout=600)
         assert self.left_behind() == []
-        return Start(process.returncode, out, err, time.monotonic() - began)
+        return Result(process.returncode, out, err, time.monotonic() - began)
 
     def left_behind(self) -> list[str]:
         """Processes of this run that do not end."""
@@ -246,17 +232,3 @@ def _marked(mark: str) -> list[str]:
         except OSError:  # it ended meanwhile, or belongs to somebody else
             continue
     return found
-
-
-@contextmanager
-def mounted(folder: Path, *arguments: str) -> Iterator[None]:
-    """Mounts something on a folder, as `mount` understands it; only root can."""
-    done = subprocess.run(
-        ["mount", *arguments, folder], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import AFTER_THE_LAST_SAVE, BEFORE_STEP, Fault, Start, Training
-from tests.left_behind import curves, read_whole
+from tests.faults.harness import AFTER_THE_LAST_SAVE, BEFORE_STEP, Fault, Training
+from tests.left_behind import read_whole
 from tests.scripts import read_csv, read_json
+
+pytestmark = pytest.mark.long
 
 #: The learning rate is so high that the loss soon rises now and then.
 OPTIONS = (
@@ -20,18 +22,15 @@ def make(folder: Path) -> Training:
 
 
 @pytest.fixture(scope="module")
-def mistyped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Training, Start]:
-    """A start whose `--best-by` names no validated value; `whole` is the next one."""
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    """A run that stops early by itself; a mistaken command before is not in its way."""
     training = make(tmp_path_factory.mktemp("whole"))
-    start = training.start(None, "--best-by", "val_acuracy")
+    refused = training.start(None, "--best-by", "val_acuracy")
+    assert refused.status == 2
+    (line,) = [line for line in refused.err.splitlines() if "--best-by" in line]
+    assert "There are val_loss, val_accuracy, last." in line
     assert (training.path / "metrics.csv").read_text().count("\n") == 1
-    return training, start
 
-
-@pytest.fixture(scope="module")
-def whole(mistyped: tuple[Training, Start]) -> Training:
-    """A run that stops early by itself; the mistaken command is not in its way."""
-    training, _ = mistyped
     start = training.start()
     assert start.status == 0, start.err
     assert "It stopped early, after step" in start.err
@@ -62,11 +61,6 @@ def test_it_stops_after_two_validations_without_a_better_accuracy(whole: Trainin
     assert float(rows[-1]["lr"]) > 0.01
 
 
-def test_the_last_pictures_are_drawn_where_it_stopped(whole: Training) -> None:
-    shown = curves(whole.path / "tensorboard")
-    assert [step for step, _ in shown["validation/finetune_pictures/mistakes"]] == [steps_of(whole)]
-
-
 def test_the_same_command_says_done(whole: Training) -> None:
     start = whole.start()
     assert start.status == 0
@@ -74,7 +68,6 @@ def test_the_same_command_says_done(whole: Training) -> None:
     assert start.out == read_json(whole.path / "summary.json")["checkpoint"] + "\n"
 
 
-@pytest.mark.long
 def test_killed_and_stopped_while_it_counts(whole: Training, tmp_path: Path) -> None:
     end = steps_of(whole)
     training = make(tmp_path)
@@ -93,40 +86,3 @@ def test_killed_and_stopped_while_it_counts(whole: Training, tmp_path: Path) -> 
     theirs, ours = (read_json(run.path / "summary.json") for run in (whole, training))
     for name in ("steps", "train_loss", "val_loss", "metrics"):
         assert ours[name] == theirs[name]
-
-
-def test_what_decides_the_stop_makes_another_run(whole: Training) -> None:
-    changed = ("--val-interval", 10, "--stop-after", 3, "--best-by", "val_loss")
-    start = whole.start(None, *changed)
-    assert start.status == 2
-    for problem in (
-        "--val-interval was 5, now 10",
-        "--stop-after was 2, now 3",
-        "--best-by was val_accuracy, now val_loss",
-    ):
-        assert problem in start.err
-
-
-def test_a_name_that_there_is_not_is_refused_before_training(
-    mistyped: tuple[Training, Start],
-) -> None:
-    _, start = mistyped
-    assert start.status == 2
-    (line,) = [line for line in start.err.splitlines() if "--best-by" in line]
-    assert "There are val_loss, val_accuracy, last." in line
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("layout", [(), ("--pipeline-parallel", 2)], ids=["data", "pipeline"])
-def test_two_processes(tmp_path: Path, layout: tuple[object, ...]) -> None:
-    options = (*OPTIONS, "--devices", 2, "--micro-batch-size", 128, *layout)
-    whole = Training(tmp_path / "whole", "model_finetune.py", options)
-    assert whole.start().status == 0
-    end = steps_of(whole)
-    assert end < 200
-    stopped = Training(tmp_path / "stopped", "model_finetune.py", options)
-    start = stopped.start(Fault(BEFORE_STEP, end - 7, name="SIGTERM", rank=1))
-    assert start.status == 143, start.err
-    assert stopped.start().status == 0
-    assert stopped.result() == whole.result()
-    assert steps_of(stopped) == end

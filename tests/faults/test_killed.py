@@ -1,5 +1,6 @@
 """Killed anywhere, a run goes on from its newest complete checkpoint; it ends the same."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.faults.harness import (
 )
 from tests.left_behind import list_checkpoints, read_whole
 from tests.scripts import read_json
+
+pytestmark = pytest.mark.long
 
 
 def finish(training: Training) -> None:
@@ -37,18 +40,11 @@ def kill(training: Training, fault: Fault) -> None:
         read_whole(checkpoint)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("place", sorted(PLACES.keys() - {AFTER_THE_LAST_SAVE}))
-def test_killed_half_way(tmp_path: Path, never_stopped: dict[str, Any], place: str) -> None:
+def test_killed_at_every_place(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
+    """One run, since each start takes seconds; no kill at a place lets it come to its end."""
     training = Training(tmp_path)
-    kill(training, Fault(place, PLACES[place] // 2))
-    finish(training)
-    assert training.result() == never_stopped
-
-
-@pytest.mark.long
-def test_killed_after_the_last_save(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
-    training = Training(tmp_path)
+    for place in sorted(PLACES.keys() - {AFTER_THE_LAST_SAVE}):
+        kill(training, Fault(place, 2 if place == BEFORE_STEP else 1))
     kill(training, Fault(AFTER_THE_LAST_SAVE))
     assert not (training.path / "summary.json").exists()
     finish(training)
@@ -59,47 +55,47 @@ def test_killed_after_the_last_save(tmp_path: Path, never_stopped: dict[str, Any
     assert Path(summary["checkpoint"]).name == never_stopped["best"]
 
 
-@pytest.mark.long
-def test_torchruns_agent_is_killed(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    starter = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    process = training.process(None, "--max-steps", 100_000, starter=starter)
-    while not list_checkpoints(training.checkpoints):
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.kill()
-    began = time.monotonic()
-    process.communicate(timeout=60)
-    assert training.left_behind() == []
-    assert time.monotonic() - began < 30
-
-
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])
-def test_a_killed_rank_ends_the_job(tmp_path: Path, rank: int) -> None:
-    training = Training(tmp_path, options=("--devices", 2))
-    process = training.process(Fault(BEFORE_STEP, 5, rank=rank))
+def wait_for_steps(training: Training, process: Any) -> float:
+    """Waits until a job has written metrics; returns the time."""
     while not (training.path / "metrics.csv").exists():
         assert process.poll() is None
         time.sleep(0.05)
-    began = time.monotonic()
+    return time.monotonic()
+
+
+def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
+    training = Training(tmp_path, options=("--devices", 2))
+    process = training.process(Fault(BEFORE_STEP, 5, rank=1))
+    began = wait_for_steps(training, process)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert f"Rank {rank} (process " in err
+    assert "Rank 1 (process " in err
     assert "was killed by SIGKILL" in err
     assert time.monotonic() - began < 30
     assert training.left_behind() == []
 
 
-@pytest.mark.long
-def test_the_launching_process_is_killed(tmp_path: Path) -> None:
-    training = Training(tmp_path, options=("--devices", 2))
-    process = training.process()
-    while not (training.path / "metrics.csv").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.mark.parametrize(
+    ("options", "starter"), [(("--devices", 2), ()), ((), TORCHRUN)], ids=["ours", "torchrun"]
+)
+def test_the_launching_process_is_killed(
+    tmp_path: Path, options: tuple[object, ...], starter: tuple[str, ...]
+) -> None:
+    training = Training(tmp_path, options=options)
+    process = training.process(None, "--max-steps", 100_000, starter=starter)
+    began = wait_for_steps(training, process)
     process.kill()
-    began = time.monotonic()
     process.communicate(timeout=60)
     assert training.left_behind() == []
     assert time.monotonic() - began < 30
-    finish(training)
+
+
+def test_a_killed_worker_of_the_loader_is_named(tmp_path: Path) -> None:
+    place = "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch"
+    start = Training(tmp_path).start(Fault(place, 2), "--num-workers", 2)
+    assert start.status == 1
+    assert re.search(r"DataLoader worker \(pid.* is killed by signal: Killed", start.err)
+    assert "model_pretrain.py failed; the log is " in start.err

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.faults.harness import BEFORE_STEP, Fault, Start, Training
-from tests.scripts import read_csv
+from tests.faults.harness import BEFORE_STEP, Fault, Training
+from tests.scripts import Result, read_csv
+
+pytestmark = pytest.mark.long
 
 
-def start_and_hold(training: Training, step: int, place: str = BEFORE_STEP) -> Any:
-    """Starts a run, which stops itself before a step, or a place, until it gets SIGCONT."""
-    process = training.process(Fault(place, step, name="SIGSTOP"))
+def start_and_hold(training: Training, step: int) -> Any:
+    """Starts a run, which stops itself before a step until it gets SIGCONT."""
+    process = training.process(Fault(BEFORE_STEP, step, name="SIGSTOP"))
     deadline = time.monotonic() + 120
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         assert process.poll() is None, process.communicate()
@@ -23,25 +25,15 @@ def start_and_hold(training: Training, step: int, place: str = BEFORE_STEP) -> A
     return process
 
 
-def go_on(process: Any) -> Start:
+def go_on(process: Any) -> Result:
     process.send_signal(signal.SIGCONT)
     out, err = process.communicate(timeout=120)
-    return Start(process.returncode, out, err, 0.0)
+    return Result(process.returncode, out, err, 0.0)
 
 
-@pytest.mark.long
 def test_a_removed_folder_ends_the_run_with_the_truth(tmp_path: Path) -> None:
-    """The folder is removed while the run trains, and while the next run loads a checkpoint."""
-    trains, loads = Training(tmp_path / "trains"), Training(tmp_path / "loads")
-    process = start_and_hold(trains, 12)
-    assert (trains.checkpoints / "step=000010").is_dir()
-    shutil.copytree(trains.folder, loads.folder)
-    check_removal(trains, process)
-    place = "megakit.checkpoints.writer:CheckpointWriter.setup"
-    check_removal(loads, start_and_hold(loads, 1, place))
-
-
-def check_removal(training: Training, process: Any) -> None:
+    training = Training(tmp_path)
+    process = start_and_hold(training, 12)
     shutil.rmtree(training.path)
     ended = go_on(process)
     assert (ended.status, ended.out) == (1, "")
@@ -52,7 +44,6 @@ def check_removal(training: Training, process: Any) -> None:
     assert training.left_behind() == []
 
 
-@pytest.mark.long
 def test_a_run_never_writes_into_another_runs_folder(
     tmp_path: Path, never_stopped: dict[str, Any]
 ) -> None:

@@ -227,7 +227,7 @@ def test_a_run_that_is_done_gets_its_run_json_back() -> None:
     runs.teardown()
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.long)])
 def test_every_history(examples: int) -> None:
     run_state_machine_as_test(
         Runs,

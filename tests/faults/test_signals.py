@@ -20,7 +20,6 @@ from tests.scripts import REPOSITORY, environment
 
 ENDLESS = ("--max-steps", 1_000_000, "--save-interval", 1_000_000)
 STATUS: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def wait_for_steps(training: Training, process: Any) -> None:
@@ -45,11 +44,8 @@ def saved_step(training: Training) -> int:
     ("number", "options"),
     [
         (signal.SIGTERM, ("--devices", 2, "--num-workers", 1)),
-        pytest.param(signal.SIGINT, ("--devices", 2, "--num-workers", 2), marks=pytest.mark.long),
-        pytest.param(signal.SIGHUP, ("--devices", 2, "--num-workers", 2), marks=pytest.mark.long),
         pytest.param(signal.SIGHUP, ("--devices", 2), marks=pytest.mark.long),
         pytest.param(signal.SIGINT, ("--num-workers", 2), marks=pytest.mark.long),
-        pytest.param(signal.SIGTERM, ("--num-workers", 2), marks=pytest.mark.long),
     ],
 )
 def test_a_signal_to_every_process(tmp_path: Any, number: int, options: tuple[object, ...]) -> None:
@@ -63,17 +59,6 @@ def test_a_signal_to_every_process(tmp_path: Any, number: int, options: tuple[ob
     assert f"Stopped after step {saved_step(training)};" in err
     assert "Traceback" not in err
     assert out == ""
-
-
-@pytest.mark.long
-def test_sighup_to_torchrun(tmp_path: Any) -> None:
-    """torchrun forwards it to its ranks, which save; torchrun itself then ends with 1."""
-    training = Training(tmp_path, options=())
-    process = training.process(None, *ENDLESS, starter=TORCHRUN)
-    wait_for_steps(training, process)
-    process.send_signal(signal.SIGHUP)
-    _, err = process.communicate(timeout=120)
-    assert f"Stopped after step {saved_step(training)};" in err
 
 
 @contextmanager
@@ -97,20 +82,14 @@ def on_a_terminal(script: str, *arguments: object, mark: str) -> Any:
         process.wait(timeout=10)
 
 
-@pytest.mark.parametrize(
-    ("script", "devices"),
-    [
-        ("model_pretrain.py", 1),
-        pytest.param("model_pretrain.py", 2, marks=pytest.mark.long),
-        pytest.param("mnist/tutorial.py", 1, marks=pytest.mark.long),
-    ],
-)
-def test_a_terminal_that_hangs_up(tmp_path: Any, script: str, devices: int) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("script", ["model_pretrain.py", "mnist/tutorial.py"])
+def test_a_terminal_that_hangs_up(tmp_path: Any, script: str) -> None:
     """SIGHUP comes, and every write to the terminal fails from then on."""
     training = Training(tmp_path)
     arguments = ["--dataset", "digits", "--output-dir", tmp_path, "--accelerator", "cpu"]
     if script != "mnist/tutorial.py":
-        arguments += [*ENDLESS, "--devices", devices]
+        arguments += [*ENDLESS]
     with on_a_terminal(script, *arguments, mark=training.mark) as (process, hang_up):
         wait_for_steps(training, process)
         hang_up()
@@ -120,25 +99,12 @@ def test_a_terminal_that_hangs_up(tmp_path: Any, script: str, devices: int) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", ["model_pretrain.py", "mnist/tutorial.py"])
-def test_a_reader_that_ends_early(tmp_path: Any, script: str) -> None:
+def test_a_reader_that_ends_early(tmp_path: Any) -> None:
     """`./run pretrain 2>&1 | head -2`: the run goes on to its end, and says so in its log."""
-    steps = ("--max-steps", "40") if script != "mnist/tutorial.py" else ()
-    options = ("--dataset", "digits", "--accelerator", "cpu", "--output-dir", tmp_path, *steps)
-    process = subprocess.Popen(
-        [sys.executable, REPOSITORY / script, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment(),
-        text=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(timeout=300) == 0
-    log = (tmp_path / "pretrain" / "log.txt").read_text()
+    training = Training(tmp_path)
+    assert training.start_without_reader() == 0
+    log = (training.path / "log.txt").read_text()
     assert "pretrain is done." in log
-    if script != "mnist/tutorial.py":
-        assert re.search(r"pretrain .* 40/40 .* left", log)
-        assert f"\n{tmp_path}/pretrain/checkpoints/step=000040\n" in log
+    assert re.search(r"pretrain .* 40/40 .* left", log)
+    assert f"\n{training.checkpoints}/step=000040\n" in log
     assert "Exception ignored" not in log

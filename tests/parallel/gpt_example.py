@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from unittest import mock
 
 import numpy as np
 
 from megakit.job.layout import Layout
-from megakit.job.options import CommonOptions, TrainingOptions
-from megakit.job.run import Run
-from megakit.job.runs import Stage
+from tests.parallel import jobs
 
-FOLDER = str(Path(__file__).parent)
 TEXT = Path(__file__).parents[2] / "LICENSE"
 GLOBAL_BATCH = 8
-SIZES: dict[str, Any] = {
-    "num_layers": 4,
-    "hidden_size": 32,
-    "num_attention_heads": 2,
-    "block_size": 16,
-}
 STEPS = 20
+SIZES = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 2, "block_size": 16}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layout, and what else changes the memory or the communication.
-
-    Attributes:
-        overlapped: Whether gradients and weights are communicated during other work.
-        rms_norm: Whether the model has RMSNorm, also of queries and keys.
-    """
+    """A layout, and what else changes the memory or the communication."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -47,8 +30,6 @@ class Case:
     distributed_optimizer: bool = False
     dropout: float = 0.0
     precision: Literal["32", "bf16-mixed"] = "32"
-    overlapped: bool = False
-    rms_norm: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -73,22 +54,8 @@ class Trained:
     num_parameters: int
 
 
-def make_run(stage: Stage, options: CommonOptions, case: Case, **plan: str | None) -> Run[Any]:
-    """What a script's work is given, as `make_plan` would have planned it."""
-    sys.path.insert(0, FOLDER)  # a rank does not know the package `tests`
-    is_training = isinstance(options, TrainingOptions)
-    dataset = options.fingerprint() if is_training else "text"
-    make: Any = importlib.import_module("jobs").make_run
-    run: Run[Any] = make(stage, options, case.layout, dataset=dataset, **plan)
-    return run
-
-
-def train(case: Case, folder: Path, resume: str | None = None, untied: bool = False) -> Trained:
-    """`model_pretrain.py` for 20 steps, with a checkpoint after 10; or from such a checkpoint on.
-
-    Args:
-        untied: Whether Megatron's sum of the gradients of tied weights is left out.
-    """
+def train(case: Case, folder: Path, resume: str | None = None) -> Trained:
+    """`model_pretrain.py` for 20 steps, with a checkpoint after 10; or from one of those on."""
     import lightning.pytorch as pl
     from megatron.core import parallel_state
 
@@ -96,56 +63,43 @@ def train(case: Case, folder: Path, resume: str | None = None, untied: bool = Fa
     from megakit.training import train as fit
     from megakit.training.progress import parameters_of_the_job
 
+    half = STEPS // 2
+    sizes: dict[str, Any] = {**SIZES, **case.options}
     options = PretrainOptions(
         output_dir=folder,
         text=TEXT,
         max_steps=STEPS,
         lr=5e-3,
         global_batch_size=GLOBAL_BATCH,
-        val_interval=STEPS // 2,
-        save_interval=STEPS // 2,
-        **SIZES,
-        **case.options,
+        val_interval=half,
+        save_interval=half,
+        **sizes,
     )
-    run = make_run(PRETRAIN, options, case, resume=resume)
+    run = jobs.make_run(
+        PRETRAIN, options, case.layout, resume=resume, dataset=options.fingerprint()
+    )
     losses: list[float] = []
     first: dict[str, np.ndarray] = {}
-    kept = folder / "kept" / f"step={STEPS // 2:06}"  # the run keeps its last and its best one
+    kept = folder / "kept" / f"step={half:06}"  # the run keeps its last and its best one
 
     class Watch(pl.Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            first.update(_weights(pl_module))
+            first.update(jobs.weights_of(pl_module))
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
             if parallel_state.is_pipeline_last_stage():
                 losses.append(float(outputs["loss"]))
-            if run.is_main and trainer.global_step == STEPS // 2 + 1 and resume is None:
-                shutil.copytree(run.path / "checkpoints" / f"step={STEPS // 2:06}", kept)
+            if run.is_main and trainer.global_step == half + 1 and resume is None:
+                shutil.copytree(run.path / "checkpoints" / kept.name, kept)
 
         def __deepcopy__(self, memo: object) -> Watch:
             return self  # NeMo copies callbacks in order to record them
 
-    module, data, trainer = importlib.import_module("jobs").built_by(pretrain, run)
-    if case.overlapped:
-        ddp = trainer.strategy.ddp_config
-        ddp.overlap_grad_reduce, ddp.overlap_param_gather = True, case.distributed_optimizer
-    if case.rms_norm:
-        module.config.normalization, module.config.qk_layernorm = "RMSNorm", True
+    module, data, trainer = jobs.built_by(pretrain, run)
     trainer.callbacks.append(Watch())
-    # The package has a function of the module's name.
-    module_of_sums = importlib.import_module("megatron.core.distributed.finalize_model_grads")
-    left_out = mock.patch.object(module_of_sums, "_allreduce_word_embedding_grads")
-    with left_out if untied else contextlib.nullcontext():
-        fit(model=module, data=data, trainer=trainer, resume=resume)
+    fit(model=module, data=data, trainer=trainer, resume=resume)
     count = parameters_of_the_job(module)
-    return Trained(losses, first, _weights(module), str(kept), count)
-
-
-def _weights(module: Any) -> dict[str, np.ndarray]:
-    return {
-        key.replace("module.", ""): weight.detach().float().numpy().copy()
-        for key, weight in module.named_parameters()
-    }
+    return Trained(losses, first, jobs.weights_of(module), str(kept), count)
 
 
 def sample(
@@ -155,7 +109,8 @@ def sample(
     from examples.gpt.model_sample import SAMPLE, SampleOptions, sample
 
     options = SampleOptions(output_dir=folder, precision=precision, num_bytes=50, prompt="The ")
-    return str(sample(make_run(SAMPLE, options, case, start=checkpoint)))
+    run = jobs.make_run(SAMPLE, options, case.layout, start=checkpoint, dataset="text")
+    return str(sample(run))
 
 
 def sample_of_the_plain_model(checkpoint: str) -> bytes:

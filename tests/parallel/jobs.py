@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -20,8 +20,6 @@ from megakit.reporting.console import Console
 from megakit.runtime.accelerator import find_accelerator
 
 GLOBAL_BATCH = 64
-#: Where the scripts of each model are.
-MODELS = {"first": "", "vit": "examples.vit."}
 
 
 def layout(
@@ -47,7 +45,6 @@ class Trained:
         last: The weights after the last step.
         optimizer: Class of Megatron's optimizer.
         best: The checkpoint that is said to be the best.
-        seconds: Time of the steps.
     """
 
     tensor_rank: int
@@ -59,7 +56,6 @@ class Trained:
     last: dict[str, np.ndarray]
     optimizer: str
     best: str
-    seconds: float
 
 
 def make_run(
@@ -97,21 +93,18 @@ def pretrain(
     folder: Path,
     max_steps: int = 50,
     use_distributed_optimizer: bool = False,
-    look_at_samples: bool = True,
-    precision: Literal["bf16-mixed", "32"] = "32",
-    model: str = "first",
 ) -> Trained:
-    """`model_pretrain.py`, with a look at every step; that at the samples takes time."""
+    """`model_pretrain.py`, with a look at every step."""
     import lightning.pytorch as pl
     from megatron.core import parallel_state
 
-    from megakit.training import Reporter, train
+    from megakit.training import train
 
-    script = importlib.import_module(f"{MODELS[model]}model_pretrain")
+    script = importlib.import_module("model_pretrain")
     options = script.PretrainOptions(
         output_dir=folder,
         dataset="digits",
-        precision=precision,
+        precision="32",
         max_steps=max_steps,
         lr=1e-3,
         global_batch_size=GLOBAL_BATCH,
@@ -129,7 +122,7 @@ def pretrain(
 
     class Watch(pl.Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            weights.append(_weights(pl_module))
+            weights.append(weights_of(pl_module))
 
         def on_train_batch_end(
             self, trainer: Any, pl_module: Any, outputs: Any, *args: Any
@@ -138,37 +131,32 @@ def pretrain(
                 losses.append(float(outputs["loss"] if isinstance(outputs, dict) else outputs))
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            weights.append(_weights(pl_module))
+            weights.append(weights_of(pl_module))
 
         def __deepcopy__(self, memo: object) -> "Watch":
             return self  # NeMo copies callbacks in order to record them
 
     module, data, trainer = built_by(script.pretrain, run)
-    if look_at_samples:
-        module.register_forward_pre_hook(look)
+    module.register_forward_pre_hook(look)
     trainer.strategy.ddp_config.use_distributed_optimizer = use_distributed_optimizer
     trainer.callbacks.append(Watch())
     train(model=module, data=data, trainer=trainer)
-    reporter = next(callback for callback in trainer.callbacks if isinstance(callback, Reporter))
     return Trained(
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
         pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
         data_rank=parallel_state.get_data_parallel_rank(),
         losses=losses,
-        samples=_by_step(samples, max_steps) if look_at_samples else [],
+        samples=_by_step(samples, max_steps),
         first=weights[0],
         last=weights[1],
         optimizer=_optimizer(trainer.optimizers[0].mcore_optimizer),
         best=Path(trainer.checkpoint_callback.best_model_path).name,
-        seconds=reporter.seconds
-        - reporter.validation_seconds
-        - trainer.checkpoint_callback.seconds,
     )
 
 
-def finetune(layout: Layout, folder: Path, model: str = "first") -> str:
+def finetune(layout: Layout, folder: Path) -> str:
     """A classifier after a few steps from nothing; its checkpoint."""
-    script = importlib.import_module(f"{MODELS[model]}model_finetune")
+    script = importlib.import_module("model_finetune")
     options = script.FinetuneOptions(
         output_dir=folder,
         dataset="digits",
@@ -182,9 +170,9 @@ def finetune(layout: Layout, folder: Path, model: str = "first") -> str:
     return str(script.finetune(make_run(script.FINETUNE, options, layout)))
 
 
-def predict(layout: Layout, folder: Path, checkpoint: str, model: str = "first") -> str:
+def predict(layout: Layout, folder: Path, checkpoint: str) -> str:
     """`model_predict.py` in float32; the path of predictions.csv."""
-    script = importlib.import_module(f"{MODELS[model]}model_predict")
+    script = importlib.import_module("model_predict")
     options = script.PredictOptions(output_dir=folder, dataset="digits", precision="32")
     return str(script.predict(make_run(script.PREDICT, options, layout, start=checkpoint)))
 
@@ -218,7 +206,7 @@ def _optimizer(mcore_optimizer: Any) -> str:
     return type(chained[0]).__name__
 
 
-def _weights(pl_module: Any) -> dict[str, np.ndarray]:
+def weights_of(pl_module: Any) -> dict[str, np.ndarray]:
     """This rank's weights, without the names of what Megatron wrapped around the model."""
     return {
         name.replace("module.", ""): weight.detach().float().cpu().numpy().copy()

@@ -1,32 +1,113 @@
-"""A validation's values are means over all its tokens, as plain PyTorch computes them."""
+"""Values and predictions of a model over tokens are those of plain PyTorch, in every layout.
+
+A validation's values are means over all its tokens. The functions below run in the pool's ranks.
+"""
 
 import math
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
 import pytest
 
 from megakit.checkpoints import read_manifest
+from megakit.job.layout import Layout
+from megakit.job.options import CommonOptions, TrainingOptions
+from megakit.job.runs import Stage
 from tests.left_behind import curves
-from tests.parallel import token_jobs
+from tests.parallel import jobs
 from tests.scripts import read_csv
 
-#: The layouts of the short suite.
-SHORT = ("one process", "pp2")
+GLOBAL_BATCH = 6
+#: Processes, tensor-parallel ranks, pipeline stages and micro batch size.
+LAYOUTS = {
+    "one process": Layout(1, 1, 1, 1, GLOBAL_BATCH, 3),
+    "dp2": Layout(2, 1, 1, 1, GLOBAL_BATCH, 3),
+    "tp2": Layout(2, 1, 2, 1, GLOBAL_BATCH, 3),
+    "pp2": Layout(2, 1, 1, 2, GLOBAL_BATCH, 3),
+    "pp2-dp2": Layout(4, 1, 1, 2, GLOBAL_BATCH, 1),
+}
+LONG = pytest.mark.long
+
+
+def make_run(folder: Path, sizes: Layout, **training: Any) -> Any:
+    """A run of a stage, which trains if there are options of a training."""
+    kind = TrainingOptions if training else CommonOptions
+    options = kind(output_dir=folder, precision="32", **training)
+    return jobs.make_run(Stage("stage"), options, sizes, dataset="tokens")
+
+
+def in_plain_torch() -> Any:
+    """The losses of the initial weights, (N, S); NaN for padding."""
+    from megakit.testing import distributed_model_parallel_state
+
+    with distributed_model_parallel_state(accelerator="cpu"):
+        from tests.parallel import masked_text
+
+        module = masked_text.make_module()
+        module.configure_model()
+        return masked_text.exact_losses(module.module.eval())
+
+
+def validate(
+    sizes: Layout, folder: Path, loss: str = "values", num_batches: int | None = None
+) -> dict[str, float]:
+    """The values that `trainer.validate` logs for the initial weights."""
+    from examples.gpt.gpt_components import build_trainer
+    from tests.parallel import masked_text
+
+    trainer = build_trainer(make_run(folder, sizes))
+    if num_batches is not None:
+        trainer.limit_val_batches = num_batches
+    trainer.validate(masked_text.make_module(loss), masked_text.make_data(sizes), verbose=False)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def train(sizes: Layout, folder: Path) -> dict[str, float]:
+    """Trains for some steps; the logged values of the last weights, and their exact loss."""
+    from torchmetrics import MeanMetric
+
+    from examples.gpt.gpt_components import build_trainer
+    from megakit.training import ValidationMetric, train
+    from tests.parallel import masked_text
+
+    def real_losses(batch: Any, losses: Any) -> Any:
+        return losses, batch["loss_mask"] > 0
+
+    module: Any = masked_text.make_module()
+    metric = ValidationMetric(MeanMetric(), real_losses, higher_is_better=False)
+    module.validation_metrics = lambda: {"mean": metric}
+    sizes_of_run = {
+        "max_steps": 4,
+        "val_interval": 2,
+        "save_interval": 2,
+        "best_by": "val_bits_per_byte",
+    }
+    run = make_run(folder, sizes, global_batch_size=GLOBAL_BATCH, **sizes_of_run)
+    trainer = build_trainer(run)
+    train(model=module, data=masked_text.make_data(sizes), trainer=trainer)
+    values = trainer.callback_metrics.items()
+    logged = {name: float(value) for name, value in values if name.startswith("val_")}
+    return {**logged, "exact": float(np.nanmean(masked_text.exact_losses(module.module.eval())))}
+
+
+def predict(sizes: Layout, folder: Path, sequence_parallel: bool) -> Any:
+    """The columns that `PredictionWriter` stores for the initial weights."""
+    from examples.gpt.gpt_components import build_trainer
+    from tests.parallel import masked_text
+
+    run, module = make_run(folder, sizes), masked_text.make_module()
+    trainer: Any = build_trainer(run, sequence_parallel=sequence_parallel)
+    trainer.predict(module, masked_text.make_data(sizes))
+    (writer,) = [each for each in trainer.callbacks if type(each).__name__ == "PredictionWriter"]
+    stored = writer.outputs()
+    return stored and [vars(block) for block in stored]
 
 
 @pytest.fixture(scope="session")
-def exact(ranks: Any) -> Any:
-    cloudpickle.register_pickle_by_value(token_jobs)  # ranks cannot import it
-
-    @cache
-    def compute(num_blocks: int | None = None) -> float:
-        ((loss, _),) = ranks.run(token_jobs.exact, num_blocks, world_size=1)
-        return float(loss)
-
-    return compute
+def losses(ranks: Any) -> Any:
+    (found,) = ranks.run(in_plain_torch, world_size=1)
+    return found
 
 
 def is_exactly(value: float) -> Any:
@@ -35,81 +116,64 @@ def is_exactly(value: float) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name in SHORT else pytest.mark.long)
-        for name in token_jobs.LAYOUTS
-    ],
+    [pytest.param(name, marks=[] if name in ("one process", "pp2") else LONG) for name in LAYOUTS],
 )
-def test_every_layout(ranks: Any, exact: Any, tmp_path: Path, name: str) -> None:
-    sizes = token_jobs.layout(name)
-    found = ranks.run(token_jobs.validate, sizes, tmp_path, world_size=sizes.world_size)
-    assert found[0] == {
-        "val_loss": is_exactly(exact()),
-        "val_bits": is_exactly(exact() / math.log(2)),
+def test_every_layout(ranks: Any, losses: Any, tmp_path: Path, name: str) -> None:
+    sizes = LAYOUTS[name]
+    expected = {
+        "val_loss": is_exactly(np.nanmean(losses)),
+        "val_bits_per_byte": is_exactly(np.nanmean(losses) / math.log(2)),
     }
-    assert all(values == found[0] for values in found)
+    for found in ranks.run(validate, sizes, tmp_path, world_size=sizes.world_size):
+        assert found == expected
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["one process", "dp2", "pp2"])
-def test_a_loss_with_another_base_class_may_name_its_number_of_tokens(
-    ranks: Any, exact: Any, tmp_path: Path, name: str
-) -> None:
-    sizes = token_jobs.layout(name)
-    for found in ranks.run(
-        token_jobs.validate, sizes, tmp_path, "own", world_size=sizes.world_size
-    ):
-        bits = exact() / math.log(2)
-        assert found == {"val_loss": is_exactly(exact()), "val_bits": is_exactly(bits)}
+@pytest.mark.parametrize("loss", ["plain", "own"])
+def test_other_losses(ranks: Any, losses: Any, tmp_path: Path, loss: str) -> None:
+    """Without further values; and with another base class, which names its number of tokens."""
+    for found in ranks.run(validate, LAYOUTS["pp2"], tmp_path, loss, world_size=2):
+        assert found["val_loss"] == is_exactly(np.nanmean(losses))
+        assert ("val_bits_per_byte" in found) == (loss == "own")
 
 
-@pytest.mark.parametrize(
-    ("loss", "factor"), [("token mean", 1), ("doubled", 2), ("masked", 0)], ids=str
-)
-def test_a_loss_without_further_values(
-    ranks: Any, exact: Any, tmp_path: Path, loss: str, factor: int
-) -> None:
-    """Also if a subclass changes the mean; a validation without a token has the mean 0."""
-    sizes = token_jobs.layout("pp2")
-    for found in ranks.run(token_jobs.validate, sizes, tmp_path, loss, world_size=2):
-        assert found == {"val_loss": pytest.approx(factor * exact(), abs=2e-6, rel=0)}
+@LONG
+def test_a_part_of_the_validation_set(ranks: Any, losses: Any, tmp_path: Path) -> None:
+    of_12 = np.nanmean(losses[:12])
+    for found in ranks.run(validate, LAYOUTS["dp2"], tmp_path, "values", 2, world_size=2):
+        assert found["val_loss"] == is_exactly(of_12)
+    assert abs(of_12 - np.nanmean(losses)) > 1e-3
 
 
-@pytest.mark.long
-def test_a_part_of_the_validation_set(ranks: Any, exact: Any, tmp_path: Path) -> None:
-    sizes = token_jobs.layout("dp2")
-    for found in ranks.run(token_jobs.validate, sizes, tmp_path, "values", 2, world_size=2):
-        assert found["val_loss"] == is_exactly(exact(12))
-    assert abs(exact(12) - exact()) > 1e-3
-
-
-@pytest.mark.long
-def test_the_loss_works_with_the_strategy_of_nemo(ranks: Any, exact: Any, tmp_path: Path) -> None:
-    """NeMo's strategy gives each step the same weight."""
-    (found,) = ranks.run(
-        *(token_jobs.validate, token_jobs.layout("one process"), tmp_path),
-        *("token mean", None, True),
-        world_size=1,
-    )
-    assert found == {"val_loss": pytest.approx(exact(), rel=0.2)}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["one process", "dp2"])
-def test_a_training(ranks: Any, tmp_path: Path, name: str) -> None:
+@LONG
+def test_a_training(ranks: Any, tmp_path: Path) -> None:
     """The number of tokens is no value of its own; a metric of torchmetrics is as exact."""
-    sizes = token_jobs.layout(name)
-    for found in ranks.run(token_jobs.train, sizes, tmp_path, world_size=sizes.world_size):
+    for found in ranks.run(train, LAYOUTS["dp2"], tmp_path, world_size=2):
         exact = found.pop("exact")
         assert found == {
             "val_loss": is_exactly(exact),
-            "val_bits": is_exactly(exact / math.log(2)),
+            "val_bits_per_byte": is_exactly(exact / math.log(2)),
             "val_mean": pytest.approx(exact, abs=1e-5, rel=0),
         }
     rows = read_csv(tmp_path / "stage" / "metrics.csv")
-    assert list(rows[0])[6:] == ["train_bits", "val_bits", "val_mean"]
+    assert list(rows[0])[6:] == ["train_bits_per_byte", "val_bits_per_byte", "val_mean"]
     assert float(rows[-1]["val_loss"]) == is_exactly(exact)
     assert [name for name in curves(tmp_path / "stage" / "tensorboard") if "tokens" in name] == []
     manifest = read_manifest(tmp_path / "stage" / "checkpoints" / "step=000004")
     assert manifest.val_loss == is_exactly(exact)
-    assert manifest.values.keys() == {"val_bits", "val_mean"}
+    assert manifest.values.keys() == {"val_bits_per_byte", "val_mean"}
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence_parallel"), [("pp2", False), pytest.param("tp2", True, marks=LONG)]
+)
+def test_predictions(
+    ranks: Any, losses: Any, tmp_path: Path, name: str, sequence_parallel: bool
+) -> None:
+    """Without labels, with a mask of tokens."""
+    told, *others = ranks.run(predict, LAYOUTS[name], tmp_path, sequence_parallel, world_size=2)
+    assert others == [None]
+    (columns,) = told
+    assert columns["idx"].tolist() == list(range(33))
+    expected = np.where(np.isnan(losses), columns["output"], losses)
+    np.testing.assert_allclose(columns["output"], expected, atol=1e-5)
+    assert columns["label"] is columns["latent"] is None

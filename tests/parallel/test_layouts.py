@@ -23,48 +23,29 @@ LAYOUTS = {
     "pp2-dp2": {"world_size": 4, "pipeline": 2},
 }
 TOLERANCE = 1e-5  # relative, of a loss in float32: sums in another order differ in the last bits
-STEPS = {"first": 20, "vit": 20}
+STEPS = 20
 #: What tensor parallelism cuts, and along which dimension.
-CUT = {
-    "first": {
-        r"linear[13]\.(weight|bias)": 0,
-        r"linear[24]\.weight": 1,
-    },
-    "vit": {
-        r".*\.(linear_qkv|linear_fc1)\.(weight|bias)": 0,
-        r".*\.(linear_proj|linear_fc2)\.weight": 1,
-    },
-}
+CUT = {r"linear[13]\.(weight|bias)": 0, r"linear[24]\.weight": 1}
 #: What the first of two stages holds; the second has the rest.
-FIRST_STAGE = {
-    "first": r"linear[12]\..*",
-    "vit": r"embedding\..*|position|transformer\.layers\.[01]\..*",
-}
-
-
-def cases(model, short=()):
-    """All layouts of a model; those that are not named are for the long suite."""
-    return [
-        pytest.param(model, name, marks=[] if name in short else pytest.mark.long)
-        for name in LAYOUTS
-    ]
-
-
-CASES = [*cases("first", LAYOUTS), *cases("vit")]
-LONG_FOR_VIT = [*cases("first", LAYOUTS), *cases("vit")]
-#: Without data parallelism, the distributed optimizer has nothing to shard.
-DISTRIBUTED = [*cases("first", ("dp2", "tp2-dp2", "pp2-dp2")), *cases("vit")]
+FIRST_STAGE = r"linear[12]\..*"
+#: With data parallelism, the distributed optimizer has something to shard; all but one are long.
+LONG = ("tp2-dp2", "pp2-dp2")
+CASES, DISTRIBUTED = (
+    pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=pytest.mark.long if n in LONG else []) for n in names]
+    )
+    for names in (LAYOUTS, ("dp2", *LONG))
+)
 
 
 class Training:
     """What all ranks of one training run saw, and what it left behind."""
 
-    def __init__(self, ranks, folder, model, distributed_optimizer=False, **layout):
+    def __init__(self, ranks, folder, distributed_optimizer=False, **layout):
         self.layout = jobs.layout(**layout)
         self.runs = folder
         self.ranks = ranks.run(
-            *(jobs.pretrain, self.layout, folder, STEPS[model], distributed_optimizer),
-            *(True, "32", model),
+            *(jobs.pretrain, self.layout, folder, STEPS, distributed_optimizer),
             world_size=self.layout.world_size,
         )
         self.metrics = read_csv(folder / "pretrain" / "metrics.csv")
@@ -91,83 +72,75 @@ def training(ranks, tmp_path_factory):
     """Trains under a layout, once for all tests that ask for the same."""
 
     @cache
-    def train(model, **how):
-        return Training(ranks, tmp_path_factory.mktemp("layout"), model, **how)
+    def train(**how):
+        return Training(ranks, tmp_path_factory.mktemp("layout"), **how)
 
     return train
 
 
 @pytest.fixture
-def alone(training, model):
+def alone(training):
     """One process, no accumulation: what all others are compared with."""
-    return training(model, micro_batches=1)
+    return training(micro_batches=1)
 
 
-def shard(whole, model, name, rank, tensor):
-    for pattern, dimension in CUT[model].items():
+def shard(whole, name, rank, tensor):
+    for pattern, dimension in CUT.items():
         if re.fullmatch(pattern, name):
             return np.array_split(whole, tensor, axis=dimension)[rank]
     return whole
 
 
-def in_whole_model(name, pipeline_rank):
-    """A weight's name there: each stage of a pipeline counts its transformer layers from 0."""
-    return re.sub(r"(?<=layers\.)\d+", lambda number: str(int(number[0]) + 2 * pipeline_rank), name)
-
-
 class TestEveryLayout:
-    @pytest.mark.parametrize(("model", "name"), CASES)
-    def test_weights_begin_the_same(self, alone, training, model, name):
+    @CASES
+    def test_weights_begin_the_same(self, alone, training, name):
         (whole,) = (rank.first for rank in alone.ranks)
         layout = LAYOUTS[name]
-        run = training(model, **layout)
-        first_stage = {key for key in whole if re.fullmatch(FIRST_STAGE[model], key)}
+        run = training(**layout)
+        first_stage = {key for key in whole if re.fullmatch(FIRST_STAGE, key)}
         assert first_stage
         for rank in run.ranks:
             expected = whole.keys()
             if "pipeline" in layout:
                 expected = whole.keys() - first_stage if rank.pipeline_rank else first_stage
-            weights = {in_whole_model(key, rank.pipeline_rank): w for key, w in rank.first.items()}
-            assert weights.keys() == expected
-            for key, weight in weights.items():
-                part = shard(whole[key], model, key, rank.tensor_rank, run.layout.tensor)
+            assert rank.first.keys() == expected
+            for key, weight in rank.first.items():
+                part = shard(whole[key], key, rank.tensor_rank, run.layout.tensor)
                 np.testing.assert_array_equal(weight, part, err_msg=key)
 
-    @pytest.mark.parametrize(("model", "name"), CASES)
-    def test_a_global_batch_holds_the_same_samples(self, alone, training, model, name):
+    @CASES
+    def test_a_global_batch_holds_the_same_samples(self, alone, training, name):
         ((expected),) = alone.samples()
-        assert len(expected) == STEPS[model]
+        assert len(expected) == STEPS
         assert {len(batch) for batch in expected} == {jobs.GLOBAL_BATCH}
-        for seen in training(model, **LAYOUTS[name]).samples():
+        for seen in training(**LAYOUTS[name]).samples():
             for step, (batch, whole) in enumerate(zip(seen, expected, strict=True), start=1):
                 np.testing.assert_array_equal(batch, whole, err_msg=f"step {step}")
 
-    @pytest.mark.parametrize(("model", "name"), CASES)
-    def test_losses(self, alone, training, model, name):
+    @CASES
+    def test_losses(self, alone, training, name):
         (expected,) = alone.losses()
-        assert len(expected) == STEPS[model]
+        assert len(expected) == STEPS
         assert expected[-1] < 0.8 * expected[0]  # it learns: equal losses of nothing prove nothing
-        run = training(model, **LAYOUTS[name])
+        run = training(**LAYOUTS[name])
         assert {rank.optimizer for rank in run.ranks} == {"FP32Optimizer"}
         assert {rank.samples[0].shape[0] for rank in run.ranks} == {2}  # micro batches of a step
         assert run.losses()
         for losses in run.losses():
             np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
 
-    @pytest.mark.parametrize(("model", "name"), DISTRIBUTED)
-    def test_the_distributed_optimizer_without_accumulation(self, alone, training, model, name):
+    @DISTRIBUTED
+    def test_the_distributed_optimizer_without_accumulation(self, alone, training, name):
         (expected,) = alone.losses()
-        run = training(model, **LAYOUTS[name], micro_batches=1, distributed_optimizer=True)
+        run = training(**LAYOUTS[name], micro_batches=1, distributed_optimizer=True)
         assert {rank.optimizer for rank in run.ranks} == {"DistributedOptimizer"}
         assert {rank.samples[0].shape[0] for rank in run.ranks} == {1}
         for losses in run.losses():
             np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
 
-    @pytest.mark.parametrize(("model", "name"), CASES)
-    def test_what_is_written_is_the_whole_job_s_and_written_once(
-        self, alone, training, model, name
-    ):
-        run = training(model, **LAYOUTS[name])
+    @CASES
+    def test_what_is_written_is_the_whole_job_s_and_written_once(self, alone, training, name):
+        run = training(**LAYOUTS[name])
         assert [row["step"] for row in run.metrics] == [row["step"] for row in alone.metrics]
         for row, expected in zip(run.metrics, alone.metrics, strict=True):
             for column in ("train_loss", "val_loss", "lr", "grad_norm"):
@@ -176,7 +149,7 @@ class TestEveryLayout:
                     value = float(expected[column])
                     tolerance = 1e-4 if column == "grad_norm" else TOLERANCE
                     assert float(row[column]) == pytest.approx(value, rel=tolerance), column
-        steps = STEPS[model]
+        steps = STEPS
         validated = [row["step"] for row in run.metrics if row["val_loss"]]
         assert validated == [str(steps // 2), str(steps)]
         # Ranks that disagreed on a validation loss would disagree on the best checkpoint.
@@ -185,38 +158,29 @@ class TestEveryLayout:
         assert len(logs) == 1
 
 
-class TestTheComparisonCanFail:
-    @pytest.mark.parametrize("model", ["first"])
-    def test_other_samples_are_noticed(self, alone, ranks, tmp_path, model):
-        """Half of the global batch left out moves the losses by far more than the tolerance."""
-        (expected,) = alone.losses()
-        layout = Layout(1, 1, 1, 1, jobs.GLOBAL_BATCH // 2, jobs.GLOBAL_BATCH // 2)
-        (other,) = ranks.run(jobs.pretrain, layout, tmp_path, 5, world_size=1)
-        difference = np.abs(np.array(other.losses) / expected[:5] - 1)
-        assert difference.max() > 100 * TOLERANCE
+def test_other_samples_are_noticed(alone, ranks, tmp_path):
+    """Half of the global batch left out moves the losses by far more than the tolerance."""
+    (expected,) = alone.losses()
+    layout = Layout(1, 1, 1, 1, jobs.GLOBAL_BATCH // 2, jobs.GLOBAL_BATCH // 2)
+    (other,) = ranks.run(jobs.pretrain, layout, tmp_path, 5, world_size=1)
+    difference = np.abs(np.array(other.losses) / expected[:5] - 1)
+    assert difference.max() > 100 * TOLERANCE
 
 
 @pytest.fixture(scope="session")
 def classifier(ranks, tmp_path_factory):
-    """Of each model, a checkpoint made by one process."""
-
-    @cache
-    def finetune(model):
-        folder = tmp_path_factory.mktemp("classifier")
-        return ranks.run(jobs.finetune, jobs.layout(), folder, model, world_size=1)[0]
-
-    return finetune
+    """A checkpoint made by one process."""
+    folder = tmp_path_factory.mktemp("classifier")
+    return ranks.run(jobs.finetune, jobs.layout(), folder, world_size=1)[0]
 
 
 @pytest.fixture(scope="session")
 def predictions(ranks, classifier, tmp_path_factory):
     @cache
-    def predict(model, **layout):
+    def predict(**layout):
         folder = tmp_path_factory.mktemp("predictions")
         sizes = jobs.layout(**layout)
-        path = ranks.run(
-            *(jobs.predict, sizes, folder, classifier(model), model), world_size=sizes.world_size
-        )[0]
+        path = ranks.run(jobs.predict, sizes, folder, classifier, world_size=sizes.world_size)[0]
         rows = read_csv(Path(path))
         probabilities = [[float(row[f"p{k}"]) for k in range(10)] for row in rows]
         exact = [(row["idx"], row["label"], row["prediction"]) for row in rows]
@@ -225,11 +189,11 @@ def predictions(ranks, classifier, tmp_path_factory):
     return predict
 
 
-@pytest.mark.parametrize(("model", "name"), LONG_FOR_VIT)
-def test_one_checkpoint_predicts_the_same(predictions, model, name):
-    exact, probabilities = predictions(model)
+@CASES
+def test_one_checkpoint_predicts_the_same(predictions, name):
+    exact, probabilities = predictions()
     assert [int(row[0]) for row in exact] == list(range(300))
     assert np.ptp(probabilities, axis=0).max() > 0.5  # it tells images apart
-    here, here_probabilities = predictions(model, **LAYOUTS[name])
+    here, here_probabilities = predictions(**LAYOUTS[name])
     assert here == exact
     assert np.abs(here_probabilities - probabilities).max() <= 1e-4

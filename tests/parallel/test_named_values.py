@@ -5,7 +5,6 @@ pool's processes.
 """
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
@@ -27,29 +25,19 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "pp2-dp2": {"world_size": 4, "pipeline": 2},
 }
 COLUMNS = ["train_margin", "val_margin", "val_accuracy", "val_twice"]
-#: Of the bundled digits; with global batches of 64, the last one holds 8, and 56 of padding.
-NUM_VALIDATED = 200
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw.
-
-    Attributes:
-        step: The step at which it stopped.
-        collected: What a MetricTracker collected of validation.
-        logged: What Lightning has as logged at the end.
-    """
+    """The step at which one rank stopped, and what Lightning has there as logged at the end."""
 
     step: int
-    collected: dict[str, Any]
     logged: dict[str, float]
 
 
 @contextlib.contextmanager
 def more_values() -> Iterator[None]:
     """A loss with a further value, as a reader would write it."""
-    import model_components
     from model_components import ClassifierLossReduction
 
     def forward(self: Any, batch: Any, forward_out: Any) -> Any:
@@ -64,17 +52,16 @@ def more_values() -> Iterator[None]:
         mock.patch.object(ClassifierLossReduction, "forward", forward),
         mock.patch.object(ClassifierLossReduction, "higher_is_better", {"margin"}, create=True),
     ):
-        assert model_components.ClassifierLossReduction.forward is forward
         yield
 
 
-def train(layout: Any, folder: Path, best_by: str) -> Seen:
+def train(layout: Any, folder: Path) -> Seen:
+    """Fine-tunes until the margin of a validation is no better than that of the one before."""
     import lightning.pytorch as pl
 
     import model_components
-    from megakit.training import MetricTracker
+    import model_finetune as script
 
-    script = importlib.import_module("model_finetune")
     options = script.FinetuneOptions(
         output_dir=folder,
         dataset="digits",
@@ -83,13 +70,11 @@ def train(layout: Any, folder: Path, best_by: str) -> Seen:
         lr=0.05,
         max_steps=200,
         global_batch_size=jobs.GLOBAL_BATCH,
-        val_interval=10,
+        val_interval=5,
         save_interval=200,
-        best_by=best_by,
+        best_by="val_margin",
         stop_after=1,
     )
-    assert options.problems() == []
-    tracker = MetricTracker(metrics_to_track_val=["margin"], metrics_to_track_train=["loss"])
 
     class Twice(pl.Callback):
         """Logs a value of its own."""
@@ -104,28 +89,23 @@ def train(layout: Any, folder: Path, best_by: str) -> Seen:
         def __deepcopy__(self, memo: object) -> "Twice":
             return self
 
-    twice = Twice()
-    work, build_trainer = script.finetune, model_components.build_trainer
+    twice, build_trainer = Twice(), model_components.build_trainer
 
     def with_callbacks(run: Any, callbacks: Any = ()) -> Any:
-        return build_trainer(run, [*callbacks, twice, tracker])
+        return build_trainer(run, [*callbacks, twice])
 
     with more_values(), mock.patch.object(model_components, "build_trainer", with_callbacks):
-        work(jobs.make_run(script.FINETUNE, options, layout))
+        script.finetune(jobs.make_run(script.FINETUNE, options, layout))
     logged = {name: float(value) for name, value in twice.trainer.callback_metrics.items()}
-    collected = {
-        name: np.array(v) for name, v in tracker.collection_val.items() if name == "margin"
-    }
-    return Seen(twice.trainer.global_step, collected, logged)
+    return Seen(twice.trainer.global_step, logged)
 
 
 class Run:
     """One training, and what it left behind."""
 
-    def __init__(self, ranks: Any, folder: Path, best_by: str, **layout: int) -> None:
-        cloudpickle.register_pickle_by_value(jobs)  # ranks cannot import it, nor this module
+    def __init__(self, ranks: Any, folder: Path, **layout: int) -> None:
         sizes = jobs.layout(**layout)
-        self.seen = ranks.run(train, sizes, folder, best_by, world_size=sizes.world_size)
+        self.seen = ranks.run(train, sizes, folder, world_size=sizes.world_size)
         self.path = folder / "finetune"
         self.rows = read_csv(self.path / "metrics.csv")
         self.summary = read_json(self.path / "summary.json")
@@ -137,8 +117,8 @@ class Run:
 @pytest.fixture(scope="session")
 def training(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
-    def train(best_by: str = "val_accuracy", **layout: int) -> Run:
-        return Run(ranks, tmp_path_factory.mktemp("values"), best_by, **layout)
+    def train(**layout: int) -> Run:
+        return Run(ranks, tmp_path_factory.mktemp("values"), **layout)
 
     return train
 
@@ -149,7 +129,7 @@ def alone(training: Any) -> Run:
     return run
 
 
-def test_columns_and_which_steps_have_values(alone: Run) -> None:
+def test_columns_curves_and_which_steps_have_values(alone: Run) -> None:
     assert list(alone.rows[0])[6:] == COLUMNS
     steps = [int(row["step"]) for row in alone.rows]
     assert list(alone.column("train_margin")) == steps
@@ -160,42 +140,31 @@ def test_columns_and_which_steps_have_values(alone: Run) -> None:
     assert alone.summary["metrics"].keys() == set(COLUMNS)
     twice = [value / 2 for value in alone.column("val_twice").values()]
     assert list(alone.column("val_accuracy").values()) == pytest.approx(twice)
-    assert alone.summary["metrics"]["val_margin"]["last"] == alone.column("val_margin")[steps[-1]]
-
-
-def test_curves_of_tensorboard(alone: Run) -> None:
     found = curves(alone.path / "tensorboard")
-    for name, column in {
-        "train/finetune/margin": "train_margin",
-        "validation/finetune/margin": "val_margin",
-        "validation/finetune/accuracy": "val_accuracy",
-        "validation/finetune/twice": "val_twice",
-    }.items():
-        assert dict(found[name]) == pytest.approx(alone.column(column))
+    for column in COLUMNS:
+        part, _, name = column.partition("_")
+        curve = found[f"{part.replace('val', 'validation')}/finetune/{name}"]
+        assert dict(curve) == pytest.approx(alone.column(column))
 
 
 def test_values_are_those_of_plain_torch(alone: Run, ranks: Any) -> None:
     """The last checkpoint's logits of the 200 images in one batch, without any padding."""
-    cloudpickle.register_pickle_by_value(jobs)
-    ((margin, accuracy, loss),) = ranks.run(
-        in_plain_torch, alone.summary["last_checkpoint"], world_size=1
-    )
+    (expected,) = ranks.run(in_plain_torch, alone.summary["last_checkpoint"], world_size=1)
     last = alone.rows[-1]
-    assert float(last["val_margin"]) == pytest.approx(margin, rel=1e-5)
-    assert float(last["val_accuracy"]) == pytest.approx(accuracy, abs=1e-6)
-    assert float(last["val_loss"]) == pytest.approx(loss, rel=1e-5)
+    found = [float(last[name]) for name in ("val_margin", "val_accuracy", "val_loss")]
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
-def in_plain_torch(checkpoint: str) -> tuple[float, float, float]:
+def in_plain_torch(checkpoint: str) -> list[float]:
     import torch
 
+    import model_components as model_components  # the checkpoint names its config
     from megakit.models import load_for_inference
     from megakit.testing import distributed_model_parallel_state
     from mnist.files import read_digits
 
     with distributed_model_parallel_state():
         images, numbers = read_digits("validation")
-        assert len(numbers) == NUM_VALIDATED
         model = load_for_inference(checkpoint)
         with torch.no_grad():
             logits = model(torch.from_numpy(images).float().div(255).unsqueeze(1))
@@ -203,15 +172,16 @@ def in_plain_torch(checkpoint: str) -> tuple[float, float, float]:
         top = logits.topk(2, dim=1).values
         right = (logits.argmax(dim=1) == labels).float().mean()
         loss = torch.nn.functional.cross_entropy(logits, labels)
-        return float((top[:, 0] - top[:, 1]).mean()), float(right), float(loss)
+        return [float((top[:, 0] - top[:, 1]).mean()), float(right), float(loss)]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", ["4 micro batches", "tp2", pytest.param("pp2-dp2", marks=pytest.mark.long)]
+)
 def test_every_layout(alone: Run, training: Any, name: str) -> None:
     run = training(**LAYOUTS[name])
     # Every rank stops after the same step, which is that of one process.
     assert {seen.step for seen in run.seen} == {alone.summary["steps"]}
-    assert run.summary["steps"] == alone.summary["steps"]
     assert list(run.rows[0]) == list(alone.rows[0])
     for column in ("train_loss", "val_loss", *COLUMNS):
         expected, found = alone.column(column), run.column(column)
@@ -225,23 +195,14 @@ def test_every_layout(alone: Run, training: Any, name: str) -> None:
     assert logged[0].keys() >= {"val_loss", *COLUMNS[1:]}
     names = [Path(run.summary[key]).name for key in ("checkpoint", "last_checkpoint")]
     assert names == [Path(alone.summary[key]).name for key in ("checkpoint", "last_checkpoint")]
-    # A tracker of the reader's own, on every stage. (NeMo leaves out the step before training where
-    # a pipeline has several micro batches.)
-    steps = len(alone.column("val_loss")) * -(-NUM_VALIDATED // jobs.GLOBAL_BATCH)
-    expected_steps = alone.seen[0].collected["margin"][-steps:]
-    assert len(expected_steps) == steps
-    for seen in run.seen:
-        found_steps = seen.collected["margin"][-steps:]
-        np.testing.assert_allclose(found_steps, expected_steps, rtol=1e-3, atol=1e-5)
 
 
-def test_a_value_of_the_loss_may_choose_and_say_that_higher_is_better(training: Any) -> None:
+def test_a_value_of_the_loss_may_choose_and_say_that_higher_is_better(alone: Run) -> None:
     from megakit.checkpoints import best_checkpoint, read_manifest
 
-    run = training("val_margin", micro_batches=1)
-    margins = run.column("val_margin")
-    best = best_checkpoint(run.path / "checkpoints", "val_margin")
+    best = best_checkpoint(alone.path / "checkpoints", "val_margin")
     assert best is not None
-    assert str(best) == run.summary["checkpoint"]
+    assert str(best) == alone.summary["checkpoint"]
     assert read_manifest(best).higher_is_better
-    assert read_manifest(best).values["val_margin"] == pytest.approx(max(margins.values()))
+    highest = max(alone.column("val_margin").values())
+    assert read_manifest(best).values["val_margin"] == pytest.approx(highest)

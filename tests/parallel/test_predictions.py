@@ -1,27 +1,21 @@
-"""Each sample is predicted exactly once, under any layout and in any order of the samples.
+"""Each sample is predicted exactly once, in any layout and any order, and by any kind of model."""
 
-`predict` runs in the pool's processes.
-"""
-
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
+import pytest
 
 from tests.parallel import jobs
 from tests.parallel.test_layouts import LAYOUTS
 
 
-def predict(layout, folder, in_order=True, rows=None):
-    """The stored outputs in blocks of a few rows, or the path of predictions.csv.
+def predict(layout, folder):
+    """Runs in the pool's processes; returns the path of predictions.csv.
 
-    Seven of the test images are left out, so that the last batch has padding. With `rows`, the
-    model is a regression, and its only output is the first logit.
+    The samples are shuffled, and seven are left out, so that the last batch has padding. The model
+    is a regression: its only output is the first logit.
     """
-    from unittest import mock
-
     from megatron.core import parallel_state
     from torch.utils.data import Subset
 
-    from megakit.training import prediction
     from model_components import (
         BionemoLightningModule,
         ExampleFineTuneConfig,
@@ -33,15 +27,13 @@ def predict(layout, folder, in_order=True, rows=None):
     class Data(MNISTDataModule):
         def setup(self, stage):
             super().setup(stage)
-            order = np.arange(len(self.test_set))
-            if not in_order:
-                order = np.random.default_rng(0).permutation(order)
+            order = np.random.default_rng(0).permutation(len(self.test_set))
             self.test_set = Subset(self.test_set, order[:-7].tolist())
 
     class Module(BionemoLightningModule):
         def predict_step(self, batch, batch_idx=None):
             outputs = super().predict_step(batch, batch_idx)
-            if rows is not None and parallel_state.is_pipeline_last_stage():
+            if parallel_state.is_pipeline_last_stage():
                 outputs["output"] = outputs["output"][:, :1]
             return outputs
 
@@ -51,55 +43,26 @@ def predict(layout, folder, in_order=True, rows=None):
     data = Data(folder, layout.micro_batch_size, dataset="digits", global_batch_size=size)
     trainer = build_trainer(run)
     trainer.predict(Module(config=ExampleFineTuneConfig(seed=1)), data)
-    assert len(trainer.predict_loop.predictions) <= 1
-    if rows is not None:
-        return run.finish(trainer, rows=rows)
-    (writer,) = [each for each in trainer.callbacks if type(each).__name__ == "PredictionWriter"]
-    with mock.patch.object(prediction, "BLOCK_BYTES", 1000):
-        stored = writer.outputs()
-        return stored and [vars(block) for block in stored]
+    return run.finish(trainer, rows=lambda block: {"value": block.output[:, 0]})
 
 
-def run_layout(ranks, name, folder, *arguments):
-    cloudpickle.register_pickle_by_value(jobs)  # ranks cannot import it, nor this module
-    layout = jobs.layout(**LAYOUTS.get(name, {}))
-    return ranks.run(predict, layout, folder, *arguments, world_size=layout.world_size)
+@pytest.fixture(scope="module")
+def expected(ranks, tmp_path_factory):
+    return table(ranks, {}, tmp_path_factory.mktemp("one"))
 
 
-def test_each_sample_once(ranks, tmp_path):
-    """One process with the samples in order is what all layouts are compared with."""
-    outputs = {}
-    for name, in_order, num_files in (("one", True, 1), ("dp2", False, 2), ("pp2", False, 1)):
-        blocks, *others = run_layout(ranks, name, tmp_path / name, in_order)
-        assert others == [None] * len(others)
-        assert len(blocks) > 10
-        columns = {key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}
-        assert columns.keys() == {"idx", "label", "output", "latent"}
-        assert len(columns["idx"]) == 293
-        assert (np.diff(columns["idx"]) > 0).all()
-        # Ranks with equal outputs do not write.
-        assert len(list((tmp_path / name / "predict" / ".outputs.partial").iterdir())) == num_files
-        outputs[name] = dict(zip(columns["idx"].tolist(), columns["output"], strict=True))
-    assert outputs["dp2"].keys() == outputs["pp2"].keys()
-    common = sorted(outputs["one"].keys() & outputs["dp2"].keys())
-    expected, *found = (np.array([rows[idx] for idx in common]) for rows in outputs.values())
-    assert np.ptp(expected, axis=0).max() > 0.01
-    for own in found:
-        np.testing.assert_allclose(own, expected, atol=1e-5)
+def table(ranks, layout, folder):
+    sizes = jobs.layout(**layout)
+    path, *_ = ranks.run(predict, sizes, folder, world_size=sizes.world_size)
+    header, *lines = path.read_text().splitlines()
+    assert header == "idx,value"
+    assert list(path.parent.glob(".*")) == []
+    return np.loadtxt(lines, delimiter=",")
 
 
-def value(block):
-    return {"value": block.output[:, 0]}
-
-
-def test_a_regression(ranks, tmp_path):
-    tables = {}
-    for name in ("one", "pp2"):
-        (path, *_) = run_layout(ranks, name, tmp_path / name, True, value)
-        header, *lines = path.read_text().splitlines()
-        assert header == "idx,value"
-        tables[name] = np.loadtxt(lines, delimiter=",")
-        assert tables[name][:, 0].tolist() == list(range(293))
-        assert list(path.parent.glob(".*")) == []
-    np.testing.assert_allclose(tables["one"], tables["pp2"], atol=1e-5)
-    assert np.ptp(tables["one"][:, 1]) > 0.01
+@pytest.mark.parametrize("name", ["dp2", "pp2"])
+def test_a_regression(ranks, expected, tmp_path, name):
+    assert len(expected) == len({*expected[:, 0]}) == 293
+    assert (np.diff(expected[:, 0]) > 0).all()
+    assert np.ptp(expected[:, 1]) > 0.01
+    np.testing.assert_allclose(table(ranks, LAYOUTS[name], tmp_path), expected, atol=1e-5)

@@ -5,8 +5,6 @@ import signal
 import subprocess
 import time
 
-import pytest
-
 from tests.scripts import REPOSITORY
 
 SBATCH = REPOSITORY / "examples" / "slurm" / "tutorial.sbatch"
@@ -24,76 +22,56 @@ echo "scontrol $*" >> "$LOG"
 """
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Starts the batch script as Slurm would: (process, what its srun and scontrol were asked)."""
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        path = tmp_path / name
-        path.write_text(text)
-        path.chmod(0o755)
-    log = tmp_path / "log"
-    log.touch()
-    started = []
+class Batch:
+    """The batch script, started as Slurm would, with programs that write down what is asked."""
 
-    def begin(works_on="nothing", fails_on="nothing", **environment):
+    def __init__(self, folder, **environment):
+        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        self.log = folder / "log"
         # PYTHON would choose another one than the default.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHON"}
-        process = subprocess.Popen(
-            ["bash", SBATCH],
-            env={
-                **inherited,
-                **{"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log)},
-                **{"WORKS_ON": works_on, "FAILS_ON": fails_on},
-                **{"SLURM_JOB_ID": "4711", "SLURM_SUBMIT_DIR": str(tmp_path)},
-                **environment,
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process, lambda: log.read_text().splitlines()
+        defaults = {"WORKS_ON": "nothing", "FAILS_ON": "nothing", "LOG": str(self.log)}
+        slurm = {"SLURM_JOB_ID": "4711", "SLURM_SUBMIT_DIR": str(folder)}
+        path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+        every = {**inherited, **path, **defaults, **slurm, **environment}
+        self.process = subprocess.Popen(["bash", SBATCH], env=every)
 
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
+    def asked(self, status):
+        """What the programs were asked, once the script has ended with its status."""
+        assert self.process.wait(60) == status
+        return self.log.read_text().splitlines()
 
 
-def wait_for(path):
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_three_steps_in_order(start):
+def test_three_steps_in_order(tmp_path):
     """Each with options of its own."""
-    process, asked = start(
+    batch = Batch(
+        tmp_path,
         LAYOUT="--pipeline-parallel 2",
         OPTIONS="--dataset digits",
         PRETRAIN_OPTIONS="--max-steps 20 --lr 0.1",
         FINETUNE_OPTIONS="--max-steps 30",
         PREDICT_OPTIONS="--precision 32",
     )
-    assert process.wait(60) == 0
     own = ["--max-steps 20 --lr 0.1", "--max-steps 30", "--precision 32"]
-    assert [line.split("python ")[1] for line in asked()] == [
+    assert [line.split("python ")[1] for line in batch.asked(0)] == [
         f"{script} --pipeline-parallel 2 --dataset digits {options}"
         for script, options in zip(SCRIPTS, own, strict=True)
     ]
 
 
-def test_before_the_time_limit_it_waits_for_the_save_and_goes_back_into_the_queue(start, tmp_path):
-    process, asked = start(works_on="model_finetune.py")
-    wait_for(tmp_path / "log.working")
-    process.send_signal(signal.SIGUSR1)
-    assert process.wait(60) == 143
-    *steps, last = asked()
+def test_before_the_time_limit_it_waits_for_the_save_and_goes_back_into_the_queue(tmp_path):
+    batch = Batch(tmp_path, WORKS_ON="model_finetune.py")
+    while not (tmp_path / "log.working").exists():
+        assert batch.process.poll() is None
+        time.sleep(0.02)
+    batch.process.send_signal(signal.SIGUSR1)
+    *steps, last = batch.asked(143)
     assert last == "scontrol requeue 4711"
     assert [line.split()[2] for line in steps] == SCRIPTS[:2]
 
 
-def test_a_failing_step_ends_the_job_with_its_status(start):
-    process, asked = start(fails_on="model_finetune.py")
-    assert process.wait(60) == 1
-    assert [line.split()[2] for line in asked()] == SCRIPTS[:2]
+def test_a_failing_step_ends_the_job_with_its_status(tmp_path):
+    batch = Batch(tmp_path, FAILS_ON="model_finetune.py")
+    assert [line.split()[2] for line in batch.asked(1)] == SCRIPTS[:2]

@@ -3,22 +3,18 @@
 Real processes on the bundled digits, and how they end: well, refused, failed, killed, hung.
 """
 
-import contextlib
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from megakit.checkpoints.manifest import list_checkpoints
 from tests.faults.harness import BEFORE_STEP, HOOK, MARK, Fault, leftover_processes
-from tests.scripts import REPOSITORY, environment, read_csv
+from tests.scripts import REPOSITORY, Result, environment, read_csv
 
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu", "--precision", 32)
 SHORT = (*DIGITS, "--max-steps", 6, "--val-interval", 3, "--save-interval", 3)
@@ -34,19 +30,11 @@ IMPATIENT = (
 PATIENCE = 300
 
 
-@dataclass(frozen=True)
-class End:
-    status: int
-    out: str
-    err: str
-
-
 class Job:
     """Processes of one job, whoever starts them, all with the same output folder."""
 
-    def __init__(self, folder: Path):
-        self.runs = folder / "runs"
-        self.mark = uuid.uuid4().hex
+    def __init__(self, folder):
+        self.runs, self.mark = folder / "runs", uuid.uuid4().hex
         self.processes: list[subprocess.Popen[str]] = []
 
     def begin(self, *arguments, starter=(), fault=None, **changes):
@@ -55,7 +43,7 @@ class Job:
             moment = f"{fault.place}:{fault.count} {fault.name} {fault.rank}"
             changes |= {"FAULT": moment, "PYTHONPATH": f"{HOOK}:{REPOSITORY}"}
         script = REPOSITORY / "model_pretrain.py"
-        command = [*starter, script, *arguments, "--output-dir", self.runs]
+        command = [*starter, script, *SHORT, *arguments, "--output-dir", self.runs]
         process = subprocess.Popen(
             [sys.executable, *map(str, command)],
             stdout=subprocess.PIPE,
@@ -64,64 +52,35 @@ class Job:
             env=environment(**changes),
         )
         self.processes.append(process)
-        return process
 
     def ends(self):
         """How the processes ended that were started here; none that they started may remain."""
         ends = []
         for process in self.processes:
             out, err = process.communicate(timeout=PATIENCE)
-            ends.append(End(process.returncode, out, err))
+            ends.append(Result(process.returncode, out, err, 0.0))
         assert leftover_processes(self.mark, patience=30) == []
         return ends
-
-    def end(self):
-        (end,) = self.ends()
-        return end
 
     def metrics(self):
         rows = read_csv(self.runs / "pretrain" / "metrics.csv")
         return [{name: float(value or 0) for name, value in row.items()} for row in rows]
 
-    def wait_for_checkpoint(self):
-        deadline = time.monotonic() + PATIENCE
-        while not list_checkpoints(self.runs / "pretrain" / "checkpoints"):
-            assert [process.poll() for process in self.processes] == [None] * len(self.processes)
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    def tidy(self):
-        for process in self.processes:
-            process.kill()
-        for line in leftover_processes(self.mark, patience=2):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(line.split()[0]), signal.SIGKILL)
-        for process in self.processes:
-            process.communicate()
+    def said(self, end):
+        """What a process said, without the lines that times are in."""
+        text = end.err.replace(str(self.runs), "RUNS")
+        timed = ("steps/s", "  speed  ", "  time  ", ", checkpoints ")
+        lines = text.splitlines()
+        return [line for line in lines if line and not any(part in line for part in timed)]
 
 
 @pytest.fixture
 def job(tmp_path):
     job = Job(tmp_path)
     yield job
-    job.tidy()
-
-
-@pytest.fixture(scope="module")
-def by_itself(tmp_path_factory):
-    """The job that `--devices 2` starts: its result, and what it says."""
-    job = Job(tmp_path_factory.mktemp("by-itself"))
-    job.begin(*SHORT, *TP2, "--devices", 2)
-    end = job.end()
-    assert end.status == 0, end.err
-    return job.metrics(), lines(end, job)
-
-
-def lines(end, job):
-    """What a job says, without the lines that times are in."""
-    text = end.err.replace(str(job.runs), "RUNS")
-    timed = ("steps/s", "  speed  ", "  time  ", ", checkpoints ")
-    return [line for line in text.splitlines() if line and not any(part in line for part in timed)]
+    for process in job.processes:
+        process.kill()
+        process.communicate()
 
 
 def free_port():
@@ -130,117 +89,128 @@ def free_port():
         return str(probe.getsockname()[1])
 
 
-def srun_says(rank, port, nodes=2, tasks=2):
+def srun_says(rank, port, nodes=2):
     return {
         # Another suite on this machine has other jobs.
         **{"SLURM_JOB_ID": port, "SLURM_JOB_NAME": "megakit", "SLURM_STEP_ID": "0"},
-        **{"SLURM_PROCID": str(rank), "SLURM_NTASKS": str(tasks), "SLURM_NNODES": str(nodes)},
+        **{"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_NNODES": str(nodes)},
         **{"SLURM_LOCALID": str(rank // nodes), "SLURM_NODEID": str(rank % nodes)},
         **{"SLURM_JOB_NODELIST": "127.0.0.1", "MASTER_PORT": port},
     }
 
 
-def start(job, starter, port):
-    """Starts the same job in another way; the process whose rank is 0 comes first."""
-    if starter == "two machines":
+def test_a_job_of_srun(job):
+    """The port follows from the job's number."""
+    number = free_port()
+    for rank in (0, 1):
+        says = srun_says(rank, number)
+        del says["MASTER_PORT"]
+        job.begin(*TP2, **says)
+    check_good_end(job)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("starter", ["itself", "two machines"])
+def test_the_same_job_whoever_starts_it(job, tmp_path, starter):
+    if starter == "itself":
+        job.begin(*TP2, "--devices", 2)
+    else:
+        port = free_port()
         for node in (0, 1):
             place = ("--nnodes", 2, "--node-rank", node, "--master-addr", "127.0.0.1")
-            job.begin(*SHORT, *TP2, starter=(*TORCHRUN, 1, *place, "--master-port", port))
-    else:
-        for rank in (0, 1):
-            says = srun_says(rank, port)
-            del says["MASTER_PORT"]
-            job.begin(*SHORT, *TP2, **says)
+            job.begin(*TP2, starter=(*TORCHRUN, 1, *place, "--master-port", port))
+    check_good_end(job)
+    alone = Job(tmp_path / "alone")
+    alone.begin()
+    alone.ends()
+    for ours, theirs in zip(job.metrics(), alone.metrics(), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
 
 
-@pytest.mark.parametrize("starter", [pytest.param("two machines", marks=pytest.mark.long), "srun"])
-def test_the_same_job_whoever_starts_it(job, by_itself, starter):
-    start(job, starter, free_port())
+def check_good_end(job):
     first, *others = job.ends()
     assert first.status == 0, first.err
     assert first.out == f"{job.runs}/pretrain/checkpoints/step=000006\n"
-    metrics, said = by_itself
-    assert "2 processes: tensor 2 x pipeline 1 x data 1" in said[0]
     # torchrun has something to say itself
-    assert [line for line in lines(first, job) if line in said] == said
+    said = [line for line in job.said(first) if "torch/distributed" not in line]
+    assert any("2 processes: tensor 2 x pipeline 1 x data 1" in line for line in said)
+    assert "RUNS/pretrain/checkpoints/step=000006" in "\n".join(said)
     for end in others:
         assert (end.status, end.out) == (0, ""), end.err
-        assert not set(lines(end, job)) & set(said)
-    for ours, theirs in zip(job.metrics(), metrics, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-5)
+        assert "step=000006" not in end.err
 
 
-class TestRefused:
-    def test_by_one_rank_with_the_arithmetic(self, job):
-        """What the starter decided, against options that say otherwise; all ranks end with 2."""
-        port = free_port()
-        for rank in (0, 1):
-            options = ("--devices", 6, "--num-nodes", 5, "--tensor-parallel", 3)
-            job.begin(*SHORT, *options, **srun_says(rank, port))
-        first, second = job.ends()
-        assert (first.status, second.status) == (2, 2), first.err
-        assert second.err == first.out == second.out == ""
-        devices, nodes, width, *_ = first.err.splitlines()
-        assert "--devices 6: srun started this job with 1." in devices
-        assert "--num-nodes 5: srun started this job with 2." in nodes
-        assert "--tensor-parallel 3: has to divide the width of the split layers, 64." in width
-        assert "Traceback" not in first.err
-        assert not job.runs.exists()
+def test_refused_by_one_rank_with_the_arithmetic(job):
+    """What the starter decided, against options that say otherwise; all ranks end with 2."""
+    port = free_port()
+    for rank in (0, 1):
+        options = ("--devices", 6, "--num-nodes", 5, "--tensor-parallel", 3)
+        job.begin(*options, **srun_says(rank, port))
+    first, second = job.ends()
+    assert (first.status, second.status) == (2, 2), first.err
+    assert second.err == first.out == second.out == ""
+    devices, nodes, width, *_ = first.err.splitlines()
+    assert "--devices 6: srun started this job with 1." in devices
+    assert "--num-nodes 5: srun started this job with 2." in nodes
+    assert "--tensor-parallel 3: has to divide the width of the split layers, 64." in width
+    assert "Traceback" not in first.err
+    assert not job.runs.exists()
 
 
-class TestFailures:
-    def test_the_failing_rank_s_traceback_and_no_other(self, job):
-        fault = Fault(BEFORE_STEP, 3, name="ZeroDivisionError", rank=1)
-        job.begin(*SHORT, *TP2, "--devices", 2, fault=fault)
-        end = job.end()
-        assert end.status == 1
-        assert end.out == ""
-        assert end.err.count("Traceback (most recent call last)") == 1, end.err
-        assert "ZeroDivisionError: made to fail here" in end.err
-        assert end.err.count(" failed; the log is ") == 1
-        assert f"model_pretrain.py (rank 1) failed; the log is {job.runs}" in end.err
-
-    @pytest.mark.long
-    def test_a_hung_rank(self, job):
-        """It answers nobody, not even SIGTERM; the other's wait ends, and so does the job."""
-        fault = Fault(BEFORE_STEP, 3, name="SIGSTOP", rank=1)
-        options = (*TP2, "--devices", 2, "--timeout", 10)
-        job.begin(*SHORT, *options, starter=IMPATIENT, fault=fault)
-        end = job.end()
-        assert end.status == 1
-        assert end.err.count("Traceback (most recent call last)") == 1, end.err
-        assert "model_pretrain.py (rank 0) failed" in end.err
-        assert "Timed out waiting 10000ms" in end.err
+@pytest.mark.long
+def test_the_failing_rank_s_traceback_and_no_other(job):
+    fault = Fault(BEFORE_STEP, 3, name="ZeroDivisionError", rank=1)
+    job.begin(*TP2, "--devices", 2, fault=fault)
+    (end,) = job.ends()
+    assert (end.status, end.out) == (1, "")
+    assert end.err.count("Traceback (most recent call last)") == 1, end.err
+    assert "ZeroDivisionError: made to fail here" in end.err
+    assert end.err.count(" failed; the log is ") == 1
+    assert f"model_pretrain.py (rank 1) failed; the log is {job.runs}" in end.err
 
 
-class TestSlurm:
-    def test_a_rank_that_does_not_come(self, job):
-        """Two jobs, each with but one of its two ranks; `--timeout` ends their waiting."""
-        for rank in (0, 1):
-            job.begin(*SHORT, "--timeout", 1, **srun_says(rank, free_port()))
-        first, second = job.ends()
-        assert (first.status, second.status) == (1, 1)
-        assert (
-            "srun starts 2 processes, but rank 1 did not connect within 1 s (--timeout)"
-            in first.err
-        )
-        assert "model_pretrain.py (rank 1): No rank 0 at 127.0.0.1, port " in second.err
-        assert "within 1 s (--timeout)" in second.err
-        assert [len(end.err.splitlines()) for end in (first, second)] == [1, 1]
+@pytest.mark.long
+def test_a_hung_rank(job):
+    """It answers nobody, not even SIGTERM; the other's wait ends, and so does the job."""
+    fault = Fault(BEFORE_STEP, 3, name="SIGSTOP", rank=1)
+    options = (*TP2, "--devices", 2, "--timeout", 10)
+    job.begin(*options, starter=IMPATIENT, fault=fault)
+    (end,) = job.ends()
+    assert end.status == 1
+    assert end.err.count("Traceback (most recent call last)") == 1, end.err
+    assert "model_pretrain.py (rank 0) failed" in end.err
+    assert "Timed out waiting 10000ms" in end.err
 
-    @pytest.mark.long
-    @pytest.mark.parametrize("tasks", [1, 2])
-    def test_the_time_limit_s_signal_saves(self, job, tasks):
-        """Lightning would requeue the job by itself, and lose what was done since the last save."""
-        port = free_port()
-        for rank in range(tasks):
-            says = srun_says(rank, port, nodes=1, tasks=tasks)
-            job.begin(*SHORT, "--max-steps", 100_000, "--save-interval", 3, **says)
-        job.wait_for_checkpoint()
-        for process in job.processes:
-            process.send_signal(signal.SIGUSR1)
-        first, *others = job.ends()
-        assert [end.status for end in (first, *others)] == [143] * tasks, first.err
-        (step,) = [line.split()[3].strip(";") for line in first.err.splitlines() if "after" in line]
-        newest = list_checkpoints(job.runs / "pretrain" / "checkpoints")[-1]
-        assert newest.name == f"step={int(step):06}"
+
+@pytest.mark.long
+def test_a_rank_that_does_not_come(job):
+    """Two jobs, each with but one of its two ranks; `--timeout` ends their waiting."""
+    for rank in (0, 1):
+        job.begin("--timeout", 1, **srun_says(rank, free_port()))
+    first, second = job.ends()
+    assert (first.status, second.status) == (1, 1)
+    told = "srun starts 2 processes, but rank 1 did not connect within 1 s (--timeout)"
+    assert told in first.err
+    assert "model_pretrain.py (rank 1): No rank 0 at 127.0.0.1, port " in second.err
+    assert "within 1 s (--timeout)" in second.err
+    assert [len(end.err.splitlines()) for end in (first, second)] == [1, 1]
+
+
+@pytest.mark.long
+def test_the_time_limit_s_signal_saves(job):
+    """Lightning would requeue the job by itself, and lose what was done since the last save."""
+    port = free_port()
+    for rank in range(2):
+        job.begin("--max-steps", 100_000, **srun_says(rank, port, nodes=1))
+    deadline = time.monotonic() + PATIENCE
+    while not list_checkpoints(job.runs / "pretrain" / "checkpoints"):
+        assert [process.poll() for process in job.processes] == [None, None]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for process in job.processes:
+        process.send_signal(signal.SIGUSR1)
+    first, second = job.ends()
+    assert (first.status, second.status) == (143, 143), first.err
+    (step,) = [line.split()[3].strip(";") for line in first.err.splitlines() if "after" in line]
+    newest = list_checkpoints(job.runs / "pretrain" / "checkpoints")[-1]
+    assert newest.name == f"step={int(step):06}"

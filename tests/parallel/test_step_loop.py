@@ -7,7 +7,6 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import pytest
 
 from megakit.testing import Ranks
@@ -80,7 +79,6 @@ def fit(layout: Any, folder: Path, steps: int, interval: int, module_hook: bool 
 
 
 def test_hooks_and_validations_of_each_step(ranks: Ranks, tmp_path: Path) -> None:
-    cloudpickle.register_pickle_by_value(jobs)
     ((events, logged),) = ranks.run(fit, jobs.layout(), tmp_path, 5, 2, True, world_size=1)
     assert logged["train_two"] == 2
     expected = [("loss", 0)]  # for the checks before the first step
@@ -93,7 +91,6 @@ def test_hooks_and_validations_of_each_step(ranks: Ranks, tmp_path: Path) -> Non
 
 
 def test_every_logger_and_every_stage_gets_the_values(ranks: Ranks, tmp_path: Path) -> None:
-    cloudpickle.register_pickle_by_value(jobs)
     layout = jobs.layout(world_size=2, pipeline=2)
     of_ranks = ranks.run(fit, layout, tmp_path, 20, 10, world_size=2)
     first, second = (logged for _, logged in of_ranks)
@@ -107,81 +104,3 @@ def test_every_logger_and_every_stage_gets_the_values(ranks: Ranks, tmp_path: Pa
         assert [float(row[name] or 0) for row in others] == pytest.approx(
             [float(row[name] or 0) for row in rows], rel=1e-5
         )
-
-
-def fit_epochs() -> tuple[list[float], list[int]]:
-    """Trains 2 epochs of 6 steps, with 2 micro batches each, by NeMo's own strategy.
-
-    Returns the learning rate of each step, and the validated steps.
-    """
-    import lightning.pytorch as pl
-    import torch
-    from nemo import lightning as nl
-    from nemo.lightning.pytorch.optim import LRSchedulerModule
-
-    from megakit.data import MegatronDataModule
-    from megakit.training import megatron_adam, train
-    from model_components import BionemoLightningModule, PretrainConfig
-
-    class Halved(LRSchedulerModule):
-        def scheduler(self, model: Any, optimizers: Any) -> Any:
-            schedule = torch.optim.lr_scheduler.StepLR(optimizers, 1, gamma=0.5)
-            return {
-                "optimizer": optimizers,
-                "lr_scheduler": {"scheduler": schedule, "interval": "epoch"},
-            }
-
-    rates, validated = [], []
-
-    class Watch(pl.Callback):
-        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
-            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
-
-        def on_validation_start(self, trainer: Any, *args: Any) -> None:
-            validated.append(trainer.global_step)
-
-        def __deepcopy__(self, memo: object) -> Watch:
-            return self
-
-    trainer = nl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        strategy=nl.MegatronStrategy(replace_progress_bar=False),
-        plugins=nl.MegatronMixedPrecision(precision="32"),
-        max_epochs=2,
-        val_check_interval=0.5,
-        num_sanity_val_steps=0,
-        callbacks=[Watch()],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-    )
-    module = BionemoLightningModule(PretrainConfig(), optimizer=megatron_adam(1e-3, Halved()))
-    data = MegatronDataModule(2, 4)
-    data.train_set = [{"data": torch.rand(1, 28, 28), "label": 0, "idx": n} for n in range(24)]
-    data.val_set = data.train_set[:8]
-    train(model=module, data=data, trainer=trainer)
-    return rates, validated
-
-
-def test_epochs_by_nemos_own_strategy(ranks: Ranks) -> None:
-    """NeMo's strategy logs in its step; the interval is half an epoch of steps."""
-    ((rates, validated),) = ranks.run(fit_epochs, world_size=1)
-    assert rates == pytest.approx([1e-3] * 6 + [5e-4] * 6)
-    assert validated == [3, 6, 9, 12]
-
-
-@pytest.mark.usefixtures("megatron")
-def test_a_checkpoint_of_lightnings_own_loop_has_the_step() -> None:
-    import lightning.pytorch as pl
-
-    from megakit.training.loop import use_step_loop
-
-    trainer: Any = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    theirs = trainer.fit_loop.epoch_loop
-    theirs.automatic_optimization.optim_progress.optimizer.step.total.completed = 7
-    state = theirs.state_dict()
-    other: Any = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    use_step_loop(other)
-    other.fit_loop.epoch_loop.load_state_dict(state)
-    assert other.global_step == 7

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.run.harness import (
+from tests.run.conftest import (
     BASE_PYTHON,
     bare_environment,
     holds,
@@ -19,18 +19,15 @@ from tests.run.harness import (
 )
 
 
-@pytest.mark.parametrize(
-    ("place", "reason"),
-    [("run/venv", "run/venv can't be written"), ("photos", "photos was not made by ./run")],
-)
-def test_what_cannot_be_set_up_is_refused_and_left_as_it_was(project, place, reason):
+def test_what_cannot_be_set_up_is_refused_and_left_as_it_was(project):
     (project / "photos").mkdir()
     (project / "photos/cat.png").touch()
     before = sorted(project.rglob("*"))
-    done = start(project, "predict", VENV=place)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"run: {project}/{reason}")
-    assert len(done.stderr.splitlines()) == 1
+    for place, reason in (("run/venv", "can't be written"), ("photos", "was not made by ./run")):
+        done = start(project, "predict", VENV=place)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"run: {project}/{place} {reason}")
+        assert len(done.stderr.splitlines()) == 1
     assert sorted(project.rglob("*")) == before
 
 
@@ -138,17 +135,6 @@ def test_an_update_that_ends_in_the_middle_does_not_count_as_set_up(project, end
     uv.write_text(real)
     assert "Installing requirements.lock" in set_up(project)
     assert not (packages / "half").exists()
-
-
-@pytest.mark.long
-def test_two_at_once_set_up_once(project):
-    command = [project / "run", "setup", "--wheels", "index"]
-    options = {"cwd": project, "env": bare_environment(project), "stderr": subprocess.PIPE}
-    both = [subprocess.Popen(command, text=True, **options) for _ in range(2)]
-    messages = [process.communicate(timeout=300)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], messages
-    assert sum("waiting for it" in message for message in messages) == 1
-    assert sum("Installing requirements.lock" in message for message in messages) == 1
 
 
 # ---- Without a network -------------------------------------------------------------------------

@@ -4,26 +4,19 @@ import re
 
 import pytest
 
-from tests.run.harness import as_if_set_up, start, write_program
+from tests.run.conftest import as_if_set_up, start, write_program
 
 VERBS = "tutorial tests pretrain finetune predict layout tensorboard notebook benchmarks new setup"
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",)])
-def test_help_lists_the_verbs_and_sets_up_nothing(project, arguments):
-    done = start(project, *arguments, python=None)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.findall(r"^  (\w+) ", done.stdout, flags=re.MULTILINE) == VERBS.split()
-    assert "\n  pretrain     pretrain a model\n" in done.stdout
-    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
-    assert not (project / ".venv").exists()
-
-
-def test_help_of_setup_sets_up_nothing(project):
-    done = start(project, "setup", "--help", python=None)
-    assert (done.returncode, done.stderr) == (0, "")
-    options = re.findall(r"^  (--\w+)", done.stdout, flags=re.MULTILINE)
-    assert options == ["--dev", "--download", "--wheels", "--venv"]
+def test_help_lists_the_verbs_and_sets_up_nothing(project):
+    for arguments in ((), ("--help",), ("setup", "--help")):
+        done = start(project, *arguments, python=None)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
+        expected = "dev download wheels venv" if arguments[:1] == ("setup",) else VERBS
+        found = re.findall(r"^  (?:--)?(\w+) ", done.stdout, flags=re.MULTILINE)
+        assert found == expected.split()
     assert not (project / ".venv").exists()
 
 
@@ -41,67 +34,48 @@ def test_a_project_has_the_verbs_of_its_files(project):
         assert f"no verb '{verb}' in this project" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["tutoral"], "no verb 'tutoral'"),
+def test_bad_arguments_are_refused_in_one_message(project):
+    for arguments, message in (
         (["setup", "--wheel", "x"], "--download DIR, --wheels DIR or --venv DIR, not '--wheel x'"),
-        (["setup", "docs"], "setup takes --dev"),
         (["setup", "--wheels", "nowhere"], "no wheels in nowhere"),
         (["setup", "--venv"], "setup takes --dev"),
-    ],
-)
-def test_bad_arguments_are_refused_in_one_message(project, arguments, message):
-    done = start(project, *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stdout == ""
+    ):
+        done = start(project, *arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert message in done.stderr
     assert not (project / ".venv").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "called"),
-    [
-        (["tutorial", "--seed", "1"], "<root>/mnist/tutorial.py|--seed|1"),
-        (["pretrain"], "<root>/model_pretrain.py"),
-        (["predict", "--help"], "<root>/model_predict.py|--help"),
-        (
-            ["layout", "--devices", "8"],
-            "-P|-m|megakit.testing.layout|<root>/model_pretrain.py|--devices|8",
-        ),
-        (["layout", "finetune"], "-P|-m|megakit.testing.layout|<root>/model_finetune.py"),
-        (["layout", "my.py", "-h"], "-P|-m|megakit.testing.layout|my.py|-h"),
-        (["tensorboard", "--port", "1"], "-W|ignore|-P|-m|tensorboard.main|--logdir|runs|--port|1"),
-        (
-            ["notebook", "--no-browser"],
-            "-P|-m|notebook|--ServerApp.root_dir=<root>"
-            "|--JupyterNotebookApp.default_url=/notebooks/notebooks/mnist_megatron.ipynb"
-            "|--no-browser",
-        ),
-        (
-            ["notebook", "--renew"],
-            "-P|-m|jupytext|--execute|--to|ipynb|--set-kernel|python3"
-            "|<root>/notebooks/mnist_megatron.py",
-        ),
-        (["benchmarks", "data"], "<root>/benchmarks/run_all.py|data"),
-        (["new", "../mine"], "<root>/template/new.py|../mine"),
-        (
-            ["tests", "-k", "a b"],
-            "-m|pytest|-n|auto|--dist|loadfile|--no-loadscope-reorder|-k|a b",
-        ),
-    ],
-)
-def test_verbs_call_what_they_stand_for_in_the_folder_of_the_caller(
-    project, tmp_path, arguments, called
-):
+CALLS = {
+    "tutorial --seed 1": "<root>/mnist/tutorial.py|--seed|1",
+    "predict --help": "<root>/model_predict.py|--help",
+    "layout --devices 8": ("-P|-m|megakit.testing.layout|<root>/model_pretrain.py|--devices|8"),
+    "layout finetune": "-P|-m|megakit.testing.layout|<root>/model_finetune.py",
+    "layout my.py -h": "-P|-m|megakit.testing.layout|my.py|-h",
+    "tensorboard --port 1": "-W|ignore|-P|-m|tensorboard.main|--logdir|runs|--port|1",
+    "notebook --no-browser": (
+        "-P|-m|notebook|--ServerApp.root_dir=<root>"
+        "|--JupyterNotebookApp.default_url=/notebooks/notebooks/mnist_megatron.ipynb|--no-browser"
+    ),
+    "notebook --renew": (
+        "-P|-m|jupytext|--execute|--to|ipynb|--set-kernel|python3|<root>/notebooks/mnist_megatron.py"
+    ),
+    "benchmarks data": "<root>/benchmarks/run_all.py|data",
+    "new ../mine": "<root>/template/new.py|../mine",
+    "tests -k a": "-m|pytest|-n|auto|--dist|loadfile|--no-loadscope-reorder|-k|a",
+}
+
+
+def test_verbs_call_what_they_stand_for_in_the_folder_of_the_caller(project, tmp_path):
     """Only pytest runs in the project, where its settings are; `-P` keeps modules of others out."""
     as_if_set_up(project, "IFS='|'; echo \"$PWD:$*\"")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    done = start(project, *arguments, cwd=elsewhere, python=None)
-    folder = "<root>" if arguments[0] == "tests" else str(elsewhere)
-    assert done.stdout.replace(str(project), "<root>") == f"{folder}:{called}\n"
-    assert (done.stderr, done.returncode) == ("", 0)
+    for command, called in CALLS.items():
+        done = start(project, *command.split(), cwd=elsewhere, python=None)
+        folder = "<root>" if command.startswith("tests") else str(elsewhere)
+        assert done.stdout.replace(str(project), "<root>") == f"{folder}:{called}\n"
+        assert (done.stderr, done.returncode) == ("", 0)
 
 
 @pytest.mark.parametrize(
