@@ -34,7 +34,7 @@ from megakit.data import (
 )
 from megakit.errors import UserError
 from megakit.runtime import use_accelerator
-from megakit.runtime.memory import keep_freed_memory
+from megakit.runtime.accelerator import keep_freed_memory
 from mnist import files as mnist_files
 
 NUM_RUNS = 7

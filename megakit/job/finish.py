@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from megakit.checkpoints.manifest import CHANGES, installed_versions
 from megakit.errors import RunDirectoryLostError, UserError
 from megakit.job.options import CommonOptions
-from megakit.reporting import drawing, figures
-from megakit.reporting.figure_style import to_png
-from megakit.reporting.files import remove_partial, write_atomically, write_json
+from megakit.reporting.classifier import classify, show
+from megakit.reporting.files import remove_partial, write_json
 from megakit.reporting.metrics import in_words
-from megakit.reporting.predictions import Columns, Predictions, write_rows
+from megakit.reporting.predictions import Columns, write_rows
 from megakit.reporting.results import Results
 from megakit.runtime.accelerator import has_fast_bfloat16
 from megakit.runtime.patching import require_attribute
@@ -33,13 +32,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: A `megakit.job.Run`, which imports this module.
 Run: TypeAlias = Any
-
-#: The largest number of pictures whose predictions the console shows.
-MOST_ANSWERS = 20
-#: Height and width in pixels of the largest image in mistakes.png.
-LARGEST_IMAGE = 168
-#: The files that show predictions.
-FIGURES_AND_REPORT = ("confusion_matrix.png", "mistakes.png", "latent_space.png", "report.html")
 
 
 def say_header(run: Run) -> None:
@@ -219,7 +211,7 @@ def finish_prediction(
             raise RuntimeError("predictions do not cover every sample exactly once")
         if rows is None:
             results = Results(len(outputs))
-            rows = functools.partial(_classify, results)
+            rows = functools.partial(classify, results)
         write_rows(path, _blocks(run, outputs, rows), sources)
     finally:
         with contextlib.suppress(OSError, RunDirectoryLostError):  # the first error matters more
@@ -229,24 +221,8 @@ def finish_prediction(
     summary = _summary(run) | speed | {"checkpoint": run.start} | scores
     write_json(run.directory.summary, summary)
     table: dict[str, str] = {}
-    written: list[str] = []
-    if results is not None and sources is not None:
-        table |= _answers(sources, results)
-    if results is not None and results.is_labelled:
-        names = _write_figures(run.path, results, dataset)
-        written += names
-        table |= {
-            "accuracy": f"{scores['accuracy']:.2%}",
-            "cross entropy": f"{scores['cross_entropy']:.4f}",
-            "figures": f"{', '.join(names)}\nin {run.path}",
-        }
-        if report is not None:
-            report(run.path / "report.html", results)
-            table["report"] = str(run.path / "report.html")
-            written.append("report.html")
-    # An earlier prediction may have drawn more.
-    for name in {*FIGURES_AND_REPORT} - {*written}:
-        (run.path / name).unlink(missing_ok=True)
+    if results is not None:
+        table = show(results, run.path, dataset, sources, report)
     what = "Samples" if results is None else "Images"
     run.console.say(f"{what} predicted: {len(outputs):,}.")
     table["time"] = f"{time.perf_counter() - run.began:.1f} s in all"
@@ -267,61 +243,3 @@ def _blocks(
             )
         yield block.idx, rows(block)
     run.check_directory()  # directly before predictions.csv gets its name
-
-
-def _classify(results: Results, block: Outputs) -> Columns:
-    """Returns the columns of a classifier, and adds its predictions to the results."""
-    remedy = (
-        "For a model that is no classifier, pass the columns of predictions.csv: "
-        "run.finish(trainer, rows=...)."
-    )
-    if block.output.ndim != 2 or block.output.shape[1] < 2:
-        shape = ", ".join(["B", *map(str, block.output.shape[1:])])
-        raise UserError(
-            f"predict_step returned 'output' of shape ({shape}), and a classifier returns logits "
-            f"(B, classes) of at least two classes. {remedy}"
-        )
-    if block.label is None:
-        raise UserError(
-            "predict_step returned no 'label', and this script writes the scores of a classifier. "
-            f"Return the labels, int64 (B,), -1 for an unknown label. {remedy}"
-        )
-    predictions = Predictions.from_logits(block.idx, block.label, block.output, block.latent)
-    results.add(predictions)
-    return predictions.columns()
-
-
-def _answers(sources: Sequence[str], results: Results) -> dict[str, str]:
-    """Returns a line for each of the first predictions, and the number of further predictions."""
-    first = results.shown[np.arange(min(MOST_ANSWERS, len(results.shown)))]
-    shown = zip(first.idx, first.prediction, first.probabilities.max(axis=1), strict=True)
-    rows = {sources[idx]: f"{answer}, probability {share:.1%}" for idx, answer, share in shown}
-    if (more := len(sources) - len(first)) > 0:
-        rows["and"] = f"{more:,} more in predictions.csv"
-    return rows
-
-
-def _write_figures(folder: Path, results: Results, dataset: Any) -> list[str]:
-    """Draws the figures of predictions for labelled samples; returns the names of the files."""
-    drawn = {"confusion_matrix.png": to_png(figures.confusion_matrix(results.confusions))}
-    worst = results.mistakes
-    images = [np.squeeze(dataset[index]["data"]) for index in worst.idx.tolist()]
-    if len({image.shape for image in images}) == 1 and images[0].ndim == 2:
-        shown = drawing.shrunk(np.stack(images), LARGEST_IMAGE)
-        drawn["mistakes.png"] = drawing.to_png(
-            drawing.mistakes(
-                drawing.dark_on_light(shown),
-                worst.label,
-                worst.prediction,
-                worst.probabilities.max(axis=1),
-                scale=max(1, LARGEST_IMAGE // max(shown.shape[1:])),
-                title=f"{len(worst)} of {results.num_mistakes:,} mistakes, "
-                "the most confident first",
-            )
-        )
-    latent = results.shown.latent
-    if latent is not None and latent.shape[1] > 1:
-        drawn["latent_space.png"] = to_png(figures.latent_space(latent, results.shown.label))
-    for name, content in drawn.items():
-        write_atomically(folder / name, content)
-    return list(drawn)

@@ -23,7 +23,7 @@ from megakit.job.runs import RunDirectory, Stage, check_still_ours
 from megakit.reporting.console import Console
 from megakit.reporting.files import partial_path
 from megakit.runtime.accelerator import Accelerator, devices_of_ranks
-from megakit.runtime.memory import resume_collector
+from megakit.runtime.deferred import resume_collector
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -25,8 +25,13 @@ from megakit.job.run import Run
 from megakit.job.runs import RunDirectory, Stage
 from megakit.reporting.console import Console
 from megakit.reporting.streams import secure_streams
-from megakit.runtime.accelerator import limit_threads, use_accelerator, use_full_float32
-from megakit.runtime.memory import keep_freed_memory, suspend_collector
+from megakit.runtime.accelerator import (
+    keep_freed_memory,
+    limit_threads,
+    use_accelerator,
+    use_full_float32,
+)
+from megakit.runtime.deferred import suspend_collector
 from megakit.runtime.signals import exit_status, reset_signals
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)

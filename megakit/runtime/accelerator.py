@@ -1,5 +1,6 @@
 """Chooses GPU or CPU, and makes the frameworks run on the chosen accelerator."""
 
+import ctypes
 import os
 import platform
 import socket
@@ -18,6 +19,10 @@ AcceleratorName = Literal["auto", "cpu", "gpu"]
 #: Multiplications of a matrix product that occupy a thread, by measurement. With less work, a
 #: second thread occupies a core for more time than it saves.
 WORK_OF_A_THREAD = 2**23
+
+
+#: Parameters of `mallopt`, from glibc's <malloc.h>.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,16 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
         single_rank.skip_collectives()
         multi_tensor.replace_loops()
         safe_reading.install_safe_readers()
+
+
+def keep_freed_memory() -> None:
+    """Lets the tensors of a step reuse the memory of the previous step, whichever thread freed it.
+
+    By default glibc returns the memory of large tensors to the system, and allocates separate
+    memory for each thread. The system then sets up every page again at every step.
+    """
+    for name, value in ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 1 << 30)):
+        ctypes.CDLL(None).mallopt(name, value)
 
 
 def use_full_float32() -> None:

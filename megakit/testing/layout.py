@@ -36,7 +36,7 @@ from megakit.job.plan import Plan
 from megakit.job.runs import Stage
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import find_accelerator, use_accelerator
-from megakit.runtime.memory import resume_collector, suspend_collector
+from megakit.runtime.deferred import resume_collector, suspend_collector
 from megakit.testing.shares_table import NOTE, table, title
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from megakit.runtime.accelerator import use_accelerator
-from megakit.runtime.memory import resume_collector, suspend_collector
+from megakit.runtime.deferred import resume_collector, suspend_collector
 from megakit.testing.parallel import note_time
 from megakit.testing.processes import search_path
 
@@ -82,7 +82,7 @@ class Ranks:
 
         Raises:
             RankError: A rank failed, died or did not return in time.
-            ValueError: `world_size` is below 1 or exceeds the number of the pool.
+            ValueError: The pool has fewer ranks than `world_size`.
         """
         size = self.number if world_size is None else world_size
         if not 1 <= size <= self.number:
@@ -126,9 +126,7 @@ class Ranks:
     def _start(self) -> None:
         if self._process is not None:
             return
-        self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115  # `close` closes it
-            mode="w+", errors="replace", prefix="ranks-"
-        )
+        self._log = tempfile.NamedTemporaryFile(prefix="ranks-")  # noqa: SIM115  # `close` does it
         self._server, end = socket.socketpair()
         threads = str(max(1, len(os.sched_getaffinity(0)) // self.number))
         with end:
@@ -164,8 +162,7 @@ class Ranks:
         if pending:
             self.close()
         if failures:
-            # The first failure is the cause; later failures may be consequences.
-            _, rank, answer = min(failures)
+            _, rank, answer = min(failures)  # later failures may be consequences
             raise RankError(f"rank {rank} of {len(connections)} failed: {answer}")
         if pending:
             raise RankError(f"ranks {sorted(pending.values())} are stopped.")
