@@ -34,11 +34,6 @@ def test_classes_have_names_and_colours_in_latent_space(dimensions):
     assert {tuple(bytes.fromhex(color[1:])) for color in CLASS_COLORS} <= shown
 
 
-def test_one_dimension_is_no_picture():
-    with pytest.raises(ValueError, match="at least 2 dimensions"):
-        figures.latent_space(np.zeros((5, 1)), np.zeros(5, np.int64))
-
-
 def test_rows_of_images():
     above, below = (np.full((2, 3, 3), shade, np.uint8) for shade in (200, 100))
     picture = drawing.rows_of_images([above, below], scale=2, gap=2)
