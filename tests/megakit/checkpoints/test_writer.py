@@ -166,3 +166,22 @@ def test_an_interrupted_save_leaves_nothing(
     trainer.save_checkpoint = save
     run_to(writer, trainer, 20, 0.4)
     assert steps(writer) == [20]
+
+
+def test_the_next_start_goes_on_and_removes_what_a_killed_start_left(
+    writer: CheckpointWriter, trainer: Any
+) -> None:
+    run_to(writer, trainer, 30, 0.2)
+    run_to(writer, trainer, 40, 0.5)
+    left = Path(shutil.copytree(writer.folder / "step=000030", writer.folder / "step=000025"))
+    manifest = read_manifest(writer.folder / "step=000030")
+    write_manifest(left, replace(manifest, step=25, val_loss=0.9))
+    again = CheckpointWriter(writer.folder, writer.manifest, 10)
+    again.load_state_dict(writer.state_dict())
+    assert again.seconds == writer.seconds > 0
+    again.setup(trainer, trainer.lightning_module, "fit")
+    found = [Path(path).name for path in (again.best_model_path, again.last_model_path)]
+    assert found == ["step=000030", "step=000040"]
+    assert steps(again) == [30, 40]
+    again.save(trainer, store_values=False)  # a stop before the next step
+    assert read_manifest(writer.folder / "step=000040").val_loss == 0.5

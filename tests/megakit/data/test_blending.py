@@ -29,13 +29,15 @@ class Member(Dataset):
     def __getitem__(self, index):
         if not 0 <= index < self.length:
             raise IndexError(index)
-        return {"member": self.name, "x": torch.tensor([self.name, index])}
+        pair = (index, f"number {index}")
+        return {"member": self.name, "x": torch.tensor([self.name, index]), "pair": pair}
 
 
 class Batched(Member):
     def get_batch(self, indices):
         names = torch.full((len(indices),), self.name)
-        return {"member": names, "x": torch.stack([names, torch.from_numpy(indices)], 1)}
+        pair = [torch.from_numpy(indices), tuple(f"number {index}" for index in indices)]
+        return {"member": names, "x": torch.stack([names, pair[0]], 1), "pair": pair}
 
 
 class AddEpoch(MultiEpochDatasetWrapper):

@@ -154,3 +154,5 @@ def test_a_limit_of_its_size(tmp_path: Path) -> None:
     assert read_regular_file(path, 10) == b"x" * 10
     with pytest.raises(ValueError, match="10 bytes; at most 9 are accepted"):
         read_regular_file(path, 9)
+    with pytest.raises(ValueError, match="not a regular file"):
+        read_regular_file(Path("/dev/null"), 9)

@@ -47,6 +47,14 @@ def test_training_that_goes_wrong_keeps_its_checkpoints(tmp_path: Path) -> None:
     assert [row["step"] for row in read_csv(run / "metrics.csv")] == ["1"]
 
 
+def test_in_the_first_step_the_weights_are_the_reason(strategy: Any) -> None:
+    """A checkpoint may hold finite weights that no gradient can be computed with."""
+    strategy._has_gradient_hooks = False
+    optimizer = SimpleNamespace(step=lambda closure: (1, float("inf"), None))
+    with pytest.raises(UserError, match=r"^Step 7: the gradient's norm is inf with the weights"):
+        strategy.optimizer_step(optimizer, None)
+
+
 def test_nemos_own_sampler_is_told_what_a_loader_is_for(strategy: Any) -> None:
     """To it, a loader without a mode is one of training, which starts at the consumed samples."""
     from lightning.pytorch.trainer.states import RunningStage
