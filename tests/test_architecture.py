@@ -269,7 +269,7 @@ ROOMS = {
     "docs": 442,
     "notebooks": 1030,
     "benchmarks": 6041,
-    "tests": 23489,
+    "tests": 23495,
     "run": 127,
     "run_setup.sh": 204,
     ".ci/run": 60,
