@@ -36,8 +36,9 @@ class Member(Dataset):
 class Batched(Member):
     def get_batch(self, indices):
         names = torch.full((len(indices),), self.name)
-        pair = [torch.from_numpy(indices), tuple(f"number {index}" for index in indices)]
-        return {"member": names, "x": torch.stack([names, pair[0]], 1), "pair": pair}
+        texts = tuple(f"number {index}" for index in indices)
+        x = torch.stack([names, torch.from_numpy(indices)], 1)
+        return {"member": names, "x": x, "pair": [torch.from_numpy(indices), texts]}
 
 
 class AddEpoch(MultiEpochDatasetWrapper):
