@@ -268,7 +268,7 @@ ROOMS = {
     "template": 650,
     "docs": 442,
     "notebooks": 600,
-    "benchmarks": 3838,
+    "benchmarks": 3299,
     "tests": 20547,
     "run": 128,  # calls jupytext, which notebooks/renew.py did
     "run_setup.sh": 204,
