@@ -164,12 +164,6 @@ def test_commands_run(page: str, copy: Path) -> None:
         assert shown in output
 
 
-def test_exceptions_are_on_their_page() -> None:
-    for left in EXCEPTIONS:
-        lines = [line for block in BLOCK.findall(pages()[left.page]) for line in lines_of(block)]
-        assert any(left.text in line for line in lines), f"remove {left} from EXCEPTIONS"
-
-
 def test_all_commands_are_in_blocks_of_bash() -> None:
     """A block of another language with a command would not run."""
     for page, text in pages().items():

@@ -1,5 +1,6 @@
 """Folders of made-up files, mirrors that serve them, and mirrors that do not answer."""
 
+import gzip
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mnist import downloading
-from tests.mnist.made_up import SHAPES, Mirror, content_of, link_files, pack
+from tests.mnist.made_up import SHAPES, Mirror, content_of, link_files
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def root(made_up_mnist: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def packed() -> dict[str, bytes]:
     """The four files as a mirror sends them."""
-    return {f"{name}.gz": pack(content_of(name)) for name in SHAPES}
+    return {f"{name}.gz": gzip.compress(content_of(name), 1) for name in SHAPES}
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Files with MNIST's names, format and sizes but other content, and a mirror that serves them."""
 
-import gzip
 import math
 import struct
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,10 +35,6 @@ def content_of(name: str) -> bytes:
     """A file as LeCun's format has it: type and number of dimensions, sizes, numbers."""
     shape = SHAPES[name]
     return struct.pack(f">{1 + len(shape)}I", 0x800 + len(shape), *shape) + made_up(name).tobytes()
-
-
-def pack(content: bytes) -> bytes:
-    return gzip.compress(content, 1)
 
 
 def link_files(root: Path, folder: Path, names: tuple[str, ...] = tuple(SHAPES)) -> Path:
@@ -87,9 +82,9 @@ class MirrorHandler(BaseHTTPRequestHandler):
             return
         self.send(content)
 
-    def send(self, content: bytes, length: int | None = None) -> None:
+    def send(self, content: bytes) -> None:
         self.send_response(200)
-        self.send_header("Content-Length", str(length or len(content)))
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 

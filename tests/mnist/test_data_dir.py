@@ -42,29 +42,15 @@ def remove_files(root: Path) -> None:
         path.unlink()
 
 
-class TestChoice:
-    def choose(self, lines: list[str], *used: tuple[str, Path], named: Path | None = None) -> Path:
-        folders = {Path(run): str(folder) for run, folder in used}
-        return choose_data_dir(named, folders, lines.append)
-
-    def test_the_option_before_the_variable_before_the_run(self, mine, lines, monkeypatch):
-        monkeypatch.setenv("MNIST_DATA_DIR", "/of/the/variable")
-        used = ("runs/pretrain", mine)
-        assert self.choose(lines, used, named=Path("x")) == Path("x")
-        assert self.choose(lines, used) == Path("/of/the/variable")
-        monkeypatch.setenv("MNIST_DATA_DIR", "")
-        assert lines == []
-        assert self.choose(lines, used) == mine
-        assert lines == [
-            f"MNIST is read from {mine}, as for runs/pretrain. --data-dir or MNIST_DATA_DIR names "
-            "another folder."
-        ]
-
-    def test_the_first_run_that_still_has_its_files(self, mine, tmp_path, lines):
-        lost = tmp_path / "lost"
-        assert self.choose(lines, ("runs/finetune", lost), ("runs/pretrain", mine)) == mine
-        assert lines[0] == f"{lost}, which runs/finetune used, does not contain MNIST any more."
-        assert len(lines) == 2
+def test_the_option_before_the_variable_before_the_run(mine, tmp_path, lines, monkeypatch):
+    used = {Path("runs/finetune"): str(tmp_path / "lost"), Path("runs/pretrain"): str(mine)}
+    monkeypatch.setenv("MNIST_DATA_DIR", "/of/the/variable")
+    assert choose_data_dir(Path("x"), used, lines.append) == Path("x")
+    assert choose_data_dir(None, used, lines.append) == Path("/of/the/variable")
+    monkeypatch.setenv("MNIST_DATA_DIR", "")
+    assert lines == []
+    assert choose_data_dir(None, used, lines.append) == mine
+    assert f"MNIST is read from {mine}, as for runs/pretrain." in lines[-1]
 
 
 class TestRuns:
@@ -95,14 +81,6 @@ class TestRuns:
         assert pretrained.identity() == plan.identity
         assert read_json(pretrained.path / "run.json")["places"] == {"data_dir": str(moved)}
 
-    def test_the_files_are_gone(self, mine):
-        remove_files(mine)
-        told = problem(prepare_run, FINETUNE, FinetuneOptions(accelerator="cpu"))
-        assert told.startswith(
-            "--dataset auto (mnist, as in the earlier run): data/MNIST/raw lacks"
-        )
-        assert "Copy the files there, or choose another --data-dir." in told
-
     def test_the_option_names_another_dataset(self, mine):
         """Which only a start from fresh weights may do."""
         options = {"accelerator": "cpu", "dataset": "digits", "data_dir": mine}
@@ -111,6 +89,5 @@ class TestRuns:
             "--dataset digits: the start checkpoint, of runs/pretrain, was trained on mnist. "
             "Leave --dataset out, or start from a checkpoint that was trained on digits."
         )
-        assert not Path("runs/finetune").exists()
         fresh = FinetuneOptions(checkpoint="none", **options)
         assert prepare_run(FINETUNE, fresh).dataset == "digits"

@@ -11,13 +11,11 @@ from model_components import ExampleFineTuneConfig, ExampleFineTuneModel, Exampl
 
 
 class ChangedTrunk(ExampleModelTrunk):
-    """The trunk with another activation, or with a layer after its last."""
+    """The trunk with a layer after its last."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.variant = config.variant
-        if self.variant == "GELU":
-            self.relu = nn.GELU()  # type: ignore[assignment]
         with seeded(config.seed, "extra"):
             size = config.latent_size
             self.extra = nn.Linear(size, size)
@@ -29,8 +27,6 @@ class ChangedTrunk(ExampleModelTrunk):
             return torch.tanh(self.extra(z)) - z
         if self.variant == "convolution":
             return self.convolution(z.unsqueeze(-1)).squeeze(-1)
-        if self.variant == "branch":
-            return z if z.sum() > 0 else -z
         return z
 
 

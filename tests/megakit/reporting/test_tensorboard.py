@@ -63,33 +63,3 @@ def test_a_resumption_hides_what_it_repeats(tmp_path: Path) -> None:
     images = read(tmp_path / "tensorboard" / "validation").Images("pretrain_pictures/picture")
     assert [image.step for image in images] == [10, 20]
     assert images[0].encoded_image_string != images[1].encoded_image_string
-
-
-def test_hyperparameters_are_written_once(tmp_path: Path) -> None:
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    logger = open_logger(tmp_path)
-    logger.add_hyperparameters({"lr": 0.001, "is_small": True, "by": Path("x"), "labels": None})
-    logger.save()
-    resumed = open_logger(tmp_path, resumed_step=5)
-    resumed.add_hyperparameters({"lr": 0.5})
-    resumed.save()
-    content = read(tmp_path / "tensorboard").PluginTagToContent("hparams")
-    data = HParamsPluginData.FromString(content["_hparams_/session_start_info"])
-    values = data.session_start_info.hparams.items()
-    found = {name: getattr(value, value.WhichOneof("kind")) for name, value in values}
-    assert found == {"lr": 0.001, "is_small": True, "by": "x"}
-
-
-def test_latent_space(tmp_path: Path) -> None:
-    latent = np.arange(15, dtype=np.float32).reshape(5, 3)
-    images = np.zeros((5, 28, 28), np.uint8)
-    for _ in range(2):  # as when the last step is done again
-        open_logger(tmp_path).add_latent_space(latent, np.arange(5), images, 40)
-    folder = tmp_path / "tensorboard" / "validation"
-    config = (folder / "projector_config.pbtxt").read_text()
-    assert config.count("embeddings {") == 1
-    assert "pretrain latent space" in config
-    (below,) = folder.glob("00040/*")
-    assert np.array_equal(np.loadtxt(below / "tensors.tsv"), latent)
-    assert (below / "metadata.tsv").read_text().split() == list("01234")
