@@ -88,9 +88,7 @@ def _samples(step: str, data: Any, **how: Any) -> list[int]:
 
 
 def _sampled_by_nemo(data: Any) -> Any:
-    data.data_sampler = MegatronDataSampler(
-        seq_len=1, micro_batch_size=MICRO_BATCH, global_batch_size=32
-    )
+    data.data_sampler = MegatronDataSampler(1, micro_batch_size=MICRO_BATCH, global_batch_size=32)
     return data
 
 

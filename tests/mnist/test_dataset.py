@@ -35,13 +35,6 @@ def test_items_are_torchvisions(test_set: MNISTCustom, made_up_mnist: Path) -> N
     assert_elements_equal(test_set.targets, theirs.targets)
 
 
-def test_pixels_are_those_of_to_tensor() -> None:
-    """To the last bit, for each of the 256 values."""
-    images = np.arange(28 * 28, dtype=np.int64).astype(np.uint8).reshape(1, 28, 28)
-    data = MNISTCustom.from_arrays(images, np.zeros(1, np.uint8))[0]["data"]
-    assert torch.equal(data, functional.to_tensor(images[0][:, :, None]))
-
-
 def test_batches_are_collated_items(test_set: MNISTCustom) -> None:
     indices = np.array([3, 9999, 3, -1])
     batch: Any = test_set.get_batch(indices)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mnist import files as mnist_files
 from mnist.own_pictures import read_pictures
-from tests.hostile import problem, problems
+from tests.hostile import problem
 from tests.mnist.test_training_form import enlarged, stroke
 
 DIGITS = mnist_files.read_digits("test")[0]
@@ -77,46 +77,38 @@ def test_names_break_nothing(tmp_path):
     assert sources == ["\\x1b[2J.png", "=1+1.png", "a\\nb.png", "caf\\udce9.png", "é ü.png"]
 
 
-class TestArrays:
-    @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-    def test_read(self, tmp_path, dtype):
-        is_whole = dtype is np.uint8
-        np.save(tmp_path / "some.npy", DIGITS[:3] if is_whole else (DIGITS[:3] / 255).astype(dtype))
-        read = read_pictures(tmp_path / "some.npy")
-        assert np.array_equal(read.images, DIGITS[:3])
-        assert read.sources == ["some.npy[0]", "some.npy[1]", "some.npy[2]"]
-        scaled = ["3 of 3 pictures: values from 0 to 1 scaled to 0 to 255."]
-        assert read.remarks == ([] if is_whole else scaled)
-
-    @pytest.mark.parametrize(
-        ("array", "fault"),
-        [
-            (np.zeros((0, 28, 28), np.uint8), "shape (0, 28, 28)"),
-            (np.full((2, 28, 28), 255.0), "values from 255 to 255"),
-            (np.full((2, 28, 28), np.nan), "nan"),
-            (np.full((1, 28, 28), None), "allow_pickle=False"),
-        ],
-    )
-    def test_refused(self, tmp_path, array, fault):
-        np.save(tmp_path / "some.npy", array)
-        said = problem(read_pictures, tmp_path / "some.npy")
-        assert said.startswith(f"--input {tmp_path}/some.npy: cannot be read (")
-        assert fault in said
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_arrays(tmp_path, dtype):
+    is_whole = dtype is np.uint8
+    np.save(tmp_path / "some.npy", DIGITS[:3] if is_whole else (DIGITS[:3] / 255).astype(dtype))
+    read = read_pictures(tmp_path / "some.npy")
+    assert np.array_equal(read.images, DIGITS[:3])
+    assert read.sources == ["some.npy[0]", "some.npy[1]", "some.npy[2]"]
+    scaled = ["3 of 3 pictures: values from 0 to 1 scaled to 0 to 255."]
+    assert read.remarks == ([] if is_whole else scaled)
 
 
-def test_refused_by_name_and_skipped_beside_a_picture(tmp_path):
+@pytest.mark.parametrize(
+    ("array", "fault"),
+    [
+        (np.zeros((0, 28, 28), np.uint8), "shape (0, 28, 28)"),
+        (np.full((2, 28, 28), 255.0), "values from 255 to 255"),
+        (np.full((1, 28, 28), None), "allow_pickle=False"),
+    ],
+)
+def test_arrays_that_are_refused(tmp_path, array, fault):
+    np.save(tmp_path / "some.npy", array)
+    said = problem(read_pictures, tmp_path / "some.npy")
+    assert said.startswith(f"--input {tmp_path}/some.npy: cannot be read (")
+    assert fault in said
+
+
+def test_what_is_no_picture_is_skipped_beside_one(tmp_path):
     draw(tmp_path / "blank.png", np.full((30, 30), 255))
     draw(tmp_path / "cut.png", np.random.default_rng(0).integers(0, 255, (99, 99)))
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:3000])
     draw(tmp_path / "film.png", stroke(), format="GIF")
     (tmp_path / "more").mkdir()
-    beginnings = [
-        *("blank.png: contains no ink", "cut.png: cannot be read"),
-        *("film.png: cannot be read (neither", "more: cannot be read (Is a directory)"),
-    ]
-    for found, beginning in zip(problems(read_pictures, tmp_path), beginnings, strict=True):
-        assert found.startswith(f"--input {tmp_path}/{beginning}")
-    assert "cut.png" in problem(read_pictures, tmp_path / "cut.png")  # never skipped if named
     draw(tmp_path / "good.png", stroke())
     read = read_pictures(tmp_path)
     assert read.sources == ["good.png"]
@@ -124,3 +116,4 @@ def test_refused_by_name_and_skipped_beside_a_picture(tmp_path):
         "Skipped 1 of 5 files, which contain no ink: blank.png.",
         "Skipped 3 of 5 files, which cannot be read: cut.png, film.png, more.",
     ]
+    assert "cut.png" in problem(read_pictures, tmp_path / "cut.png")  # never skipped if named

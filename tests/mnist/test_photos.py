@@ -1,42 +1,16 @@
-"""Photos of digits: each kind gives nearly the image that the clean stroke gives."""
-
-import importlib
-from types import ModuleType
+"""What is removed from photos, and what is not; tests/test_readme.py has every kind of photo."""
 
 import numpy as np
-import pytest
 
 from mnist import files as mnist_files
 from mnist.photos import clean
 from mnist.training_form import paper_of, to_training_form
-from tests.scripts import REPOSITORY
 
 DIGITS = mnist_files.read_digits("test")[0]
-#: Kinds whose strokes are as wide as MNIST's, and that the form without a clean-up misreads.
-UNEVEN = (
-    *("light falls by 20%", "light falls by 40%", "edge of a shadow", "noise of 20"),
-    *("ruled paper", "squared paper", "dim room"),
-)
-
-
-@pytest.fixture
-def kinds(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The benchmark's module that makes photos."""
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    return importlib.import_module("photo_kinds")
 
 
 def form(grey):
     return to_training_form(clean(grey, paper_of(grey)).pixels)
-
-
-def difference(kinds, kind, number):
-    """The mean difference from the image of the stroke alone, of 255, where either has ink."""
-    stroke = (255 * kinds.drawn(DIGITS[number], 180, None)).astype(np.uint8)
-    expected = to_training_form(np.pad(stroke, 9)).astype(int)
-    photo = kinds.make_photo(DIGITS[number], kinds.KINDS[kind], (1, number))
-    made = form(np.asarray(photo.convert("L"))).astype(int)
-    return np.abs(made - expected)[(made > 0) | (expected > 0)].mean()
 
 
 def page(height=240, width=320):
@@ -47,13 +21,6 @@ def with_bar(pixels, rows=slice(60, 180), columns=slice(140, 170)):
     made = pixels.copy()
     made[rows, columns] = 40
     return made
-
-
-@pytest.mark.parametrize("kind", UNEVEN)
-def test_uneven_photos_become_the_stroke(kinds, kind):
-    found = [difference(kinds, kind, number) for number in range(4)]
-    assert np.median(found) < 35, found
-    assert max(found) < 80, found
 
 
 def test_drawings_stay():

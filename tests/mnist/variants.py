@@ -3,41 +3,29 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from megakit.models import seeded
 from model_components import ExampleFineTuneConfig, ExampleFineTuneModel, ExampleModelTrunk
 
 
-class ChangedTrunk(ExampleModelTrunk):
-    """The trunk with a layer after its last."""
+class ConvolvedTrunk(ExampleModelTrunk):
+    """The trunk with a layer that the page cannot compute."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.variant = config.variant
-        with seeded(config.seed, "extra"):
-            size = config.latent_size
-            self.extra = nn.Linear(size, size)
-            self.convolution = nn.Conv1d(size, size, 1)
+        self.convolution = nn.Conv1d(config.latent_size, config.latent_size, 1)
 
     def forward(self, x: Tensor) -> Any:
-        z = super().forward(x)
-        if self.variant == "layer":
-            return torch.tanh(self.extra(z)) - z
-        if self.variant == "convolution":
-            return self.convolution(z.unsqueeze(-1)).squeeze(-1)
-        return z
+        return self.convolution(super().forward(x).unsqueeze(-1)).squeeze(-1)
 
 
-class Variant(ExampleFineTuneModel, ChangedTrunk):
+class Convolved(ExampleFineTuneModel, ConvolvedTrunk):
     """The tutorial's classifier on the changed trunk."""
 
 
 @dataclass
-class VariantConfig(ExampleFineTuneConfig):
-    model_cls: type[Variant] = Variant
-    variant: str = "layer"
+class ConvolvedConfig(ExampleFineTuneConfig):
+    model_cls: type[Convolved] = Convolved
 
 
 class WithoutLatents(ExampleFineTuneModel):

@@ -94,9 +94,3 @@ def test_each_mistake_is_shown_in_its_place():
     assert first[0] == second[0] < third[0]
     assert first[1] == third[1] < second[1]
     assert [int(mask.sum()) for mask in masks] == [64] * 3
-
-
-def test_images_of_any_range_become_dark_on_light():
-    images = np.stack([np.array([[0.0, 0.5, 1.0]]), np.array([[-3.0, 1.0, 5.0]]), np.zeros((1, 3))])
-    assert drawing.dark_on_light(images)[:2].tolist() == [[[255, 128, 0]]] * 2
-    assert np.ptp(drawing.dark_on_light(images)[2]) == 0

@@ -40,8 +40,8 @@ class Trained:
     classifier: Path
     images: NDArray[np.uint8]
     predictions: Predictions
-    restored: NDArray[np.float32]
     model: Any
+    autoencoder: Any
 
 
 def predict(model: Any, images: NDArray[np.uint8], labels: Any = None) -> Predictions:

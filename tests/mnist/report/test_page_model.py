@@ -1,7 +1,6 @@
 """The page computes what the trained model computes: its scripts are run by node."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,52 +36,42 @@ def assert_same(page: str, predictions: Predictions, images: NDArray[np.uint8]) 
             assert np.allclose([each[key] for each in found], rows, atol=1e-4)
 
 
-class TestTheModelOfThePage:
-    """It is traced from the model's class: whatever that computes, the page does."""
+def test_of_the_tutorial(page: str, trained: Trained) -> None:
+    assert len(set(trained.predictions.prediction.tolist())) == 10  # else little is tested
+    assert_same(page, trained.predictions, trained.images[:60])
 
-    def test_of_the_tutorial(self, page: str, trained: Trained) -> None:
-        assert len(set(trained.predictions.prediction.tolist())) == 10  # else little is tested
-        assert_same(page, trained.predictions, trained.images[:60])
 
-    @pytest.mark.parametrize("variant", ["layer", "without latents"])
-    def test_of_readers(self, variant: str, tmp_path: Path) -> None:
-        from tests.mnist.variants import VariantConfig, WithoutLatentsConfig
+def test_of_a_classifier_without_latents(tmp_path: Path) -> None:
+    from tests.mnist.variants import WithoutLatentsConfig
 
-        if variant == "without latents":
-            model: Any = WithoutLatentsConfig(seed=1).configure_model()
-        else:
-            model = VariantConfig(seed=1, variant=variant).configure_model()
-        page, predictions = page_of(model, tmp_path)
-        assert headings(page)[0] == "Draw a digit"
-        assert ('id="latents"' in page) == (predictions.latent is not None)
-        images, _ = mnist_files.read_digits("test")
-        assert_same(page, predictions, images[:20])
+    page, predictions = page_of(WithoutLatentsConfig(seed=1).configure_model(), tmp_path)
+    assert headings(page)[0] == "Draw a digit"
+    assert 'id="latents"' not in page
+    assert_same(page, predictions, mnist_files.read_digits("test")[0][:20])
 
-    def test_an_unknown_operation_is_named(self, tmp_path: Path) -> None:
-        from tests.mnist.variants import VariantConfig
 
-        model = VariantConfig(seed=1, variant="convolution").configure_model()
-        page, _ = page_of(model, tmp_path)
-        assert headings(page)[:2] == ["Latent space", "Training"]
-        assert "readGraph" not in page
-        assert 'id="latents"' in page
-        note = "the operation conv1d(unsqueeze, convolution_weight, "
-        assert notes(page)[0].startswith(f"Left out: the canvas, because {note}")
+def test_an_unknown_operation_is_named(tmp_path: Path) -> None:
+    from tests.mnist.variants import ConvolvedConfig
 
-    def test_a_model_that_differs_from_its_predictions(
-        self, trained: Trained, tmp_path: Path
-    ) -> None:
-        """One image is enough; it is named."""
-        probabilities = trained.predictions.probabilities.copy()
-        row = int(probabilities.max(axis=1).argmax())
-        probabilities[row] = np.roll(probabilities[row], 1)
-        page, _ = page_of(trained.model, tmp_path, probabilities=probabilities)
-        assert "Draw a digit" not in page
-        traced = trained.predictions.prediction[row]
-        assert notes(page)[0].startswith(
-            "Left out: the canvas, because the traced model and predictions.csv disagree on "
-            f"1 of 300 images. The first is idx {row}: {traced}, not {(traced + 1) % 10}."
-        )
+    page, _ = page_of(ConvolvedConfig(seed=1).configure_model(), tmp_path)
+    assert headings(page)[:2] == ["Latent space", "Training"]
+    assert "readGraph" not in page
+    note = "the operation conv1d(unsqueeze, convolution_weight, "
+    assert notes(page)[0].startswith(f"Left out: the canvas, because {note}")
+
+
+def test_a_model_that_differs_from_its_predictions(trained: Trained, tmp_path: Path) -> None:
+    """One image is enough; it is named."""
+    probabilities = trained.predictions.probabilities.copy()
+    row = int(probabilities.max(axis=1).argmax())
+    probabilities[row] = np.roll(probabilities[row], 1)
+    page, _ = page_of(trained.model, tmp_path, probabilities=probabilities)
+    assert "Draw a digit" not in page
+    traced = trained.predictions.prediction[row]
+    assert notes(page)[0].startswith(
+        "Left out: the canvas, because the traced model and predictions.csv disagree on "
+        f"1 of 300 images. The first is idx {row}: {traced}, not {(traced + 1) % 10}."
+    )
 
 
 def test_the_page_converts_drawings_nearly_as_python_does(page: str, trained: Trained) -> None:
