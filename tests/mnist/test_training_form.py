@@ -58,11 +58,3 @@ def test_centre_of_mass():
     ys, xs = np.nonzero(to_training_form(letter))
     assert [np.ptp(ys) + 1, np.ptp(xs) + 1] == [20, 12]
     assert (ys.mean(), xs.mean()) == pytest.approx((14, 14), abs=0.5)
-
-
-def test_near_to_the_makers_of_mnist():
-    """A digit that went through it comes out nearly as it was."""
-    for image in DIGITS[:50]:
-        again = to_training_form(255 - enlarged(image, 4))  # of MNIST's size and place
-        twice = to_training_form(255 - enlarged(again, 3))
-        assert np.abs(twice.astype(int) - again).max() <= 32

@@ -1,31 +1,11 @@
-"""Classifiers that a reader may make of the tutorial's. Imported once Megatron is set up."""
+"""A classifier that a reader may make of the tutorial's. Imported once Megatron is set up."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from model_components import ExampleFineTuneConfig, ExampleFineTuneModel, ExampleModelTrunk
-
-
-class ConvolvedTrunk(ExampleModelTrunk):
-    """The trunk with a layer that the page cannot compute."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.convolution = nn.Conv1d(config.latent_size, config.latent_size, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.convolution(super().forward(x).unsqueeze(-1)).squeeze(-1)
-
-
-class Convolved(ExampleFineTuneModel, ConvolvedTrunk):
-    """The tutorial's classifier on the changed trunk."""
-
-
-@dataclass
-class ConvolvedConfig(ExampleFineTuneConfig):
-    model_cls: type[Convolved] = Convolved
+from model_components import ExampleFineTuneConfig, ExampleFineTuneModel
 
 
 class WithoutLatents(ExampleFineTuneModel):

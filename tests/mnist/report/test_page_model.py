@@ -50,16 +50,6 @@ def test_of_a_classifier_without_latents(tmp_path: Path) -> None:
     assert_same(page, predictions, mnist_files.read_digits("test")[0][:20])
 
 
-def test_an_unknown_operation_is_named(tmp_path: Path) -> None:
-    from tests.mnist.variants import ConvolvedConfig
-
-    page, _ = page_of(ConvolvedConfig(seed=1).configure_model(), tmp_path)
-    assert headings(page)[:2] == ["Latent space", "Training"]
-    assert "readGraph" not in page
-    note = "the operation conv1d(unsqueeze, convolution_weight, "
-    assert notes(page)[0].startswith(f"Left out: the canvas, because {note}")
-
-
 def test_a_model_that_differs_from_its_predictions(trained: Trained, tmp_path: Path) -> None:
     """One image is enough; it is named."""
     probabilities = trained.predictions.probabilities.copy()
