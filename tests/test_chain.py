@@ -195,6 +195,16 @@ def test_tensorboard_has_the_values_of_metrics_csv_and_the_settings(chain: Chain
         part, _, name = name.partition("/")
         points = {int(row["step"]): float(row[column]) for row in rows if row[column]}
         assert dict(found[f"{part}/{stage}/{name}"]) == pytest.approx(points)
+    pictures = {
+        name.rpartition("/")[2]: [step for step, _ in points]
+        for name, points in found.items()
+        if "_pictures/" in name
+    }
+    validated = [int(row["step"]) for row in rows if row["val_loss"]]
+    every = {"reconstructions": validated}
+    assert pictures == (every if stage == "pretrain" else {"mistakes": validated[-1:]})
+    projector = folder / "validation" / "projector_config.pbtxt"
+    assert projector.exists() == (stage == "pretrain")
     batch_size, _, lr, _ = TRAININGS[stage]
     expected = {"stage": stage, "dataset": "digits", "lr": lr, "seed": 42, "data_parallel": 1}
     expected |= dict.fromkeys(("global_batch_size", "micro_batch_size"), batch_size)

@@ -1,10 +1,7 @@
-"""Trainings for the experiments of docs/concepts.md: NeMo's own strategy on the bundled digits.
+"""One training for the experiments of docs/concepts.md: NeMo's strategy on the bundled digits.
 
-The experiments run in the ranks of a pool, which are patched for CPUs before they import the
-frameworks. So this module imports the frameworks late.
+A rank of the pool is patched for CPUs before it imports this module, and with it the frameworks.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Callable
@@ -12,86 +9,115 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import numpy as np
+from megatron.core.distributed import DistributedDataParallelConfig
+from nemo import lightning as nl
+
+from megakit.runtime.saving import write_in_threads
+from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig, PretrainModel
+
+MICRO_BATCH = 8
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Sizes of a training.
+class Changed(PretrainModel):
+    """The project's autoencoder with a place for a change after each part of the trunk."""
 
-    Attributes:
-        tensor: Tensor-parallel size.
-        pipeline: Pipeline-parallel size.
-        micro_batch: Samples per rank and forward pass.
-        global_batch: Samples per step over all ranks.
-        overlap: Whether Megatron reduces gradients during the backward pass.
-    """
+    def on_hidden(self, hidden: Any) -> Any:
+        return hidden
 
-    tensor: int = 1
-    pipeline: int = 1
-    micro_batch: int = 8
-    global_batch: int = 32
-    overlap: bool = False
+    def on_latent(self, z: Any) -> Any:
+        return z
 
-
-PLAIN = Layout()
+    def forward(self, x: Any) -> Any:
+        z, _ = self.linear2(self.on_hidden(self.relu(self.linear1(x.flatten(1))[0])))
+        x_hat, _ = self.linear4(self.relu2(self.linear3(self.on_latent(z))[0]))
+        return {"x_hat": x_hat, "z": z}
 
 
 @dataclass
-class Fitted:
-    """What one rank saw of a training.
+class Watch(pl.Callback):
+    """What one rank saw of a training; saves at the end.
 
     Attributes:
+        save_to: Where NeMo saves a checkpoint after the last step.
         losses: The loss that each step returned.
         weights: This rank's weights after the last step, by name.
+        gradient: Where the gradient of linear1 is before the optimizer's step.
     """
 
+    save_to: Path | None = None
     losses: list[float] = field(default_factory=list)
     weights: dict[str, np.ndarray] = field(default_factory=dict)
+    gradient: str = ""
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        weight = next(w for name, w in pl_module.named_parameters() if "linear1.weight" in name)
+        self.gradient = f"grad: {weight.grad}, main_grad: {[*weight.main_grad.shape]}"
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
+        self.losses.append(float(outputs["loss"] if isinstance(outputs, dict) else outputs))
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        for name, weight in pl_module.named_parameters():
+            self.weights[name.replace("module.", "")] = weight.detach().float().numpy().copy()
+        if self.save_to is not None:
+            write_in_threads()  # NeMo starts a process for each writer, which takes seconds
+            trainer.save_checkpoint(str(self.save_to))
+
+    def __deepcopy__(self, memo: object) -> "Watch":
+        return self  # NeMo copies callbacks in order to record them
 
 
-def fit(
-    module: Any,
-    data: Any,
-    layout: Layout = PLAIN,
+def digits(base: Any = MNISTDataModule, global_batch: int = 32) -> Any:
+    """The project's data module, or a subclass of it, with the digits of scikit-learn."""
+    return base("/nonexistent", MICRO_BATCH, dataset="digits", global_batch_size=global_batch)
+
+
+def train(
+    model: Any = None,
+    data: Any = None,
     *,
-    steps: int = 2,
-    save_to: Path | None = None,
-    with_context: bool = False,
+    sizes: Any = None,
+    tensor: int = 1,
+    pipeline: int = 1,
+    overlap: bool = False,
     validate: bool = False,
-    exact: bool = False,
-    callbacks: tuple[Any, ...] = (),
-) -> Fitted:
-    """Trains with NeMo's trainer and strategy, in float32 on a CPU.
+    save_to: Path | None = None,
+    strategy: Any = nl.MegatronStrategy,
+    steps: int = 2,
+    **methods: Any,
+) -> Watch:
+    """Trains the project's autoencoder in float32 on a CPU, or what an experiment made of it.
 
     Args:
-        module: The Lightning module.
-        data: The data module.
-        layout: Sizes of the training.
-        steps: Number of optimizer steps.
-        save_to: Where NeMo saves a checkpoint after the last step; None for nowhere.
-        with_context: Whether NeMo saves the context, too, as its `ModelCheckpoint` does.
+        model: The model's class instead of the project's.
+        data: The data module; by default `digits`.
+        sizes: Fields of the model's config.
+        tensor: Tensor-parallel size.
+        pipeline: Pipeline-parallel size.
+        overlap: Whether Megatron reduces gradients during the backward pass.
         validate: Whether to validate after the last step.
-        exact: Whether to use the project's subclass of NeMo's strategy.
-        callbacks: Further Lightning callbacks.
+        save_to: Where NeMo saves a checkpoint after the last step; None for nowhere.
+        strategy: The class of the strategy; NeMo's by default.
+        steps: Number of optimizer steps.
+        **methods: Methods of the Lightning module instead of the project's.
     """
-    from megatron.core.distributed import DistributedDataParallelConfig
-    from nemo import lightning as nl
-
-    from megakit.training.strategy import ExactStrategy
-
-    fitted = Fitted()
-    strategy = (ExactStrategy if exact else nl.MegatronStrategy)(
-        tensor_model_parallel_size=layout.tensor,
-        pipeline_model_parallel_size=layout.pipeline,
-        ddp=DistributedDataParallelConfig(overlap_grad_reduce=layout.overlap),
-        ckpt_async_save=False,
-        replace_progress_bar=False,
-    )
+    config: Any = PretrainConfig(**(sizes or {}))
+    config.model_cls = model or config.model_cls
+    # A class of this training: NeMo patches the class of the module.
+    module_cls = type("Module", (BionemoLightningModule,), methods)
+    watch = Watch(save_to)
     trainer = nl.Trainer(
         accelerator="cpu",
         devices=int(os.environ.get("WORLD_SIZE", "1")),
-        strategy=strategy,
+        strategy=strategy(
+            tensor_model_parallel_size=tensor,
+            pipeline_model_parallel_size=pipeline,
+            ddp=DistributedDataParallelConfig(overlap_grad_reduce=overlap),
+            ckpt_async_save=False,
+            replace_progress_bar=False,
+        ),
         plugins=nl.MegatronMixedPrecision(precision="32"),
         max_steps=steps,
         limit_val_batches=1.0 if validate else 0,
@@ -103,86 +129,10 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-        callbacks=[_watch(fitted, save_to, with_context), *callbacks],
+        callbacks=[watch],
     )
-    trainer.fit(module, datamodule=data)
-    return fitted
-
-
-def _watch(fitted: Fitted, save_to: Path | None, with_context: bool) -> Any:
-    """A callback that fills `fitted`, and saves at the end."""
-    import lightning.pytorch as pl
-    from nemo.lightning.io.pl import TrainerContext
-
-    from megakit.runtime.saving import write_in_threads
-
-    class Watch(pl.Callback):
-        def on_train_batch_end(
-            self, trainer: Any, pl_module: Any, outputs: Any, *args: Any
-        ) -> None:
-            fitted.losses.append(float(outputs["loss"] if isinstance(outputs, dict) else outputs))
-
-        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            fitted.weights.update(weights_of(pl_module))
-            if save_to is not None:
-                write_in_threads()  # NeMo starts a process for each writer, which takes seconds
-                trainer.save_checkpoint(str(save_to))
-                if with_context:
-                    TrainerContext.from_trainer(trainer).io_dump(save_to / "context", [])
-
-        def __deepcopy__(self, memo: object) -> Watch:
-            return self  # NeMo copies callbacks in order to record them
-
-    return Watch()
-
-
-def weights_of(module: Any) -> dict[str, np.ndarray]:
-    """This rank's weights, without the names of what Megatron wraps around the model."""
-    return {
-        name.replace("module.", ""): weight.detach().float().numpy().copy()
-        for name, weight in module.named_parameters()
-    }
-
-
-def digits(layout: Layout = PLAIN, base: Any = None) -> Any:
-    """The project's data module, or a subclass of it, with the digits of scikit-learn."""
-    from model_components import MNISTDataModule
-
-    return (base or MNISTDataModule)(
-        "/nonexistent",
-        layout.micro_batch,
-        dataset="digits",
-        global_batch_size=layout.global_batch,
-    )
-
-
-def train(
-    config: Any = None, base: Any = None, layout: Layout = PLAIN, data: Any = None, **how: Any
-) -> Fitted:
-    """Trains the project's autoencoder, or what an experiment made of it.
-
-    Args:
-        config: The model's config; the project's by default.
-        base: The class of the Lightning module; the project's by default.
-        layout: Sizes of the training.
-        data: The data module; by default `digits`.
-        **how: Further arguments of `fit`.
-    """
-    from model_components import BionemoLightningModule, PretrainConfig
-
-    class Module(base or BionemoLightningModule):  # type: ignore[misc]
-        """A class of this training: NeMo patches the class of the module."""
-
-    return fit(Module(config=config or PretrainConfig()), data or digits(layout), layout, **how)
-
-
-def with_model(model_cls: Any, **fields: Any) -> Any:
-    """The project's config for another model class."""
-    from model_components import PretrainConfig
-
-    config: Any = PretrainConfig(**fields)
-    config.model_cls = model_cls
-    return config
+    trainer.fit(module_cls(config=config), datamodule=data or digits())
+    return watch
 
 
 def error_of(work: Callable[[], object]) -> str:

@@ -19,9 +19,6 @@ from tests.scripts import REPOSITORY, run
 from tests.test_readme import ELSEWHERE
 
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-#: Lines of commands in other blocks than bash would not be tested.
-COMMAND = re.compile(r"^(\$ )?(\./run |\.venv/bin/|sbatch |docker |git clone )", re.MULTILINE)
-
 #: A command of `layout` and what the page shows of its output.
 LAYOUT = re.compile(
     r"^\./run layout [^`]*```\n\n```(?:text)?\n(.*?)^```$", re.DOTALL | re.MULTILINE
@@ -162,16 +159,3 @@ def test_commands_run(page: str, copy: Path) -> None:
         output += done.out
     for shown in LAYOUT.findall(pages()[page]):
         assert shown in output
-
-
-def test_exceptions_are_on_their_page() -> None:
-    for left in EXCEPTIONS:
-        lines = [line for block in BLOCK.findall(pages()[left.page]) for line in lines_of(block)]
-        assert any(left.text in line for line in lines), f"remove {left} from EXCEPTIONS"
-
-
-def test_all_commands_are_in_blocks_of_bash() -> None:
-    """A block of another language with a command would not run."""
-    for page, text in pages().items():
-        others = re.findall(r"^```(?!bash\n)\w*\n(.*?)^```$", BLOCK.sub("", text), re.M | re.S)
-        assert [block for block in others if COMMAND.search(block)] == [], page

@@ -69,14 +69,3 @@ def test_commands_exist() -> None:
     found = commands()
     assert {"./run tutorial --data-dir PATH", "./run predict --output-dir runs/few"} < {*found}
     assert {command: reason for command in found if (reason := problem(command))} == {}
-
-
-def test_wrong_commands_are_noticed() -> None:
-    for command, reason in {
-        "./run fly": "no verb fly",
-        "./run finetune --wings 2": "finetune: no --wings",
-        "./run benchmarks flights": "benchmarks: no flights",
-        ".venv/bin/python benchmarks/flights.py": "no file benchmarks/flights.py",
-        "python -m megakit.flights": "no module megakit.flights",
-    }.items():
-        assert problem(command) == reason

@@ -86,30 +86,3 @@ def test_links_lead_somewhere():
     assert {Path("README.md"), Path("docs/index.md"), Path("benchmarks/RESULTS.md")} < {*DOCUMENTS}
     wrong = {str(page): broken(REPOSITORY / page) for page in (*DOCUMENTS, NOTEBOOK)}
     assert {page: found for page, found in wrong.items() if found} == {}
-
-
-def test_broken_links_are_noticed(tmp_path):
-    (tmp_path / "folder").mkdir()
-    other = tmp_path / "other.md"
-    other.write_text("# Two `words`, here\n\n## Again\n\n## Again\n")
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# Top\n\n[1](other.md#two-words-here) [2](other.md#again-1) [3](#top) [4](https://x.y/z)\n"
-        "\n| a | b |\n|---|---|\n| [5](gone.md) | ![6](gone.svg) |\n\n"
-        "[7](other.md#again-2) [8](#bottom) [0](folder/)\n\n```\n[9](in-code.md)\n```\n\n"
-        '<p><img src="gone.png" alt="A text"> <a href="other.md">b</a></p>\n'
-    )
-    assert broken(page) == [
-        "gone.md: no such file",
-        "gone.svg: no such file",
-        "other.md#again-2: no such heading",
-        "#bottom: no such heading",
-        "folder/: a folder, for which the site has no page",
-        "gone.png: no such file",
-    ]
-
-
-def test_every_part_of_the_library_has_its_page():
-    parts = {path.parent.name for path in (REPOSITORY / "megakit").glob("*/__init__.py")}
-    pages = {path.stem for path in (REPOSITORY / "docs" / "api").glob("*.md")}
-    assert pages == parts | {"errors", "model_components", "index"}

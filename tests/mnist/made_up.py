@@ -1,11 +1,8 @@
-"""Files with MNIST's names, format and sizes but other content, and a mirror that serves them."""
+"""Files with MNIST's names, format and sizes but other content."""
 
-import gzip
 import math
 import struct
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,10 +35,6 @@ def content_of(name: str) -> bytes:
     return struct.pack(f">{1 + len(shape)}I", 0x800 + len(shape), *shape) + made_up(name).tobytes()
 
 
-def pack(content: bytes) -> bytes:
-    return gzip.compress(content, 1)
-
-
 def link_files(root: Path, folder: Path, names: tuple[str, ...] = tuple(SHAPES)) -> Path:
     """Makes a folder such as `data/MNIST/raw` of links to a root's files; returns the new root."""
     folder.mkdir(parents=True)
@@ -58,40 +51,3 @@ def replace(path: Path, content: bytes) -> None:
 
 def files_below(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if not path.is_dir())
-
-
-class Mirror(ThreadingHTTPServer):
-    """Serves `files` by path; `answer` may do something else for a path, returning True."""
-
-    daemon_threads = True
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self.files = files
-        self.requests: list[str] = []
-        self.answer: Any = lambda handler, name, content: False
-        super().__init__(("127.0.0.1", 0), MirrorHandler)
-        self.url = f"http://127.0.0.1:{self.server_port}/"
-
-
-class MirrorHandler(BaseHTTPRequestHandler):
-    server: Mirror
-
-    def do_GET(self) -> None:
-        name = self.path.lstrip("/")
-        content = self.server.files.get(name)
-        self.server.requests.append(name)
-        if self.server.answer(self, name, content):
-            return
-        if content is None:
-            self.send_error(404)
-            return
-        self.send(content)
-
-    def send(self, content: bytes, length: int | None = None) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(length or len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *arguments: object) -> None:
-        pass

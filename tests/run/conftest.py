@@ -20,12 +20,11 @@ BASE_PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 UV = Path(sys.prefix, "bin/uv")
 
 
-def write_wheel(folder, name, version, requires=(), scripts=None):
+def write_wheel(folder, name, version, scripts=None):
     """A wheel that holds one module with its version; returns its entry in a lock."""
     info = f"{name}-{version}.dist-info"
     path = folder / f"{name}-{version}-py3-none-any.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
-    metadata += "".join(f"Requires-Dist: {need}\n" for need in requires)
     files: dict[str | zipfile.ZipInfo, str] = {
         f"{name}.py": f"version = {version!r}\n",
         f"{info}/METADATA": metadata,
@@ -144,15 +143,10 @@ def container(project, nemo, megatron):
     """A virtual environment with packages of those names, as NVIDIA's image has one."""
     folder = project.parent / "container"
     subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", folder], check=True)
-    add_nemo(folder, nemo, megatron)
-    return folder / "bin/python"
-
-
-def add_nemo(venv, nemo="2.7.0rc1", megatron="0.15.2"):
-    """Installs packages of those names and versions, a torch of another build, and a megakit."""
-    (packages,) = venv.glob("lib/python3*/site-packages")
+    (packages,) = folder.glob("lib/python3*/site-packages")
     held = {"nemo_toolkit": nemo, "megatron_core": megatron, "torch": "2.9", "torchvision": "0.24"}
-    for name, version in {**held, "megakit": "0.1"}.items():
-        write_wheel(venv, name, version)
-    for wheel in venv.glob("*.whl"):
+    for name, version in held.items():
+        write_wheel(folder, name, version)
+    for wheel in folder.glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(packages)
+    return folder / "bin/python"

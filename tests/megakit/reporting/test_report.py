@@ -1,15 +1,14 @@
-"""A report's page: whole, self-contained, and its parts as they were given."""
+"""A report's page, whole and self-contained; its parts, and figures, by what they show."""
 
 import html
 import json
 import re
 
 import numpy as np
-import pytest
 
+from megakit.reporting import drawing, figures
 from megakit.reporting import report_parts as parts
 from megakit.reporting.metrics import Metrics
-from megakit.reporting.predictions import Predictions
 from megakit.reporting.report import Section, chart, embed_graph, picture, write_report
 
 IMAGE = np.zeros((4, 4), np.uint8)
@@ -62,18 +61,6 @@ def test_curves_show_what_was_measured():
     assert areas[0][1] < areas[1][0] < areas[1][1] < areas[2][0]
 
 
-@pytest.mark.parametrize("dimensions", [2, 5])
-def test_points_are_thinned_out_evenly(dimensions):
-    points = np.random.default_rng(0).normal(size=(1000, dimensions))
-    traces, _ = figure_of(parts.points_in_space(points, np.arange(1000) % 4, "", most=100))
-    shown = [np.array([t["x"], t["y"], t["z"]]).T for t in traces]
-    assert sum(map(len, shown)) == 100
-    assert min(map(len, shown)) >= 20
-    assert [t["name"] for t in traces] == ["0", "1", "2", "3"]
-    assert len({t["marker"]["color"] for t in traces}) == 4
-    assert np.allclose(shown[0][0, : min(3, dimensions)], points[0, :3], atol=1e-3)
-
-
 def test_confusion_matrix():
     part = parts.confusion_matrix(np.array([[2, 2, 0], [0, 1, 0], [0, 0, 0]]))
     cells = re.findall(r"<td class=\"?([\w ]+)\"?[^>]*>(.*?)</td>", part)
@@ -86,11 +73,24 @@ def test_confusion_matrix():
     assert "label 0 predicted as 1," in part
 
 
-def test_mistakes_are_never_quite_sure():
-    probabilities = np.array([[1e-5, 1 - 1e-5], [0.9, 0.1]])
-    made = Predictions(np.arange(2), np.array([0, 1]), probabilities)
-    part = parts.mistakes(np.stack([IMAGE] * 2), made)
-    assert re.findall(r"<b>(\d)</b> as <b class=wrong>(\d)</b><br>([\d.]+%)", part) == [
-        ("0", "1", "99.9%"),
-        ("1", "0", "90.0%"),
-    ]
+def test_the_figure_of_a_confusion_matrix():
+    """Of labels 0, 0, 0, 1, 1, 2; class 3 does not occur."""
+    counts = np.array([[2, 0, 1, 0], [0, 2, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
+    (axes,) = figures.confusion_matrix(counts).axes
+    at = {text.get_position(): text.get_text() for text in axes.texts}
+    shown = {place: text for place, text in at.items() if max(place) < 3.5 and text.isdigit()}
+    # (predicted, label): a column, and a row
+    assert shown == {(0, 0): "2", (2, 0): "1", (1, 1): "2", (1, 2): "1"}
+    assert [at[3.6, row] for row in range(4)] == ["66.7%", "100.0%", "0.0%", "none"]
+    assert axes.get_title(loc="left") == "66.67% of 6 predicted right"
+
+
+def test_each_mistake_is_shown_in_its_place():
+    images = np.stack([np.full((4, 4), shade, np.uint8) for shade in (40, 80, 120)])
+    numbers = np.array([1, 2, 3])
+    picture = drawing.mistakes(images, numbers, numbers[::-1], np.array([0.9, 0.8, 0.7]), columns=2)
+    masks = [(picture == shade).all(axis=2) for shade in (40, 80, 120)]
+    first, second, third = (np.argwhere(mask)[0].tolist() for mask in masks)
+    assert first[0] == second[0] < third[0]
+    assert first[1] == third[1] < second[1]
+    assert [int(mask.sum()) for mask in masks] == [64] * 3

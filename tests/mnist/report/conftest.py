@@ -31,11 +31,8 @@ def trained(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Trained
     classifier = save(runs / "finetune", model, "finetune", start)
 
     test_images, test_labels = mnist_files.read_digits("test")
-    x = torch.from_numpy(test_images).unsqueeze(1).float() / 255
-    with torch.no_grad():
-        restored = autoencoder(x)["x_hat"].reshape(-1, 28, 28).numpy()
     predictions = predict(model, test_images, test_labels)
-    return Trained(runs, pretrained, classifier, test_images, predictions, restored, model)
+    return Trained(runs, pretrained, classifier, test_images, predictions, model, autoencoder)
 
 
 @pytest.fixture(scope="session")

@@ -40,14 +40,8 @@ class Trained:
     classifier: Path
     images: NDArray[np.uint8]
     predictions: Predictions
-    restored: NDArray[np.float32]
     model: Any
-
-    def classify(self, images: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Probabilities (N, 10) and latents (N, 3), computed by the trained model in torch."""
-        predictions = predict(self.model, images)
-        assert predictions.latent is not None
-        return predictions.probabilities, predictions.latent
+    autoencoder: Any
 
 
 def predict(model: Any, images: NDArray[np.uint8], labels: Any = None) -> Predictions:
@@ -87,18 +81,6 @@ def headings(page: str) -> list[str]:
 
 def notes(page: str) -> list[str]:
     return [html.unescape(note) for note in re.findall(r"<p class=note>(.*?)</p>", page)]
-
-
-def assert_same(models: Any, predictions: Predictions, count: int) -> None:
-    """What the page's `classify` returned is what the model computes in torch."""
-    assert len(models) == count
-    probabilities = [model["probabilities"] for model in models]
-    assert np.allclose(probabilities, predictions.probabilities[:count], atol=1e-4)
-    if predictions.latent is None:
-        assert not any("latent" in model for model in models)
-    else:
-        latents = [model["latent"] for model in models]
-        assert np.allclose(latents, predictions.latent[:count], atol=1e-4)
 
 
 #: Enough of a browser for the page's scripts to load: every element can do anything, to no effect.
