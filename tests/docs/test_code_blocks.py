@@ -1,4 +1,4 @@
-"""Python code that pages show runs: datasets.md, parallelism.md, porting.md. patches.md is true."""
+"""The Python code that pages show runs: datasets.md, parallelism.md, porting.md."""
 
 import re
 from typing import Any
@@ -44,16 +44,3 @@ def test_porting() -> None:
     assert len(imports) > 15
     for code in sorted(imports):
         exec(code, {})
-
-
-def test_patches() -> None:
-    """The page's table is the command's; the switch leaves out what is only fast."""
-    printed = run_python("-m", "megakit.runtime", MEGAKIT_STOCK=None).output().strip()
-    assert printed in (REPOSITORY / "docs" / "patches.md").read_text()
-    groups = [re.split(r" *\| *", line)[1] for line in printed.splitlines()[2:]]
-    assert groups == sorted(groups, key=("needed", "safe", "fast").index)
-    assert {*groups} == {"needed", "safe", "fast"}
-    table = run_python("-m", "megakit.runtime", MEGAKIT_STOCK="1").output()
-    assert "| needed |" in table
-    assert "| safe |" in table
-    assert "| fast |" not in table

@@ -1,0 +1,60 @@
+"""The patches of the frameworks: one list, which the page shows, and nothing beside it."""
+
+import json
+import re
+
+import pytest
+
+from tests.scripts import REPOSITORY, output_of, run_python
+
+FRAMEWORKS = {"torch", "lightning", "nemo", "megatron", "numpy", "torchmetrics"}
+
+#: Functions of megakit that are found in modules and classes of the frameworks, and are not listed.
+UNLISTED = """
+import json, pkgutil, runpy, sys
+runpy.run_module("megakit.runtime", run_name="__main__")
+from megakit.runtime.patching import PATCHES
+
+listed, found = {}, set()
+for one in PATCHES:
+    owner = sys.modules.get(one.owner) or pkgutil.resolve_name(one.owner)
+    values = vars(owner).values() if not one.name else [getattr(owner, one.name, None)]
+    listed |= {id(value): value for value in values}
+for module in [module for name, module in sys.modules.items() if name.split(".")[0] in FRAMEWORKS]:
+    owners = [module, *(v for v in vars(module).values() if issubclass(type(v), type))]
+    for owner in owners:
+        if str(vars(owner).get("__module__")).startswith("megakit"):
+            continue  # a class of megakit's that a framework's module names
+        for name, value in list(vars(owner).items()):
+            if type(value) in (staticmethod, classmethod):
+                value = value.__func__
+            is_function = type(value) is type(json.dumps)
+            if is_function and "/megakit/" in value.__code__.co_filename:
+                found |= set() if id(value) in listed else {f"{owner.__name__}.{name}"}
+print(json.dumps(sorted(found)))
+"""
+
+
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    code = f"FRAMEWORKS = {FRAMEWORKS}\n{UNLISTED}"
+    return output_of(code, MEGAKIT_STOCK=None).strip().splitlines()
+
+
+def test_the_page_shows_what_the_command_prints(printed: list[str]) -> None:
+    page = (REPOSITORY / "docs" / "patches.md").read_text()
+    assert "\n".join(printed[:-1]) in page
+    groups = [re.split(r" *\| *", line)[1] for line in printed[2:-1]]
+    assert groups == sorted(groups, key=("needed", "safe", "fast").index)
+    assert {*groups} == {"needed", "safe", "fast"}
+
+
+def test_every_function_in_the_place_of_another_is_listed(printed: list[str]) -> None:
+    assert json.loads(printed[-1]) == []
+
+
+def test_the_switch_leaves_out_what_is_only_fast() -> None:
+    table = run_python("-m", "megakit.runtime", MEGAKIT_STOCK="1").output()
+    assert "| needed |" in table
+    assert "| safe |" in table
+    assert "| fast |" not in table
