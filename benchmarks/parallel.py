@@ -62,7 +62,7 @@ def whole(ranks: list[Any]) -> dict[str, np.ndarray]:
     found: dict[str, dict[int, np.ndarray]] = {}
     for rank in ranks:
         for name, part in rank.last.items():
-            found.setdefault(name, {})[rank.tensor_rank] = part
+            found.setdefault(name, {})[rank.place[0]] = part
     return {
         name: np.concatenate([parts[k] for k in sorted(parts)], axis=CUT[name])
         if name in CUT
@@ -83,8 +83,7 @@ def measure(pool: Ranks, layout: Layout, steps: int, checkpoint: str) -> Outcome
 
 
 def train(pool: Ranks, layout: Layout, steps: int, folder: Path) -> list[Any]:
-    arguments = (layout, folder, steps, False, False)
-    return pool.run(jobs.pretrain, *arguments, world_size=layout.world_size)
+    return pool.run(jobs.pretrain, layout, folder, steps, world_size=layout.world_size)
 
 
 def seconds(ranks: list[Any]) -> float:

@@ -20,7 +20,6 @@ import pytest
 
 from mnist.files import MNIST_SHA256
 from tests.once import Chain, once, trained_chain
-from tests.single_process import single_process
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BEGAN = time.monotonic()
@@ -176,7 +175,9 @@ def has_mnist(root: Path) -> bool:
 @pytest.fixture(scope="session")
 def megatron() -> Iterator[None]:
     """Megatron set up on a CPU; until this has run, tests must not import NeMo or Megatron."""
-    with single_process():
+    from megakit.testing import distributed_model_parallel_state
+
+    with distributed_model_parallel_state(accelerator="cpu"):
         yield
 
 

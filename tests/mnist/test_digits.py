@@ -8,7 +8,7 @@ import pytest
 
 from mnist import digits as mnist_digits
 from mnist.files import Split, find_dataset, read_digits
-from tests.hostile import problems
+from tests.refusals import problems
 
 
 class TestDigits:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from mnist.files import MNIST_SHA256, check_mnist, find_dataset, read_mnist, read_splits
-from tests.hostile import problem, problems
 from tests.mnist.made_up import (
     TEST_IMAGES,
     TEST_LABELS,
@@ -21,6 +20,7 @@ from tests.mnist.made_up import (
     pack,
     replace,
 )
+from tests.refusals import problem, problems
 
 
 class TestReading:

@@ -13,8 +13,8 @@ from megakit.errors import UserError
 from mnist import files as mnist_files
 from mnist import own_pictures
 from mnist.own_pictures import read_pictures
-from tests.hostile import problem, problems
 from tests.mnist.test_training_form import enlarged, stroke
+from tests.refusals import problem, problems
 
 DIGITS = mnist_files.read_digits("test")[0]
 

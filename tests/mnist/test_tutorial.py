@@ -12,7 +12,6 @@ from mnist.sizes import SizeOptions
 from model_finetune import FinetuneOptions
 from model_pretrain import PretrainOptions
 from tests.scripts import Result, read_csv, run_python, run_script
-from tests.single_process import single_process
 
 PROGRAM = """
 import sys
@@ -68,11 +67,8 @@ def test_it_ends_with_the_script_that_fails(project: Path) -> None:
     assert given.keys() == {"model_pretrain", "model_finetune"}
 
 
-def test_options_and_configs_have_one_default() -> None:
-    with single_process():
-        from model_components import ExampleFineTuneConfig, PretrainConfig
-
-        configs = PretrainConfig(), ExampleFineTuneConfig()
+def test_options_and_configs_have_one_default(components: Any) -> None:
+    configs = components.PretrainConfig(), components.ExampleFineTuneConfig()
     for name in (field.name for field in fields(SizeOptions)):
         default = getattr(SizeOptions(), name)
         assert {getattr(config, name) for config in configs} == {default}

@@ -8,11 +8,7 @@ from tests.parallel.test_layouts import LAYOUTS
 
 
 def predict(layout, folder):
-    """Runs in the pool's processes; returns the path of predictions.csv.
-
-    The samples are shuffled, and seven are left out, so that the last batch has padding. The model
-    is a regression: its only output is the first logit.
-    """
+    """A regression of shuffled samples, as many as leave padding in the last batch."""
     from megatron.core import parallel_state
     from torch.utils.data import Subset
 
@@ -22,7 +18,7 @@ def predict(layout, folder):
         MNISTDataModule,
         build_trainer,
     )
-    from model_predict import PREDICT, PredictOptions
+    from model_predict import PREDICT
 
     class Data(MNISTDataModule):
         def setup(self, stage):
@@ -37,8 +33,7 @@ def predict(layout, folder):
                 outputs["output"] = outputs["output"][:, :1]
             return outputs
 
-    options = PredictOptions(output_dir=folder, dataset="digits", precision="32")
-    run = jobs.make_run(PREDICT, options, layout)
+    run = jobs.make_run(PREDICT, jobs.options_of("predict", folder), layout)
     size = layout.global_batch_size
     data = Data(folder, layout.micro_batch_size, dataset="digits", global_batch_size=size)
     trainer = build_trainer(run)
