@@ -50,13 +50,6 @@ class Data(MegatronDataModule):
         self.val_set = self.test_set = VALIDATED
 
 
-class PlainLoss(NextTokenLoss):
-    """A loss without further values."""
-
-    def token_values(self, batch: Any, forward_out: Tensor) -> dict[str, Tensor]:
-        return {}
-
-
 class OwnLoss(MegatronLossReduction):
     """A loss with another base class, as its users write it; it names its number of tokens."""
 
@@ -75,18 +68,14 @@ class OwnLoss(MegatronLossReduction):
         return {"loss": mean, "bits_per_byte": mean / math.log(2)}
 
 
-LOSSES: dict[str, Any] = {"values": NextTokenLoss, "plain": PlainLoss, "own": OwnLoss}
-
-
-def make_module(loss: str = "values") -> GptModule:
+def make_module(is_own: bool = False) -> GptModule:
     """The module; large initial weights make the losses of the tokens differ."""
+    sizes: dict[str, Any] = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
     config = GptConfig(
-        num_layers=4,
-        hidden_size=32,
-        num_attention_heads=4,
+        **sizes,
         block_size=BLOCK,
         init_method_std=0.3,
-        loss_cls=LOSSES[loss],
+        loss_cls=OwnLoss if is_own else NextTokenLoss,
     )
     return GptModule(config, megatron_adam(3e-3))
 
