@@ -25,29 +25,10 @@ from megakit.errors import UserError
 from tests.scripts import REPOSITORY, Result, environment
 
 PRETRAIN_PY, FINETUNE_PY, PREDICT_PY = "model_pretrain.py", "model_finetune.py", "model_predict.py"
-TUTORIAL_PY = "mnist/tutorial.py"
 FRAMEWORKS = ("torch", "nemo", "lightning", "megatron", "torchvision", "fiddle")
 OURS = ("megakit", "mnist", "examples")
 TRAPPED = 97
 HANGS_AFTER = 60  # seconds
-
-EVERYWHERE = {
-    *("--help", "--data-dir", "--dataset", "--output-dir", "--precision", "--accelerator"),
-    *("--devices", "--num-nodes", "--tensor-parallel", "--pipeline-parallel"),
-    *("--micro-batch-size", "--num-workers", "--verbose", "--timeout"),
-}
-TRAINING = {
-    *("--max-steps", "--global-batch-size", "--lr", "--seed", "--val-interval"),
-    *("--save-interval", "--limit-val-batches", "--fresh", "--keep-changes"),
-    *("--best-by", "--stop-after"),
-}
-SIZES = {"--hidden-size", "--latent-size"}
-OPTIONS = {
-    PRETRAIN_PY: EVERYWHERE | TRAINING | SIZES | {"--corruption"},
-    FINETUNE_PY: EVERYWHERE | TRAINING | SIZES | {"--checkpoint", "--num-labels"},
-    PREDICT_PY: EVERYWHERE | {"--checkpoint", "--input"},
-    TUTORIAL_PY: EVERYWHERE | {"--fresh", "--seed"},
-}
 
 CLOSED_PROXY = "http://127.0.0.1:9"
 

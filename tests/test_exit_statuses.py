@@ -4,7 +4,6 @@ The statuses of trainings that are stopped or killed on the way are in tests/fau
 of several ranks in tests/parallel/test_starting.py.
 """
 
-import resource
 import signal
 import subprocess
 import sys
@@ -16,19 +15,6 @@ import pytest
 from tests.scripts import REPOSITORY, environment, read_json, run_python, run_script
 
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
-
-
-def test_help_is_quick() -> None:
-    """Half a second of the processor, or five times that of argparse: a slow machine."""
-
-    def processor_time(*command: object) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert run_python(*command).status == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    needed = min(processor_time(REPOSITORY / "model_pretrain.py", "--help") for _ in range(3))
-    assert needed < 0.5 or needed < 5 * processor_time("-P", "-c", "import argparse")
 
 
 def test_a_signal_before_training_begins(tmp_path: Path) -> None:

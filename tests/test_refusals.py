@@ -5,7 +5,6 @@ own, and changes nothing on the disk (tests/refusals.py).
 """
 
 import fcntl
-import re
 import shlex
 import shutil
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.once import Chain
-from tests.refusals import OPTIONS, PRETRAIN_PY, TRAPPED, Refusals, run_forked
+from tests.refusals import PRETRAIN_PY, TRAPPED, Refusals, run_forked
 from tests.refused_commands import CASES
 
 HAS_GPU_DRIVER = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
@@ -54,29 +53,6 @@ def test_the_trap_works(tmp_path: Path) -> None:
     """A command that is not refused goes on to its work, loads a framework, and is caught."""
     options = ("--output-dir", tmp_path, "--dataset", "digits", "--accelerator", "cpu")
     assert run_forked(PRETRAIN_PY, *options, folder=tmp_path, cwd=tmp_path).status == TRAPPED
-
-
-def test_options_that_make_no_other_run(trained: Path, tmp_path: Path) -> None:
-    """A finished run is the same run with any of them, and with all of them."""
-    harmless = (
-        *("--devices", 2, "--tensor-parallel", 2, "--micro-batch-size", 32, "--num-workers", 1),
-        *("--val-interval", 99, "--save-interval", 99, "--timeout", 77, "--verbose"),
-        *("--accelerator", "cpu", "--data-dir", tmp_path / "elsewhere"),
-    )
-    shutil.copytree(trained / "runs", tmp_path / "runs")
-    options = ("--output-dir", tmp_path / "runs", *harmless)
-    ended = run_forked(PRETRAIN_PY, *options, folder=tmp_path, cwd=tmp_path)
-    assert (ended.status, "is already done" in ended.err) == (0, True), ended.err
-    assert Path(ended.out.strip()).parent == tmp_path / "runs" / "pretrain" / "checkpoints"
-
-
-@pytest.mark.parametrize("script", OPTIONS)
-def test_help_names_every_option_once(script: str, tmp_path: Path) -> None:
-    result = run_forked(script, "--help", folder=tmp_path, cwd=tmp_path, COLUMNS="80")
-    assert (result.status, result.err) == (0, "")
-    named = re.findall(r"^\W*(?:-h, )?(--[\w-]+)", result.out, re.MULTILINE)
-    assert sorted(named) == sorted(OPTIONS[script])
-    assert max(map(len, result.out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("stage", "options"), [("pretrain", ["--fresh"]), ("predict", [])])
