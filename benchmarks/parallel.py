@@ -79,16 +79,12 @@ def measure(pool: Ranks, layout: Layout, steps: int, checkpoint: str) -> Outcome
         rows = [line.split(",") for line in Path(path).read_text().splitlines()[1:]]
     losses = next(np.array(rank.losses) for rank in ranks if rank.losses)
     probabilities = np.array([[float(value) for value in row[3:]] for row in rows])
-    return Outcome(losses, whole(ranks), probabilities, steps / seconds(ranks))
+    slowest = max(rank.seconds for rank in ranks)
+    return Outcome(losses, whole(ranks), probabilities, steps / slowest)
 
 
 def train(pool: Ranks, layout: Layout, steps: int, folder: Path) -> list[Any]:
     return pool.run(jobs.pretrain, layout, folder, steps, world_size=layout.world_size)
-
-
-def seconds(ranks: list[Any]) -> float:
-    """What all steps took the slowest rank."""
-    return float(max(rank.seconds for rank in ranks))
 
 
 def layout_rows(pool: Ranks, steps: int) -> list[str]:
@@ -114,11 +110,7 @@ def layout_rows(pool: Ranks, steps: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Layouts against one process.")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="put the table into RESULTS.md",
-    )
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     with Ranks(4, timeout=600) as pool:
         layouts = layout_rows(pool, options.steps)
