@@ -72,7 +72,7 @@ def test_the_console_tells_results_and_the_next_command(chain: Chain, stage: str
     assert rows["validation loss"] == f"{summary['val_loss']['last']:.4f}"
     assert rows["training loss"] == f"{summary['train_loss']['last']:.4f}"
     assert rows["speed"] == f"{summary['steps_per_second']:.0f} steps/s"
-    assert rows["time"].startswith(f"{summary['seconds']:.1f} s: ")
+    assert rows["time"].startswith(f"{sum(summary['times'].values()):.1f} s: ")
     assert rows["best checkpoint"] == summary["checkpoint"]
     assert rows["curves"] == f"./run tensorboard --logdir {chain.runs}"
     assert rows["next"] == f"./run {next_verb} --output-dir {chain.runs}"
