@@ -72,13 +72,3 @@ def test_a_terminal_that_hangs_up(tmp_path: Any, script: str) -> None:
     assert process.wait(timeout=120) == 129
     log = (training.path / "log.txt").read_text()
     assert f"Stopped after step {saved_step(training)};" in log
-
-
-@pytest.mark.long
-def test_a_reader_that_ends_early(tmp_path: Any) -> None:
-    """`./run pretrain 2>&1 | head -2`: the run goes on to its end, and says so in its log."""
-    training = Training(tmp_path)
-    assert training.start_without_reader() == 0
-    log = (training.path / "log.txt").read_text()
-    assert "pretrain is done." in log
-    assert f"\n{training.checkpoints}/step=000040\n" in log
