@@ -30,7 +30,7 @@ sys.modules["tests"] = tests = ModuleType("tests")
 tests.__path__ = [str(REPOSITORY / "tests")]
 
 from megakit.checkpoints.manifest import checkpoint_name, list_checkpoints  # noqa: E402
-from tests.faults.harness import Fault, Training  # noqa: E402
+from tests.faults.harness import PLACES, Fault, Training  # noqa: E402
 
 #: How often each kind is drawn, and the exit statuses that it may end with.
 KINDS = {"SIGKILL": 4, "SIGHUP": 1, "closed pipe": 1, "removed folder": 1, "swapped checkpoints": 1}
@@ -61,9 +61,13 @@ def disturb(
         return True, kind
     if kind == "removed folder":
         moment = round(dice.uniform(0, seconds), 2)
-        start = training.start_and_remove(moment)
-        told = "was removed" in start.err
-        assert start.status == 0 or (start.status == 1 and told), start.err
+        process = training.process()
+        time.sleep(moment)
+        while training.path.exists():  # the run may make new files in between
+            shutil.rmtree(training.path, ignore_errors=True)
+        _, err = process.communicate(timeout=600)
+        told = "was removed" in err
+        assert process.returncode == 0 or (process.returncode == 1 and told), err
         return told, f"{kind} after {moment} s"
     training.start(draw(dice, seconds, is_first))
     found = list_checkpoints(training.checkpoints)
@@ -79,8 +83,10 @@ def disturb(
 
 def draw(dice: random.Random, seconds: float, is_first: bool) -> Fault:
     """Draws a place or a moment; see `disturb`."""
-    at_place = is_first and dice.random() < 0.5
-    return Fault.draw_place(dice) if at_place else Fault.draw_moment(dice, seconds)
+    if is_first and dice.random() < 0.5:
+        place = dice.choice(sorted(PLACES))
+        return Fault(place, dice.randint(1, PLACES[place]))
+    return Fault(seconds=round(dice.uniform(0, seconds), 2))
 
 
 def remove_what_was_set_aside(training: Training) -> None:

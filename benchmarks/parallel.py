@@ -62,7 +62,7 @@ def whole(ranks: list[Any]) -> dict[str, np.ndarray]:
     found: dict[str, dict[int, np.ndarray]] = {}
     for rank in ranks:
         for name, part in rank.last.items():
-            found.setdefault(name, {})[rank.tensor_rank] = part
+            found.setdefault(name, {})[rank.place[0]] = part
     return {
         name: np.concatenate([parts[k] for k in sorted(parts)], axis=CUT[name])
         if name in CUT
@@ -79,17 +79,12 @@ def measure(pool: Ranks, layout: Layout, steps: int, checkpoint: str) -> Outcome
         rows = [line.split(",") for line in Path(path).read_text().splitlines()[1:]]
     losses = next(np.array(rank.losses) for rank in ranks if rank.losses)
     probabilities = np.array([[float(value) for value in row[3:]] for row in rows])
-    return Outcome(losses, whole(ranks), probabilities, steps / seconds(ranks))
+    slowest = max(rank.seconds for rank in ranks)
+    return Outcome(losses, whole(ranks), probabilities, steps / slowest)
 
 
 def train(pool: Ranks, layout: Layout, steps: int, folder: Path) -> list[Any]:
-    arguments = (layout, folder, steps, False, False)
-    return pool.run(jobs.pretrain, *arguments, world_size=layout.world_size)
-
-
-def seconds(ranks: list[Any]) -> float:
-    """What all steps took the slowest rank."""
-    return float(max(rank.seconds for rank in ranks))
+    return pool.run(jobs.pretrain, layout, folder, steps, world_size=layout.world_size)
 
 
 def layout_rows(pool: Ranks, steps: int) -> list[str]:
@@ -115,11 +110,7 @@ def layout_rows(pool: Ranks, steps: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Layouts against one process.")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="put the table into RESULTS.md",
-    )
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     with Ranks(4, timeout=600) as pool:
         layouts = layout_rows(pool, options.steps)

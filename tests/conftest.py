@@ -3,7 +3,6 @@
 import faulthandler
 import hashlib
 import os
-import random
 import re
 import signal
 import subprocess
@@ -20,7 +19,6 @@ import pytest
 
 from mnist.files import MNIST_SHA256
 from tests.once import Chain, once, trained_chain
-from tests.single_process import single_process
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BEGAN = time.monotonic()
@@ -28,7 +26,6 @@ BEGAN = time.monotonic()
 LIMITS = {"long": 1200, "gpu": 600}
 LIMIT = 200  # without a mark; the first tests also wait for the chain or the pool of ranks
 terminal = 2  # standard error's descriptor while pytest captures it: see `pytest_configure`
-SEED = os.environ.get("HYPOTHESIS_SEED") or str(random.randrange(10**9))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,14 +47,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
         settings.register_profile("without a deadline", deadline=None)  # busy machines pause
         settings.load_profile("without a deadline")
-        if config.option.hypothesis_seed is None:  # before hypothesis reads it
-            config.option.hypothesis_seed = SEED
     # Tests signal processes that they start; these inherit what a shell's `&` or `nohup` ignores.
-    defaults: dict[int, Any] = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGHUP: signal.SIG_DFL,
-    }
-    for number, handler in defaults.items():
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
 
@@ -87,11 +81,6 @@ def pytest_xdist_auto_num_workers() -> int:
 def uses_ranks(path: Path) -> bool:
     """Whether a file's tests or fixtures ask for the pool of ranks."""
     return bool(re.search(r"^ *def \w+\([^)]*\branks\b", path.read_text(), re.MULTILINE))
-
-
-def pytest_report_header(config: pytest.Config) -> str:
-    seed = getattr(config.option, "hypothesis_seed", None)
-    return f"Random tests draw from seed {seed}; HYPOTHESIS_SEED={seed} repeats them."
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -176,7 +165,9 @@ def has_mnist(root: Path) -> bool:
 @pytest.fixture(scope="session")
 def megatron() -> Iterator[None]:
     """Megatron set up on a CPU; until this has run, tests must not import NeMo or Megatron."""
-    with single_process():
+    from megakit.testing import distributed_model_parallel_state
+
+    with distributed_model_parallel_state(accelerator="cpu"):
         yield
 
 

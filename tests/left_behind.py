@@ -3,8 +3,13 @@
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.scripts import run
 
 LOCK = ".lock"
 
@@ -59,16 +64,20 @@ def curves(folder: Path) -> dict[str, list[tuple[int, Any]]]:
     return found
 
 
-def hyperparameters(folder: Path) -> dict[str, Any]:
-    """The settings that TensorBoard shows."""
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    content = _events(folder).PluginTagToContent("hparams")["_hparams_/session_start_info"]
-    values = HParamsPluginData.FromString(content).session_start_info.hparams
-    return {name: getattr(value, value.WhichOneof("kind")) for name, value in values.items()}
-
-
 def _events(folder: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     return EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0}).Reload()
+
+
+def run_javascript(code: str, given: Any) -> Any:
+    """The value that a script of a report, run by node, sets `result` to; it finds `given`."""
+    if (node := shutil.which("node")) is None:
+        pytest.skip("no node, which runs the scripts of report.html")
+    script = f"""
+        let result;
+        const given = {json.dumps(given)};
+        {code}
+        process.stdout.write(JSON.stringify(result));
+    """
+    return json.loads(run(node, "-", stdin=script, timeout=120).output())

@@ -13,17 +13,9 @@ from tests.scripts import Result, run_script
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """Returns a folder that the first process to ask for it fills.
+    """Returns a folder that the first process to ask for it fills by calling `make`.
 
     The folder serves all tests of the machine: read it, or change a copy.
-
-    Args:
-        factory: pytest's.
-        name: The folder's name.
-        make: Fills the folder, which is there and empty.
-
-    Raises:
-        RuntimeError: Another process has tried before, and failed with this message.
     """
     own = factory.getbasetemp()
     root = own.parent if own.name.startswith("popen-") else own  # a worker has a folder in it

@@ -14,38 +14,21 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
+
+from megakit.errors import UserError
 from tests.scripts import REPOSITORY, Result, environment
 
 PRETRAIN_PY, FINETUNE_PY, PREDICT_PY = "model_pretrain.py", "model_finetune.py", "model_predict.py"
-TUTORIAL_PY = "mnist/tutorial.py"
-SCRIPTS = (PRETRAIN_PY, FINETUNE_PY, PREDICT_PY)
 FRAMEWORKS = ("torch", "nemo", "lightning", "megatron", "torchvision", "fiddle")
 OURS = ("megakit", "mnist", "examples")
 TRAPPED = 97
 HANGS_AFTER = 60  # seconds
-
-EVERYWHERE = {
-    *("--help", "--data-dir", "--dataset", "--output-dir", "--precision", "--accelerator"),
-    *("--devices", "--num-nodes", "--tensor-parallel", "--pipeline-parallel"),
-    *("--micro-batch-size", "--num-workers", "--verbose", "--timeout"),
-}
-TRAINING = {
-    *("--max-steps", "--global-batch-size", "--lr", "--seed", "--val-interval"),
-    *("--save-interval", "--limit-val-batches", "--fresh", "--keep-changes"),
-    *("--best-by", "--stop-after"),
-}
-SIZES = {"--hidden-size", "--latent-size"}
-OPTIONS = {
-    PRETRAIN_PY: EVERYWHERE | TRAINING | SIZES | {"--corruption"},
-    FINETUNE_PY: EVERYWHERE | TRAINING | SIZES | {"--checkpoint", "--num-labels"},
-    PREDICT_PY: EVERYWHERE | {"--checkpoint", "--input"},
-    TUTORIAL_PY: EVERYWHERE | {"--fresh", "--seed"},
-}
 
 CLOSED_PROXY = "http://127.0.0.1:9"
 
@@ -63,14 +46,7 @@ class Trap(importlib.abc.MetaPathFinder):
 def run_forked(
     script: str | Path, *arguments: object, folder: Path, cwd: Path, **changes: str | None
 ) -> Result:
-    """Runs a script to its end in a fork; `changes` are variables of its environment.
-
-    Args:
-        script: A script of the project's, or the path of another one.
-        arguments: Its arguments.
-        folder: Gets what it prints.
-        cwd: The current folder.
-    """
+    """Runs a script to its end in a fork; `folder` gets what it prints."""
     streams = {1: folder / "stdout", 2: folder / "stderr"}
     child = os.fork()
     if child == 0:
@@ -83,13 +59,7 @@ def run_forked(
     return Result(status, out, err, 0.0)
 
 
-def _become(
-    script: str | Path,
-    arguments: list[str],
-    streams: dict[int, Path],
-    cwd: Path,
-    variables: dict[str, str],
-) -> NoReturn:
+def _become(script, arguments, streams, cwd, variables) -> NoReturn:
     gc.disable()  # to collect inherited objects may wait for threads that only the parent has
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(HANGS_AFTER)
@@ -177,3 +147,18 @@ def snapshot(folder: Path) -> dict[Path, Any]:
             yield path, (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
 
     return dict(entries())
+
+
+def problems(function: Callable[..., object], *arguments: object, **options: object) -> list[str]:
+    """The problems with which a call is refused, each one printable line."""
+    with pytest.raises(UserError) as caught:
+        function(*arguments, **options)
+    for problem in caught.value.problems:
+        assert len(problem.splitlines()) == 1
+        assert problem.isprintable()
+    return caught.value.problems
+
+
+def problem(function: Callable[..., object], *arguments: object, **options: object) -> str:
+    (only,) = problems(function, *arguments, **options)
+    return only

@@ -268,8 +268,8 @@ ROOMS = {
     "template": 650,
     "docs": 442,
     "notebooks": 600,
-    "benchmarks": 3299,
-    "tests": 18968,
+    "benchmarks": 3296,
+    "tests": 17764,
     "run": 128,  # calls jupytext, which notebooks/renew.py did
     "run_setup.sh": 204,
     ".ci/run": 60,

@@ -16,16 +16,6 @@ from tests.scripts import accuracy, read_csv, read_json, run_script
 #: Samples per step, number of steps, peak of the learning rate and steps until it.
 TRAININGS = {"pretrain": (128, 500, 2e-3, 50), "finetune": (256, 1500, 6e-2, 450)}
 training_stages = pytest.mark.parametrize("stage", TRAININGS)
-SUMMARY_FIELDS = {
-    *("stage", "dataset", "accelerator", "device", "precision", "parallel", "seed", "steps"),
-    *("seconds", "steps_per_second", "samples_per_second", "times", "train_loss", "val_loss"),
-    *("metrics", "checkpoint", "last_checkpoint", "changes", "versions"),
-    *("num_samples", "accuracy", "cross_entropy", "per_class_accuracy"),
-}
-
-
-def probabilities(rows: list[dict[str, str]]) -> np.ndarray:
-    return np.array([[float(row[f"p{k}"]) for k in range(10)] for row in rows])
 
 
 def test_every_digit_is_predicted_once_in_order(chain: Chain):
@@ -35,7 +25,7 @@ def test_every_digit_is_predicted_once_in_order(chain: Chain):
     assert [int(row["idx"]) for row in rows] == list(range(300))
     _, labels = mnist_files.read_digits("test")
     assert [int(row["label"]) for row in rows] == labels.tolist()
-    shares = probabilities(rows)
+    shares = np.array([[float(row[f"p{k}"]) for k in range(10)] for row in rows])
     assert np.allclose(shares.sum(axis=1), 1, atol=1e-4)
     assert shares.argmax(axis=1).tolist() == [int(row["prediction"]) for row in rows]
 
@@ -45,7 +35,6 @@ def test_it_learned(chain: Chain):
     assert right >= 0.90
     predict = read_json(chain.runs / "predict" / "summary.json")
     assert predict["accuracy"] == pytest.approx(right)
-    assert predict["num_samples"] == 300
     assert predict["seconds"] * predict["samples_per_second"] == pytest.approx(300)
     images = mnist_files.read_digits("validation")[0] / 255
     error_of_the_mean_image = ((images - images.mean(axis=0)) ** 2).mean()
@@ -53,27 +42,14 @@ def test_it_learned(chain: Chain):
     assert pretrain["val_loss"]["last"] < 0.8 * error_of_the_mean_image
 
 
-@pytest.mark.parametrize("stage", ["pretrain", "finetune", "predict"])
-def test_summary(chain: Chain, stage: str):
+@training_stages
+def test_summary_of_a_training(chain: Chain, stage: str):
     summary = read_json(chain.runs / stage / "summary.json")
-    assert summary.keys() == SUMMARY_FIELDS
-    assert (summary["stage"], summary["dataset"]) == (stage, "digits")
+    assert (summary["stage"], summary["dataset"], summary["seed"]) == (stage, "digits", 42)
     assert summary["parallel"] == {"tensor": 1, "pipeline": 1, "data": 1}
-    assert (summary["accelerator"], summary["seed"]) == ("cpu", None if stage == "predict" else 42)
+    assert summary["accelerator"] == "cpu"
     assert summary["device"] in chain.result.err
     assert {"torch", "lightning", "nemo_toolkit", "megatron-core"} <= summary["versions"].keys()
-    only_training = ("seed", "steps", "steps_per_second", "times", "train_loss", "val_loss")
-    only_prediction = ("num_samples", "accuracy", "cross_entropy", "per_class_accuracy")
-    predicts = stage == "predict"
-    assert {summary[name] for name in (only_training if predicts else only_prediction)} == {None}
-    present = only_prediction if predicts else only_training
-    assert None not in [summary[name] for name in present]
-    assert Path(summary["checkpoint"]).is_dir()
-
-
-@training_stages
-def test_times_and_speeds_of_training(chain: Chain, stage: str):
-    summary = read_json(chain.runs / stage / "summary.json")
     times, batch_size = summary["times"], TRAININGS[stage][0]
     # A step includes its wait for a batch, but no validation and no save.
     stepping = summary["seconds"] - times["validation"] - times["checkpoints"]
@@ -81,59 +57,31 @@ def test_times_and_speeds_of_training(chain: Chain, stage: str):
     assert speed == pytest.approx(summary["steps"] / stepping)
     assert summary["samples_per_second"] == pytest.approx(batch_size * speed)
     assert times["training"] < stepping < times["training"] + times["data"]
-    assert min(times.values()) > 0
     assert sum(times.values()) < chain.result.seconds
 
 
-@pytest.mark.parametrize(
-    ("stage", "next_verb", "columns"),
-    [
-        ("pretrain", "finetune", ["val_loss", "train_loss"]),
-        ("finetune", "predict", ["val_loss", "val_accuracy", "train_loss"]),
-    ],
-)
-def test_the_console_tells_results_and_the_next_command(
-    chain: Chain, stage: str, next_verb: str, columns: list[str]
-):
+NEXT = [("pretrain", "finetune"), ("finetune", "predict")]
+
+
+@pytest.mark.parametrize(("stage", "next_verb"), NEXT)
+def test_the_console_tells_results_and_the_next_command(chain: Chain, stage: str, next_verb: str):
     summary = read_json(chain.runs / stage / "summary.json")
-    rows = console_table(chain, f"{stage} is done.")
-    words = {"val": "validation", "train": "training"}
-    last = (summary["metrics"] or {}) | summary
-    expected = {
-        " ".join([words[part], name]): f"{last[f'{part}_{name}']['last']:.4f}"
-        for part, _, name in (column.partition("_") for column in columns)
-    }
-    assert list(rows.items())[: len(columns)] == list(expected.items())
+    _, _, after = chain.result.err.partition(f"\n{stage} is done.\n")
+    joined = re.sub(r"\n {3,}", " ", after)  # a long value is on several lines
+    rows = dict(reversed(re.findall(r"^  (\w[\w ]*?)  +(\S.*)$", joined, re.MULTILINE)))
+    assert rows["validation loss"] == f"{summary['val_loss']['last']:.4f}"
+    assert rows["training loss"] == f"{summary['train_loss']['last']:.4f}"
     assert rows["speed"] == f"{summary['steps_per_second']:.0f} steps/s"
-    times = summary["times"].items()
-    parts = ", ".join(f"{name.replace('_', '-')} {seconds:.1f}" for name, seconds in times)
-    assert rows["time"].partition(" s: ")[2] == parts
+    assert rows["time"].startswith(f"{sum(summary['times'].values()):.1f} s: ")
     assert rows["best checkpoint"] == summary["checkpoint"]
     assert rows["curves"] == f"./run tensorboard --logdir {chain.runs}"
     assert rows["next"] == f"./run {next_verb} --output-dir {chain.runs}"
-
-
-def console_table(chain: Chain, heading: str) -> dict[str, str]:
-    """The table after a line, by name; a value of several lines is joined."""
-    _, _, after = chain.result.err.partition(f"\n{heading}\n")
-    rows: dict[str, str] = {}
-    for line in after.splitlines():
-        if not line.startswith("  "):
-            break
-        name, _, value = line.strip().partition("  ")
-        if line.startswith("   "):
-            rows[next(reversed(rows))] += f" {line.strip()}"
-        else:
-            rows[name] = value.strip()
-    return rows
 
 
 def test_console_says_what_a_person_wants_and_no_more(chain: Chain):
     text = chain.result.err
     for stage in ("pretrain", "finetune", "predict"):
         assert f"{stage}: digits on" in text
-    # Which of the two depends on the processor: tests/test_exit_statuses.py.
-    assert re.search(r", (bf16-mixed|32 \(this CPU only emulates bfloat16\))$", text, re.MULTILINE)
     assert re.search(r"500/500  loss 0\.\d+  validation 0\.\d+", text)
     assert re.search(r"accuracy +9\d\.\d\d%", text)
     assert not re.search(r"warn|nemo|deprecat|traceback|rank0|gloo", text, re.IGNORECASE)
@@ -187,9 +135,10 @@ def test_best_and_last_checkpoint_are_kept_whole(chain: Chain, stage: str):
 
 
 @training_stages
-def test_tensorboard_has_the_values_of_metrics_csv_and_the_settings(chain: Chain, stage: str):
+def test_tensorboard_has_the_values_of_metrics_csv(chain: Chain, stage: str):
+    rows = read_csv(chain.runs / stage / "metrics.csv")
     folder = chain.runs / stage / "tensorboard"
-    rows, found = read_csv(chain.runs / stage / "metrics.csv"), curves(folder)
+    found = curves(folder)
     columns = {"train/loss": "train_loss", "train/lr": "lr", "validation/loss": "val_loss"}
     for name, column in columns.items():
         part, _, name = name.partition("/")
@@ -225,19 +174,14 @@ def test_what_a_run_leaves_behind(chain: Chain):
 def test_a_second_start(chain: Chain, tmp_path: Path):
     """A training says that it is done, and a prediction replaces its file."""
     runs = Path(shutil.copytree(chain.runs, tmp_path / "runs"))
-
-    def times() -> dict[Path, int]:
-        """Of all files but the lock, which names its last holder."""
-        files = [path for path in runs.rglob("*") if path.name != LOCK]
-        return {path: path.stat().st_mtime_ns for path in files}
-
-    before = times()
+    files = [path for path in runs.rglob("*") if path.name != LOCK]
+    before = {path: path.stat().st_mtime_ns for path in files}
     for stage in TRAININGS:
         again = run_script(f"model_{stage}.py", "--output-dir", runs)
         assert (again.status, "done" in again.err) == (0, True), again.err
         best = Path(read_json(runs / stage / "summary.json")["checkpoint"])
         assert again.out == f"{runs / best.relative_to(chain.runs)}\n"
-    assert times() == before
+    assert {path: path.stat().st_mtime_ns for path in files} == before
 
     path = runs / "predict" / "predictions.csv"
     expected = path.read_bytes()

@@ -4,7 +4,6 @@ The statuses of trainings that are stopped or killed on the way are in tests/fau
 of several ranks in tests/parallel/test_starting.py.
 """
 
-import resource
 import signal
 import subprocess
 import sys
@@ -18,38 +17,7 @@ from tests.scripts import REPOSITORY, environment, read_json, run_python, run_sc
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
 
 
-def test_help_is_quick() -> None:
-    """Half a second of the processor, or five times that of argparse: a slow machine."""
-
-    def processor_time(*command: object) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert run_python(*command).status == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    needed = min(processor_time(REPOSITORY / "model_pretrain.py", "--help") for _ in range(3))
-    assert needed < 0.5 or needed < 5 * processor_time("-P", "-c", "import argparse")
-
-
-def test_a_refusal(tmp_path: Path) -> None:
-    result = run_script(
-        "mnist/tutorial.py", *DIGITS, "--devices", 0, "--output-dir", tmp_path / "runs"
-    )
-    assert (result.status, result.out) == (2, "")
-    assert result.err.splitlines()[-1].endswith(": --devices 0: has to be at least 1.")
-    assert "Traceback" not in result.err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [
-        (signal.SIGINT, 130),
-        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long),
-        pytest.param(signal.SIGUSR1, 143, marks=pytest.mark.long),
-    ],
-)
-def test_a_signal_before_training_begins(number: int, status: int, tmp_path: Path) -> None:
+def test_a_signal_before_training_begins(tmp_path: Path) -> None:
     """The frameworks' import takes seconds, and hears a signal."""
     script = subprocess.Popen(
         [sys.executable, REPOSITORY / "model_pretrain.py", *DIGITS, "--output-dir", tmp_path],
@@ -62,10 +30,10 @@ def test_a_signal_before_training_begins(number: int, status: int, tmp_path: Pat
         while not (tmp_path / "pretrain" / "run.json").exists():
             assert script.poll() is None
             time.sleep(0.01)
-        script.send_signal(number)
+        script.send_signal(signal.SIGINT)
         out, err = script.communicate(timeout=60)
-        assert (script.returncode, out) == (status, ""), err
-        assert ("Interrupted.\n" in err) == (number == signal.SIGINT)
+        assert (script.returncode, out) == (130, ""), err
+        assert "Interrupted.\n" in err
         assert "Traceback" not in err
     finally:
         script.kill()

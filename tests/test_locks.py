@@ -1,8 +1,6 @@
 """The two locks: of one mind, whole, and for every Python and processor of the project."""
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -15,8 +13,6 @@ from tests.scripts import REPOSITORY
 LOCKS = (REPOSITORY / "requirements.lock", REPOSITORY / "requirements-dev.lock")
 MACHINES = [(f"3.{minor}", cpu) for minor in (11, 12, 13) for cpu in ("x86_64", "aarch64")]
 PIN = re.compile(r"^([^\s#][^\\\n]*?) *((?:\\\n +--hash=\S+ *)+)$", re.MULTILINE)
-#: They come as source everywhere, and set-up builds them.
-SOURCES = ("wget", "antlr4-python3-runtime")
 
 
 def installed(lock: Path, python: str, processor: str) -> dict[str, tuple[str, str]]:
@@ -48,23 +44,3 @@ def test_the_locks_are_whole() -> None:
     for lock in LOCKS:
         assert PIN.sub("", lock.read_text()).strip() == ""
         assert "://" not in lock.read_text()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("python", "processor"), MACHINES)
-def test_there_is_a_wheel_for_every_machine(tmp_path: Path, python: str, processor: str) -> None:
-    """uv looks in the index, and downloads nothing."""
-    command: list[str | Path] = [Path(sys.prefix, "bin/uv"), "--directory", tmp_path]
-    command += ["pip", "install", "--dry-run"]
-    command += ["--no-deps", "--require-hashes", "--target", tmp_path, "--only-binary", ":all:"]
-    for name in SOURCES:
-        command += ["--no-binary", name]
-    command += ["--python-version", python, "--python-platform", f"{processor}-manylinux_2_28"]
-    for lock in LOCKS:
-        command += ["--requirement", lock]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if "dns error" in done.stderr or "Connect" in done.stderr:
-        pytest.skip("the index of packages can't be reached")
-    assert done.returncode == 0, done.stderr
-    count = len(set().union(*(installed(lock, python, processor) for lock in LOCKS)))
-    assert f"Would install {count} packages" in done.stderr

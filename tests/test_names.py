@@ -47,12 +47,6 @@ PARAMETERS = {
 }
 
 
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "model_components.MNISTDataModule": {"data_dir": "./", "batch_size": 32, "output_log": False},
-    "megakit.data.PRNGResampleDataset": {"seed": 42, "num_samples": None},
-}
-
-
 def find(name: str) -> Any:
     module, _, name_in_module = name.rpartition(".")
     return getattr(importlib.import_module(module), name_in_module, None)
@@ -67,8 +61,6 @@ def test_names() -> None:
 def test_parameters(name: str) -> None:
     found = inspect.signature(find(name)).parameters
     assert list(found)[: len(PARAMETERS[name])] == PARAMETERS[name]
-    defaults = DEFAULTS.get(name, {})
-    assert {parameter: found[parameter].default for parameter in defaults} == defaults
 
 
 def test_fields_of_the_configs() -> None:

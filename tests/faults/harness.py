@@ -1,9 +1,7 @@
 """Real training runs that are stopped, killed and started again, and what must not differ after."""
 
 import hashlib
-import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -65,17 +63,6 @@ class Fault:
     name: str = "SIGKILL"
     rank: int = 0
 
-    @classmethod
-    def draw_place(cls, dice: random.Random) -> "Fault":
-        """Any call of any of the places, in a run that starts from its first step."""
-        place = dice.choice(sorted(PLACES))
-        return cls(place, dice.randint(1, PLACES[place]))
-
-    @classmethod
-    def draw_moment(cls, dice: random.Random, longest: float) -> "Fault":
-        """Any moment of a run that takes so many seconds."""
-        return cls(seconds=round(dice.uniform(0, longest), 2))
-
     def __str__(self) -> str:
         if self.place is None:
             return f"{self.name} after {self.seconds} s"
@@ -116,13 +103,7 @@ class Training:
         data = ("--dataset", "digits", "--data-dir", self.folder / "no-data")
         return (*data, "--output-dir", self.folder, *STEPS, *self.options)
 
-    def process(
-        self,
-        fault: Fault | None = None,
-        *options: object,
-        starter: tuple[str, ...] = (),
-        **limits: Any,
-    ) -> Any:
+    def process(self, fault: Fault | None = None, *options: object, starter=(), **limits) -> Any:
         """Starts the script, by torchrun if told so; the caller waits for it."""
         changes = {MARK: self.mark}
         if fault is not None and fault.place is not None:
@@ -141,9 +122,7 @@ class Training:
             **limits,
         )
 
-    def start(
-        self, fault: Fault | None = None, *options: object, largest_file: int | None = None
-    ) -> Result:
+    def start(self, fault: Fault | None = None, *options: object, largest_file=None) -> Result:
         """Starts the script, lets the fault come, and waits for the end of all its processes.
 
         A fault at a place has to come.
@@ -161,7 +140,7 @@ class Training:
                 process.send_signal(getattr(signal, fault.name))
         out, err = process.communicate(timeout=600)
         seconds = time.monotonic() - began
-        assert self.left_behind() == [], f"left behind after {fault}"
+        assert leftover_processes(self.mark) == [], f"left behind after {fault}"
         if fault is not None and fault.place is not None:
             assert self.fault_came.exists(), f"no {fault}: status {process.returncode}\n{err}"
         return Result(process.returncode, out, err, seconds)
@@ -172,23 +151,17 @@ class Training:
         process.stdout.close()
         process.stderr.close()
         status: int = process.wait(timeout=600)
-        assert self.left_behind() == []
+        assert leftover_processes(self.mark) == []
         return status
 
-    def start_and_remove(self, seconds: float) -> Result:
-        """Starts the script, and removes the run directory some seconds later."""
-        began = time.monotonic()
-        process = self.process()
-        time.sleep(seconds)
-        while self.path.exists():  # the run may make new files in between
-            shutil.rmtree(self.path, ignore_errors=True)
-        out, err = process.communicate(timeout=600)
-        assert self.left_behind() == []
-        return Result(process.returncode, out, err, time.monotonic() - began)
-
-    def left_behind(self) -> list[str]:
-        """Processes of this run that do not end."""
-        return leftover_processes(self.mark)
+    def wait_for_steps(self, process: Any) -> None:
+        """Returns once the run has written its first row of metrics."""
+        deadline = time.monotonic() + 120
+        metrics = self.path / "metrics.csv"
+        while not metrics.exists() or metrics.read_text().count("\n") < 2:
+            assert process.poll() is None, process.communicate(timeout=10)
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     def result(self) -> dict[str, Any]:
         """Everything that a stop must not change."""

@@ -6,7 +6,6 @@ wrong place cannot come out right by chance.
 """
 
 import contextlib
-import faulthandler
 import gc
 import hashlib
 import json
@@ -62,10 +61,7 @@ class Start:
 def start(options: Options, *, kill_at: int | None = None, stop_after: int | None = None) -> Start:
     """Trains in a fork of this process, to the end or to the given fault.
 
-    Args:
-        options: The command line's.
-        kill_at: Ends the process before its n-th change on the disk.
-        stop_after: Stops as after a signal, with a checkpoint of this step.
+    `kill_at` ends it before its n-th change on the disk; `stop_after` is the step of a stop.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -77,14 +73,9 @@ def start(options: Options, *, kill_at: int | None = None, stop_after: int | Non
     return Start(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), message)
 
 
-def _run_child(
-    writing: int, options: Options, kill_at: int | None, stop_after: int | None
-) -> NoReturn:
+def _run_child(writing: int, options: Options, kill_at: Any, stop_after: Any) -> NoReturn:
     gc.disable()  # what this process inherits may wait, when destroyed, for threads that it has not
-    # A start that hangs says where, and ends. `dump_traceback_later` would hang itself: it waits
-    # for the thread that did this in the parent.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    faulthandler.register(signal.SIGALRM, file=writing, chain=True)
     signal.alarm(HANGS_AFTER)
     status, message = 1, ""
     try:

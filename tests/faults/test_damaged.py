@@ -10,7 +10,6 @@ import pytest
 
 from megakit.checkpoints.manifest import list_files, read_manifest, write_manifest
 from tests.faults.harness import BEFORE_PRUNING, BEFORE_STEP, Fault, Training
-from tests.left_behind import list_checkpoints, lowest_loss, read_whole
 from tests.megakit.poison import Bomb
 
 pytestmark = pytest.mark.long
@@ -20,9 +19,6 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path, never_stopped: dict[s
     """By name; the one before serves."""
     training = Training(tmp_path)
     assert training.start(Fault(BEFORE_PRUNING, 3)).status == -9
-    assert [path.name for path in list_checkpoints(training.checkpoints)][-2:] == [
-        *("step=000020", "step=000030")
-    ]
     damaged = training.checkpoints / "step=000030" / "weights" / "__0_1.distcp"
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
@@ -32,18 +28,8 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path, never_stopped: dict[s
     assert f"Resuming from {training.checkpoints}/step=000020, step 20." in start.err
     (line,) = [line for line in start.err.splitlines() if "__0_1.distcp" in line]
     assert "step=000030" in line
-    assert (training.checkpoints / "damaged-step=000030").is_dir()
-    best = lowest_loss(list_checkpoints(training.checkpoints))
-    assert best is not None
-    assert best.name == never_stopped["best"]
-    found = read_whole(best)["files"]["weights/__0_0.distcp"]["sha256"]
-    assert found == never_stopped["checkpoints"][best.name]["__0_0.distcp"]
-    assert (training.path / "metrics.csv").read_text() == never_stopped["metrics.csv"]
-
-
-def renew_manifest(checkpoint: Path) -> None:
-    manifest = replace(read_manifest(checkpoint), files=list_files(checkpoint))
-    write_manifest(checkpoint, manifest)
+    shutil.rmtree(training.checkpoints / "damaged-step=000030")
+    assert training.result() == never_stopped
 
 
 def test_neither_resumption_nor_a_named_start_runs_it(tmp_path: Path) -> None:
@@ -52,7 +38,8 @@ def test_neither_resumption_nor_a_named_start_runs_it(tmp_path: Path) -> None:
     assert training.start(Fault(BEFORE_STEP, 8, name="SIGTERM")).status == 143
     (checkpoint,) = training.checkpoints.iterdir()
     (checkpoint / "weights" / ".metadata").write_bytes(pickle.dumps(Bomb(trace)))
-    renew_manifest(checkpoint)
+    manifest = replace(read_manifest(checkpoint), files=list_files(checkpoint))
+    write_manifest(checkpoint, manifest)
     named = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
 
     resumption = training.start()
@@ -60,6 +47,5 @@ def test_neither_resumption_nor_a_named_start_runs_it(tmp_path: Path) -> None:
     for refused, folder in ((resumption, checkpoint), (start, named)):
         assert refused.status == 2, refused.err
         assert f"{folder}/weights/.metadata: cannot be read" in refused.err
-        assert "posix.system" in refused.err
         assert "Traceback" not in refused.err
     assert not trace.exists()

@@ -1,6 +1,8 @@
-"""Killed anywhere, a run goes on from its newest complete checkpoint; it ends the same."""
+"""Killed anywhere, a run or a prediction goes on from what was complete; it ends the same."""
 
 import re
+import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -10,23 +12,17 @@ import pytest
 from tests.faults.harness import (
     AFTER_THE_LAST_SAVE,
     BEFORE_STEP,
+    HOOK,
     PLACES,
     Fault,
     Training,
+    leftover_processes,
 )
-from tests.left_behind import list_checkpoints, read_whole
-from tests.scripts import read_json
+from tests.left_behind import LOCK, list_checkpoints, read_whole
+from tests.once import Chain
+from tests.scripts import read_csv, read_json, run_script
 
 pytestmark = pytest.mark.long
-
-
-def finish(training: Training) -> None:
-    """Starts a run once more, after which it has to be done, from where it was."""
-    complete = list_checkpoints(training.checkpoints)
-    start = training.start()
-    assert start.status == 0, start.err
-    if complete:
-        assert f"Resuming from {complete[-1]}, step " in start.err
 
 
 def kill(training: Training, fault: Fault) -> None:
@@ -47,32 +43,22 @@ def test_killed_at_every_place(tmp_path: Path, never_stopped: dict[str, Any]) ->
         kill(training, Fault(place, 2 if place == BEFORE_STEP else 1))
     kill(training, Fault(AFTER_THE_LAST_SAVE))
     assert not (training.path / "summary.json").exists()
-    finish(training)
+    newest = list_checkpoints(training.checkpoints)[-1]
+    start = training.start()
+    assert start.status == 0, start.err
+    assert f"Resuming from {newest}, step " in start.err
     assert training.result() == never_stopped
     summary = read_json(training.path / "summary.json")
     assert summary["steps"] == 40
-    assert summary["checkpoint"] == summary["last_checkpoint"]
     assert Path(summary["checkpoint"]).name == never_stopped["best"]
 
 
-def wait_for_steps(training: Training, process: Any) -> float:
-    """Waits until a job has written metrics; returns the time."""
-    while not (training.path / "metrics.csv").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    return time.monotonic()
-
-
 def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
-    training = Training(tmp_path, options=("--devices", 2))
-    process = training.process(Fault(BEFORE_STEP, 5, rank=1))
-    began = wait_for_steps(training, process)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "Rank 1 (process " in err
-    assert "was killed by SIGKILL" in err
-    assert time.monotonic() - began < 30
-    assert training.left_behind() == []
+    began = time.monotonic()
+    start = Training(tmp_path, options=("--devices", 2)).start(Fault(BEFORE_STEP, 5, rank=1))
+    assert start.status == 1
+    assert re.search(r"Rank 1 \(process .* was killed by SIGKILL", start.err)
+    assert time.monotonic() - began < 60
 
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -81,21 +67,66 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 @pytest.mark.parametrize(
     ("options", "starter"), [(("--devices", 2), ()), ((), TORCHRUN)], ids=["ours", "torchrun"]
 )
-def test_the_launching_process_is_killed(
-    tmp_path: Path, options: tuple[object, ...], starter: tuple[str, ...]
-) -> None:
+def test_the_launching_process_is_killed(tmp_path: Path, options: Any, starter: Any) -> None:
     training = Training(tmp_path, options=options)
     process = training.process(None, "--max-steps", 100_000, starter=starter)
-    began = wait_for_steps(training, process)
+    training.wait_for_steps(process)
     process.kill()
     process.communicate(timeout=60)
-    assert training.left_behind() == []
-    assert time.monotonic() - began < 30
+    assert leftover_processes(training.mark) == []
 
 
-def test_a_killed_worker_of_the_loader_is_named(tmp_path: Path) -> None:
-    place = "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch"
-    start = Training(tmp_path).start(Fault(place, 2), "--num-workers", 2)
-    assert start.status == 1
-    assert re.search(r"DataLoader worker \(pid.* is killed by signal: Killed", start.err)
-    assert "model_pretrain.py failed; the log is " in start.err
+def test_killed_predictions(chain: Chain, tmp_path: Path) -> None:
+    """The old predictions.csv stays; the next prediction removes what the kill left."""
+    runs = Path(shutil.copytree(chain.runs, tmp_path / "runs"))
+    csv = runs / "predict" / "predictions.csv"
+    csv.write_text("of an earlier prediction")
+    outputs, partial = ".outputs.partial", ".predictions.csv.partial"
+    for moment, status, left in (
+        ("megakit.training.prediction:gather_from_ranks:1 SIGKILL 0", -9, {outputs}),
+        ("megakit.reporting.results:Results.add:1 SIGKILL 0", -9, {outputs, partial}),
+        ("megakit.reporting.results:Results.add:1 OSError 0", 1, set()),
+        (None, 0, set()),
+    ):
+        changes = {"FAULT": moment, "PYTHONPATH": str(HOOK)} if moment else {}
+        ended = run_script("model_predict.py", "--output-dir", runs, **changes)
+        assert ended.status == status, ended.err
+        assert (csv.read_text() == "of an earlier prediction") == (moment is not None)
+        assert {path.name for path in csv.parent.glob(".*")} - {LOCK} == left
+    assert csv.read_bytes() == (chain.runs / "predict" / "predictions.csv").read_bytes()
+
+
+def start_and_hold(training: Training, step: int) -> Any:
+    """Starts a run, which stops itself before a step until it gets SIGCONT."""
+    process = training.process(Fault(BEFORE_STEP, step, name="SIGSTOP"))
+    deadline = time.monotonic() + 120
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_the_folder_of_a_run_is_removed_or_another_takes_its_place(
+    is_replaced: bool, tmp_path: Path, never_stopped: dict[str, Any]
+) -> None:
+    training, second = Training(tmp_path), Training(tmp_path)
+    process = start_and_hold(training, 12)
+    shutil.rmtree(training.path)
+    other = start_and_hold(second, 25) if is_replaced else None
+    process.send_signal(signal.SIGCONT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (1, "")
+    told = "was replaced by another run's" if is_replaced else "was removed or renamed while"
+    assert f"{training.path} {told}" in err
+    assert "Traceback" not in err
+    if other is None:
+        assert not training.path.exists()
+        return
+    other.send_signal(signal.SIGCONT)
+    other.communicate(timeout=120)
+    assert other.returncode == 0
+    steps = [row["step"] for row in read_csv(second.path / "metrics.csv")]
+    assert steps == sorted(set(steps), key=int)
+    assert second.result() == never_stopped

@@ -13,13 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from megakit.checkpoints.manifest import (
-    METRICS,
-    checkpoint_name,
-    list_checkpoints,
-    read_manifest,
-    verify,
-)
+from megakit.checkpoints import manifest
+from megakit.checkpoints.manifest import METRICS, checkpoint_name, list_checkpoints
 from megakit.checkpoints.select import best_of, own_checkpoints
 from megakit.errors import UserError
 from megakit.job.runs import RUN_FILE, SUMMARY, RunDirectory
@@ -35,6 +30,7 @@ from tests.faults.recorded import (
 )
 
 SEEDS = (1, 2)
+FILES = st.sampled_from((RUN_FILE, SUMMARY, METRICS))
 LAST = checkpoint_name(Options.max_steps)
 
 
@@ -70,8 +66,6 @@ class Runs(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         shutil.rmtree(self.folder)
-
-    # --- Starts -----------------------------------------------------------------------------------
 
     @rule(fresh=st.booleans())
     def start(self, fresh: bool) -> None:
@@ -122,13 +116,11 @@ class Runs(RuleBasedStateMachine):
             if path.name != ".lock"
         }
 
-    # --- What holds -------------------------------------------------------------------------------
-
     def _check_done(self) -> None:
         """The last step's checkpoint is there, whole, of this run, and as if nothing had been."""
         seed, last = self.options.seed, self.checkpoints / LAST
         undisturbed = never_disturbed(seed) / STAGE.name
-        assert verify(last).run["seed"] == seed
+        assert manifest.verify(last).run["seed"] == seed
         expected = (undisturbed / "checkpoints" / LAST / WEIGHTS).read_text()
         assert (last / WEIGHTS).read_text() == expected
         assert (last / METRICS).read_text() == (undisturbed / METRICS).read_text()
@@ -142,10 +134,10 @@ class Runs(RuleBasedStateMachine):
             if before[digest].name.startswith("."):
                 continue  # an earlier start was killed before it had this one's name, or after
             assert before[digest].parent == self.checkpoints
-            assert max(read_manifest(path).step for path in own) >= step, "the last was lost"
+            assert max(manifest.read_manifest(path).step for path in own) >= step, (
+                "the last was lost"
+            )
             assert best_of(own, "val_loss") is not None
-
-    # --- What others do ---------------------------------------------------------------------------
 
     def _choose(self, number: int) -> Path | None:
         found = list_checkpoints(self.checkpoints)
@@ -156,10 +148,6 @@ class Runs(RuleBasedStateMachine):
         if (checkpoint := self._choose(number)) is not None:
             shutil.rmtree(checkpoint)
 
-    @rule()
-    def remove_checkpoints(self) -> None:
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-
     @rule(number=st.integers(0, 5), step=st.integers(1, 8))
     def rename_checkpoint(self, number: int, step: int) -> None:
         checkpoint = self._choose(number)
@@ -169,12 +157,10 @@ class Runs(RuleBasedStateMachine):
 
     @rule()
     def swap_checkpoints(self) -> None:
-        found = list_checkpoints(self.checkpoints)
-        if len(found) > 1:
-            first, last = found[0], found[-1]
-            first.rename(self.checkpoints / "aside")
-            last.rename(first)
-            (self.checkpoints / "aside").rename(last)
+        if len(found := list_checkpoints(self.checkpoints)) > 1:
+            found[0].rename(self.checkpoints / "aside")
+            found[-1].rename(found[0])
+            (self.checkpoints / "aside").rename(found[-1])
 
     @rule(seed=st.sampled_from(SEEDS), step=st.sampled_from((2, 4, 6)), name=st.integers(1, 8))
     def copy_in(self, seed: int, step: int, name: int) -> None:
@@ -189,38 +175,30 @@ class Runs(RuleBasedStateMachine):
             content = path.read_bytes()
             path.write_bytes(content[: len(content) // 2])
 
-    @rule(name=st.sampled_from((RUN_FILE, SUMMARY, METRICS)))
+    @rule(name=FILES)
     def remove_file(self, name: str) -> None:
         (self.directory.path / name).unlink(missing_ok=True)
 
-    @rule(
-        name=st.sampled_from((RUN_FILE, SUMMARY, METRICS)),
-        content=st.sampled_from(("", "{", "{}", json.dumps({"steps": 6, "seed": 2}), "step\nx\n")),
-    )
+    @rule(name=FILES, content=st.sampled_from(("", "{", '{"steps": 6, "seed": 2}', "step\nx\n")))
     def edit_file(self, name: str, content: str) -> None:
         if self.directory.path.is_dir():
             (self.directory.path / name).write_text(content)
 
-    @rule(seed=st.sampled_from(SEEDS), name=st.sampled_from((RUN_FILE, SUMMARY, METRICS)))
+    @rule(seed=st.sampled_from(SEEDS), name=FILES)
     def copy_file_in(self, seed: int, name: str) -> None:
         if self.directory.path.is_dir():
             shutil.copy(never_disturbed(seed) / STAGE.name / name, self.directory.path / name)
 
-    @rule()
-    def remove_folder(self) -> None:
-        shutil.rmtree(self.directory.path, ignore_errors=True)
+    @rule(what=st.sampled_from(("", "checkpoints")))
+    def remove_folder(self, what: str) -> None:
+        shutil.rmtree(self.directory.path / what, ignore_errors=True)
 
 
-def test_a_start_killed_while_it_removes_what_another_had_not_named() -> None:
+def test_histories_that_went_wrong_before() -> None:
+    """A start that is killed while it removes what another had not named; a lost run.json."""
     runs = Runs()
     for change in (9, 50, 7):
         runs.start_and_kill(change=change, fresh=False)
-    runs.start(fresh=False)
-    runs.teardown()
-
-
-def test_a_run_that_is_done_gets_its_run_json_back() -> None:
-    runs = Runs()
     runs.start(fresh=False)
     runs.remove_file(name=RUN_FILE)
     runs.start(fresh=False)
@@ -229,14 +207,6 @@ def test_a_run_that_is_done_gets_its_run_json_back() -> None:
 
 @pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.long)])
 def test_every_history(examples: int) -> None:
-    run_state_machine_as_test(
-        Runs,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=15,
-            deadline=None,
-            database=None,
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    how: dict[str, Any] = {"stateful_step_count": 15, "deadline": None, "database": None}
+    how |= {"print_blob": True, "suppress_health_check": list(HealthCheck)}
+    run_state_machine_as_test(Runs, settings=settings(max_examples=examples, **how))

@@ -3,18 +3,15 @@
 import fcntl
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
 import termios
-import time
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from tests.faults.harness import Training
+from tests.faults.harness import MARK, Training, leftover_processes
 from tests.left_behind import list_checkpoints, read_whole
 from tests.scripts import REPOSITORY, environment
 
@@ -22,19 +19,9 @@ ENDLESS = ("--max-steps", 1_000_000, "--save-interval", 1_000_000)
 STATUS: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
-def wait_for_steps(training: Training, process: Any) -> None:
-    """Returns once a training has written its first row of metrics."""
-    deadline = time.monotonic() + 120
-    metrics = training.path / "metrics.csv"
-    while not metrics.exists() or metrics.read_text().count("\n") < 2:
-        assert process.poll() is None, process.communicate(timeout=10)
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def saved_step(training: Training) -> int:
     """The step of the only checkpoint; it is complete."""
-    assert training.left_behind() == []
+    assert leftover_processes(training.mark) == []
     (checkpoint,) = list_checkpoints(training.checkpoints)
     step: int = read_whole(checkpoint)["step"]
     return step
@@ -52,34 +39,13 @@ def test_a_signal_to_every_process(tmp_path: Any, number: int, options: tuple[ob
     """Ranks and loader workers receive it as well as the launcher, as Ctrl-C does it."""
     training = Training(tmp_path, options=options)
     process = training.process(None, *ENDLESS)
-    wait_for_steps(training, process)
+    training.wait_for_steps(process)
     os.killpg(process.pid, number)
     out, err = process.communicate(timeout=120)
     assert process.returncode == STATUS[number], err
     assert f"Stopped after step {saved_step(training)};" in err
     assert "Traceback" not in err
     assert out == ""
-
-
-@contextmanager
-def on_a_terminal(script: str, *arguments: object, mark: str) -> Any:
-    """A script as the first process on a terminal; yields the process and how to hang up."""
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, REPOSITORY / script, *map(str, arguments)],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        env=environment(MEGAKIT_TEST_RUN=mark, TERM="xterm"),
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )
-    os.close(follower)
-    try:
-        yield process, lambda: os.close(leader)
-    finally:
-        process.kill()
-        process.wait(timeout=10)
 
 
 @pytest.mark.long
@@ -90,21 +56,19 @@ def test_a_terminal_that_hangs_up(tmp_path: Any, script: str) -> None:
     arguments = ["--dataset", "digits", "--output-dir", tmp_path, "--accelerator", "cpu"]
     if script != "mnist/tutorial.py":
         arguments += [*ENDLESS]
-    with on_a_terminal(script, *arguments, mark=training.mark) as (process, hang_up):
-        wait_for_steps(training, process)
-        hang_up()
-        assert process.wait(timeout=120) == 129
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, REPOSITORY / script, *map(str, arguments)],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env=environment(TERM="xterm", **{MARK: training.mark}),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(follower)
+    training.wait_for_steps(process)
+    os.close(leader)
+    assert process.wait(timeout=120) == 129
     log = (training.path / "log.txt").read_text()
     assert f"Stopped after step {saved_step(training)};" in log
-
-
-@pytest.mark.long
-def test_a_reader_that_ends_early(tmp_path: Any) -> None:
-    """`./run pretrain 2>&1 | head -2`: the run goes on to its end, and says so in its log."""
-    training = Training(tmp_path)
-    assert training.start_without_reader() == 0
-    log = (training.path / "log.txt").read_text()
-    assert "pretrain is done." in log
-    assert re.search(r"pretrain .* 40/40 .* left", log)
-    assert f"\n{training.checkpoints}/step=000040\n" in log
-    assert "Exception ignored" not in log

@@ -9,8 +9,8 @@ from model_finetune import FINETUNE, FinetuneOptions
 from model_predict import PREDICT, PredictOptions
 from model_pretrain import PRETRAIN, PretrainOptions
 from tests.fabricate import make_run, prepare_run
-from tests.hostile import problem
 from tests.mnist.made_up import link_files
+from tests.refusals import problem
 from tests.scripts import read_json
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from mnist import downloading
 from mnist.files import MNIST_SHA256, check_mnist, find_dataset
-from tests.hostile import problem
 from tests.mnist.conftest import serving
 from tests.mnist.made_up import TEST_IMAGES, TRAIN_IMAGES, files_below, link_files
+from tests.refusals import problem
 
 
 def test_into_a_new_folder(mirror, tmp_path, lines):

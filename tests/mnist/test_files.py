@@ -17,7 +17,6 @@ from mnist.files import (
     read_mnist,
     read_splits,
 )
-from tests.hostile import problem, problems
 from tests.mnist.made_up import (
     TEST_IMAGES,
     TEST_LABELS,
@@ -29,6 +28,7 @@ from tests.mnist.made_up import (
     made_up,
     replace,
 )
+from tests.refusals import problem, problems
 
 
 class TestReading:

@@ -9,8 +9,8 @@ from PIL import Image
 
 from mnist import files as mnist_files
 from mnist.own_pictures import read_pictures
-from tests.hostile import problem
 from tests.mnist.test_training_form import enlarged, stroke
+from tests.refusals import problem
 
 DIGITS = mnist_files.read_digits("test")[0]
 

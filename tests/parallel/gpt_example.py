@@ -48,10 +48,8 @@ class Trained:
     """What one rank saw: the losses of the steps, on the last stage, and its weights."""
 
     losses: list[float]
-    first: dict[str, np.ndarray]
     weights: dict[str, np.ndarray]
     checkpoint: str
-    num_parameters: int
 
 
 def train(case: Case, folder: Path, resume: str | None = None) -> Trained:
@@ -61,31 +59,24 @@ def train(case: Case, folder: Path, resume: str | None = None) -> Trained:
 
     from examples.gpt.model_pretrain import PRETRAIN, PretrainOptions, pretrain
     from megakit.training import train as fit
-    from megakit.training.progress import parameters_of_the_job
 
     half = STEPS // 2
-    sizes: dict[str, Any] = {**SIZES, **case.options}
+    intervals = {"max_steps": STEPS, "val_interval": half, "save_interval": half}
+    sizes: dict[str, Any] = {**SIZES, **intervals, **case.options}
     options = PretrainOptions(
         output_dir=folder,
         text=TEXT,
-        max_steps=STEPS,
         lr=5e-3,
         global_batch_size=GLOBAL_BATCH,
-        val_interval=half,
-        save_interval=half,
         **sizes,
     )
     run = jobs.make_run(
         PRETRAIN, options, case.layout, resume=resume, dataset=options.fingerprint()
     )
     losses: list[float] = []
-    first: dict[str, np.ndarray] = {}
     kept = folder / "kept" / f"step={half:06}"  # the run keeps its last and its best one
 
     class Watch(pl.Callback):
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            first.update(jobs.weights_of(pl_module))
-
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
             if parallel_state.is_pipeline_last_stage():
                 losses.append(float(outputs["loss"]))
@@ -98,8 +89,7 @@ def train(case: Case, folder: Path, resume: str | None = None) -> Trained:
     module, data, trainer = jobs.built_by(pretrain, run)
     trainer.callbacks.append(Watch())
     fit(model=module, data=data, trainer=trainer, resume=resume)
-    count = parameters_of_the_job(module)
-    return Trained(losses, first, jobs.weights_of(module), str(kept), count)
+    return Trained(losses, jobs.weights_of(module), str(kept))
 
 
 def sample(

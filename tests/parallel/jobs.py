@@ -2,9 +2,10 @@
 
 import importlib
 import os
+import time
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,31 +32,29 @@ def layout(
     return Layout(world_size, 1, tensor, pipeline, GLOBAL_BATCH, micro)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trained:
     """What one rank saw of a training run.
 
     Attributes:
-        tensor_rank: Its place.
-        pipeline_rank: Its place.
-        data_rank: Its place.
+        place: Its tensor-parallel rank, its pipeline stage, and its data-parallel rank.
         losses: Of every step, where it is known: on the last stage.
         samples: Of every step and micro batch: index and checksum of each sample, (M, micro, 2).
         first: The weights before the first step, by name, as far as this rank has them.
         last: The weights after the last step.
+        seconds: What all steps took.
         optimizer: Class of Megatron's optimizer.
         best: The checkpoint that is said to be the best.
     """
 
-    tensor_rank: int
-    pipeline_rank: int
-    data_rank: int
-    losses: list[float]
-    samples: list[np.ndarray]
-    first: dict[str, np.ndarray]
-    last: dict[str, np.ndarray]
-    optimizer: str
-    best: str
+    place: tuple[int, int, int] = (0, 0, 0)
+    losses: list[float] = field(default_factory=list)
+    samples: list[np.ndarray] = field(default_factory=list)
+    first: dict[str, np.ndarray] = field(default_factory=dict)
+    last: dict[str, np.ndarray] = field(default_factory=dict)
+    seconds: float = 0.0
+    optimizer: str = ""
+    best: str = ""
 
 
 def make_run(
@@ -71,12 +70,10 @@ def make_run(
     if isinstance(options, TrainingOptions):
         identity = options.identity()
         identity |= {"dataset": dataset, "best_by": options.selects_by()}
-    accelerator = find_accelerator("cpu")
-    precision = "bf16-mixed" if options.precision == "auto" else options.precision
     plan = Plan(
         layout=layout,
-        accelerator=accelerator,
-        precision=precision,
+        accelerator=find_accelerator("cpu"),
+        precision="bf16-mixed" if options.precision == "auto" else options.precision,
         dataset=dataset,
         start=start,
         resume=resume,
@@ -88,12 +85,16 @@ def make_run(
     return run
 
 
-def pretrain(
-    layout: Layout,
-    folder: Path,
-    max_steps: int = 50,
-    use_distributed_optimizer: bool = False,
-) -> Trained:
+def options_of(stage: str, folder: Path, **more: Any) -> Any:
+    """Options of a script, for the digits in float32."""
+    of_all: dict[str, Any] = {"output_dir": folder, "dataset": "digits", "precision": "32"}
+    if stage != "predict":
+        of_all["global_batch_size"] = GLOBAL_BATCH
+    script = importlib.import_module(f"model_{stage}")
+    return getattr(script, f"{stage.title()}Options")(**of_all | more)
+
+
+def pretrain(layout: Layout, folder: Path, max_steps: int, distributed: bool = False) -> Trained:
     """`model_pretrain.py`, with a look at every step."""
     import lightning.pytorch as pl
     from megatron.core import parallel_state
@@ -101,79 +102,64 @@ def pretrain(
     from megakit.training import train
 
     script = importlib.import_module("model_pretrain")
-    options = script.PretrainOptions(
-        output_dir=folder,
-        dataset="digits",
-        precision="32",
-        max_steps=max_steps,
-        lr=1e-3,
-        global_batch_size=GLOBAL_BATCH,
-        val_interval=max(1, max_steps // 2),
-        save_interval=max_steps,
-    )
+    intervals = {"val_interval": max(1, max_steps // 2), "save_interval": max_steps}
+    options = options_of("pretrain", folder, max_steps=max_steps, lr=1e-3, **intervals)
     run = make_run(script.PRETRAIN, options, layout)
-    samples: list[np.ndarray] = []
-    losses: list[float] = []
-    weights: list[dict[str, np.ndarray]] = []
+    found, samples = Trained(), []
 
     def look(module: Any, inputs: tuple[Any, ...]) -> None:
+        """Keeps what the model sees of each sample, corruption included."""
         if module.training:
-            samples.append(_fingerprints(inputs[0]))
+            sums = [zlib.crc32(image.tobytes()) for image in inputs[0]["corrupted"].numpy()]
+            samples.append(np.stack([inputs[0]["idx"].numpy(), np.array(sums)], axis=1))
 
     class Watch(pl.Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            weights.append(weights_of(pl_module))
+            found.first = weights_of(pl_module)
+            found.seconds = -time.monotonic()
 
-        def on_train_batch_end(
-            self, trainer: Any, pl_module: Any, outputs: Any, *args: Any
-        ) -> None:
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
             if parallel_state.is_pipeline_last_stage():
-                losses.append(float(outputs["loss"] if isinstance(outputs, dict) else outputs))
+                found.losses.append(float(outputs["loss"]))
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            weights.append(weights_of(pl_module))
+            found.seconds += time.monotonic()
+            found.last = weights_of(pl_module)
 
         def __deepcopy__(self, memo: object) -> "Watch":
             return self  # NeMo copies callbacks in order to record them
 
     module, data, trainer = built_by(script.pretrain, run)
     module.register_forward_pre_hook(look)
-    trainer.strategy.ddp_config.use_distributed_optimizer = use_distributed_optimizer
+    trainer.strategy.ddp_config.use_distributed_optimizer = distributed
     trainer.callbacks.append(Watch())
     train(model=module, data=data, trainer=trainer)
-    return Trained(
-        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
-        pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
-        data_rank=parallel_state.get_data_parallel_rank(),
-        losses=losses,
-        samples=_by_step(samples, max_steps),
-        first=weights[0],
-        last=weights[1],
-        optimizer=_optimizer(trainer.optimizers[0].mcore_optimizer),
-        best=Path(trainer.checkpoint_callback.best_model_path).name,
+    found.place = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_data_parallel_rank(),
     )
+    found.samples = [*np.stack(samples).reshape(max_steps, -1, *samples[0].shape)]
+    mcore_optimizer = trainer.optimizers[0].mcore_optimizer
+    parts = getattr(mcore_optimizer, "chained_optimizers", [mcore_optimizer])
+    found.optimizer = type(parts[0]).__name__
+    found.best = Path(trainer.checkpoint_callback.best_model_path).name
+    return found
 
 
 def finetune(layout: Layout, folder: Path) -> str:
     """A classifier after a few steps from nothing; its checkpoint."""
     script = importlib.import_module("model_finetune")
-    options = script.FinetuneOptions(
-        output_dir=folder,
-        dataset="digits",
-        precision="32",
-        max_steps=100,
-        global_batch_size=GLOBAL_BATCH,
-        checkpoint="none",
-        val_interval=100,
-        save_interval=100,
-    )
+    sizes = {"max_steps": 100, "val_interval": 100, "save_interval": 100}
+    # At the default rate, a difference in rounding grows by orders of magnitude in some ten steps.
+    options = options_of("finetune", folder, checkpoint="none", lr=5e-3, **sizes)
     return str(script.finetune(make_run(script.FINETUNE, options, layout)))
 
 
 def predict(layout: Layout, folder: Path, checkpoint: str) -> str:
-    """`model_predict.py` in float32; the path of predictions.csv."""
+    """`model_predict.py`; the path of predictions.csv."""
     script = importlib.import_module("model_predict")
-    options = script.PredictOptions(output_dir=folder, dataset="digits", precision="32")
+    options = options_of("predict", folder)
     return str(script.predict(make_run(script.PREDICT, options, layout, start=checkpoint)))
 
 
@@ -184,26 +170,6 @@ def built_by(work: Callable[[Run], object], run: Run) -> tuple[Any, Any, Any]:
     with mock.patch.object(megakit.training, "train") as train, mock.patch.object(run, "finish"):
         work(run)
     return tuple(train.call_args.kwargs[name] for name in ("model", "data", "trainer"))
-
-
-def _fingerprints(batch: Any) -> np.ndarray:
-    """Index and checksum of each sample, (B, 2): of what the model sees, corruption included."""
-    images = batch["corrupted"].numpy()
-    sums = [zlib.crc32(image.tobytes()) for image in images]
-    return np.stack([batch["idx"].numpy(), np.array(sums, dtype=np.int64)], axis=1)
-
-
-def _by_step(samples: Sequence[np.ndarray], num_steps: int) -> list[np.ndarray]:
-    micro_batches = len(samples) // num_steps
-    return [
-        np.stack(samples[step * micro_batches : (step + 1) * micro_batches])
-        for step in range(num_steps)
-    ]
-
-
-def _optimizer(mcore_optimizer: Any) -> str:
-    chained = getattr(mcore_optimizer, "chained_optimizers", [mcore_optimizer])
-    return type(chained[0]).__name__
 
 
 def weights_of(pl_module: Any) -> dict[str, np.ndarray]:

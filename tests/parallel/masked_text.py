@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from examples.gpt.gpt_components import GptConfig, GptModule, NextTokenLoss
 from megakit.data import IdentityMultiEpochDatasetWrapper, MegatronDataModule
-from megakit.training import megatron_adam
+from megakit.training import LightningPassthroughPredictionMixin, megatron_adam
 
 BLOCK, NUM_TRAINING, NUM_BLOCKS = 16, 96, 33
 
@@ -50,13 +50,6 @@ class Data(MegatronDataModule):
         self.val_set = self.test_set = VALIDATED
 
 
-class PlainLoss(NextTokenLoss):
-    """A loss without further values."""
-
-    def token_values(self, batch: Any, forward_out: Tensor) -> dict[str, Tensor]:
-        return {}
-
-
 class OwnLoss(MegatronLossReduction):
     """A loss with another base class, as its users write it; it names its number of tokens."""
 
@@ -75,20 +68,24 @@ class OwnLoss(MegatronLossReduction):
         return {"loss": mean, "bits_per_byte": mean / math.log(2)}
 
 
-LOSSES: dict[str, Any] = {"values": NextTokenLoss, "plain": PlainLoss, "own": OwnLoss}
+class Module(GptModule, LightningPassthroughPredictionMixin):
+    """Predicts the loss of each token."""
+
+    def predict_step(self, batch: Any, batch_idx: int | None = None) -> Any:
+        output, kept = self(batch), {name: batch[name] for name in ("idx", "loss_mask")}
+        return {"output": output, **kept} if parallel_state.is_pipeline_last_stage() else output
 
 
-def make_module(loss: str = "values") -> GptModule:
+def make_module(is_own: bool = False) -> GptModule:
     """The module; large initial weights make the losses of the tokens differ."""
+    sizes: dict[str, Any] = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
     config = GptConfig(
-        num_layers=4,
-        hidden_size=32,
-        num_attention_heads=4,
+        **sizes,
         block_size=BLOCK,
         init_method_std=0.3,
-        loss_cls=LOSSES[loss],
+        loss_cls=OwnLoss if is_own else NextTokenLoss,
     )
-    return GptModule(config, megatron_adam(3e-3))
+    return Module(config, megatron_adam(3e-3))
 
 
 def make_data(layout: Any) -> Data:

@@ -1,16 +1,13 @@
-"""Fake ranks hold and communicate what real ranks do; nothing of them is left.
+"""Fake ranks hold and communicate what real ranks do.
 
 The functions below run in the pool's processes.
 """
 
 import importlib
-import os
-import sys
 from typing import Any
 
 import pytest
 
-from megakit.job.layout import Layout
 from tests.parallel import jobs
 
 LAYOUTS = {
@@ -32,11 +29,9 @@ CASES = [
 
 def make_run(stage, layout, folder, precision):
     script = importlib.import_module(f"model_{stage}")
-    options_class = getattr(script, f"{stage.capitalize()}Options")
-    options = options_class(output_dir=folder, dataset="digits", precision=precision, max_steps=3)
-    options.global_batch_size, options.val_interval, options.save_interval = 64, 3, 3
-    if stage == "finetune":
-        options.checkpoint = "none"
+    more: dict[str, Any] = {"checkpoint": "none"} if stage == "finetune" else {}
+    more |= {"precision": precision, "max_steps": 3, "val_interval": 3, "save_interval": 3}
+    options = jobs.options_of(stage, folder, **more)
     run = jobs.make_run(getattr(script, stage.upper()), options, layout)
     return getattr(script, stage), run
 
@@ -125,51 +120,3 @@ def test_all_that_a_rank_holds_and_communicates(ranks, tmp_path, stage, name, pr
     assert [found[rank] for rank in range(layout.world_size)] == expected
     for part, prefix in {"tensor": "tp", "pipeline": "pp", "data": "dp"}.items():
         assert any(share[part] > 0 for _, share in expected) == (prefix in name)
-
-
-def test_the_formulas_of_the_document(ranks, tmp_path):
-    """TP2 x PP2 x DP2, 4 micro batches of 8: docs/parallelism.md's tables, by hand."""
-    layout = Layout(8, 1, 2, 2, 64, 8)
-    (found,) = ranks.run(fake, "pretrain", layout, tmp_path, "32", world_size=1)
-    (_, first), (_, last) = found[0], found[7]
-    encoder, decoder = 32 * 784 + 32 + 3 * 32 + 3, 32 * 3 + 32 + 784 * 32 + 784
-    for share, number in ((first, encoder), (last, decoder)):
-        assert [share[key] for key in ("weights", "gradients", "optimizer", "data")] == [
-            *(4 * number, 4 * number, 8 * number, 4 * number),
-        ]
-        assert share["pipeline"] == 4 * (8 * 3 * 4)
-    assert first["tensor"] == 4 * (8 * 3 * 4)  # z; the images need no gradient
-    assert last["tensor"] == 4 * (8 * 784 * 4 + 8 * 3 * 4)  # x_hat, linear3's gradient
-
-
-def leaves_nothing():
-    """A fake job, then a real one, in one process: where its rank stood, and what was left."""
-    import torch
-    from megatron.core import parallel_state
-
-    from megakit.testing import distributed_model_parallel_state, fake_ranks
-
-    before = (dict(os.environ), sys.excepthook, torch.get_rng_state().tolist())
-    rank = 2 + 4 * (1 + 2 * (26 + 32 * 5))  # Megatron's order: tensor, context, data, pipeline
-    sizes: dict[str, Any] = {"tensor_model_parallel_size": 4, "context_parallel_size": 2}
-    with fake_ranks(rank, 4 * 2 * 32 * 8, **sizes, pipeline_model_parallel_size=8):
-        names = ("tensor_model_parallel", "context_parallel", "data_parallel")
-        place = [
-            (
-                getattr(parallel_state, f"get_{name}_rank")(),
-                getattr(parallel_state, f"get_{name}_world_size")(),
-            )
-            for name in (*names, "pipeline_model_parallel")
-        ]
-        torch.rand(3)
-    after = (dict(os.environ), sys.excepthook, torch.get_rng_state().tolist())
-    is_clean = not torch.distributed.is_initialized() and before == after
-    with distributed_model_parallel_state(tensor_model_parallel_size=2):
-        total = torch.tensor(torch.distributed.get_rank() + 1)
-        torch.distributed.all_reduce(total)
-        return place, is_clean, int(total)
-
-
-def test_nothing_is_left_and_a_real_job_follows(ranks):
-    place = [(2, 4), (1, 2), (26, 32), (5, 8)]
-    assert ranks.run(leaves_nothing, world_size=2) == [(place, True, 3)] * 2

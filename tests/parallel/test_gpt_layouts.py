@@ -96,20 +96,6 @@ def test_any_layout_resumes_any(trained, before, after):
         np.testing.assert_allclose(losses, expected[gpt_example.STEPS // 2 :], rtol=TOLERANCE)
 
 
-def test_every_weight_has_its_own_numbers(trained):
-    (rank,) = trained(Case())
-    drawn = [weight.ravel() for weight in rank.first.values() if len(np.unique(weight)) > 2]
-    assert len(drawn) == 2 + 4 * 4  # two embeddings, and four a layer
-    assert len({weight[:5].tobytes() for weight in drawn}) == len(drawn)
-
-
-def test_every_rank_counts_the_parameters_of_the_whole_model(trained):
-    """Tied weights count once, although the last stage has a copy of the embedding."""
-    (alone,) = trained(Case())
-    number = sum(weight.size for weight in alone.weights.values())
-    assert {rank.num_parameters for rank in (alone, *trained(LAYOUTS["pp2"]))} == {number}
-
-
 def test_samples_are_those_of_the_plain_model(trained, ranks, tmp_path):
     (rank,) = trained(Case())
     (text,) = ranks.run(gpt_example.sample_of_the_plain_model, rank.checkpoint, world_size=1)

@@ -56,10 +56,9 @@ class Training:
 
     def samples(self):
         """Of each tensor-parallel rank and stage, the samples of every global batch in order."""
-        places = sorted({(rank.tensor_rank, rank.pipeline_rank) for rank in self.ranks})
-        for place in places:
-            peers = [r for r in self.ranks if (r.tensor_rank, r.pipeline_rank) == place]
-            peers.sort(key=lambda rank: rank.data_rank)
+        for place in sorted({rank.place[:2] for rank in self.ranks}):
+            peers = [rank for rank in self.ranks if rank.place[:2] == place]
+            peers.sort(key=lambda rank: rank.place[2])
             yield [
                 # (M, ranks, micro, 2): a slice of the global batch is one micro batch of each rank
                 np.stack(parts, axis=1).reshape(-1, 2)
@@ -102,10 +101,10 @@ class TestEveryLayout:
         for rank in run.ranks:
             expected = whole.keys()
             if "pipeline" in layout:
-                expected = whole.keys() - first_stage if rank.pipeline_rank else first_stage
+                expected = whole.keys() - first_stage if rank.place[1] else first_stage
             assert rank.first.keys() == expected
             for key, weight in rank.first.items():
-                part = shard(whole[key], key, rank.tensor_rank, run.layout.tensor)
+                part = shard(whole[key], key, rank.place[0], run.layout.tensor)
                 np.testing.assert_array_equal(weight, part, err_msg=key)
 
     @CASES
@@ -149,9 +148,6 @@ class TestEveryLayout:
                     value = float(expected[column])
                     tolerance = 1e-4 if column == "grad_norm" else TOLERANCE
                     assert float(row[column]) == pytest.approx(value, rel=tolerance), column
-        steps = STEPS
-        validated = [row["step"] for row in run.metrics if row["val_loss"]]
-        assert validated == [str(steps // 2), str(steps)]
         # Ranks that disagreed on a validation loss would disagree on the best checkpoint.
         assert {rank.best for rank in run.ranks} == {rank.best for rank in alone.ranks}
         logs = list((run.runs / "pretrain" / "tensorboard").glob("events.out.tfevents.*"))
@@ -168,20 +164,19 @@ def test_other_samples_are_noticed(alone, ranks, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def classifier(ranks, tmp_path_factory):
-    """A checkpoint made by one process."""
-    folder = tmp_path_factory.mktemp("classifier")
-    return ranks.run(jobs.finetune, jobs.layout(), folder, world_size=1)[0]
+def predictions(ranks, tmp_path_factory):
+    """What a layout predicts with the checkpoint that another one made by fine-tuning."""
 
-
-@pytest.fixture(scope="session")
-def predictions(ranks, classifier, tmp_path_factory):
     @cache
-    def predict(**layout):
-        folder = tmp_path_factory.mktemp("predictions")
-        sizes = jobs.layout(**layout)
-        path = ranks.run(jobs.predict, sizes, folder, classifier, world_size=sizes.world_size)[0]
-        rows = read_csv(Path(path))
+    def finetune(name):
+        sizes, folder = jobs.layout(**LAYOUTS.get(name, {})), tmp_path_factory.mktemp("classifier")
+        return ranks.run(jobs.finetune, sizes, folder, world_size=sizes.world_size)[0]
+
+    @cache
+    def predict(made_by, name):
+        sizes, folder = jobs.layout(**LAYOUTS.get(name, {})), tmp_path_factory.mktemp("predicted")
+        how = (sizes, folder, finetune(made_by))
+        rows = read_csv(Path(ranks.run(jobs.predict, *how, world_size=sizes.world_size)[0]))
         probabilities = [[float(row[f"p{k}"]) for k in range(10)] for row in rows]
         exact = [(row["idx"], row["label"], row["prediction"]) for row in rows]
         return exact, np.array(probabilities)
@@ -189,11 +184,15 @@ def predictions(ranks, classifier, tmp_path_factory):
     return predict
 
 
-@CASES
-def test_one_checkpoint_predicts_the_same(predictions, name):
-    exact, probabilities = predictions()
+@pytest.mark.parametrize(
+    ("made_by", "name"),
+    [*(("one", name) for name in LAYOUTS if name not in LONG), ("tp2-pp2", "one")],
+)
+def test_one_checkpoint_predicts_the_same(predictions, made_by, name):
+    """Also one that four processes made: it is the one of a single process but for rounding."""
+    exact, probabilities = predictions("one", "one")
     assert [int(row[0]) for row in exact] == list(range(300))
     assert np.ptp(probabilities, axis=0).max() > 0.5  # it tells images apart
-    here, here_probabilities = predictions(**LAYOUTS[name])
-    assert here == exact
-    assert np.abs(here_probabilities - probabilities).max() <= 1e-4
+    here, here_probabilities = predictions(made_by, name)
+    assert [row[:2] for row in here] == [row[:2] for row in exact]
+    assert np.abs(here_probabilities - probabilities).max() <= (1e-4 if made_by == "one" else 1e-2)

@@ -22,56 +22,48 @@ echo "scontrol $*" >> "$LOG"
 """
 
 
-class Batch:
-    """The batch script, started as Slurm would, with programs that write down what is asked."""
+def start(folder, **environment):
+    """Starts the batch script as Slurm would, with programs that write down what is asked."""
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    defaults = {"WORKS_ON": "nothing", "FAILS_ON": "nothing", "LOG": str(folder / "log")}
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_SUBMIT_DIR": str(folder)}
+    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    every = {**os.environ, **path, **defaults, **slurm, **environment}
+    every.pop("PYTHON", None)  # it would choose another one than the default
+    return subprocess.Popen(["bash", SBATCH], env=every)
 
-    def __init__(self, folder, **environment):
-        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-            (folder / name).write_text(text)
-            (folder / name).chmod(0o755)
-        self.log = folder / "log"
-        # PYTHON would choose another one than the default.
-        inherited = {name: value for name, value in os.environ.items() if name != "PYTHON"}
-        defaults = {"WORKS_ON": "nothing", "FAILS_ON": "nothing", "LOG": str(self.log)}
-        slurm = {"SLURM_JOB_ID": "4711", "SLURM_SUBMIT_DIR": str(folder)}
-        path = {"PATH": f"{folder}:{os.environ['PATH']}"}
-        every = {**inherited, **path, **defaults, **slurm, **environment}
-        self.process = subprocess.Popen(["bash", SBATCH], env=every)
 
-    def asked(self, status):
-        """What the programs were asked, once the script has ended with its status."""
-        assert self.process.wait(60) == status
-        return self.log.read_text().splitlines()
+def asked(process, folder, status):
+    """What the programs were asked, once the script has ended with its status."""
+    assert process.wait(60) == status
+    return (folder / "log").read_text().splitlines()
 
 
 def test_three_steps_in_order(tmp_path):
     """Each with options of its own."""
-    batch = Batch(
-        tmp_path,
-        LAYOUT="--pipeline-parallel 2",
-        OPTIONS="--dataset digits",
-        PRETRAIN_OPTIONS="--max-steps 20 --lr 0.1",
-        FINETUNE_OPTIONS="--max-steps 30",
-        PREDICT_OPTIONS="--precision 32",
-    )
+    options = {"LAYOUT": "--pipeline-parallel 2", "OPTIONS": "--dataset digits"}
     own = ["--max-steps 20 --lr 0.1", "--max-steps 30", "--precision 32"]
-    assert [line.split("python ")[1] for line in batch.asked(0)] == [
+    names = ("PRETRAIN_OPTIONS", "FINETUNE_OPTIONS", "PREDICT_OPTIONS")
+    batch = start(tmp_path, **options, **dict(zip(names, own, strict=True)))
+    assert [line.split("python ")[1] for line in asked(batch, tmp_path, 0)] == [
         f"{script} --pipeline-parallel 2 --dataset digits {options}"
         for script, options in zip(SCRIPTS, own, strict=True)
     ]
 
 
 def test_before_the_time_limit_it_waits_for_the_save_and_goes_back_into_the_queue(tmp_path):
-    batch = Batch(tmp_path, WORKS_ON="model_finetune.py")
+    batch = start(tmp_path, WORKS_ON="model_finetune.py")
     while not (tmp_path / "log.working").exists():
-        assert batch.process.poll() is None
+        assert batch.poll() is None
         time.sleep(0.02)
-    batch.process.send_signal(signal.SIGUSR1)
-    *steps, last = batch.asked(143)
+    batch.send_signal(signal.SIGUSR1)
+    *steps, last = asked(batch, tmp_path, 143)
     assert last == "scontrol requeue 4711"
     assert [line.split()[2] for line in steps] == SCRIPTS[:2]
 
 
 def test_a_failing_step_ends_the_job_with_its_status(tmp_path):
-    batch = Batch(tmp_path, FAILS_ON="model_finetune.py")
-    assert [line.split()[2] for line in batch.asked(1)] == SCRIPTS[:2]
+    batch = start(tmp_path, FAILS_ON="model_finetune.py")
+    assert [line.split()[2] for line in asked(batch, tmp_path, 1)] == SCRIPTS[:2]

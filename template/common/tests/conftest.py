@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.single_process import single_process
+from megakit.testing import distributed_model_parallel_state
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,5 +23,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def megatron() -> Iterator[None]:
     """Sets up Megatron for one process; only afterwards may tests import `model_components`."""
-    with single_process():
+    with distributed_model_parallel_state(accelerator="cpu"):
         yield

@@ -1,9 +1,8 @@
 """Makes a script fail at one exact moment: just before the n-th call of some function.
 
-Python imports a module of this name, found on PYTHONPATH, in every process before anything else; so
-the real scripts run as they are, each of their ranks included. The moment is in the environment:
-`FAULT="MODULE:FUNCTION:N FAULT RANK"`, the fault being a signal, or an exception to raise. Just
-before the fault, the file named by `FAULT_CAME`, if any, is made.
+Python imports a module of this name in every process before anything else. The moment is in the
+environment: `FAULT="MODULE:FUNCTION:N FAULT RANK"`, the fault being a signal, or an exception to
+raise. Just before the fault, the file named by `FAULT_CAME`, if any, is made.
 """
 
 import builtins
@@ -11,6 +10,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import operator
 import os
 import signal
 import sys
@@ -39,10 +39,8 @@ class FaultAt(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: Any) -> None:
         self.loader.exec_module(module)
-        *classes, name = self.function.split(".")
-        owner = module
-        for part in classes:
-            owner = getattr(owner, part)
+        path, _, name = self.function.rpartition(".")
+        owner = operator.attrgetter(path)(module) if path else module
         original, calls = getattr(owner, name), [0]
 
         @functools.wraps(original)

@@ -9,7 +9,7 @@ import pytest
 from fiddle.experimental import serialization
 
 from megakit.checkpoints.context import read_model_settings
-from tests.hostile import problem as problem_of
+from tests.refusals import problem as problem_of
 from tests.scripts import REPOSITORY, run_python
 
 

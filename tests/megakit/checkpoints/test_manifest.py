@@ -23,7 +23,7 @@ from megakit.checkpoints.manifest import (
 )
 from megakit.errors import UserError
 from tests.fabricate import make_checkpoint
-from tests.hostile import problem as problem_of
+from tests.refusals import problem as problem_of
 
 WEIGHTS = "weights/__0_0.distcp"
 

@@ -14,7 +14,7 @@ from megakit.job.interactive import open_run
 from megakit.job.runs import RunDirectory, check_still_ours, lock
 from model_pretrain import PRETRAIN, PretrainOptions
 from tests.fabricate import make_run, prepare_run
-from tests.hostile import problem as problem_of
+from tests.refusals import problem as problem_of
 
 STAGE = Stage("first")
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from megakit.models.graph import Graph, UntraceableError, trace
 from megakit.reporting.report import INTERPRETER, embed_graph
-from tests.javascript import run_javascript
+from tests.left_behind import run_javascript
 
 
 class Layers(nn.Module):

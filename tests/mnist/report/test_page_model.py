@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from megakit.reporting.predictions import Predictions
 from mnist import files as mnist_files
 from mnist.training_form import to_training_form
-from tests.javascript import run_javascript
+from tests.left_behind import run_javascript
 from tests.mnist.report.pages import (
     SHIM,
     Trained,
