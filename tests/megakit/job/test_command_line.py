@@ -40,16 +40,6 @@ def test_values_of_every_type() -> None:
     assert parse_options(Options, []) == Options()
 
 
-def test_help_tells_the_defaults_and_the_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        parse_options(Options, ["--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "Bake a cake, with 100% butter. Options of this script: " in text
-    assert "--share FLOAT Share of the butter: 50% at least. --kind {plum,pear}" in text
-    assert "--max-steps INT Optimizer steps to train for. (default: 7)" in text  # text of the base
-    assert "--fresh Start over; the old run is kept under another name. " in text
-
-
 # ---- The environment ----
 
 
@@ -76,10 +66,6 @@ def read(*variables: dict[str, str]) -> Cluster:
     for some in variables:
         os.environ.update(some)
     return read_cluster()
-
-
-def test_alone() -> None:
-    assert read() == Cluster(None, rank=0, devices=1, num_nodes=1)
 
 
 def test_torchrun_also_within_srun() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megakit.errors import UserError, brief, first, printable, reading, reason_of
+from megakit.errors import UserError, brief, first, printable, reading
 from megakit.runtime.foreign_files import read_regular_file
 from tests.scripts import REPOSITORY
 
@@ -131,21 +131,6 @@ def test_texts_are_printable_and_short() -> None:
     assert brief("a" * 101 + "b" * 100) == "a" * 100 + "..." + "b" * 60
     problems = [str(number) for number in range(1021)]
     assert first(problems) == [*problems[:20], "1,001 more like these."]
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (OSError(28, "No space left on device"), "No space left on device"),
-        (OSError("of a library"), "OSError: of a library"),
-        (KeyError("width"), "KeyError: 'width'"),
-        (ValueError("two\nlines"), "two"),
-        (MemoryError(), "MemoryError"),
-    ],
-    ids=repr,
-)
-def test_reasons(error: Exception, reason: str) -> None:
-    assert reason_of(error) == reason
 
 
 def test_a_limit_of_its_size(tmp_path: Path) -> None:

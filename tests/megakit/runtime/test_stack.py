@@ -1,7 +1,6 @@
 """Stand-ins for what the stack lacks, and how parts of the frameworks are replaced."""
 
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import distributed
 
 from megakit.runtime import patching
-from megakit.runtime.patching import Patch, patch, require_attribute, stand_in
+from megakit.runtime.patching import Patch, patch, require_attribute
 from tests.scripts import output_of
 
 #: `use_accelerator("gpu")` needs no GPU. One process tells it all: importing NeMo takes seconds.
@@ -101,27 +100,6 @@ def test_a_name_that_is_there_and_one_that_the_stack_lacks(stack: ModuleType) ->
     ] == patching.PATCHES
 
 
-def test_stock_leaves_out_what_is_only_fast(
-    stack: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MEGAKIT_STOCK", "1")
-    patch(stack, "there", "fast", group="fast", reason="")
-    assert stack.there == "theirs"
-    patch(stack, "there", "safe", group="safe", reason="")
-    assert stack.there == "safe"
-    assert [one.group for one in patching.PATCHES] == ["safe"]
-    with pytest.raises(RuntimeError, match="gone"):  # a lock that does not fit is noticed anyway
-        patch(stack, "gone", None, group="fast", reason="")
-
-
-def test_a_stand_in_is_for_a_module_that_is_not_imported(stack: ModuleType) -> None:
-    for name in ("json", "made_up"):
-        stand_in(name, {"one": 1}, group="needed", reason="it is absent")
-    assert sys.modules["json"] is json
-    assert sys.modules.pop("made_up").one == 1
-    assert [one.owner for one in patching.PATCHES] == ["made_up"]
-
-
 @pytest.mark.usefixtures("megatron")
 @pytest.mark.parametrize("name", ["SUM", "MAX", "MIN", "PRODUCT"])
 def test_a_sum_over_one_rank(name: str) -> None:
@@ -149,12 +127,3 @@ def test_a_layer_s_sum_and_its_gradient(kind: str) -> None:
         y.square().sum().backward()
         results.append((y.detach(), x.grad))
     assert all(map(torch.equal, *results))
-
-
-@pytest.mark.usefixtures("megatron")
-def test_a_tensor_to_cuda() -> None:
-    tensor = torch.ones(2)
-    moved = [tensor.to("cuda", torch.float64), tensor.to(device=0), tensor.cuda()]
-    moved += [torch.zeros(2, device="cuda"), torch.empty(2, pin_memory=True).pin_memory()]
-    assert [one.device.type for one in moved] == ["cpu"] * 5
-    assert moved[0].dtype == torch.float64

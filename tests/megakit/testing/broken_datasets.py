@@ -1,14 +1,13 @@
-"""Datasets that each break one rule, beside ones that keep it; factories for other processes."""
+"""Datasets that each break one rule, beside ones that keep it."""
 
 import random
-import time
 
 import numpy as np
 import torch
 from numpy.random import default_rng
 from torch.utils.data import Dataset, get_worker_info
 
-from megakit.data import EpochIndex, MultiEpochDatasetWrapper, sample_generator
+from megakit.data import MultiEpochDatasetWrapper, sample_generator
 
 
 class Good(Dataset):
@@ -35,19 +34,11 @@ def having(name, values):
 
 
 Seeded = having("Seeded", lambda index: sample_generator(1, 0, index).random((2, 3)))
-OwnTorchGenerator = having(
-    "OwnTorchGenerator",
-    lambda index: torch.rand(2, 3, generator=torch.Generator().manual_seed(index)),
-)
 TorchGlobal = having("TorchGlobal", lambda index: torch.rand(2, 3))
 NumpyGlobal = having("NumpyGlobal", lambda index: torch.from_numpy(np.random.rand(2, 3)))
 PythonGlobal = having("PythonGlobal", lambda index: random.random())
-# Draws, though nothing depends on it.
-UselessDraw = having("UselessDraw", lambda index: (torch.randperm(4), index)[1])
 ManualSeed = having("ManualSeed", lambda index: (torch.manual_seed(index), torch.rand(2, 3))[1])
-NumpySeed = having("NumpySeed", lambda index: (np.random.seed(index), np.random.rand(2, 3))[1])
 Unseeded = having("Unseeded", lambda index: {"deep": [index, (0, default_rng().random(4))]})
-Clock = having("Clock", lambda index: time.perf_counter_ns())
 WorkerNumber = having("WorkerNumber", lambda index: getattr(get_worker_info(), "id", -1))
 
 
@@ -74,15 +65,6 @@ class ForkedDraw(Good):
     def values(self, index):
         with torch.random.fork_rng(devices=[]):
             return torch.rand(2, 3)
-
-
-class OneGenerator(Good):
-    def __init__(self):
-        super().__init__()
-        self.generator = default_rng(0)
-
-    def values(self, index):
-        return self.generator.random(3)
 
 
 class Remembers(Good):
@@ -146,27 +128,6 @@ class Endless(Good):
         return index
 
 
-class Grows(Good):
-    reads = 0
-
-    def __getitem__(self, index):
-        self.reads += 1
-        return super().__getitem__(index)
-
-    def __len__(self):
-        return self.length + (self.reads > 1)
-
-
-class OtherItems(PlainBatches):
-    def __getitems__(self, indices):
-        return [self[index] for index in sorted(indices, reverse=True)]
-
-
-class FewItems(PlainBatches):
-    def __getitems__(self, indices):
-        return [self[index] for index in set(indices) - {0}]
-
-
 class OtherBatch(PlainBatches):
     def get_batch(self, indices):
         batch = super().get_batch(indices)
@@ -192,22 +153,6 @@ class HashSeed(Good):
         return self.words[index]
 
 
-class UnseededStart(Good):
-    def __init__(self):
-        super().__init__()
-        self.noise = default_rng().random(10)
-
-    def values(self, index):
-        return self.noise[index]
-
-
-class WorkerFails(Good):
-    def values(self, index):
-        if get_worker_info():
-            raise RuntimeError("no worker may read this")
-        return index
-
-
 class Epochs(MultiEpochDatasetWrapper):
     def __init__(self):
         super().__init__(PlainBatches())
@@ -224,6 +169,3 @@ class UnseededEpochs(Epochs):
 class SameEpochs(Epochs):
     def apply_transform(self, sample, index):
         return {**sample, "noise": sample_generator(1, 0, index.idx).random(3)}
-
-
-NOT_A_FACTORY = EpochIndex(0, 0)

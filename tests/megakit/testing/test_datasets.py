@@ -1,11 +1,10 @@
 """Each rule with a dataset that breaks just that one, and ones that keep it."""
 
 import contextlib
-import importlib.util
+import importlib
 import random
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,9 @@ from megakit.data import (
     PRNGResampleDataset,
 )
 from megakit.testing import (
-    DatasetDistributedNondeterministic,
-    DatasetLocallyNondeterministic,
     assert_dataset_compatible_with_megatron,
     assert_dataset_elements_not_equal,
 )
-from megakit.testing.__main__ import main
 from tests.scripts import REPOSITORY, environment
 
 # By a name that other processes can import, too.
@@ -40,20 +36,9 @@ def _importable():
     sys.path.remove(FOLDER)
 
 
-def _load() -> Any:
-    spec = importlib.util.spec_from_file_location(
-        "broken_datasets", Path(FOLDER, "broken_datasets.py")
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["broken_datasets"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-broken: Any = _load()
-Good: Any = broken.Good
+sys.path.insert(0, FOLDER)
+broken: Any = importlib.import_module("broken_datasets")
+sys.path.remove(FOLDER)
 
 GOOD = {
     name: getattr(broken, name)
@@ -74,20 +59,13 @@ BROKEN = {
     "TorchGlobal": (r"dataset\[0\] draws from, seeds .* torch\.", "sample_generator"),
     "NumpyGlobal": (r"dataset\[0\] draws from, seeds .* numpy\.", "sample_generator"),
     "PythonGlobal": (r"dataset\[0\] draws from, seeds .* random\.", "sample_generator"),
-    "UselessDraw": (r"dataset\[0\] draws from, seeds .* torch\.", "sample_generator"),
     "ManualSeed": (r"dataset\[0\] draws from, seeds .* torch\.", "sample_generator"),
-    "NumpySeed": (r"dataset\[0\] draws from, seeds .* numpy\.", "sample_generator"),
     "ForkedDraw": (r"dataset\[0\] depends on the state .*sample\['x'\]\[0, 0\]", "sample_gen"),
     "Unseeded": (r"dataset\[0\] differs .*sample\['x'\]\['deep'\]\[1\]\[1\]\[0\]", "sample_gen"),
-    "Clock": (r"dataset\[0\] differs when read again: sample\['x'\] is", "the time"),
-    "OneGenerator": (r"dataset\[0\] differs when read again: sample\['x'\]\[0\]", "goes on"),
     "UnseededEpochs": (r"EpochIndex\(epoch=0, idx=0\)\] .*\['noise'\]\[0\]", "sample_generator"),
     "Remembers": (r"dataset\[5\] depends on what was read before it: sample\['x'\]\[1\]", "order"),
     "OneBuffer": (r"dataset\[0\] changes .*: sample\['x'\]\[0\] is 0.0 and 9.0", "clone"),
     "TooLong": (r"len\(dataset\) is 10, but dataset\[9\] fails with IndexError", "exact"),
-    "Grows": (r"len\(dataset\) was 10, and 11", "fix it"),
-    "OtherItems": (r"dataset\[0\] .*__getitems__ differ: sample\['x'\]\[0, 0\]", "one function"),
-    "FewItems": (r"__getitems__ gives 4 samples for 5 indices", "one sample for each"),
     "OtherBatch": (r"get_batch differ: batch\['x'\]\[4, 0, 0\] is 9.0 and 10.0", "one function"),
     "OtherBatchType": (r"batch\['idx'\] has the dtype torch.int64 and torch.int32", "int64"),
 }
@@ -123,26 +101,6 @@ def test_the_other_kind_of_index():
         assert_dataset_compatible_with_megatron([1, 2], EpochIndex(0, 0))
 
 
-@pytest.mark.parametrize(
-    ("names", "error"),
-    [
-        (
-            ("TorchGlobal", "Unseeded", "Remembers", "UnseededEpochs"),
-            DatasetLocallyNondeterministic,
-        ),
-        (
-            ("ManualSeed", "UselessDraw", "ForkedDraw"),
-            DatasetDistributedNondeterministic,
-        ),
-    ],
-    ids=["locally", "distributed"],
-)
-def test_kinds_of_nondeterminism(names, error):
-    for name in names:
-        with pytest.raises(error):
-            assert_dataset_compatible_with_megatron(getattr(broken, name)())
-
-
 @pytest.mark.parametrize("name", BROKEN)
 def test_datasets_that_break_one(name):
     message, remedy = BROKEN[name]
@@ -151,38 +109,11 @@ def test_datasets_that_break_one(name):
     assert remedy in str(caught.value)
 
 
-def test_an_empty_dataset():
-    with pytest.raises(AssertionError, match="dataset is empty"):
-        assert_dataset_compatible_with_megatron([])
-
-
-def test_the_given_index_is_read():
-    class Unlucky(Good):
-        def values(self, index):
-            return np.random.default_rng(None if index == 7 else index).random()
-
-    assert_dataset_compatible_with_megatron(Unlucky())
-    with pytest.raises(AssertionError, match=r"dataset\[7\] differs when read again"):
-        assert_dataset_compatible_with_megatron(Unlucky(), 7)
-    assert_dataset_compatible_with_megatron(broken.Epochs(), EpochIndex(3, 7))
-
-
-def test_a_comparison_of_ones_own():
-    def only_shapes(a, b):
-        assert a["x"].shape == b["x"].shape, "shapes differ"
-
-    class Noisy(Good):
-        def values(self, index):
-            return torch.from_numpy(np.random.default_rng().random((2, 3)))
-
-    assert_dataset_compatible_with_megatron(Noisy(), 0, only_shapes)
-
-
 def test_global_generators_are_left_as_they_were():
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
     expected = (torch.rand(1).item(), np.random.rand(), random.random())
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
-    for dataset in (broken.Good(), broken.NumpySeed()):
+    for dataset in (broken.Good(), broken.ManualSeed()):
         with contextlib.suppress(AssertionError):
             assert_dataset_compatible_with_megatron(dataset)
     assert (torch.rand(1).item(), np.random.rand(), random.random()) == expected
@@ -201,35 +132,6 @@ def test_workers():
     assert_dataset_compatible_with_megatron(broken.WorkerNumber())  # not seen in one process
     with pytest.raises(AssertionError, match=r"workers"):
         assert_dataset_compatible_with_megatron(broken.WorkerNumber(), other_processes=True)
-
-
-def test_other_processes_with_good_datasets():
-    dataset = MultiEpochDatasetResampler(broken.Epochs(), num_samples=25)
-    assert_dataset_compatible_with_megatron(dataset, other_processes=True)
-
-
-def test_a_dataset_that_cannot_be_sent():
-    dataset = broken.Good()
-    dataset.lock = threading.Lock()
-    with pytest.raises(AssertionError, match=r"cannot be sent to another process.*factory"):
-        assert_dataset_compatible_with_megatron(dataset, other_processes=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["broken_datasets:HashSeed", "--quick"], 0, "keeps the rules (10 samples)"),
-        (["broken_datasets:Endless", "--quick"], 0, "keeps the rules (10 samples)"),
-        (["broken_datasets:Unseeded", "--quick"], 1, "breaks a rule: dataset[0] differs"),
-        (["broken_datasets:Nowhere"], 2, "no attribute 'Nowhere'"),
-        (["no_such_module_anywhere:Good"], 2, "No module named"),
-    ],
-)
-def test_command(arguments, status, message, capsys):
-    assert main(arguments) == status
-    output = capsys.readouterr()
-    assert message in (output.err if status else output.out)
-    assert ("Endless: warning: len(dataset) is 10" in output.err) == ("Endless" in arguments[0])
 
 
 @pytest.mark.long

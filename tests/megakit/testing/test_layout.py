@@ -52,13 +52,6 @@ def test_a_cluster_of_1024_ranks(tmp_path):
 
 
 @pytest.mark.long
-def test_another_model():
-    script = REPOSITORY / "examples/vit/model_finetune.py"
-    done = layout(script, *DIGITS, "--devices", 2, "--pipeline-parallel", 2)
-    assert [row[3] for row in rows(done.output())] == ["104,192", "100,746"]
-
-
-@pytest.mark.long
 def test_a_loss_that_reads_a_value(tmp_path):
     """The message names its line."""
     code = (REPOSITORY / "model_components.py").read_text()

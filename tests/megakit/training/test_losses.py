@@ -65,20 +65,6 @@ def test_logits_of_language_models_have_the_batch_in_their_second_dimension() ->
     assert SequenceFirst().reduce([{"hidden": torch.ones(5, 2)}] * 3)["hidden"].shape == (5, 6)
 
 
-def test_an_output_without_a_value() -> None:
-    from megakit.training import PassthroughLossReduction
-
-    passthrough = PassthroughLossReduction()
-    outputs = [{"z": torch.ones(2), "loss": None}] * 2
-    loss, report = passthrough.forward({}, outputs[0])
-    assert (loss.item(), report) == (0, outputs[0])
-    assert passthrough.reduce(outputs)["loss"] is None
-    assert passthrough.forward({}, None)[0].item() == 0
-    assert passthrough.reduce([None, None]) is None
-    with pytest.raises(TypeError, match="float"):
-        passthrough.reduce([{"z": torch.ones(2), "seconds": 1.0}] * 2)
-
-
 class TestTokenMean:
     """Micro batches of unequally many tokens, against one big batch in plain torch."""
 

@@ -162,13 +162,6 @@ class Training:
             self.adam.step()
         return self
 
-    def resumed(self, adam: Any) -> "Training":
-        other = Training(adam)
-        for own, its in zip(self.weights, other.weights, strict=True):
-            its.data.copy_(own.data)
-        other.adam.load_state_dict(self.adam.state_dict())
-        return other
-
     def check_equal(self, other: "Training") -> None:
         for own, its in zip(self.weights, other.weights, strict=True):
             assert torch.equal(own, its)
@@ -190,17 +183,6 @@ def test_its_steps_are_those_of_torchs_fused_adam_bit_by_bit(adam_w_mode: bool) 
         torch.testing.assert_close(own, its, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("step", [0, 1, 11])
-def test_it_resumes_exactly(step: int) -> None:
-    from megakit.training.optimizer import FusedAdam
-
-    begun = Training(FusedAdam).run(0, step)
-    resumed = begun.resumed(FusedAdam)
-    assert resumed.adam.state.keys() > set(resumed.weights)
-    assert resumed.adam.param_groups[0]["step"] == step
-    resumed.run(step, 20).check_equal(Training(FusedAdam).run(0, 20))
-
-
 def test_a_resumption_with_the_other_kind_of_optimizer_is_refused() -> None:
     from megakit.errors import UserError
     from megakit.training.optimizer import check_saved_format
@@ -211,22 +193,3 @@ def test_a_resumption_with_the_other_kind_of_optimizer_is_refused() -> None:
     for metadata, is_distributed in (({}, True), (distributed, False)):
         with pytest.raises(UserError, match=f"use_distributed_optimizer={not is_distributed}"):
             check_saved_format(metadata, is_distributed)
-
-
-@pytest.mark.parametrize("is_distributed", [False, True])
-def test_megatron_builds_our_adam(is_distributed: bool) -> None:
-    from megatron.core import optimizer
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.transformer import TransformerConfig
-
-    from megakit.training.optimizer import FusedAdam, use_fused_adam
-
-    use_fused_adam()
-    model = DistributedDataParallel(
-        TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1),
-        DistributedDataParallelConfig(use_distributed_optimizer=is_distributed),
-        nn.Linear(4, 1),
-    )
-    config = optimizer.OptimizerConfig(lr=0.1, use_distributed_optimizer=is_distributed)
-    built = optimizer.get_megatron_optimizer(config, [model])
-    assert type(built.chained_optimizers[0].optimizer) is FusedAdam

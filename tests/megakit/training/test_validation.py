@@ -135,24 +135,6 @@ def test_whether_a_higher_value_is_better(trainer: Any) -> None:
         higher_is_better("val_mean", trainer, module)
 
 
-@pytest.mark.parametrize(
-    ("by", "stop_after", "named"),
-    [("val_loss", 2, "--stop-after:"), ("val_x", None, "--best-by:")],
-)
-def test_choosing_and_stopping_need_validation_data(
-    trainer: Any, by: str, stop_after: int | None, named: str
-) -> None:
-    from megakit.training import BestValue
-
-    writer: Any = SimpleNamespace(best_by=by, best_is_highest=False, wanted_step=None)
-    stop = BestValue(writer, stop_after)
-    module: Any = None
-    stop.on_train_start(trainer, module)
-    trainer.enable_validation = False
-    with pytest.raises(UserError, match=named):
-        stop.on_train_start(trainer, module)
-
-
 def test_values_of_an_earlier_validation_are_dropped() -> None:
     """Lightning keeps them until they are logged again."""
     from megakit.training.progress import Reporter
