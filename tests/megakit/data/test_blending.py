@@ -12,9 +12,8 @@ from torch.utils.data import Dataset, default_collate
 
 from megakit.data import (
     BlendedDataset,
-    MultiEpochDatasetWrapper,
 )
-from megakit.testing import assert_dataset_compatible_with_megatron, assert_elements_equal
+from megakit.testing import assert_elements_equal
 
 
 class Member(Dataset):
@@ -39,14 +38,6 @@ class Batched(Member):
         texts = tuple(f"number {index}" for index in indices)
         x = torch.stack([names, torch.from_numpy(indices)], 1)
         return {"member": names, "x": x, "pair": [torch.from_numpy(indices), texts]}
-
-
-class AddEpoch(MultiEpochDatasetWrapper):
-    def apply_transform(self, sample, index):
-        return {**sample, "x": sample["x"] + 1000 * index.epoch}
-
-    def apply_transform_batch(self, batch, index):
-        return {**batch, "x": batch["x"] + 1000 * torch.from_numpy(index.epoch)[:, None]}
 
 
 member_lists = st.lists(
@@ -108,20 +99,6 @@ def test_known_values():
     assert idxs == (1, 0, 4, 91, 3, 2, 0, 41, 2, 1, 3, 1, 1, 62, 2, 2, 0, 6, 4, 0)
 
 
-@pytest.mark.parametrize(
-    ("weights", "counts"),
-    [
-        ([0.7, 0.2, 0.1], [7, 2, 1]),
-        ([1 / 3, 2 / 3], [1, 2]),
-        ([9999, 1], [9999, 1]),
-        ([1e300, 1e300], [1, 1]),
-        ([0.7, 0.2, 2**0.5], [3025, 864, 6111]),
-    ],
-)
-def test_known_counts(weights, counts):
-    assert blend_of([(9, weight) for weight in weights]).counts.tolist() == counts
-
-
 def test_the_default_length_ends_before_a_repetition():
     assert len(blend_of([(100, 1)])) == 100
     assert len(blend_of([(10**9, 1), (10, 1)])) == 21
@@ -132,29 +109,16 @@ def test_the_default_length_ends_before_a_repetition():
         assert longer.locate(length)[1].epoch == 1
 
 
-def test_members_indexed_by_epoch():
-    plain, wrapped = Batched(0, 3), AddEpoch(Batched(1, 4))
-    blend = BlendedDataset([(plain, 1), (wrapped, 1)], num_samples=24)
-    for index in range(24):
-        member, place = blend.locate(index)
-        added = 1000 * place.epoch if member else 0
-        assert blend[index]["x"].tolist() == [member + added, place.idx + added]
-    assert_elements_equal(blend.get_batch(np.arange(24)), collated(blend, range(24)))
-    assert_dataset_compatible_with_megatron(blend)
-
-
 @pytest.mark.parametrize(
-    ("members", "options", "message"),
+    ("members", "message"),
     [
-        ([([1], float("nan"))], {}, "weight of member 0 must be positive, got nan"),
-        ([([1], 1), ([1], 1e-5)], {}, "weight 1e-05 of member 1 is too small: the smallest share"),
-        ([([1], 1), ([], 1)], {}, "dataset of member 1 is empty"),
-        ([([1], 1)], {"num_samples": 0}, "num_samples must be at least 1, got 0"),
+        ([([1], 1), ([1], 1e-5)], "weight 1e-05 of member 1 is too small: the smallest share"),
+        ([([1], 1), ([], 1)], "dataset of member 1 is empty"),
     ],
 )
-def test_wrong_values(members, options, message):
+def test_wrong_values(members, message):
     with pytest.raises(ValueError, match=message):
-        BlendedDataset(members, **options)
+        BlendedDataset(members)
     other: Any = [{"x": torch.zeros(3)}]
     blend = BlendedDataset([([{"x": torch.zeros(2)}], 1), (other, 1)], 4)
     with pytest.raises(ValueError, match="members of the blend give different samples"):

@@ -1,4 +1,4 @@
-"""The multi-epoch datasets: orders, fields, errors, memory, and batches that equal samples."""
+"""The multi-epoch datasets: orders, transforms, and batches that equal samples."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, default_collate, random_split
 
 from megakit.data import (
-    BatchedMultiEpochDatasetWrapper,
     EpochIndex,
     IdentityMultiEpochDatasetWrapper,
     MultiEpochDatasetResampler,
@@ -131,13 +130,6 @@ def test_transforms_of_samples_and_batches(wrapper):
     assert_dataset_compatible_with_megatron(MultiEpochDatasetResampler(dataset, num_epochs=3))
 
 
-class Scaled(BatchedMultiEpochDatasetWrapper):
-    """Written for batches alone."""
-
-    def apply_transform_batch(self, batch, index):
-        return {**batch, "scaled": batch["x"] * torch.from_numpy(index.epoch)[:, None]}
-
-
 class Samples(Indices):
     """Counts how it is read."""
 
@@ -163,14 +155,6 @@ class Changed(Batched):
 
     def __getitem__(self, index):
         return -index
-
-
-def test_a_transform_of_batches_transforms_samples():
-    dataset = Scaled(Samples(10))
-    sample = dataset[EpochIndex(3, 7)]
-    expected = {"x": torch.tensor([7.0, 7.0]), "pair": [torch.tensor(7), "number 7"]}
-    assert_elements_equal(sample, {**expected, "scaled": torch.tensor([21.0, 21.0])})
-    assert_dataset_compatible_with_megatron(MultiEpochDatasetResampler(dataset, num_epochs=3))
 
 
 @pytest.mark.parametrize(("dataset", "calls"), [(Samples(), ["item"] * 3), (Batched(), ["batch"])])

@@ -1,4 +1,4 @@
-"""permute: one to one at every length, the reference's values up to 2**32, errors."""
+"""permute: one to one at every length, and the values of the reference up to 2**32."""
 
 import json
 from pathlib import Path

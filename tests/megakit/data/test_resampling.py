@@ -1,4 +1,4 @@
-"""PRNGResampleDataset: even, independent, the same in any order; errors."""
+"""PRNGResampleDataset: even, independent, the same in any order."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A config builds its model late, from a checkpoint, and records its own changes."""
+"""A config builds its model from a checkpoint, and writes its settings into another one."""
 
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,6 @@ def test_a_model_takes_settings_and_weights(checkpoint: Path) -> None:
     assert all(torch.equal(saved[name], found[name]) for name in found if "head" not in name)
     with pytest.raises(UserError, match=r"head\.bias: shape \(7,\) in the model, \(3,\) in the"):
         config(**settings).configure_model()
-
-
-def test_a_model_without_attention_satisfies_megatron_s_checks() -> None:
-    mine = config(num_attention_heads=0)
-    for tensor_parallel in (2, 4):
-        mine.tensor_model_parallel_size = tensor_parallel
-        mine.__post_init__()  # as the strategy does
-        assert mine.num_attention_heads == mine.num_query_groups == tensor_parallel
-    with_attention = config(num_attention_heads=3)
-    with_attention.tensor_model_parallel_size = 2
-    with pytest.raises(ValueError, match="num_attention_heads"):
-        with_attention.__post_init__()
 
 
 def test_a_checkpoint_contains_the_settings_of_its_time(tmp_path: Path) -> None:

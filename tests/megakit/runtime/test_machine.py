@@ -1,23 +1,14 @@
-"""What a process finds on its machine: accelerator, fast numbers, threads, and its signals."""
+"""A GPU that cannot be used, and the signals of a process."""
 
 import contextlib
-import os
 import re
 import signal
 import time
 
 import pytest
 
-from megakit.runtime import Accelerator, find_accelerator, use_accelerator
 from megakit.runtime.signals import STOP_SIGNALS, StopRequest, handle_signals, handlers_restored
 from tests.scripts import output_of
-
-
-def test_cpu_is_found_by_name() -> None:
-    found = find_accelerator("cpu")
-    assert found == Accelerator("cpu", found.device, len(os.sched_getaffinity(0)), remark=None)
-    with pytest.raises(ValueError, match=r"'tpu': expected 'cpu' or 'gpu'"):
-        use_accelerator("tpu")  # type: ignore[arg-type]
 
 
 def test_a_gpu_that_cannot_be_used_is_passed_over_with_a_reason() -> None:

@@ -100,22 +100,6 @@ class ReadOnlyWindows(Windows):
     tokens.flags.writeable = False
 
 
-class Columns(Good):
-    """Views that interleave but do not overlap."""
-
-    table = torch.zeros(6, 10, dtype=torch.bfloat16)
-
-    def values(self, index):
-        return self.table[:, index]
-
-
-class SharedMask(Good):
-    mask = torch.ones(4)
-
-    def values(self, index):
-        return (self.mask, index)
-
-
 class TooLong(Good):
     def __getitem__(self, index):
         if index == 9:

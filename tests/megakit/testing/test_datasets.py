@@ -41,8 +41,7 @@ broken: Any = importlib.import_module("broken_datasets")
 sys.path.remove(FOLDER)
 
 GOOD = {
-    name: getattr(broken, name)
-    for name in ("Seeded", "PlainBatches", "Epochs", "ReadOnlyWindows", "Columns")
+    name: getattr(broken, name) for name in ("Seeded", "PlainBatches", "Epochs", "ReadOnlyWindows")
 }
 GOOD |= {
     "too long to be read": lambda: range(10**12),
@@ -73,7 +72,6 @@ BROKEN = {
 # The dataset, the warning, its remedy.
 UNUSUAL = {
     "Windows": (r"dataset\[0\] and dataset\[1\] share memory, at sample\['x'\]", "read-only"),
-    "SharedMask": (r"share memory, at sample\['x'\]\[0\] and sample\['x'\]\[0\]", "clone"),
     "Endless": (r"len\(dataset\) is 10, and dataset\[10\] gives a sample", "IndexError"),
 }
 
@@ -92,13 +90,6 @@ def test_datasets_that_are_unusual(name):
     (warning,) = caught
     assert remedy in str(warning.message)
     assert warning.filename == __file__
-
-
-def test_the_other_kind_of_index():
-    with pytest.raises(AssertionError, match=r"give index=0 or index=EpochIndex\(0, 0\)"):
-        assert_dataset_compatible_with_megatron(broken.Epochs(), 0)
-    with pytest.raises(AssertionError, match=r"TypeError.*index=0"):
-        assert_dataset_compatible_with_megatron([1, 2], EpochIndex(0, 0))
 
 
 @pytest.mark.parametrize("name", BROKEN)

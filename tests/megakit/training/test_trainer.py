@@ -1,4 +1,4 @@
-"""What a trainer refuses, and how it ends: wrong gradients, silent listeners, signals, GPUs."""
+"""What a trainer refuses: wrong gradients, listeners that hear nothing."""
 
 from pathlib import Path
 from types import SimpleNamespace
