@@ -19,8 +19,6 @@ from .machine import Machine, replace
 
 
 class Properties:
-    """What `get_device_properties` returns."""
-
     name, major, minor = "rehearsed GPU", 9, 0
     total_memory, multi_processor_count = 80 << 30, 132
 

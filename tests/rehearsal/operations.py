@@ -1,11 +1,17 @@
 """Checks every operation of torch as a GPU would, and labels its results."""
 
-from typing import Any
+import os
+import threading
+from typing import Any, NoReturn
 
 import torch
 from torch.utils import _python_dispatch
 
-from .machine import HOST, Machine, is_pinned, label_of, tensors_in
+from megakit.runtime.patching import require_attribute
+
+from .cuda import install_cuda
+from .machine import HOST, Machine, is_pinned, label_of, replace, tensors_in
+from .tensors import install_tensors
 
 #: Operations whose result the host waits for.
 _WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}
@@ -157,3 +163,26 @@ class _Operation:
         finally:
             generator.set_state(default.get_state())
             default.set_state(before)
+
+
+def begin_rehearsal(number: int) -> None:
+    """Simulates a machine with a number of GPUs; torch has been imported just now."""
+    machine = Machine(number)
+    install_tensors(machine)
+    install_cuda(machine)
+    leave = os._exit  # with which the scripts end
+
+    def write_and_leave(status: int) -> NoReturn:
+        machine.write()
+        leave(status)
+
+    os._exit = write_and_leave
+    # A dispatch mode belongs to one thread.
+    start: Any = require_attribute(threading.Thread, "_bootstrap_inner")
+
+    def start_in_mode(self: threading.Thread) -> None:
+        with RehearsalMode(machine):
+            start(self)
+
+    replace(threading.Thread, _bootstrap_inner=start_in_mode)
+    RehearsalMode(machine).__enter__()
