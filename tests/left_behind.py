@@ -64,6 +64,15 @@ def curves(folder: Path) -> dict[str, list[tuple[int, Any]]]:
     return found
 
 
+def hyperparameters(folder: Path) -> dict[str, Any]:
+    """The settings that TensorBoard shows."""
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    content = _events(folder).PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    values = HParamsPluginData.FromString(content).session_start_info.hparams
+    return {name: getattr(value, value.WhichOneof("kind")) for name, value in values.items()}
+
+
 def _events(folder: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

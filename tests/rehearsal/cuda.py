@@ -5,6 +5,7 @@ Functions are not compiled, because Triton's kernels cannot run on the memory of
 
 import contextlib
 import functools
+import inspect
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,42 +19,43 @@ from .machine import Machine, replace
 
 
 class Properties:
-    """What `get_device_properties` returns."""
-
     name, major, minor = "rehearsed GPU", 9, 0
     total_memory, multi_processor_count = 80 << 30, 132
 
 
 def replace_devices(machine: Machine) -> None:
     """Replaces the functions that query the GPUs, or query or set the current GPU."""
+    thread = machine.thread
 
     def set_device(device: Any) -> None:
         index = machine.index_of(device)
         if index is not None and index >= 0:
-            machine.thread.current = index
+            thread.current = index
             machine.open(index)
 
     def current_device() -> int:
         machine.initialize()
-        return machine.thread.current
+        return thread.current
 
     @contextlib.contextmanager
     def device(device: Any) -> Iterator[None]:
-        before, index = machine.thread.current, machine.index_of(device)
-        machine.thread.current = before if index is None else index
+        before, index = thread.current, machine.index_of(device)
+        thread.current = before if index is None else index
         try:
             yield
         finally:
-            machine.thread.current = before
+            thread.current = before
 
+    both: dict[str, Any] = {
+        "is_available": lambda: bool(machine.gpus),
+        "device_count": lambda: len(machine.gpus),
+    }
     replace(
         torch.cuda,
-        _lazy_init=machine.initialize,
-        init=machine.initialize,
-        is_available=lambda: bool(machine.gpus),
+        **both,
+        **dict.fromkeys(("_lazy_init", "init"), machine.initialize),
         is_initialized=lambda: machine.owner == os.getpid(),
         _is_in_bad_fork=lambda: machine.owner not in (None, os.getpid()),
-        device_count=lambda: len(machine.gpus),
         current_device=current_device,
         set_device=set_device,
         device=device,
@@ -65,9 +67,8 @@ def replace_devices(machine: Machine) -> None:
     found = torch.device("cuda") if machine.gpus else None
     replace(
         torch.accelerator,
-        is_available=lambda: found is not None,
+        **both,
         current_accelerator=lambda check_available=False: found,
-        device_count=lambda: len(machine.gpus),
         current_device_index=current_device,
         set_device_index=set_device,
     )
@@ -76,26 +77,17 @@ def replace_devices(machine: Machine) -> None:
 def replace_streams(machine: Machine) -> None:
     """Replaces streams and events; work on the CPU has finished when a call returns."""
 
-    class Stream:
+    class Stream(contextlib.nullcontext[None]):
         cuda_stream = 0
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-        def __enter__(self) -> "Stream":
-            return self
-
-        def __exit__(self, *exception: object) -> None: ...
-
-        def query(self) -> bool:
-            return True
-
-        def elapsed_time(self, other: object) -> float:
-            return 0.0
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__()
 
         def _go_on(self, *args: Any, **kwargs: Any) -> "Stream":
             return self
 
         record = wait = wait_stream = wait_event = record_event = _go_on
+        query = elapsed_time = lambda self, other=None: True
         synchronize = machine.wait
 
     stream = Stream()
@@ -133,26 +125,25 @@ def replace_random(machine: Machine) -> None:
         assert index is not None
         return generators[index]
 
-    def seed_current(seed: int) -> None:
-        if generators:
-            generators[machine.thread.current].manual_seed(int(seed))
-
-    def seed_all(seed: int) -> None:
-        for generator in generators:
+    def seed(seed: int, seeded: slice) -> None:
+        for generator in generators[seeded]:
             generator.manual_seed(int(seed))
+
+    def current() -> int:
+        return machine.thread.current
 
     def set_all(states: list[torch.Tensor]) -> None:
         for generator, state in zip(generators, states, strict=False):
             generator.set_state(state)
 
     functions: dict[str, Any] = {
-        "manual_seed": seed_current,
-        "manual_seed_all": seed_all,
+        "manual_seed": lambda number: seed(number, slice(current(), current() + 1)),
+        "manual_seed_all": lambda number: seed(number, slice(None)),
         "get_rng_state": lambda device="cuda": of(device).get_state(),
         "set_rng_state": lambda state, device="cuda": of(device).set_state(state.cpu()),
         "get_rng_state_all": lambda: [generator.get_state() for generator in generators],
         "set_rng_state_all": set_all,
-        "initial_seed": lambda: generators[machine.thread.current].initial_seed(),
+        "initial_seed": lambda: generators[current()].initial_seed(),
     }
     for module in (torch.cuda, torch.cuda.random):
         replace(module, **functions)
@@ -167,36 +158,29 @@ def replace_nccl(machine: Machine) -> None:
         group = distributed_c10d._get_default_group() if group is None else group
         return getattr(group, "group_name", None) in names
 
-    def on_gloo(original: Callable[..., Any], position: int) -> Callable[..., Any]:
-        """Wraps `init_process_group` or `new_group`, whose backend is at a position."""
+    def on_gloo(original: Callable[..., Any], is_new: bool) -> Callable[..., Any]:
+        """Wraps `init_process_group`, or `new_group`, whose default is the default group's."""
+        signature = inspect.signature(original)
 
         @functools.wraps(original)
         def create(*args: Any, **kwargs: Any) -> Any:
-            arguments = list(args)
-            given = arguments[position:] or [kwargs.get("backend")]
-            if position and given[0] is None:
-                asked = "nccl" if is_nccl(None) else "gloo"  # as the default group
-            else:
-                asked = given[0] or "nccl"
-            if len(arguments) > position:
-                arguments[position] = "gloo"
-            else:
-                kwargs["backend"] = "gloo"
+            given = signature.bind(*args, **kwargs).arguments
+            asked = given.get("backend") or ("gloo" if is_new and not is_nccl(None) else "nccl")
+            given["backend"] = "gloo"
             for option in ("device_id", "pg_options"):
-                kwargs.pop(option, None)
-            group = original(*arguments, **kwargs)
-            group = group or distributed_c10d._get_default_group()
+                given.pop(option, None)
+            group = original(**given) or distributed_c10d._get_default_group()
             if "nccl" in asked and isinstance(group, dist.ProcessGroup):
                 names.add(group.group_name)
-            return group if position else None
+            return group if is_new else None
 
         return create
 
     get_backend, get_device = dist.get_backend, distributed_c10d._get_object_coll_device
     barrier = distributed_c10d.barrier
     functions: dict[str, Any] = {
-        "init_process_group": on_gloo(dist.init_process_group, 0),
-        "new_group": on_gloo(dist.new_group, 2),
+        "init_process_group": on_gloo(dist.init_process_group, is_new=False),
+        "new_group": on_gloo(dist.new_group, is_new=True),
         "get_backend": lambda group=None: "nccl" if is_nccl(group) else get_backend(group),
         # gloo refuses device_ids
         "barrier": lambda group=None, async_op=False, device_ids=None: barrier(group, async_op),

@@ -24,24 +24,12 @@ CPU = torch.device("cpu")
 
 
 class _Thread(threading.local):
-    """The current GPU, which in CUDA each thread has; and where `Tensor.to` copies to."""
-
-    current = 0
-    target: int | None = None
+    current = 0  # the thread's GPU
+    target: int | None = None  # where `Tensor.to` copies to
 
 
 class Machine:
-    """The GPUs as one process sees them.
-
-    Attributes:
-        gpus: The numbers of the visible GPUs in the machine, in the order of their indices.
-        opened: The numbers of the GPUs on which this process has a context.
-        synchronizations: How often the host has waited for a GPU.
-        generators: The default generator of each GPU.
-        gpu_of_generator: The index of a generator's GPU, or `HOST`, by its address.
-        nccl_groups: The names of the gloo groups that simulate NCCL groups.
-        thread: Thread-local state.
-    """
+    """The GPUs as one process sees them; `opened` has those on which it has a context."""
 
     def __init__(self, number: int) -> None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -51,9 +39,9 @@ class Machine:
         self.gpus = [int(name) for name in itertools.takewhile(names.__contains__, chosen)]
         self.opened: list[int] = []
         self.synchronizations = 0
-        self.generators: tuple[Any, ...] = ()
-        self.gpu_of_generator: dict[int, int] = {}
-        self.nccl_groups: set[str] = set()
+        self.generators: tuple[Any, ...] = ()  # the default generators
+        self.gpu_of_generator: dict[int, int] = {}  # by the generator's address
+        self.nccl_groups: set[str] = set()  # names of gloo groups in the place of NCCL's
         self.owner: int | None = None  # the process that has used CUDA
         self.thread = _Thread()
 

@@ -1,11 +1,17 @@
 """Checks every operation of torch as a GPU would, and labels its results."""
 
-from typing import Any
+import os
+import threading
+from typing import Any, NoReturn
 
 import torch
 from torch.utils import _python_dispatch
 
-from .machine import HOST, Machine, is_pinned, label_of, tensors_in
+from megakit.runtime.patching import require_attribute
+
+from .cuda import install_cuda
+from .machine import HOST, Machine, is_pinned, label_of, replace, tensors_in
+from .tensors import install_tensors
 
 #: Operations whose result the host waits for.
 _WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}
@@ -25,12 +31,11 @@ class RehearsalMode(_TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs one operation on the CPU as if on the GPUs of its tensors."""
         return _Operation(self._machine, func, args, dict(kwargs or {})).run()
 
 
 class _Operation:
-    """One call of an operation; `gpu` is the GPU among the labels of its tensors, or `HOST`."""
+    """One call; `gpu` is the GPU among the labels of its tensors, or `HOST`."""
 
     def __init__(self, machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self.machine, self.func, self.args, self.kwargs = machine, func, args, kwargs
@@ -104,9 +109,9 @@ class _Operation:
 
     def _check_devices(self) -> None:
         is_pointwise = torch.Tag.pointwise in self.func.tags or self.name.startswith("_foreach")
-        is_in_place = self.name.endswith("_")
         for k, (tensor, label) in enumerate(zip(self.tensors, self.labels, strict=True)):
-            is_read_scalar = label == HOST and tensor.dim() == 0 and (k or not is_in_place)
+            is_result = k == 0 and self.name.endswith("_")
+            is_read_scalar = label == HOST and tensor.dim() == 0 and not is_result
             if label != self.gpu and not (is_pointwise and is_read_scalar):
                 self._refuse("Expected all tensors to be on the same device")
 
@@ -135,15 +140,16 @@ class _Operation:
     def _generator(self, where: int) -> torch.Generator | None:
         """Returns the default generator of a GPU, if the operation draws from it."""
         given = self.kwargs.get("generator")
-        if given is not None:
-            found = self.machine.gpu_of_generator.get(given._cdata, HOST)
-            if found != where:
-                expected, got = ("cpu" if gpu == HOST else "cuda" for gpu in (where, found))
-                raise RuntimeError(
-                    f"Expected a '{expected}' device type for generator but found '{got}'"
-                )
-        is_random = torch.Tag.nondeterministic_seeded in self.func.tags
-        return self.machine.generators[where] if where != HOST and is_random and not given else None
+        if given is None:
+            is_random = torch.Tag.nondeterministic_seeded in self.func.tags
+            return self.machine.generators[where] if where != HOST and is_random else None
+        found = self.machine.gpu_of_generator.get(given._cdata, HOST)
+        if found != where:
+            expected, got = ("cpu" if gpu == HOST else "cuda" for gpu in (where, found))
+            raise RuntimeError(
+                f"Expected a '{expected}' device type for generator but found '{got}'"
+            )
+        return None
 
     def _compute(self, generator: torch.Generator | None) -> Any:
         if generator is None:
@@ -157,3 +163,26 @@ class _Operation:
         finally:
             generator.set_state(default.get_state())
             default.set_state(before)
+
+
+def begin_rehearsal(number: int) -> None:
+    """Simulates a machine with a number of GPUs; torch has been imported just now."""
+    machine = Machine(number)
+    install_tensors(machine)
+    install_cuda(machine)
+    leave = os._exit  # with which the scripts end
+
+    def write_and_leave(status: int) -> NoReturn:
+        machine.write()
+        leave(status)
+
+    os._exit = write_and_leave
+    # A dispatch mode belongs to one thread.
+    start: Any = require_attribute(threading.Thread, "_bootstrap_inner")
+
+    def start_in_mode(self: threading.Thread) -> None:
+        with RehearsalMode(machine):
+            start(self)
+
+    replace(threading.Thread, _bootstrap_inner=start_in_mode)
+    RehearsalMode(machine).__enter__()

@@ -88,27 +88,28 @@ def replace_moves(machine: Machine) -> None:
 
 def replace_reads(machine: Machine) -> None:
     """Replaces the methods that return a tensor's values to Python without the dispatcher."""
-    tolist = Tensor.tolist
 
-    def checked(original: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(original: Callable[..., Any], on_gpu: Callable[[Tensor], None]) -> Any:
         @functools.wraps(original)
-        def convert(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def read(self: Tensor, *args: Any, **kwargs: Any) -> Any:
             if label_of(self) != HOST:
-                raise TypeError(
-                    f"can't convert {device_of(self)} device type tensor to numpy. Use "
-                    "Tensor.cpu() to copy the tensor to host memory first."
-                )
+                on_gpu(self)
             return original(self, *args, **kwargs)
 
-        return convert
+        return read
 
-    def tolist_(self: Tensor) -> Any:
-        if label_of(self) != HOST:
-            machine.wait()
-        return tolist(self)
+    def refuse(tensor: Tensor) -> None:
+        raise TypeError(
+            f"can't convert {device_of(tensor)} device type tensor to numpy. Use "
+            "Tensor.cpu() to copy the tensor to host memory first."
+        )
 
-    array = Tensor.__array__
-    replace(Tensor, numpy=checked(Tensor.numpy), __array__=checked(array), tolist=tolist_)
+    replace(
+        Tensor,
+        numpy=checked(Tensor.numpy, refuse),
+        __array__=checked(Tensor.__array__, refuse),
+        tolist=checked(Tensor.tolist, machine.wait),
+    )
 
 
 def replace_factories(machine: Machine) -> None:

@@ -11,96 +11,52 @@ from tests.scripts import output_of, rehearsed
 #: By name: the code, on two GPUs, and what its error has to say.
 BUGS = {
     "a loss mask on the CPU": (
-        """
-        losses, mask = torch.rand(4, 3, device="cuda"), torch.ones(4, 3)
-        (losses * mask).sum()
-        """,
+        "torch.rand(4, 3, device='cuda') * torch.ones(4, 3)",
         r"RuntimeError: aten.mul.Tensor: Expected all tensors to be on the same device, "
         r"but found cuda:0 \(4, 3\), cpu \(4, 3\)",
     ),
     "a running total on the CPU": (
-        """
-        total = torch.zeros(())
-        total += torch.ones((), device="cuda")
-        """,
+        "torch.zeros(()).add_(torch.ones((), device='cuda'))",
         r"aten.add_.Tensor: Expected all tensors to be on the same device",
     ),
     "numpy without cpu": (
-        """
-        torch.ones(2, device="cuda").numpy()
-        """,
+        "torch.ones(2, device='cuda').numpy()",
         r"TypeError: can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu\(\)",
     ),
     "a generator of the CPU": (
-        """
-        generator = torch.Generator().manual_seed(1)
-        torch.rand(3, device="cuda", generator=generator)
-        """,
+        "torch.rand(3, device='cuda', generator=torch.Generator().manual_seed(1))",
         r"Expected a 'cuda' device type for generator but found 'cpu'",
     ),
     "a tensor of the CPU over NCCL": (
         """
         import torch.distributed as dist
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-        try:
-            dist.all_reduce(torch.ones(1, device="cuda"))
-            dist.all_reduce(torch.ones(1))
-        finally:
-            dist.destroy_process_group()
+        dist.all_reduce(torch.ones(1, device="cuda"))
+        dist.all_reduce(torch.ones(1))
         """,
         r"allreduce_: No backend type associated with device type cpu",
     ),
     "CUDA in a data loader's worker": (
         """
-        class Items(torch.utils.data.Dataset):
-            def __len__(self): return 4
+        class Items(list):
             def __getitem__(self, k): return torch.zeros(1, device="cuda")
 
         torch.zeros(1, device="cuda")
-        list(torch.utils.data.DataLoader(Items(), num_workers=1, multiprocessing_context="fork"))
+        list(torch.utils.data.DataLoader(Items([0]), num_workers=1, multiprocessing_context="fork"))
         """,
         r"Cannot re-initialize CUDA in forked subprocess",
     ),
     "a GPU that does not exist": (
-        """
-        torch.zeros(1).to("cuda:2")
-        """,
+        "torch.zeros(1).to('cuda:2')",
         r"CUDA error: invalid device ordinal: cuda:2, of 2 GPUs",
     ),
     "indices on another GPU": (
-        """
-        torch.rand(4, device="cuda:0")[torch.tensor([0], device="cuda:1")]
-        """,
+        "torch.rand(4, device='cuda:0')[torch.tensor([0], device='cuda:1')]",
         r"indices should be either on cpu or on the same device as the tensor, "
         r"but found cuda:0 \(4,\), cuda:1 \(1,\)",
     ),
-    "a layer made in forward": (
-        """
-        class Model(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.trunk, self.head = torch.nn.Linear(3, 2), None
-
-            def forward(self, x):
-                self.head = self.head or torch.nn.Linear(2, 1)
-                return self.head(self.trunk(x))
-
-        Model().cuda()(torch.ones(4, 3, device="cuda"))
-        """,
-        r"aten.addmm.default: .*but found cpu \(1,\), cuda:0 \(4, 2\), cpu \(2, 1\)",
-    ),
     "a buffer that is not registered": (
-        """
-        class Model(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.positions = torch.arange(3)
-
-            def forward(self, x):
-                return torch.cat([x, self.positions])
-
-        Model().cuda()(torch.ones(3, device="cuda"))
-        """,
+        "torch.cat([torch.ones(3, device='cuda'), torch.arange(3)])",
         r"aten.cat.default: .*but found cuda:0 \(3,\), cpu \(3,\)",
     ),
     "a seed that stays": (
@@ -138,24 +94,6 @@ RIGHT = {
         torch.cuda.manual_seed_all(3)
         assert torch.equal(torch.rand(3, device="cuda").cpu(), first.cpu())
     """,
-    "a step of training equals the CPU's": """
-        def trained(device):
-            torch.manual_seed(1)
-            layers = torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
-            model = torch.nn.Sequential(*layers)
-            x = torch.rand(16, 4)
-            model, x = model.to(device), x.to(device)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-            for _ in range(3):
-                optimizer.zero_grad()
-                loss = (model(x) ** 2).mean()
-                loss.backward()
-                assert all(p.grad.device.type == device for p in model.parameters())
-                optimizer.step()
-            return [p.detach().cpu() for p in model.parameters()]
-
-        assert all(map(torch.equal, trained("cpu"), trained("cuda")))
-    """,
 }
 
 _RUN = """
@@ -183,11 +121,7 @@ def found() -> dict[str, str]:
     return outcomes
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_is_caught(found: dict[str, str], name: str) -> None:
-    assert re.search(BUGS[name][1], found[name], re.DOTALL), found[name]
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_what_is_right_runs(found: dict[str, str], name: str) -> None:
-    assert found[name] == "no error"
+@pytest.mark.parametrize("name", [*BUGS, *RIGHT])
+def test_what_is_wrong_is_caught_and_what_is_right_runs(found: dict[str, str], name: str) -> None:
+    expected = BUGS[name][1] if name in BUGS else "^no error$"
+    assert re.search(expected, found[name], re.DOTALL), found[name]

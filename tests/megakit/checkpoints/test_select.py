@@ -1,4 +1,4 @@
-"""The best of a run's checkpoints; those that a run cannot use, and those that are removed."""
+"""The best of a checkpoints folder, and what a run does with checkpoints that are not its own."""
 
 import errno
 import math
@@ -12,16 +12,12 @@ from megakit.checkpoints.manifest import (
     MANIFEST,
     OtherFormatError,
     read_manifest,
-    verify,
     write_manifest,
 )
 from megakit.checkpoints.select import (
     best_checkpoint,
     keep_own_checkpoints,
-    lock_checkpoint,
     own_checkpoints,
-    remove,
-    remove_leftovers,
 )
 from megakit.errors import UserError
 from tests.fabricate import make_checkpoint
@@ -42,10 +38,8 @@ def cut(checkpoint: Path) -> None:
     [
         ((0.3, 0.1, 0.2), 2),
         ((0.2, 0.1, 0.1), 2),  # of two equal ones the older
-        ((None, 0.2, None), 2),
         ((None, None), 2),  # the last
         ((math.nan, 0.5), 2),
-        ((0.5, math.nan), 1),
         ((math.nan, math.nan), 1),
         ((), None),
     ],
@@ -57,16 +51,6 @@ def test_the_lowest_loss_is_the_best_and_nan_the_worst(
     (tmp_path / ".step=000009").mkdir()
     assert best_checkpoint(tmp_path) == (made[best - 1] if best else None)
     assert best_checkpoint(tmp_path, by="last") == (made[-1] if made else None)
-
-
-@pytest.mark.parametrize(("is_highest", "best"), [(True, 2), (False, 3)])
-def test_another_value_may_choose(tmp_path: Path, is_highest: bool, best: int) -> None:
-    made = [make_checkpoint(tmp_path, step, val_loss=0.5) for step in range(4)]
-    for checkpoint, value in zip(made, (math.nan, 0.3, 0.9, 0.1), strict=True):
-        manifest = replace(read_manifest(checkpoint), values={"val_top": value})
-        write_manifest(checkpoint, replace(manifest, higher_is_better=is_highest))
-    assert best_checkpoint(tmp_path, by="val_top") == made[best]
-    assert best_checkpoint(tmp_path) == made[0]
 
 
 def test_a_run_keeps_its_own_and_renames_the_others(tmp_path: Path) -> None:
@@ -103,25 +87,3 @@ def test_what_may_be_undamaged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
         keep_own_checkpoints(tmp_path, "pretrain", {}, print)
     monkeypatch.undo()
     assert list(keep_own_checkpoints(tmp_path, "pretrain", {}, print)) == [path.parent]
-
-
-def test_a_locked_checkpoint_is_not_removed(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path, 10)
-    with lock_checkpoint(checkpoint), lock_checkpoint(checkpoint):
-        assert not remove(checkpoint)
-        verify(checkpoint)
-    assert remove(checkpoint)
-    assert names(tmp_path) == []
-    assert not remove(checkpoint)
-    with pytest.raises(FileNotFoundError):
-        lock_checkpoint(checkpoint)
-
-
-def test_remains_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    (make_checkpoint(tmp_path, 20)).rename(tmp_path / ".step=000020")
-    others = [".snapshots", "damaged-step=000030"]
-    for name in (".removing-step=000005", *others):
-        (tmp_path / name).mkdir()
-    make_checkpoint(tmp_path, 10)
-    remove_leftovers(tmp_path)
-    assert names(tmp_path) == [*others, "step=000010"]

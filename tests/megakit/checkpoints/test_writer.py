@@ -79,17 +79,6 @@ def test_best_and_last_are_kept(writer: CheckpointWriter, trainer: Any) -> None:
     assert kept == [[10], [20], [20, 30], [20, 40], [50]]
 
 
-def test_another_value_may_choose_the_best(writer: CheckpointWriter, trainer: Any) -> None:
-    writer.best_by, writer.best_is_highest = "val_top", True
-    for step, top in ((10, 0.7), (20, 0.9), (30, 0.8)):
-        trainer.callback_metrics["val_top"] = torch.tensor(top, dtype=torch.float64)
-        run_to(writer, trainer, step, step / 100)
-    assert steps(writer) == [20, 30]
-    best = read_manifest(Path(writer.best_model_path))
-    assert (best.step, best.val_loss, best.values) == (20, 0.2, {"val_top": 0.9})
-    assert best.higher_is_better
-
-
 def test_a_stop_s_checkpoint_is_never_the_best_and_goes(
     writer: CheckpointWriter, trainer: Any
 ) -> None:
@@ -166,22 +155,3 @@ def test_an_interrupted_save_leaves_nothing(
     trainer.save_checkpoint = save
     run_to(writer, trainer, 20, 0.4)
     assert steps(writer) == [20]
-
-
-def test_the_next_start_goes_on_and_removes_what_a_killed_start_left(
-    writer: CheckpointWriter, trainer: Any
-) -> None:
-    run_to(writer, trainer, 30, 0.2)
-    run_to(writer, trainer, 40, 0.5)
-    left = Path(shutil.copytree(writer.folder / "step=000030", writer.folder / "step=000025"))
-    manifest = read_manifest(writer.folder / "step=000030")
-    write_manifest(left, replace(manifest, step=25, val_loss=0.9))
-    again = CheckpointWriter(writer.folder, writer.manifest, 10)
-    again.load_state_dict(writer.state_dict())
-    assert again.seconds == writer.seconds > 0
-    again.setup(trainer, trainer.lightning_module, "fit")
-    found = [Path(path).name for path in (again.best_model_path, again.last_model_path)]
-    assert found == ["step=000030", "step=000040"]
-    assert steps(again) == [30, 40]
-    again.save(trainer, store_values=False)  # a stop before the next step
-    assert read_manifest(writer.folder / "step=000040").val_loss == 0.5

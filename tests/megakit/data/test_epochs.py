@@ -1,4 +1,4 @@
-"""The multi-epoch datasets: orders, fields, errors, memory, and batches that equal samples."""
+"""The multi-epoch datasets: orders, transforms, and batches that equal samples."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, default_collate, random_split
 
 from megakit.data import (
-    BatchedMultiEpochDatasetWrapper,
     EpochIndex,
     IdentityMultiEpochDatasetWrapper,
     MultiEpochDatasetResampler,
@@ -131,41 +130,6 @@ def test_transforms_of_samples_and_batches(wrapper):
     assert_dataset_compatible_with_megatron(MultiEpochDatasetResampler(dataset, num_epochs=3))
 
 
-def test_indices_that_there_are_not():
-    resampler = MultiEpochDatasetResampler(AddEpoch(Virtual(7)))
-    for index in (7, -1):
-        with pytest.raises(IndexError, match=f"{index} out of bounds for dataset of length 7"):
-            resampler[index]
-        with pytest.raises(IndexError, match=f"{index} out of bounds"):
-            resampler.get_batch(np.array([0, index, 1]))
-    with pytest.raises(TypeError, match="must be an integer"):
-        resampler[1.0]  # type: ignore[index]
-    with pytest.raises(TypeError, match="must be integers, got an array of float64"):
-        resampler.get_batch(np.array([1.0]))
-
-
-@pytest.mark.parametrize(
-    ("length", "arguments", "message"),
-    [
-        (7, {"num_epochs": 1, "num_samples": 7}, "Only one of num_epochs and num_samples"),
-        (7, {"num_epochs": 0}, "num_epochs must be at least 1"),
-        (7, {"num_samples": 0}, "num_epochs must be at least 1"),
-        (7, {"seed": -1}, "seed must be greater than or equal to 0"),
-        (0, {}, "dataset is empty"),
-    ],
-)
-def test_wrong_values(length, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        MultiEpochDatasetResampler(Indices(length), **arguments)
-
-
-class Scaled(BatchedMultiEpochDatasetWrapper):
-    """Written for batches alone."""
-
-    def apply_transform_batch(self, batch, index):
-        return {**batch, "scaled": batch["x"] * torch.from_numpy(index.epoch)[:, None]}
-
-
 class Samples(Indices):
     """Counts how it is read."""
 
@@ -186,12 +150,6 @@ class Batched(Samples):
         return {"x": x, "pair": [torch.from_numpy(indices), names]}
 
 
-class Listed(Samples):
-    def __getitems__(self, indices):
-        self.calls.append("items")
-        return [Samples()[index] for index in indices]
-
-
 class Changed(Batched):
     """Changes samples, but inherits a get_batch that knows nothing of it."""
 
@@ -199,17 +157,7 @@ class Changed(Batched):
         return -index
 
 
-def test_a_transform_of_batches_transforms_samples():
-    dataset = Scaled(Samples(10))
-    sample = dataset[EpochIndex(3, 7)]
-    expected = {"x": torch.tensor([7.0, 7.0]), "pair": [torch.tensor(7), "number 7"]}
-    assert_elements_equal(sample, {**expected, "scaled": torch.tensor([21.0, 21.0])})
-    assert_dataset_compatible_with_megatron(MultiEpochDatasetResampler(dataset, num_epochs=3))
-
-
-@pytest.mark.parametrize(
-    ("dataset", "calls"), [(Samples(), ["item"] * 3), (Batched(), ["batch"]), (Listed(), ["items"])]
-)
+@pytest.mark.parametrize(("dataset", "calls"), [(Samples(), ["item"] * 3), (Batched(), ["batch"])])
 def test_batches_are_fetched_in_the_best_way(dataset, calls):
     outer: Any = Subset(dataset, [7, 3, 3, 18, 0])
     inner, _ = random_split(outer, [3, 2], torch.Generator().manual_seed(42))

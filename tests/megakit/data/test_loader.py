@@ -6,17 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from megakit.data import (
-    BlendedDataset,
-    IdentityMultiEpochDatasetWrapper,
-    MultiEpochDatasetResampler,
-)
 from megakit.data.loader import make_loader
-from megakit.data.prefetch import CHUNK_BATCHES, can_be_prefetched, prefetch
+from megakit.data.prefetch import CHUNK_BATCHES, prefetch
 from megakit.testing import assert_elements_equal
-from tests.scripts import run_python
 
 
 class Squares(Dataset):
@@ -116,49 +110,6 @@ def test_a_datasets_own_mask_is_weighted():
         next(iter(loader([(1, 2)] * 8, batches(), 1.0)))
 
 
-LEFT_OPEN = """
-import multiprocessing
-import os
-import time
-import numpy as np
-from torch.utils.data import DataLoader, Dataset, _utils
-from megakit.data.loader import make_loader
-
-_utils.MP_STATUS_CHECK_INTERVAL = 0.5  # seconds that torch waits for each worker; they are 5
-
-class Numbers(Dataset):
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        if index >= HANGS_AT:
-            time.sleep(600)
-        return index
-
-batches = list(np.arange(40).reshape(10, 4))
-loader = make_loader(DataLoader(Numbers(), num_workers=2, persistent_workers=True), batches)
-kept = iter(loader)  # as a notebook's variables, or the traceback of an error, keep it
-assert next(kept).tolist() == [0, 1, 2, 3]
-if ENDS_AT_ONCE:
-    print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
-    os._exit(3)
-raise KeyError("a user's error")
-"""
-
-
-@pytest.mark.parametrize("ends_at_once", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_workers_that_hang_end_with_their_program(ends_at_once):
-    """As the scripts end, and as SIGKILL ends them, or by an error, where Python waits for them.
-
-    The pipe is closed when no worker is left.
-    """
-    choices = f"HANGS_AT, ENDS_AT_ONCE = 8, {ends_at_once}"
-    done = run_python("-c", f"{choices}\n{LEFT_OPEN}", timeout=120)
-    assert done.status == (3 if ends_at_once else 1), done.err
-    if not ends_at_once:
-        assert done.err.splitlines()[-1] == 'KeyError: "a user\'s error"'
-
-
 # --- Prefetching ----------------------------------------------------------------------------------
 
 
@@ -201,23 +152,3 @@ def test_the_user_sees_an_error_of_the_thread(monkeypatch):
     with pytest.raises(OSError, match="the disk is gone"):
         received.extend(prefetch(Source(limit=200), rows_of(60)))  # extends up to the error
     assert len(received) == 1 + 3 * CHUNK_BATCHES
-
-
-class OutOfDate(BatchedSquares):
-    def __getitem__(self, index: int) -> Any:
-        return {"x": torch.tensor(-index)}
-
-
-@pytest.mark.parametrize(
-    ("dataset", "expected"),
-    [
-        (BatchedSquares(), True),
-        (Subset(BatchedSquares(), [3, 1]), True),
-        (MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(BatchedSquares())), True),
-        (BlendedDataset([(BatchedSquares(), 1), (Squares(), 2)]), False),
-        (OutOfDate(), False),
-        (MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(Squares())), False),
-    ],
-)
-def test_which_datasets_are_prefetched(dataset, expected):
-    assert can_be_prefetched(dataset) is expected

@@ -1,4 +1,4 @@
-"""permute: one to one at every length, the reference's values up to 2**32, errors."""
+"""permute: one to one at every length, and the values of the reference up to 2**32."""
 
 import json
 from pathlib import Path
@@ -60,23 +60,3 @@ def test_different_indices_give_different_values_at_any_length(length, seed, dat
     lanes = np.array([seed % 2**64] * len(indices), np.uint64)  # a seed for each index
     expected = [permute(index, length, int(lanes[0])) for index in indices]
     assert permute(np.array(indices), length, lanes).tolist() == expected
-
-
-def test_types_and_shapes():
-    value = permute(np.int32(3), np.uint64(10), np.int64(42))
-    assert (value, type(value)) == (8, int)
-    assert permute(np.empty(0, np.int64), 10, 42).shape == (0,)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((10, 10, 0), r"\[0, 10\), got 10"),
-        ((np.array([0, -1]), 10, 0), "got -1"),
-        ((0, 0, 0), "length of the permuted range must be from 1"),
-        ((0, 10, -1), "seed must be greater than or equal to 0"),
-    ],
-)
-def test_outside(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        permute(*arguments)

@@ -1,11 +1,10 @@
-"""PRNGResampleDataset: even, independent, the same in any order; errors."""
+"""PRNGResampleDataset: even, independent, the same in any order."""
 
 import numpy as np
 import pytest
 from scipy.stats import chi2  # type: ignore[import-untyped]
 
 from megakit.data import PRNGResampleDataset, fetch_batch
-from megakit.testing import assert_dataset_compatible_with_megatron
 
 
 class Numbers:
@@ -58,20 +57,3 @@ def test_any_order_and_any_batch(length):
     shuffled = np.random.default_rng(0).permutation(5000)
     for batch in np.split(shuffled, [1, 50, 3000]):
         assert fetch_batch(dataset, batch).tolist() == [expected[index] for index in batch]
-
-
-def test_arguments():
-    dataset = PRNGResampleDataset(range(7))
-    assert (dataset.seed, dataset.num_samples, len(dataset)) == (42, 7, 7)
-    assert_dataset_compatible_with_megatron(PRNGResampleDataset(range(7), num_samples=20))
-    with pytest.raises(ValueError, match="dataset is empty"):
-        PRNGResampleDataset([])
-    with pytest.raises(ValueError, match="num_samples must be at least 1"):
-        PRNGResampleDataset(range(7), num_samples=0)
-    with pytest.raises(ValueError, match="seed must be greater than or equal to 0"):
-        PRNGResampleDataset(range(7), seed=-1)
-    for index in (7, -1):
-        with pytest.raises(IndexError, match="out of bounds"):
-            dataset[index]
-        with pytest.raises(IndexError, match="out of bounds"):
-            dataset.get_batch(np.array([0, index]))

@@ -40,16 +40,6 @@ def test_values_of_every_type() -> None:
     assert parse_options(Options, []) == Options()
 
 
-def test_help_tells_the_defaults_and_the_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        parse_options(Options, ["--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "Bake a cake, with 100% butter. Options of this script: " in text
-    assert "--share FLOAT Share of the butter: 50% at least. --kind {plum,pear}" in text
-    assert "--max-steps INT Optimizer steps to train for. (default: 7)" in text  # text of the base
-    assert "--fresh Start over; the old run is kept under another name. " in text
-
-
 # ---- The environment ----
 
 
@@ -78,35 +68,19 @@ def read(*variables: dict[str, str]) -> Cluster:
     return read_cluster()
 
 
-def test_alone() -> None:
-    assert read() == Cluster(None, rank=0, devices=1, num_nodes=1)
-
-
-def test_torchrun_also_within_srun() -> None:
-    assert read(TORCHRUN, SRUN) == Cluster("torchrun", 5, devices=4, num_nodes=2)
-
-
 def test_srun_and_what_it_sets() -> None:
-    cluster = read(SRUN, {"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_NODELIST": "gpu[03-05,09]"})
-    assert cluster == Cluster("srun", 3, devices=2, num_nodes=2, num_gpus=2)
-    expected = ("3", "4", "1", "2", "gpu03", "19711")
-    assert [os.environ[name] for name in NAMES] == [*expected]
+    nodes = {"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_NODELIST": "gpu[03-05,09]"}
+    assert read(SRUN, nodes) == Cluster("srun", 3, devices=2, num_nodes=2, num_gpus=2)
+    assert [os.environ[name] for name in NAMES] == ["3", "4", "1", "2", "gpu03", "19711"]
     assert os.environ["SLURM_JOB_NAME"] == "interactive"  # Lightning does not requeue the job
+    assert read(TORCHRUN, SRUN) == Cluster("torchrun", 5, devices=4, num_nodes=2)
+    read(SRUN, {"MASTER_ADDR": "mine", "MASTER_PORT": "4000"})
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("mine", "4000")
 
 
 def test_the_sizes_of_the_step_and_of_unequal_machines() -> None:
     cluster = read(SRUN, {"SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "2"})
     assert (cluster.devices, cluster.num_surplus, cluster.num_processes) == (2, 1, 5)
-
-
-def test_the_user_s_address_comes_first() -> None:
-    read(SRUN, {"SLURM_JOB_NODELIST": "a1,b2", "MASTER_ADDR": "mine", "MASTER_PORT": "4000"})
-    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("mine", "4000")
-
-
-def test_an_interactive_shell_is_no_job() -> None:
-    shell = {"SLURM_JOB_NAME": "interactive", "SLURM_STEP_NUM_TASKS": "1"}
-    assert read(SRUN, shell) == Cluster()
 
 
 def test_leftovers_of_a_job_are_removed() -> None:
@@ -118,7 +92,6 @@ def test_leftovers_of_a_job_are_removed() -> None:
 @pytest.mark.parametrize(
     ("variables", "told"),
     [
-        (TORCHRUN | {"RANK": "8"}, "RANK=8 WORLD_SIZE=8"),
         (TORCHRUN | {"WORLD_SIZE": "abc"}, "'abc'"),
         (SRUN | {"SLURM_PROCID": "4"}, "SLURM_PROCID=4, with 4 tasks"),
         (SRUN | {"MASTER_PORT": "abc"}, "'abc'"),

@@ -1,6 +1,5 @@
-"""predictions.csv of a classifier and of other models, and the outputs that are refused."""
+"""Outputs of a prediction that are refused before predictions.csv is written."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +45,6 @@ SPOILT = np.array([[1.0, 2.0, 3.0], [4.0, np.nan, 6.0]], np.float32)
 @pytest.mark.parametrize(
     ("changed", "options", "told"),
     [
-        ({"output": SPOILT}, {}, r"^step=10: the model's outputs are NaN or infinite"),
         ({"latent": SPOILT}, {}, r"^step=10: the model's outputs are NaN or infinite"),
         ({"output": np.ones((2, 5, 3), np.float32)}, {}, r"shape \(B, 5, 3\).* two classes.*rows="),
         ({"label": None}, {}, r"no 'label'.*rows="),
@@ -60,20 +58,3 @@ def test_what_is_refused(tmp_path: Path, changed: Any, options: Any, told: str) 
     with pytest.raises(UserError, match=told):
         finish(tmp_path, outputs(**changed), **options)
     assert list((tmp_path / "predict").glob("*.csv")) == []
-
-
-def test_a_model_that_is_no_classifier(tmp_path: Path) -> None:
-    found = outputs(output=np.array([[0.1], [-1e-05]], np.float32), label=None, latent=None)
-    path = finish(
-        tmp_path,
-        found,
-        sources=["first", "second, quoted"],
-        rows=lambda block: {"value": block.output[:, 0], "is_high": block.output[:, 0] > 0},
-    )
-    assert path.read_text() == (
-        'idx,source,value,is_high\n0,first,0.1,True\n1,"second, quoted",-1e-05,False\n'
-    )
-    summary = json.loads((tmp_path / "predict" / "summary.json").read_text())
-    assert (summary["num_samples"], summary["seconds"]) == (2, 2.0)
-    assert summary["samples_per_second"] == 1.0
-    assert summary["accuracy"] is summary["cross_entropy"] is None

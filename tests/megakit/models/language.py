@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.enums import AttnMaskType
-from torch.export import Dim
 
 from megakit.models import (
     IOMixinWithGettersSetters,
@@ -54,7 +53,3 @@ class LanguageConfig(
     block_size: int = 24
     tied_weights: bool = True
     positions: str = "learned_absolute"
-
-    def export_inputs(self) -> tuple[dict[str, torch.Tensor], dict[str, dict[int, Dim]]]:
-        dims = {0: Dim("batch"), 1: Dim("sequence", max=self.block_size)}
-        return {"tokens": torch.randint(32, (2, self.block_size))}, {"tokens": dims}

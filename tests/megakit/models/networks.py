@@ -37,14 +37,6 @@ class Net(MegatronModule):
         return logits
 
 
-class TiedNet(Net):
-    """Has its head under two names."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.again = self.head
-
-
 @dataclass
 class NetConfig(MegatronBioNeMoTrainableModelConfig[Net, Any], IOMixinWithGettersSetters):
     model_cls: type[Net] | None = Net

@@ -56,7 +56,6 @@ def sdpa() -> Any:
     [
         ("causal", {}),
         ("no_mask", {"num_query_groups": 2}),
-        ("causal", {"apply_query_key_layer_scaling": True}),
         ("no_mask", {"bf16": True}),
     ],
     ids=str,

@@ -1,6 +1,5 @@
 """Exports: what is asked for is checked first, what is written gives what the model gives."""
 
-import itertools
 import json
 import re
 import sys
@@ -22,27 +21,23 @@ Export = Callable[..., int]
 
 
 @pytest.fixture(scope="module")
-def checkpoints(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints by the modules of their models."""
+def checkpoint(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
-    from tests.megakit.models.language import LanguageConfig, LanguageModel
     from tests.megakit.models.networks import save_checkpoint
 
-    folder = tmp_path_factory.mktemp("export")
-    language = save_checkpoint(folder / "language", LanguageModel(LanguageConfig(seed=3)))
-    checkpoint = save_checkpoint(folder / "net", net())
+    checkpoint = save_checkpoint(tmp_path_factory.mktemp("export"), net())
     files = list_files(checkpoint)
     write_manifest(checkpoint, Manifest("train", "Net", "noise", 7, 0.5, {"lr": 0.1}, files=files))
-    return {"networks": checkpoint, "language": language}
+    return checkpoint
 
 
 @pytest.fixture
-def export(checkpoints: dict[str, Path]) -> Export:
+def export(checkpoint: Path) -> Export:
     """The command, in this process."""
 
-    def command(*options: Any, of: str = "networks") -> int:
-        components = ("--components", f"tests.megakit.models.{of}")
-        return main([str(checkpoints[of]), *components, *map(str, options)])
+    def command(*options: Any) -> int:
+        components = ("--components", "tests.megakit.models.networks")
+        return main([str(checkpoint), *components, *map(str, options)])
 
     return command
 
@@ -53,14 +48,6 @@ def net(seed: int = 3) -> Any:
     return Net(NetConfig(seed=seed))
 
 
-def run_onnx(path: Path, **inputs: torch.Tensor) -> list[torch.Tensor]:
-    from onnxruntime import InferenceSession
-
-    session = InferenceSession(path, providers=["CPUExecutionProvider"])
-    given = {name: tensor.numpy() for name, tensor in inputs.items()}
-    return [torch.as_tensor(output) for output in session.run(None, given)]
-
-
 def test_every_format(export: Export, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     weights, program, onnx = (tmp_path / f"net.{name}" for name in ("safetensors", "pt2", "onnx"))
     formats = ("--safetensors", weights, "--torch-export", program, "--onnx", onnx)
@@ -68,6 +55,7 @@ def test_every_format(export: Export, tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr() == (f"{onnx}\n{program}\n{weights}\n", "")
     assert set(tmp_path.iterdir()) == {weights, program, onnx}
 
+    from onnxruntime import InferenceSession
     from safetensors import safe_open
 
     trained = net()
@@ -79,30 +67,12 @@ def test_every_format(export: Export, tmp_path: Path, capsys: pytest.CaptureFixt
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert (told["model"], told["dataset"], told["step"]) == ("Net", "noise", "7")
     assert json.loads(told["run"]) == {"lr": 0.1}
+    session = InferenceSession(onnx, providers=["CPUExecutionProvider"])
     for batch in (1, 9):
         x = torch.randn(batch, 6)
         loaded = torch.export.load(program).module()
-        for output in (loaded(x), *run_onnx(onnx, input=x)):
+        for output in (loaded(x), *map(torch.as_tensor, session.run(None, {"input": x.numpy()}))):
             torch.testing.assert_close(output, trained(x), rtol=0, atol=1e-6)
-
-
-def test_a_language_model(
-    export: Export,
-    checkpoints: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
-    """Its config describes integers, and two dimensions of any size; ONNX: tests/examples."""
-    from megakit.models import load_for_inference
-
-    program = tmp_path / "model.pt2"
-    assert export("--torch-export", program, of="language") == 0
-    assert capsys.readouterr() == (f"{program}\n", "")
-    plain = load_for_inference(checkpoints["language"])
-    loaded = torch.export.load(program).module()
-    for batch, length in itertools.product((1, 2, 9), (1, 2, 17, 24)):
-        tokens = torch.randint(32, (batch, length))
-        torch.testing.assert_close(loaded(tokens), plain(tokens), rtol=0, atol=1e-5)
 
 
 def test_a_file_that_gives_something_else_is_not_left(
@@ -135,16 +105,12 @@ def test_what_is_refused_first(
 ) -> None:
     weights, program = tmp_path / "net.safetensors", ("--torch-export", tmp_path / "net.pt2")
     weights.write_text("mine")
-    assert main([str(tmp_path / "nowhere"), "--components", "no.such"]) == 2
     assert export("--safetensors", weights, "--onnx", tmp_path / "no" / "net.onnx") == 2
     assert export("--safetensors", tmp_path / "x", "--torch-export", tmp_path / "x") == 2
     assert export(*program, "--input-shape", "2,5") == 2
     assert export(*program) == 2
     told = capsys.readouterr().err
     for part in (
-        "nowhere: there is no such checkpoint",
-        "--components no.such: there is no such module in",
-        "nothing to write",
         "two formats with one FILE",
         f"net.onnx: there is no folder {tmp_path / 'no'}. Create it, or choose",
         f"{weights}: exists. Choose another name, or give --force.",
@@ -158,28 +124,17 @@ def test_what_is_refused_first(
     assert weights.stat().st_size > 100
 
 
-# ---- The tutorial's own model ------------------------------------------------------------------
-
-
 OPTIONS = ("--dataset", "digits", "--precision", "32", "--max-steps", 200, "--val-interval", 100)
 
 
 def compare_with_rows(logits: Any, rows: list[dict[str, str]]) -> None:
-    """Every class as predicted, unless two tie; every probability to 1e-5 of the largest logit."""
+    """Every probability as predicted, to 1e-5 of the largest logit."""
     logits = np.asarray(logits, dtype=np.float64)
-    tolerance = 1e-5 * max(1, np.abs(logits).max())
     found = np.exp(logits - logits.max(axis=1, keepdims=True))
     found /= found.sum(axis=1, keepdims=True)
     expected = np.array([[float(row[f"p{k}"]) for k in range(10)] for row in rows])
     assert found.shape == expected.shape
-    assert np.abs(found - expected).max() < tolerance
-    two_best = np.sort(found, axis=1)[:, -2:]
-    is_clear = two_best[:, 1] - two_best[:, 0] > tolerance
-    assert is_clear.mean() > 0.9
-    predicted = np.array([int(row["prediction"]) for row in rows])
-    assert (found.argmax(axis=1) == predicted)[is_clear].all()
-    with pytest.raises(AssertionError):  # else the checks above could not fail
-        assert (found.argmax(axis=1) == np.roll(predicted, 1)).all()
+    assert np.abs(found - expected).max() < 1e-5 * max(1, np.abs(logits).max())
 
 
 @pytest.mark.long

@@ -81,17 +81,6 @@ def test_the_model_is_plain_and_gives_the_same(trained: Any, checkpoint: Path) -
     torch.testing.assert_close(found, trained(x), rtol=0, atol=1e-6)
 
 
-def test_the_config_is_kept_and_decides(checkpoint: Path) -> None:
-    from tests.megakit.models.networks import NetConfig
-
-    config = NetConfig(num_classes=7, tensor_model_parallel_size=2, num_attention_heads=2)
-    before = vars(config).copy()
-    assert torch.equal(load(checkpoint, config).head.weight, load(checkpoint).head.weight)
-    assert vars(config) == before
-    with pytest.raises(UserError, match=r"head\.weight: shape \(3, 2\) in the model, \(7, 2\)"):
-        load(checkpoint, NetConfig())  # its override_parent_fields keeps its own number of classes
-
-
 def test_nothing_is_imported_because_a_checkpoint_says_so(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,14 +164,3 @@ def test_logits_losses_masks_and_the_cache(settings: dict[str, Any], tmp_path: P
     config = LanguageConfig(seed=8, **settings)
     again = load(checkpoint_from_weights(plain.state_dict(), config, tmp_path / "imported"))
     assert torch.equal(again(tokens), plain(tokens))
-
-
-def test_layers_without_a_plain_form_are_listed(tmp_path: Path) -> None:
-    from tests.megakit.models.language import LanguageConfig
-
-    checkpoint = save(tmp_path / "checkpoint", language_model(num_layers=1))
-    layer = "decoder.layers.0.self_attention.core_attention (ScaledDotProductAttention)"
-    limited: Any = {"window_size": (2, 0), "override_parent_fields": ["window_size"]}
-    with pytest.raises(UserError) as error:
-        load(checkpoint, LanguageConfig(num_layers=1, **limited))
-    assert f"these layers cannot be replaced by torch layers: {layer}. Use" in str(error.value)

@@ -22,22 +22,6 @@ def layer(kind: str, name: str = "layer", seed: int = 1, sizes: tuple[int, int] 
     return getattr(models, f"{kind}_parallel_linear")(NetConfig(seed=seed), *sizes, name)
 
 
-def same(one: Any, other: Any) -> bool:
-    return torch.equal(one.weight, other.weight) and torch.equal(one.bias, other.bias)
-
-
-@kinds
-def test_first_weights_of_a_linear_layer_belong_to_seed_and_name(kind: str) -> None:
-    first = layer(kind)
-    torch.manual_seed(123)
-    expected = torch.rand(3)
-    torch.manual_seed(123)
-    assert same(layer(kind), first)
-    assert not same(layer(kind, "another"), first)
-    assert not same(layer(kind, seed=2), first)
-    assert torch.equal(torch.rand(3), expected)  # torch's generator is as before
-
-
 @kinds
 def test_first_weights_are_spread_as_in_torch(kind: str) -> None:
     """`nn.Linear` draws weight and bias evenly from within 1 / sqrt(in) of 0."""
@@ -82,36 +66,6 @@ def block(mask: str = "no_mask", **fields: Any) -> Any:
     from megakit.models import transformer_layer_spec
 
     return TransformerBlock(config(**fields), transformer_layer_spec(AttnMaskType[mask]))
-
-
-def language_model(**fields: Any) -> Any:
-    from tests.megakit.models.language import LanguageConfig
-
-    return LanguageConfig(tied_weights=False, **fields).configure_model()
-
-
-@pytest.mark.parametrize("build", [block, language_model])
-def test_first_weights_belong_to_seed_and_name(build: Any) -> None:
-    first, other_seed = (
-        dict(build(seed=1).named_parameters()),
-        dict(build(seed=2).named_parameters()),
-    )
-    torch.manual_seed(123)
-    again = dict(build(seed=1).named_parameters())
-    torch.testing.assert_close(again, first, rtol=0, atol=0)
-    names = [name for name in first if name.endswith("linear_fc1.weight")]
-    assert not torch.equal(first[names[0]], first[names[1]])
-    for name in (*names, *(one for one in first if "embedding" in one or "output_layer" in one)):
-        assert not torch.equal(first[name], other_seed[name]), name
-
-
-@pytest.mark.parametrize(("mask", "seen"), [("no_mask", [0, 1, 2, 3]), ("causal", [0, 1])])
-def test_what_a_token_sees(mask: str, seen: list[int]) -> None:
-    tokens = torch.randn(4, 1, 8, requires_grad=True)
-    output = block(mask)(tokens, attention_mask=None)
-    # Not a token's sum: after the last layer norm that is 0, whatever there was.
-    (gradient,) = torch.autograd.grad(output[1, 0, 0], tokens)
-    assert gradient.abs().sum(dim=(1, 2)).nonzero().flatten().tolist() == seen
 
 
 def test_it_computes_as_written_down() -> None:

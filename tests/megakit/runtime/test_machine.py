@@ -1,25 +1,14 @@
-"""What a process finds on its machine: accelerator, fast numbers, threads, and its signals."""
+"""A GPU that cannot be used, and the signals of a process."""
 
 import contextlib
-import os
 import re
 import signal
 import time
 
 import pytest
 
-from megakit.runtime import Accelerator, find_accelerator, use_accelerator
-from megakit.runtime import accelerator as accelerator_module
-from megakit.runtime.accelerator import WORK_OF_A_THREAD, has_fast_bfloat16, limit_threads
 from megakit.runtime.signals import STOP_SIGNALS, StopRequest, handle_signals, handlers_restored
 from tests.scripts import output_of
-
-
-def test_cpu_is_found_by_name() -> None:
-    found = find_accelerator("cpu")
-    assert found == Accelerator("cpu", found.device, len(os.sched_getaffinity(0)), remark=None)
-    with pytest.raises(ValueError, match=r"'tpu': expected 'cpu' or 'gpu'"):
-        use_accelerator("tpu")  # type: ignore[arg-type]
 
 
 def test_a_gpu_that_cannot_be_used_is_passed_over_with_a_reason() -> None:
@@ -41,43 +30,6 @@ def test_a_gpu_that_cannot_be_used_is_passed_over_with_a_reason() -> None:
     assert re.fullmatch(r"cpu The GPU is not used: " + reason.format("bf16-mixed"), auto)
     end = r" Use --accelerator cpu, or auto\."
     assert re.fullmatch("--accelerator gpu: " + reason.format("32") + end, gpu)
-
-
-@pytest.mark.parametrize(
-    ("entry", "flags", "limit", "expected"),
-    [
-        ("flags", "avx2 avx512f avx512bw", None, False),
-        ("flags", "avx2 avx512f avx512bw avx512_bf16", None, True),
-        ("flags", "avx2 avx512f avx512bw avx512_bf16", "AVX2", False),  # oneDNN reads this variable
-        ("Features", "fp asimd", None, False),
-        ("Features", "fp asimd bf16", None, True),
-    ],
-)
-def test_processors_with_fast_bfloat16(
-    monkeypatch: pytest.MonkeyPatch, entry: str, flags: str, limit: str | None, expected: bool
-) -> None:
-    info = {entry: flags}
-    monkeypatch.setattr(accelerator_module, "_cpuinfo", lambda name: info.get(name, ""))
-    monkeypatch.setattr(os, "environ", {"ONEDNN_MAX_CPU_ISA": limit} if limit else {})
-    assert has_fast_bfloat16() == expected
-
-
-@pytest.mark.parametrize(
-    ("work", "processes", "given", "expected"),
-    [
-        (2 * WORK_OF_A_THREAD - 1, 1, None, "1"),
-        (2 * WORK_OF_A_THREAD, 1, None, "2"),
-        (2 * WORK_OF_A_THREAD, 1, "7", "7"),
-        (100 * WORK_OF_A_THREAD, 8, None, "8"),  # of 64 cores
-    ],
-)
-def test_threads(
-    monkeypatch: pytest.MonkeyPatch, work: int, processes: int, given: str | None, expected: str
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": given} if given else {})
-    limit_threads(work, processes)
-    assert os.environ["OMP_NUM_THREADS"] == expected
 
 
 def test_which_signal_ends_a_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

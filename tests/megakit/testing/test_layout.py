@@ -3,8 +3,6 @@
 import re
 import sys
 
-import pytest
-
 from megakit.testing.shares_table import in_bytes
 from tests.scripts import REPOSITORY, run
 
@@ -49,31 +47,6 @@ def test_a_cluster_of_1024_ranks(tmp_path):
     ]
     assert done.err == ""
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.long
-def test_another_model():
-    script = REPOSITORY / "examples/vit/model_finetune.py"
-    done = layout(script, *DIGITS, "--devices", 2, "--pipeline-parallel", 2)
-    assert [row[3] for row in rows(done.output())] == ["104,192", "100,746"]
-
-
-@pytest.mark.long
-def test_a_loss_that_reads_a_value(tmp_path):
-    """The message names its line."""
-    code = (REPOSITORY / "model_components.py").read_text()
-    line = "        return self.report(nn.functional.mse_loss"
-    changed = code.replace(line, f"        print(forward_out['z'].sum().item())\n{line}")
-    assert changed != code
-    (tmp_path / "model_components.py").write_text(changed)
-    script = tmp_path / "model_pretrain.py"
-    script.write_text((REPOSITORY / "model_pretrain.py").read_text())
-    done = layout(script, *DIGITS)
-    assert (done.status, done.out) == (2, "")
-    number = changed[: changed.index("print(forward_out")].count("\n") + 1
-    assert "reads the values of a tensor" in done.err
-    assert f"{tmp_path}/model_components.py:{number}." in done.err
-    assert "Traceback" not in done.err
 
 
 def test_a_prediction_is_refused():

@@ -1,6 +1,5 @@
 """Means over micro batches and tokens, and outputs that travel as losses."""
 
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -21,30 +20,18 @@ def test_mean_is_taken_in_float32() -> None:
     assert averages[0] == 256
 
 
-OUTPUTS = {
-    "a tensor": (lambda t: t, lambda out: out),
-    "a dict": (lambda t: {"z": t, "idx": t[:, 0]}, lambda out: out["z"]),
-    "a tuple": (lambda t: (t, t + 1), lambda out: out[0]),
-    "nested": (lambda t: [{"x": (t,)}], lambda out: out[0]["x"][0]),
-}
-
-
-@pytest.mark.parametrize("kind", OUTPUTS)
-def test_outputs_of_any_kind_come_back_as_one(kind: str) -> None:
+def test_outputs_come_back_as_one() -> None:
     from megakit.training import PassthroughLossReduction
 
-    wrap, unwrap = OUTPUTS[kind]
-    passthrough = PassthroughLossReduction()
+    passthrough, reported = PassthroughLossReduction(), []
     parts = [torch.arange(6.0).reshape(3, 2), torch.arange(4.0).reshape(2, 2)]
-    reported = []
     for part in parts:
-        loss, report = passthrough.forward({"data": None}, wrap(part))
-        assert loss.item() == 0
-        assert loss.shape == ()
+        loss, report = passthrough.forward({"data": None}, {"z": [(part,)], "idx": part[:, 0]})
+        assert (loss.item(), loss.shape) == (0, ())
         reported.append(report)
-    whole = passthrough.reduce(reported)
-    assert type(whole) is type(wrap(parts[0]))
-    assert torch.equal(unwrap(whole), torch.cat(parts))
+    whole: Any = passthrough.reduce(reported)
+    assert torch.equal(whole["z"][0][0], torch.cat(parts))
+    assert torch.equal(whole["idx"], torch.cat(parts)[:, 0])
 
 
 def test_logits_of_language_models_have_the_batch_in_their_second_dimension() -> None:
@@ -59,82 +46,66 @@ def test_logits_of_language_models_have_the_batch_in_their_second_dimension() ->
     assert whole["token_logits"][0, :, 0].tolist() == [0, 0, 1, 1]
     assert whole["of"]["z"].shape == (4, 3)
 
-    class SequenceFirst(PassthroughLossReduction):
-        batch_dims = MappingProxyType({"hidden": 1})
 
-    assert SequenceFirst().reduce([{"hidden": torch.ones(5, 2)}] * 3)["hidden"].shape == (5, 6)
+def token_loss() -> Any:
+    """The square of each token's output, and its size as a further value."""
+    from megakit.training import TokenMeanLossReduction
+
+    class TokenLoss(TokenMeanLossReduction):
+        def token_losses(self, batch: Any, forward_out: torch.Tensor) -> torch.Tensor:
+            return forward_out.squeeze(-1).square()
+
+        def token_values(self, batch: Any, forward_out: torch.Tensor) -> Any:
+            return {"size": forward_out.squeeze(-1).abs()}
+
+    return TokenLoss()
 
 
-def test_an_output_without_a_value() -> None:
-    from megakit.training import PassthroughLossReduction
-
-    passthrough = PassthroughLossReduction()
-    outputs = [{"z": torch.ones(2), "loss": None}] * 2
-    loss, report = passthrough.forward({}, outputs[0])
-    assert (loss.item(), report) == (0, outputs[0])
-    assert passthrough.reduce(outputs)["loss"] is None
-    assert passthrough.forward({}, None)[0].item() == 0
-    assert passthrough.reduce([None, None]) is None
-    with pytest.raises(TypeError, match="float"):
-        passthrough.reduce([{"z": torch.ones(2), "seconds": 1.0}] * 2)
+def tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    """32 samples of up to 6 tokens of 5 numbers, and a mask of those that are real."""
+    lengths = 1 + torch.arange(32) * 6 // 32
+    x = torch.randn(32, 6, 5, generator=torch.Generator().manual_seed(2))
+    return x, torch.arange(6) < lengths.unsqueeze(1)
 
 
 class TestTokenMean:
     """Micro batches of unequally many tokens, against one big batch in plain torch."""
 
-    def test_gradients_and_loss_are_those_of_one_big_batch(self) -> None:
-        from tests.megakit.training import tokens
-
-        assert len({int(tokens.data()[1][8 * part : 8 * part + 8].sum()) for part in range(4)}) == 4
-        for num_micro_batches in (1, 4):
-            loss, gradients = tokens.by_megatron(num_micro_batches)
-            tokens.assert_as_of_one_big_batch(loss, gradients)
+    def test_gradients_and_means_are_those_of_one_big_batch(self) -> None:
+        """However micro batches share the tokens; padding counts for nothing."""
+        loss, (x, mask), reports = token_loss(), tokens(), []
+        weight = torch.ones(5, 1, requires_grad=True)
+        for part in (slice(0, 5), slice(5, 32)):
+            garbage = (x[part] @ weight).masked_fill(~mask[part].unsqueeze(-1), torch.inf)
+            batch = {"x": x[part], "loss_mask": mask[part]}
+            loss_sum, _, report = loss.forward(batch, garbage)
+            loss_sum.backward()
+            reports.append(report)
+        means: Any = loss.reduce(reports)
+        output = (x @ weight).squeeze(-1)[mask]
+        (expected,) = torch.autograd.grad(output.square().mean(), weight)
+        # Megatron divides by the number of tokens of all micro batches.
+        torch.testing.assert_close(weight.grad, expected * mask.sum())
+        assert list(means) == ["loss", "size"]
+        torch.testing.assert_close(means["loss"], output.square().mean())
+        torch.testing.assert_close(means["size"], output.abs().mean())
+        loss_sum, _, report = loss.forward(batch, x[part] @ weight)
+        loss_sum.data /= 4  # Megatron without calculate_per_token_loss
         with pytest.raises(ValueError, match="calculate_per_token_loss=True"):
-            tokens.by_megatron(4, calculate_per_token_loss=False)
+            loss.reduce([report])
 
     def test_padding_does_not_count(self) -> None:
         """In evaluation the loader multiplies the mask by weights, of which the mean is 1."""
-        from tests.megakit.training import tokens
-
-        loss = tokens.TokenLoss()
-        x, mask = tokens.data()
+        loss, (x, mask) = token_loss(), tokens()
         output = x.sum(dim=-1, keepdim=True)
         output[~mask] = torch.inf
         weights = torch.ones(32) * 32 / 30
         weights[-2:] = 0
-        batch = {"x": x, "loss_mask": mask * weights.unsqueeze(1)}
-        _total, count, report = loss.forward(batch, output)
+        _total, count, report = loss.forward({"loss_mask": mask * weights.unsqueeze(1)}, output)
         assert count == mask[:30].sum()
-        mean: Any = loss.reduce([report])
+        mean = loss.reduce([report])["loss"]
         assert mean.dtype == torch.float32
         torch.testing.assert_close(mean, output[:30, :, 0][mask[:30]].square().mean())
-        assert loss.reduce([loss.forward({**batch, "loss_mask": weights * 0}, output)[2]]) == 0
-        samples = {"x": x, "loss_mask": torch.arange(32) % 2}  # a mask of samples
-        _, count, report = loss.forward(samples, x.sum(dim=-1, keepdim=True))
-        assert count == x.shape[1] * 16
-        mean = loss.reduce([report])
-        torch.testing.assert_close(mean, x.sum(dim=-1)[1::2].square().mean())
-
-    def test_further_values_are_means_over_the_same_tokens(self) -> None:
-        """However two micro batches share them; padding counts for nothing."""
-        from tests.megakit.training import tokens
-
-        class Named(tokens.TokenLoss):
-            def token_values(self, batch: Any, forward_out: torch.Tensor) -> Any:
-                return {"size": forward_out.squeeze(-1).abs()}
-
-        loss = Named()
-        x, mask = tokens.data()
-        output = x.sum(dim=-1, keepdim=True)
-        reports = []
-        for part in (slice(0, 5), slice(5, 32)):
-            batch = {"x": x[part], "loss_mask": mask[part]}
-            garbage = output[part].masked_fill(~mask[part].unsqueeze(-1), torch.inf)
-            reports.append(loss.forward(batch, garbage)[2])
-        means: Any = loss.reduce(reports)
-        assert list(means) == ["loss", "size"]
-        torch.testing.assert_close(means["size"], output[mask].abs().mean())
-        torch.testing.assert_close(means["loss"], output[mask].square().mean())
 
 
 class TestNamedMeans:

@@ -1,4 +1,4 @@
-"""Named values, metrics and their tracker in one process. (Several: tests/parallel.)"""
+"""Metrics of a validation in one process; several: tests/parallel."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,22 +9,6 @@ import torch
 from megakit.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("megatron")
-
-
-def test_named_values_are_scalars_and_their_names_stay() -> None:
-    from megakit.training.validation import FromLastStage, scalars_of
-
-    named: Any = {"loss": torch.tensor([2.0], requires_grad=True), "size": 3}
-    scalars = scalars_of(named, "it")
-    assert {name: value.item() for name, value in scalars.items()} == {"loss": 2.0, "size": 3.0}
-    assert not any(value.requires_grad for value in scalars.values())
-    assert {(value.dtype, value.shape) for value in scalars.values()} == {(torch.float32, ())}
-    with pytest.raises(ValueError, match=r"it returned 'loss' of shape \(2,\)"):
-        scalars_of({"loss": torch.ones(2)}, "it")
-    from_last_stage, cpu = FromLastStage(), torch.device("cpu")
-    assert list(from_last_stage(scalars, cpu)) == ["loss", "size"]
-    with pytest.raises(ValueError, match="returned loss, and before that loss, size"):
-        from_last_stage(torch.tensor(1.0), cpu)
 
 
 @pytest.fixture
@@ -135,24 +119,6 @@ def test_whether_a_higher_value_is_better(trainer: Any) -> None:
         higher_is_better("val_mean", trainer, module)
 
 
-@pytest.mark.parametrize(
-    ("by", "stop_after", "named"),
-    [("val_loss", 2, "--stop-after:"), ("val_x", None, "--best-by:")],
-)
-def test_choosing_and_stopping_need_validation_data(
-    trainer: Any, by: str, stop_after: int | None, named: str
-) -> None:
-    from megakit.training import BestValue
-
-    writer: Any = SimpleNamespace(best_by=by, best_is_highest=False, wanted_step=None)
-    stop = BestValue(writer, stop_after)
-    module: Any = None
-    stop.on_train_start(trainer, module)
-    trainer.enable_validation = False
-    with pytest.raises(UserError, match=named):
-        stop.on_train_start(trainer, module)
-
-
 def test_values_of_an_earlier_validation_are_dropped() -> None:
     """Lightning keeps them until they are logged again."""
     from megakit.training.progress import Reporter
@@ -163,29 +129,3 @@ def test_values_of_an_earlier_validation_are_dropped() -> None:
     module: Any = None
     reporter.on_validation_start(trainer, module)
     assert logged == {"train_loss": 2.0}
-
-
-def test_a_tracker_keeps_outputs_and_logged_values() -> None:
-    from megakit.training import MetricTracker
-
-    tracker = MetricTracker(metrics_to_track_val=["loss"], metrics_to_track_train=["loss", "size"])
-    trainer: Any = SimpleNamespace(logged_metrics={"val_loss": torch.tensor(0.5)})
-    module: Any = None
-    for loss in (3.0, 2.0):
-        outputs = {"loss": torch.tensor(loss), "size": 4, "other": None}
-        tracker.on_train_batch_end(trainer, module, outputs, None, 0)
-        tracker.on_validation_batch_end(trainer, module, torch.tensor(loss + 1), None, 0)
-    tracker.on_validation_batch_end(trainer, module, {"loss": torch.tensor(9.0)}, None, 0)
-    tracker.on_validation_epoch_end(trainer, module)
-    trainer.logged_metrics = {"val_loss": torch.tensor(0.25)}
-    tracker.on_validation_epoch_end(trainer, module)
-    tracker.on_train_epoch_end(trainer, module)
-
-    train, val = tracker.collection_train, tracker.collection_val
-    assert train.keys() == {"loss", "size", "logged_metrics"}
-    assert train["loss"].tolist() == [3.0, 2.0]
-    assert train["size"].tolist() == [4, 4]
-    assert val["unnamed"].tolist() == [4.0, 3.0]
-    assert val["loss"].tolist() == [9.0]
-    assert val["logged_metrics"] == [{"val_loss": 0.5}, {"val_loss": 0.25}]
-    assert train["logged_metrics"] == [{"val_loss": 0.25}]

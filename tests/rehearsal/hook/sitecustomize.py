@@ -17,7 +17,7 @@ def begin(_: Any) -> None:
     """Starts the rehearsal."""
     # The folder of tests itself: `tests` may be the name of somebody else's package.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from rehearsal.begin import begin_rehearsal  # type: ignore[import-not-found]
+    from rehearsal.operations import begin_rehearsal  # type: ignore[import-not-found]
 
     sys.path.pop(0)
     begin_rehearsal(int(os.environ["REHEARSE_GPUS"]))
