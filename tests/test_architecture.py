@@ -269,7 +269,7 @@ ROOMS = {
     "docs": 442,
     "notebooks": 600,
     "benchmarks": 3296,
-    "tests": 16220,
+    "tests": 16322,
     "run": 128,  # calls jupytext, which notebooks/renew.py did
     "run_setup.sh": 204,
     ".ci/run": 60,

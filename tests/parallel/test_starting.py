@@ -14,11 +14,18 @@ import pytest
 
 from megakit.checkpoints.manifest import list_checkpoints
 from tests.faults.harness import BEFORE_STEP, HOOK, MARK, Fault, leftover_processes
-from tests.scripts import REPOSITORY, Result, environment
+from tests.scripts import REPOSITORY, Result, environment, read_csv
 
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu", "--precision", 32)
 SHORT = (*DIGITS, "--max-steps", 6, "--val-interval", 3, "--save-interval", 3)
 TP2 = ("--tensor-parallel", 2)
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
+#: Runs a script that gives its other ranks 2 s to end after one has failed, and not 10 s.
+IMPATIENT = (
+    "-c",
+    "import runpy, sys; from megakit.job import launch; launch.GRACE = 4.0; del sys.argv[0]; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')",
+)
 #: What a job may take on a busy machine; each takes some ten seconds on a quiet one.
 PATIENCE = 300
 
@@ -30,13 +37,13 @@ class Job:
         self.runs, self.mark = folder / "runs", uuid.uuid4().hex
         self.processes: list[subprocess.Popen[str]] = []
 
-    def begin(self, *arguments, fault=None, **changes):
+    def begin(self, *arguments, starter=(), fault=None, **changes):
         changes[MARK] = self.mark
         if fault is not None:
             moment = f"{fault.place}:{fault.count} {fault.name} {fault.rank}"
             changes |= {"FAULT": moment, "PYTHONPATH": f"{HOOK}:{REPOSITORY}"}
         script = REPOSITORY / "model_pretrain.py"
-        command = [script, *SHORT, *arguments, "--output-dir", self.runs]
+        command = [*starter, script, *SHORT, *arguments, "--output-dir", self.runs]
         process = subprocess.Popen(
             [sys.executable, *map(str, command)],
             stdout=subprocess.PIPE,
@@ -54,6 +61,17 @@ class Job:
             ends.append(Result(process.returncode, out, err, 0.0))
         assert leftover_processes(self.mark, patience=30) == []
         return ends
+
+    def metrics(self):
+        rows = read_csv(self.runs / "pretrain" / "metrics.csv")
+        return [{name: float(value or 0) for name, value in row.items()} for row in rows]
+
+    def said(self, end):
+        """What a process said, without the lines that times are in."""
+        text = end.err.replace(str(self.runs), "RUNS")
+        timed = ("steps/s", "  speed  ", "  time  ", ", checkpoints ")
+        lines = text.splitlines()
+        return [line for line in lines if line and not any(part in line for part in timed)]
 
 
 @pytest.fixture
@@ -85,24 +103,56 @@ def test_a_job_of_srun(job):
     """The port follows from the job's number."""
     number = free_port()
     for rank in (0, 1):
-        job.begin(*TP2, **srun_says(rank, number) | {"MASTER_PORT": None})
-    first, second = job.ends()
-    assert first.status == second.status == 0, first.err
+        says = srun_says(rank, number)
+        del says["MASTER_PORT"]
+        job.begin(*TP2, **says)
+    check_good_end(job)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("starter", ["itself", "two machines"])
+def test_the_same_job_whoever_starts_it(job, tmp_path, starter):
+    if starter == "itself":
+        job.begin(*TP2, "--devices", 2)
+    else:
+        port = free_port()
+        for node in (0, 1):
+            place = ("--nnodes", 2, "--node-rank", node, "--master-addr", "127.0.0.1")
+            job.begin(*TP2, starter=(*TORCHRUN, 1, *place, "--master-port", port))
+    check_good_end(job)
+    alone = Job(tmp_path / "alone")
+    alone.begin()
+    alone.ends()
+    for ours, theirs in zip(job.metrics(), alone.metrics(), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def check_good_end(job):
+    first, *others = job.ends()
+    assert first.status == 0, first.err
     assert first.out == f"{job.runs}/pretrain/checkpoints/step=000006\n"
-    assert "2 processes: tensor 2 x pipeline 1 x data 1" in first.err
-    assert second.out == second.err == ""
+    # torchrun has something to say itself
+    said = [line for line in job.said(first) if "torch/distributed" not in line]
+    assert any("2 processes: tensor 2 x pipeline 1 x data 1" in line for line in said)
+    assert "RUNS/pretrain/checkpoints/step=000006" in "\n".join(said)
+    for end in others:
+        assert (end.status, end.out) == (0, ""), end.err
+        assert "step=000006" not in end.err
 
 
 def test_refused_by_one_rank_with_the_arithmetic(job):
     """What the starter decided, against options that say otherwise; all ranks end with 2."""
     port = free_port()
     for rank in (0, 1):
-        job.begin("--devices", 6, "--num-nodes", 5, **srun_says(rank, port))
+        options = ("--devices", 6, "--num-nodes", 5, "--tensor-parallel", 3)
+        job.begin(*options, **srun_says(rank, port))
     first, second = job.ends()
     assert (first.status, second.status) == (2, 2), first.err
     assert second.err == first.out == second.out == ""
-    assert "--devices 6: srun started this job with 1." in first.err
-    assert "--num-nodes 5: srun started this job with 2." in first.err
+    devices, nodes, width, *_ = first.err.splitlines()
+    assert "--devices 6: srun started this job with 1." in devices
+    assert "--num-nodes 5: srun started this job with 2." in nodes
+    assert "--tensor-parallel 3: has to divide the width of the split layers, 64." in width
     assert "Traceback" not in first.err
     assert not job.runs.exists()
 
@@ -115,7 +165,21 @@ def test_the_failing_rank_s_traceback_and_no_other(job):
     assert (end.status, end.out) == (1, "")
     assert end.err.count("Traceback (most recent call last)") == 1, end.err
     assert "ZeroDivisionError: made to fail here" in end.err
+    assert end.err.count(" failed; the log is ") == 1
     assert f"model_pretrain.py (rank 1) failed; the log is {job.runs}" in end.err
+
+
+@pytest.mark.long
+def test_a_hung_rank(job):
+    """It answers nobody, not even SIGTERM; the other's wait ends, and so does the job."""
+    fault = Fault(BEFORE_STEP, 3, name="SIGSTOP", rank=1)
+    options = (*TP2, "--devices", 2, "--timeout", 10)
+    job.begin(*options, starter=IMPATIENT, fault=fault)
+    (end,) = job.ends()
+    assert end.status == 1
+    assert end.err.count("Traceback (most recent call last)") == 1, end.err
+    assert "model_pretrain.py (rank 0) failed" in end.err
+    assert "Timed out waiting 10000ms" in end.err
 
 
 @pytest.mark.long
