@@ -270,7 +270,7 @@ ROOMS = {
     "notebooks": 600,
     "benchmarks": 3296,
     "tests": 16322,
-    "run": 128,  # calls jupytext, which notebooks/renew.py did
+    "run": 128,
     "run_setup.sh": 204,
     ".ci/run": 60,
 }
