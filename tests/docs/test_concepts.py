@@ -38,7 +38,7 @@ def told(ranks: Ranks, name: str, *arguments: Any) -> str:
     return ", ".join(f"{answer} on rank {rank}" for rank, answer in enumerate(answers))
 
 
-@pytest.mark.parametrize("name", SHOWN.keys() - {"stage_of_another_shape"})
+@pytest.mark.parametrize("name", sorted(SHOWN.keys() - {"stage_of_another_shape"}))
 def test_experiments(ranks: Ranks, name: str, tmp_path: Path) -> None:
     """Numbers with a point may differ by rounding."""
     arguments = [tmp_path] if name in ("loaded_by_torch", "own_shards") else []
