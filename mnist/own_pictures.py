@@ -33,8 +33,8 @@ MOST_PICTURES = 100_000
 ARRAY_BYTES = MOST_PICTURES * SIDE * SIDE * 8 + 10_000
 #: Largest size of a picture file.
 PICTURE_BYTES = 128 << 20
-#: Largest number of pixels of a picture, as the largest common cameras have.
-MOST_PIXELS = 50_000_000
+#: Largest number of pixels of a picture, as the largest common cameras have, and of a side.
+MOST_PIXELS, LONGEST_SIDE = 50_000_000, 20_000
 WHAT_TO_NAME = "--input takes a PNG, JPEG or WebP file, a folder of such files, or a .npy array."
 #: Largest number of file names in one remark.
 MOST_NAMES = 5
@@ -88,7 +88,9 @@ def read_pictures(path: Path) -> Pictures:
         files = _list_folder(path) if is_folder else [path]
         if not files:
             raise UserError(
-                f"--input {path}: the folder is empty. Put PNG, JPEG or WebP files into it."
+                printable(
+                    f"--input {path}: the folder is empty. Put PNG, JPEG or WebP files into it."
+                )
             )
     is_array = path.suffix == ".npy" and not is_folder
     items, scaled = _read_array(path) if is_array else (files, [])
@@ -207,7 +209,7 @@ def _read_image(path: Path) -> Image:
     """Decodes a picture whose size is accepted, and rotates it by its EXIF orientation."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    remedy = f"scale it down to {MOST_PIXELS:,} pixels at most"
+    remedy = f"scale it down to {MOST_PIXELS:,} pixels at most, and {LONGEST_SIDE:,} a side"
     content = io.BytesIO(read_regular_file(path, PICTURE_BYTES))
     with warnings.catch_warnings(action="ignore"):  # Pillow warns by limits of its own
         try:
@@ -217,7 +219,7 @@ def _read_image(path: Path) -> Image:
         except Image.DecompressionBombError:  # far above the limit
             raise ValueError(remedy) from None
         width, height = image.size  # of the header; no pixel is decoded yet
-        if width * height > MOST_PIXELS:
+        if max(width, height) > LONGEST_SIDE or width * height > MOST_PIXELS:
             raise ValueError(f"{width:,} x {height:,} pixels: {remedy}")
         ImageOps.exif_transpose(image, in_place=True)
     return image

@@ -22,6 +22,7 @@ from PIL import Image
 from scipy import ndimage  # type: ignore[import-untyped]
 
 from mnist.paper_lines import remove_lines
+from mnist.training_form import has_ink_beyond
 
 Plane = NDArray[np.float32]
 Mask = NDArray[np.bool_]
@@ -88,13 +89,12 @@ def clean(pixels: NDArray[np.uint8], paper: int) -> Cleaned:
     if num_lines <= 2 and (without > edge).sum() < 0.1 * (ink > edge).sum():
         without, num_lines = ink, 0  # a 1 from edge to edge
     least = level / 8 if is_even else edge  # `to_training_form` keeps an eighth of the ink
-    is_ink = without > least
-    is_digit = main_parts(is_ink, without)
+    is_digit = main_parts(without > least, without)
     made, is_thickened = thickened(_with_smooth_edges(np.where(is_digit, without, 0), edge))
     found = {
         "uneven light and noise of the paper removed": not is_even,
         "lines of the paper removed": num_lines > 0,
-        "ink beside the digit removed": is_even and bool((is_ink & ~is_digit).any()),
+        "ink beside the digit removed": is_even and has_ink_beyond(is_digit, pixels, paper),
         "thin strokes thickened": is_thickened,
     }
     changes = tuple(change for change, happened in found.items() if happened)

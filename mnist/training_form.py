@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from mnist.own_pictures import BOX, SIDE
 
+#: Pixels around the box of a digit in a shrunken photo, in which ink belongs to the digit.
+MARGIN = 2
 #: Smallest difference from the paper's brightness, of 255, that counts as ink.
 FAINT = 32
 
@@ -71,6 +73,27 @@ def to_training_form(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     image = np.zeros((SIDE, SIDE), np.uint8)
     image[top : top + new_height, left : left + new_width] = digit
     return image
+
+
+def has_ink_beyond(digit: NDArray[np.bool_], pixels: NDArray[np.uint8], paper: int) -> bool:
+    """Returns whether a picture has ink beyond the digit's box: specks, or noise before shrinking.
+
+    Args:
+        digit: The digit in the shrunken picture.
+        pixels: The picture. Its ink is defined as in `to_training_form`.
+        paper: Median brightness of the picture's border.
+    """
+    bright, ground = (255 - pixels, 255 - paper) if paper >= 128 else (pixels, paper)
+    ink = np.maximum(bright, ground) - np.uint8(ground)
+    is_ink = ink >= max(1, -(-int(ink.max()) // 8))
+    for axis in (0, 1):
+        there = np.flatnonzero(is_ink.any(axis=1 - axis))
+        inside = np.flatnonzero(digit.any(axis=1 - axis))
+        factor = -(-pixels.shape[axis] // digit.shape[axis])
+        first, last = (inside[0] - MARGIN) * factor, (inside[-1] + 1 + MARGIN) * factor
+        if not there.size or there[0] < first or there[-1] >= last:
+            return True
+    return False
 
 
 def paper_of(pixels: NDArray[np.uint8]) -> int:

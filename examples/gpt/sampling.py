@@ -105,6 +105,8 @@ def generate(
     `temperature` divides the logits; 0 chooses the most probable token. `top_k` is the number of
     most probable tokens to choose from.
     """
+    if not prompt.shape[1]:
+        raise ValueError("the prompt is empty; the model needs at least one token.")
     generator = torch.Generator().manual_seed(seed)
     block_size = next_logits.block_size
     text, new = prompt, prompt[:, -block_size:]

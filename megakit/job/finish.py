@@ -220,9 +220,7 @@ def finish_prediction(
     speed = {"seconds": writer.seconds, "samples_per_second": len(outputs) / writer.seconds}
     summary = _summary(run) | speed | {"checkpoint": run.start} | scores
     write_json(run.directory.summary, summary)
-    table: dict[str, str] = {}
-    if results is not None:
-        table = show(results, run.path, dataset, sources, report)
+    table = show(results, run.path, dataset, sources, report)
     what = "Samples" if results is None else "Images"
     run.console.say(f"{what} predicted: {len(outputs):,}.")
     table["time"] = f"{time.perf_counter() - run.began:.1f} s in all"

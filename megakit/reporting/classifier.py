@@ -52,7 +52,7 @@ def classify(results: Results, block: Any) -> Columns:
 
 
 def show(
-    results: Results,
+    results: Results | None,
     folder: Path,
     dataset: Any,
     sources: Sequence[str] | None,
@@ -61,15 +61,17 @@ def show(
     """Writes figures and report.html if labels are known, and returns lines for the console.
 
     Args:
-        results: The results of all blocks.
+        results: The results of all blocks; None if the model is no classifier.
         folder: The run directory. Figures and report of an earlier prediction are removed.
         dataset: Returns a sample with its `data` by index.
         sources: The origin of each sample, or None.
         report: Writes report.html from its path and the results.
     """
-    table = {} if sources is None else _answers(sources, results)
+    table: dict[str, str] = {}
     written: list[str] = []
-    if results.is_labelled:
+    if results is not None and sources is not None:
+        table = _answers(sources, results)
+    if results is not None and results.is_labelled:
         written = _write_figures(folder, results, dataset)
         scores = results.scores()
         table |= {

@@ -106,7 +106,7 @@ def chart(
     Args:
         traces: The traces in plotly's JSON format; sequences of numbers may be arrays.
         layout: The layout in the same format, over the settings that all charts share.
-        label: A description of the chart, for users who cannot see the chart.
+        label: A description of the chart, unique on the page, for users who cannot see the chart.
         name: The id of the element, for a script; by default, it is made from the label.
         height: The height in CSS pixels.
     """
@@ -117,7 +117,7 @@ def chart(
         full_html=False,
         default_height=height,
         validate=False,
-        div_id=name or re.sub(r"\W+", "-", label),
+        div_id=name or "chart-" + re.sub(r"\W+", "-", label),
     )
     whole = Markup('<div class=chart role=img aria-label="{}">{}</div>')
     return whole.format(label, Markup(html))
@@ -144,7 +144,9 @@ def embed_graph(
         }
         for weight, array in weights.items()
     }
-    model = htmlsafe_json_dumps({"graph": description, "weights": arrays})
+    # NaN and infinity become null, which JSON has.
+    encoder = importlib.import_module("plotly.utils").PlotlyJSONEncoder
+    model = htmlsafe_json_dumps({"graph": description, "weights": arrays}, cls=encoder)
     script = Markup(INTERPRETER.read_text("utf-8"))
     element = Markup('<script type="application/json" id="{}">{}</script>\n<script>\n{}</script>')
     return element.format(name, model, script)

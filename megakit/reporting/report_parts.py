@@ -138,7 +138,7 @@ def pairs(
     return part
 
 
-def side_by_side(parts: Iterable[tuple[str, str]]) -> Markup:
+def side_by_side(parts: Iterable[tuple[str, Markup]]) -> Markup:
     """Returns parts under small headings, side by side if the page is wide enough."""
     part: Markup = MACROS.side_by_side(parts)
     return part

@@ -35,7 +35,9 @@ class LastingFile(io.FileIO):
             OSError: A result cannot be written, for example to a full disk.
         """
         try:
-            return super().write(data)
+            while (written := super().write(data)) is None:
+                os.set_blocking(self.fileno(), True)  # another process made it non-blocking
+            return written
         except OSError as error:
             if self.is_result and error.errno not in GONE:
                 raise

@@ -96,10 +96,14 @@ def _parts(value: Any, path: str) -> dict[str, Any] | None:
 
 
 def _array_difference(a: Any, b: Any, path: str) -> str | None:
-    for name in ("dtype", "shape", "device"):  # old arrays of numpy lack a device
+    for name in ("dtype", "shape", "device", "layout"):  # old arrays of numpy lack a device
         of_a, of_b = getattr(a, name, None), getattr(b, name, None)
         if of_a != of_b:
             return f"{path} has the {name} {of_a} and {of_b}"
+    if isinstance(a, torch.Tensor) and a.layout is not torch.strided:
+        a, b = a.to_dense(), b.to_dense()
+    if a.dtype == object:
+        return first_difference(a.tolist(), b.tolist(), path)
     different = (a != b) & ((a == a) | (b == b))  # NaN and NaT equal themselves
     if not different.any():
         return None
@@ -138,5 +142,7 @@ def _memory_of(leaf: Any) -> NDArray[Any] | None:
     if isinstance(leaf, np.ndarray):
         return leaf if leaf.flags.writeable else None
     if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.is_cpu:
+        if leaf.is_conj() or leaf.is_neg():  # numpy has no such views
+            return None
         return leaf.detach().view(_INTEGERS[leaf.element_size()]).numpy()
     return None

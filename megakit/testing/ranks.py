@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ T = TypeVar("T")
 
 #: Seconds to wait for the other ranks after a rank has failed.
 GRACE = 5.0
+_ONE_MACHINE = {"MASTER_ADDR": "127.0.0.1", "GROUP_RANK": "0"}
 _SERVE = "import sys; from megakit.testing.ranks import serve; serve(*sys.argv[1:])"
 
 
@@ -35,11 +37,11 @@ class RankError(AssertionError):
     """A rank failed, died or did not return; the message has its traceback, or the log's end."""
 
 
-class Ranks:
+class Ranks(contextlib.AbstractContextManager["Ranks"]):
     """Runs functions as the ranks of jobs, one job after another, in processes.
 
-    On a CPU, a process imports the frameworks once, and forks the ranks of each job. Each job can
-    have a different layout. In pytest, use a fixture with session scope::
+    On a CPU, a process imports the frameworks once, and forks the ranks of each job. In pytest, use
+    a fixture with session scope::
 
         @pytest.fixture(scope="session")
         def ranks():
@@ -52,7 +54,7 @@ class Ranks:
     Args:
         number: The largest number of ranks of a job.
         accelerator: `cpu`, or `gpu` with one GPU per rank; then each rank imports the frameworks.
-        timeout: Time limit of a job in seconds, without the start of the pool.
+        timeout: Time limit of a job in seconds.
     """
 
     def __init__(
@@ -61,24 +63,20 @@ class Ranks:
         self.number, self.accelerator, self.timeout = number, accelerator, timeout
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> "Ranks":
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def run(
         self, function: Callable[..., T], *arguments: Any, world_size: int | None = None
     ) -> list[T]:
-        """Calls `function(*arguments)` in every rank of a job, with RANK, WORLD_SIZE etc. set.
+        """Calls `function(*arguments)` in every rank of a job; returns the results by rank.
+
+        RANK, WORLD_SIZE and the like are set.
 
         Args:
             function: Any function; cloudpickle must be able to pickle it and its result.
             *arguments: Arguments of the function, the same in all ranks.
             world_size: Number of ranks of the job; by default as many as the pool has.
-
-        Returns:
-            The results of the function, by rank.
 
         Raises:
             RankError: A rank failed, died or did not return in time.
@@ -89,6 +87,7 @@ class Ranks:
             raise ValueError(f"world_size={size}: this pool has {self.number} processes.")
         payload = _by_value(function, arguments)
         self._start()
+        self._said_before = Path(self._log.name).stat().st_size
         pipes = [Pipe() for _ in range(size)]
         with socket.socket() as reserved:  # until the end: the kernel gives its port to nobody else
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -99,16 +98,14 @@ class Ranks:
                 socket.send_fds(self._server, [b"job"], [end.fileno() for _, end in pipes])
                 for rank, (connection, end) in enumerate(pipes):
                     end.close()
-                    environment = {
-                        **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
-                        **{"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)},
-                        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-                    }
+                    environment = {**_ONE_MACHINE, "MASTER_PORT": port}
+                    environment |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+                    environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size))
                     connection.send((sys.path, environment, payload, self.timeout))
                 for connection in connections:
                     connection.recv()  # it has begun
             except (EOFError, OSError):
-                message = f"the ranks did not start:\n{self._tail()}"
+                message = f"the ranks did not start:\n{self._said()}"
                 self.close()
                 raise RankError(message) from None
             return self._collect(connections)
@@ -159,24 +156,31 @@ class Ranks:
                     failures.append((failed_at, rank, answer))
             if failures:
                 deadline = min(deadline, time.monotonic() + GRACE)
+        said = self._said()
         if pending:
             self.close()
         if failures:
             _, rank, answer = min(failures)  # later failures may be consequences
             raise RankError(f"rank {rank} of {len(connections)} failed: {answer}")
-        if pending:
-            raise RankError(f"ranks {sorted(pending.values())} are stopped.")
+        if pending:  # stopped, or a child of theirs holds the connection
+            raise RankError(f"ranks {sorted(pending.values())} gave no result:\n{said}")
         return [results[rank] for rank in range(len(connections))]
 
     def _log_of_death(self, rank: int) -> str:
-        """Returns the end of the log, where `serve` says how the rank ended, within 5 seconds."""
+        """Returns the log, where `serve` says how the rank ended, within 5 seconds."""
         deadline = time.monotonic() + 5
-        while f"\nrank {rank} " not in "\n" + (log := self._tail()) and time.monotonic() < deadline:
+        while f"\nrank {rank} " not in f"\n{self._said()}" and time.monotonic() < deadline:
             time.sleep(0.05)
-        return log
+        return self._said()
 
-    def _tail(self) -> str:
-        return "\n".join(Path(self._log.name).read_text(errors="replace").splitlines()[-30:])
+    def _said(self) -> str:
+        """Returns what this job's ranks have logged: the first stack of a hung rank, or the end."""
+        log = Path(self._log.name).read_bytes()[self._said_before :].decode(errors="replace")
+        _, hung, stack = log.partition("Timeout (")
+        if hung:  # the most recent call comes first
+            lines = [f"no result after {self.timeout:g} s", *stack.splitlines()[1:30]]
+            return "\n".join(lines + re.findall(r"^rank .*$", log, re.MULTILINE))
+        return "\n".join(log.splitlines()[-30:])
 
 
 def serve(accelerator: Literal["cpu", "gpu"], descriptor: str) -> None:
@@ -194,7 +198,6 @@ def serve(accelerator: Literal["cpu", "gpu"], descriptor: str) -> None:
         request, descriptors, _, _ = socket.recv_fds(requests, 8, 1024)
         if not request:
             return
-        _RANKS.clear()
         for rank, end in enumerate(descriptors):
             process = os.fork()
             if not process:
@@ -207,7 +210,7 @@ def serve(accelerator: Literal["cpu", "gpu"], descriptor: str) -> None:
             os.close(end)
 
 
-#: The ranks of the present job by process.
+#: The number of each rank by its process.
 _RANKS: dict[int, int] = {}
 
 
@@ -215,12 +218,10 @@ def _note_death(*_: object) -> None:
     """Writes to the log how ranks ended that did not end well."""
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            process, status = found
-            code = os.waitstatus_to_exitcode(status)
+            rank, code = _RANKS.get(found[0], "?"), os.waitstatus_to_exitcode(found[1])
             if code:
-                signalled = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
-                how = signalled or f"ended with {code}"
-                print(f"rank {_RANKS[process]} {how}", file=sys.stderr, flush=True)
+                how = signal.Signals(-code).name if code < 0 else f"status {code}"
+                print(f"rank {rank} ended by {how}", file=sys.stderr, flush=True)
 
 
 def _run_rank(connection: Connection) -> NoReturn:

@@ -24,7 +24,12 @@ from megakit.testing.compare import (
     first_difference,
     shared_memory,
 )
-from megakit.testing.generators import changed_generators, generator_states, set_generators
+from megakit.testing.generators import (
+    changed_generators,
+    generator_states,
+    seed_calls,
+    set_generators,
+)
 
 Index = int | EpochIndex[int]
 
@@ -92,10 +97,16 @@ def check_global_generators(dataset: Any, indices: list[Index], difference: Diff
         for state in (1, 1, 2):
             set_generators(state)
             before = generator_states()
-            samples.append(copy.deepcopy(dataset[index]))
+            with seed_calls() as calls:
+                samples.append(copy.deepcopy(dataset[index]))
+            if calls:
+                raise _nondeterminism(dataset, index, difference)(
+                    f"dataset[{index}] calls {calls[0]}, which seeds a generator that Megatron "
+                    f"uses, too. {USE_OWN_GENERATOR}"
+                )
             if changed := changed_generators(before, generator_states()):
                 raise _nondeterminism(dataset, index, difference)(
-                    f"dataset[{index}] draws from, seeds or changes the global generator of "
+                    f"dataset[{index}] draws from or changes the global generator of "
                     f"{' and '.join(changed)}. The numbers differ between ranks, and Megatron's "
                     f"own random numbers (dropout) change. {USE_OWN_GENERATOR}"
                 )

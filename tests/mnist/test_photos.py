@@ -40,6 +40,17 @@ def test_specks():
     assert np.array_equal(form(specks) > 127, form(with_bar(page())) > 127)
 
 
+def test_a_pixel_of_a_large_drawing_is_no_part_of_the_digit():
+    """Shrunken, it would be gone, and the digit of the whole drawing tiny."""
+    drawing = np.full((2400, 2400), 255, np.uint8)
+    drawing[600:1800, 1100:1250] = 0
+    speck = drawing.copy()
+    speck[20, 20] = 0
+    assert clean(drawing, 255).pixels is drawing
+    assert clean(speck, 255).changes == ("ink beside the digit removed",)
+    assert np.array_equal(form(speck) > 127, form(drawing) > 127)
+
+
 def test_a_table_beside_the_paper_is_no_digit():
     """On several sides; it is most of the border, and has much more ink than the digit."""
     table = with_bar(page()) * np.linspace(1, 0.8, 320)

@@ -70,6 +70,15 @@ class PlainBatches(Dataset):
         return {"x": torch.arange(6.0).reshape(2, 3) + indices[:, None, None], "idx": indices}
 
 
+class ForkedManualSeed(Good):
+    """Puts the state back, and still goes through the function that Megatron relies on."""
+
+    def values(self, index):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(index)
+            return torch.rand(2, 3)
+
+
 class ForkedDraw(Good):
     def values(self, index):
         with torch.random.fork_rng(devices=[]):

@@ -71,12 +71,13 @@ GOOD |= {
 
 # The dataset, the start of the message, the path inside the sample, the remedy.
 BROKEN = {
-    "TorchGlobal": (r"dataset\[0\] draws from, seeds .* torch\.", "sample_generator"),
-    "NumpyGlobal": (r"dataset\[0\] draws from, seeds .* numpy\.", "sample_generator"),
-    "PythonGlobal": (r"dataset\[0\] draws from, seeds .* random\.", "sample_generator"),
-    "UselessDraw": (r"dataset\[0\] draws from, seeds .* torch\.", "sample_generator"),
-    "ManualSeed": (r"dataset\[0\] draws from, seeds .* torch\.", "sample_generator"),
-    "NumpySeed": (r"dataset\[0\] draws from, seeds .* numpy\.", "sample_generator"),
+    "TorchGlobal": (r"dataset\[0\] draws from or changes .* torch\.", "sample_generator"),
+    "NumpyGlobal": (r"dataset\[0\] draws from or changes .* numpy\.", "sample_generator"),
+    "PythonGlobal": (r"dataset\[0\] draws from or changes .* random\.", "sample_generator"),
+    "UselessDraw": (r"dataset\[0\] draws from or changes .* torch\.", "sample_generator"),
+    "ManualSeed": (r"dataset\[0\] calls torch\.manual_seed", "sample_generator"),
+    "ForkedManualSeed": (r"dataset\[0\] calls torch\.manual_seed", "sample_generator"),
+    "NumpySeed": (r"dataset\[0\] calls numpy\.random\.seed", "sample_generator"),
     "ForkedDraw": (r"dataset\[0\] depends on the state .*sample\['x'\]\[0, 0\]", "sample_gen"),
     "Unseeded": (r"dataset\[0\] differs .*sample\['x'\]\['deep'\]\[1\]\[1\]\[0\]", "sample_gen"),
     "Clock": (r"dataset\[0\] differs when read again: sample\['x'\] is", "the time"),
