@@ -35,6 +35,8 @@ ARRAY_BYTES = MOST_PICTURES * SIDE * SIDE * 8 + 10_000
 PICTURE_BYTES = 128 << 20
 #: Largest number of pixels of a picture, as the largest common cameras have, and of a side.
 MOST_PIXELS, LONGEST_SIDE = 50_000_000, 20_000
+#: Largest number of scans of a JPEG; about ten are usual, and each takes a picture's time.
+MOST_SCANS = 1000
 WHAT_TO_NAME = "--input takes a PNG, JPEG or WebP file, a folder of such files, or a .npy array."
 #: Largest number of file names in one remark.
 MOST_NAMES = 5
@@ -221,6 +223,8 @@ def _read_image(path: Path) -> Image:
         width, height = image.size  # of the header; no pixel is decoded yet
         if max(width, height) > LONGEST_SIDE or width * height > MOST_PIXELS:
             raise ValueError(f"{width:,} x {height:,} pixels: {remedy}")
+        if image.format in ("JPEG", "MPO") and content.getvalue().count(b"\xff\xda") > MOST_SCANS:
+            raise ValueError(f"more than {MOST_SCANS:,} scans: save it as a plain JPEG")
         ImageOps.exif_transpose(image, in_place=True)
     return image
 

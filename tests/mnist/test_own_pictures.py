@@ -117,3 +117,12 @@ def test_what_is_no_picture_is_skipped_beside_one(tmp_path):
         "Skipped 3 of 5 files, which cannot be read: cut.png, film.png, more.",
     ]
     assert "cut.png" in problem(read_pictures, tmp_path / "cut.png")  # never skipped if named
+
+
+def test_pictures_that_would_take_too_much_are_refused(tmp_path):
+    Image.new("L", (20_001, 1)).save(tmp_path / "long.png")
+    assert "20,001 x 1 pixels: scale it down" in problem(read_pictures, tmp_path / "long.png")
+    Image.new("L", (30, 30)).save(tmp_path / "scans.jpg")
+    with (tmp_path / "scans.jpg").open("ab") as file:
+        file.write(1001 * b"\xff\xda")
+    assert "more than 1,000 scans" in problem(read_pictures, tmp_path / "scans.jpg")

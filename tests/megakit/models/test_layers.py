@@ -43,7 +43,9 @@ def test_values_and_gradients_are_those_of_a_linear_layer(kind: str, dtype: torc
     output, bias = made(x)
     expected = functional.linear(x, made.weight, made.bias)
     assert bias is None
-    torch.testing.assert_close(output, expected)
+    # Megatron adds the bias of a row layer on its own, which rounds once more.
+    rounding = 1e-6 if dtype == torch.float32 else 8e-3
+    torch.testing.assert_close(output, expected, rtol=rounding, atol=rounding)
     inputs, upstream = (x, made.weight, made.bias), torch.randn(7, 20, dtype=dtype)
     found, wanted = (torch.autograd.grad(out, inputs, upstream) for out in (output, expected))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
