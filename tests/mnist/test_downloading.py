@@ -61,4 +61,4 @@ def test_a_mirror_that_hangs(tmp_path, lines, monkeypatch):
         start = time.monotonic()
         assert find_dataset(tmp_path, "auto", report=lines.append) == "digits"
     assert time.monotonic() - start < 20
-    assert "0.3 s" in lines[-1]
+    assert "0.3 s" in lines[-1] or "timed out" in lines[-1]  # ours or urllib's, whichever is first
