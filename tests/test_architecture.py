@@ -269,7 +269,7 @@ ROOMS = {
     "docs": 442,
     "notebooks": 600,
     "benchmarks": 3296,
-    "tests": 16357,
+    "tests": 16368,
     "run": 128,
     "run_setup.sh": 204,
     ".ci/run": 60,

@@ -164,3 +164,14 @@ def test_logits_losses_masks_and_the_cache(settings: dict[str, Any], tmp_path: P
     config = LanguageConfig(seed=8, **settings)
     again = load(checkpoint_from_weights(plain.state_dict(), config, tmp_path / "imported"))
     assert torch.equal(again(tokens), plain(tokens))
+
+
+def test_layers_without_a_plain_form_are_listed(tmp_path: Path) -> None:
+    from tests.megakit.models.language import LanguageConfig
+
+    checkpoint = save(tmp_path / "checkpoint", language_model(num_layers=1))
+    layer = "decoder.layers.0.self_attention.core_attention (ScaledDotProductAttention)"
+    limited: Any = {"window_size": (2, 0), "override_parent_fields": ["window_size"]}
+    with pytest.raises(UserError) as error:
+        load(checkpoint, LanguageConfig(num_layers=1, **limited))
+    assert f"these layers cannot be replaced by torch layers: {layer}. Use" in str(error.value)
