@@ -1,9 +1,6 @@
 """Builds Megatron's two linear layers with the initial weights of torch's `nn.Linear`."""
 
-import contextlib
-import hashlib
 import math
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -11,24 +8,10 @@ from megatron.core import ModelParallelConfig
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor
 
+from megakit.models.seeding import seeded
 from megakit.runtime.patching import require_attribute
 
 LayerT = TypeVar("LayerT", ColumnParallelLinear, RowParallelLinear)
-
-
-@contextlib.contextmanager
-def seeded(seed: int, name: str) -> Iterator[None]:
-    """Seeds torch's CPU generator from (seed, name) inside the block; restores it at the end.
-
-    NeMo seeds each pipeline stage differently, so a layer's initial weights would depend on the
-    layout. With this seed the weights are equal under every layout, on CPUs and GPUs. This requires
-    that Megatron initializes weights on the CPU (`use_cpu_initialization`).
-    """
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    with torch.random.fork_rng(devices=[]):
-        # `torch.manual_seed` would also seed the GPUs' generators, which nothing restores.
-        torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        yield
 
 
 #: Megatron's private method that computes the matrix product; `_Linear` overrides it.

@@ -18,7 +18,8 @@ from megatron.core.transformer.transformer_layer import (
 )
 
 from megakit.models.attention import ScaledDotProductAttention
-from megakit.models.layers import _ColumnParallel, _RowParallel, seeded
+from megakit.models.layers import _ColumnParallel, _RowParallel
+from megakit.models.seeding import seeded
 
 
 class SeededTransformerLayer(TransformerLayer):

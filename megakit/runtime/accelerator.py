@@ -130,6 +130,21 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
         safe_reading.install_safe_readers()
 
 
+def use_megatron(name: Literal["cpu", "gpu"]) -> None:
+    """Patches Megatron-Core, for programs without NeMo; call it before any other use of Megatron.
+
+    `use_accelerator` makes these patches and those of NeMo, of saved time and of safe reading.
+    """
+    from megakit.runtime import cpu, optional_packages
+
+    if name == "cpu":
+        cpu.patch_torch()
+    optional_packages.replace_unified_memory()
+    optional_packages.define_numpy_product()
+    if name == "cpu":
+        cpu.patch_rng_tracker_state()
+
+
 def keep_freed_memory() -> None:
     """Lets the tensors of a step reuse the memory of the previous step, whichever thread freed it.
 
