@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
