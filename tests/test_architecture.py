@@ -149,7 +149,7 @@ class TestLight:
     def test_all_that_a_script_needs_for_its_help(self):
         job = [f"megakit.job.{path.stem}" for path in (REPOSITORY / "megakit/job").glob("*.py")]
         mnist = ("mnist.files", "mnist.own_pictures", "mnist.sizes", "mnist.tutorial")
-        modules = [*job, *SCRIPTS, *mnist]
+        modules = [*job, *SCRIPTS, *mnist, "examples.demands.demand"]
         assert loaded_by(*modules) == set()
 
     def test_frameworks_are_noticed(self):
@@ -264,14 +264,14 @@ ROOMS = {
     "model_pretrain.py": 71,
     "model_finetune.py": 86,
     "model_predict.py": 130,  # the trainer is in plain sight
-    "ladder": 729,
-    "examples": 1612,  # as model_predict.py
+    "ladder": 729,  # four programs that share no code, as they are to be compared
+    "examples": 2676,  # grew by the experiments in demands, which tests had
     "template": 650,
     "docs": 442,
     "notebooks": 600,
     "benchmarks": 3296,
-    "tests": 16525,
-    "run": 130,
+    "tests": 16171,
+    "run": 132,
     "run_setup.sh": 204,
     ".ci/run": 60,
 }

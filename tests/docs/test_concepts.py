@@ -1,70 +1,104 @@
-"""docs/concepts.md: its code stands in the project, and its numbers are what happens."""
+"""docs/concepts.md: its code stands in the project, and `./run demand N` prints what it shows."""
 
+import os
+import pty
 import re
-from pathlib import Path
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from megakit.testing import RankError, Ranks
-from tests.scripts import REPOSITORY
+from examples.demands.demand import Run, read_demands
+from megakit.testing import Ranks
+from tests.scripts import REPOSITORY, environment, run, run_script
 
 TEXT = (REPOSITORY / "docs" / "concepts.md").read_text()
-#: What the page shows of experiments, by name: `<!-- observed: NAME -->` before a block.
-SHOWN = dict(re.findall(r"<!-- observed: (\w+) -->\n```text\n(.*?)\n```", TEXT, re.DOTALL))
+DEMANDS = read_demands()
+#: The text of each demand's section, by its title.
+SECTIONS = dict(re.findall(r"^### (\d.*)\n((?:(?!##).*\n)+)", TEXT, re.MULTILINE))
 #: Quoted code, after a line that ends with "`FILE`:".
 QUOTED = re.findall(r"`([\w/]+\.py)`:\n\n```python\n(.*?)```", TEXT, re.DOTALL)
 NUMBER = r"-?\d+\.\d+"
-#: Experiments on one rank; the others have two.
-ON_ONE_RANK = {
-    *("loss_of_torch", "shuffling_loader", "validated_samples", "loaded_by_torch"),
-    "place_of_gradients",
-}
+#: In this run, gloo ends the processes.
+DEADLY = "without_stage_shape"
+COMMAND = "examples/demands/demand.py"
 
 
-def observe(name: str, *arguments: Any) -> str:
-    """Runs an experiment; its module imports the frameworks, which only a rank may do."""
-    from tests.docs import demands
-
-    answer: str = getattr(demands, name)(*arguments)
-    return answer
+def shown(title: str) -> list[str]:
+    """What a section shows of its experiment: one line for each run."""
+    return "".join(re.findall(r"```text\n(.*?)```", SECTIONS[title], re.DOTALL)).splitlines()
 
 
-def told(ranks: Ranks, name: str, *arguments: Any) -> str:
-    """The answers of all ranks; one answer if all are equal."""
-    answers = ranks.run(observe, name, *arguments, world_size=1 if name in ON_ONE_RANK else 2)
-    if len(set(answers)) == 1:
-        return answers[0]
-    return ", ".join(f"{answer} on rank {rank}" for rank, answer in enumerate(answers))
+def cases() -> list[Any]:
+    """Each run of an experiment, and its line of the page."""
+    return [
+        pytest.param(one, line, id=one.name, marks=[pytest.mark.long] * (one.name == DEADLY))
+        for demand in DEMANDS
+        for one, line in zip(demand.runs, shown(demand.title), strict=True)
+    ]
 
 
-@pytest.mark.parametrize("name", sorted(SHOWN.keys() - {"stage_of_another_shape"}))
-def test_experiments(ranks: Ranks, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("one", "line"), cases())
+def test_experiments(ranks: Ranks, one: Run, line: str) -> None:
     """Numbers with a point may differ by rounding."""
-    arguments = [tmp_path] if name in ("loaded_by_torch", "own_shards") else []
-    if name == "loaded_by_torch":
-        ranks.run(observe, "saved_by_torch", tmp_path, world_size=2)
-    if SHOWN[name].startswith("with:"):
-        kept, without = (told(ranks, name, kept, *arguments) for kept in (True, False))
-        found = f"with:    {kept}\nwithout: {without}"
-    else:
-        found = told(ranks, name, *arguments).strip()
-    assert re.sub(NUMBER, "N", SHOWN[name]) == re.sub(NUMBER, "N", found)
-    shown, observed = ([*map(float, re.findall(NUMBER, t))] for t in (SHOWN[name], found))
-    assert shown == pytest.approx(observed, rel=2e-3)
+    with Ranks(2) as own:  # starts no process until it is used
+        found = one.result(own if one.name == DEADLY else ranks)
+    assert re.sub(NUMBER, "N", found) == re.sub(NUMBER, "N", line)
+    observed, expected = ([*map(float, re.findall(NUMBER, text))] for text in (found, line))
+    assert observed == pytest.approx(expected, rel=2e-3)
 
 
-def test_an_unused_weight_is_no_error_without_overlap(ranks: Ranks) -> None:
-    """Its gradient is 0, so the optimizer does not change it."""
-    assert told(ranks, "unused_weight", False) == "1.0"
+def test_every_section_has_its_experiment() -> None:
+    """A short file, with runs of both kinds, that the section names."""
+    assert [demand.title for demand in DEMANDS] == [*SECTIONS]
+    for number, demand in enumerate(DEMANDS, start=1):
+        assert {one.name.partition("_")[0] for one in demand.runs} == {"with", "without"}
+        file = demand.path.relative_to(REPOSITORY)
+        assert f"`./run demand {number}` ([file](../{file}))" in SECTIONS[demand.title]
+        assert len(demand.path.read_text().splitlines()) < 130
 
 
-@pytest.mark.long
-def test_a_stage_of_another_shape(ranks: Ranks) -> None:
-    """gloo ends the process, so the pool is this test's own."""
-    with Ranks(2) as own, pytest.raises(RankError) as error:
-        own.run(observe, "stage_of_another_shape")
-    assert set(re.findall(r"op\.preamble.*", str(error.value))) == {SHOWN["stage_of_another_shape"]}
+def test_the_command_prints_what_the_page_shows() -> None:
+    demand = DEMANDS[2]
+    done = run(REPOSITORY / "run", "demand", "3", stdin="", VENV=sys.prefix)
+    assert done.output().splitlines() == shown(demand.title)
+    parts = [demand.title, *demand.texts, *(one.what for one in demand.runs)]
+    assert [part for part in parts if part not in done.err] == []
+    assert "Press Enter" not in done.err
+
+
+def test_the_command_alone_lists_the_experiments() -> None:
+    done = run_script(COMMAND)
+    assert done.output().splitlines() == [demand.title for demand in DEMANDS]
+
+
+@pytest.mark.parametrize("number", ["0", "12", "loss"])
+def test_other_numbers_are_refused(number: str) -> None:
+    done = run_script(COMMAND, number)
+    told = f"run: demand {number}: the demands have the numbers 1 to 11. `./run demand` lists them."
+    assert (done.status, done.out, done.err) == (2, "", f"{told}\n")
+
+
+def test_a_terminal_is_asked_before_the_results() -> None:
+    """Ctrl-C ends the question."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, str(REPOSITORY / COMMAND), "1"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment(), stdin=theirs, stdout=pipe, stderr=pipe, text=True
+    ) as asked:
+        assert asked.stderr is not None
+        said = list(iter(asked.stderr.readline, "Press Enter to see.\n"))
+        assert said[0] == f"{DEMANDS[0].title}\n"
+        asked.send_signal(signal.SIGINT)
+        out, err = asked.communicate(timeout=60)
+        # A line that the signal interrupts may be written twice.
+        assert (out, err.removeprefix("Press Enter to see.\n")) == ("", "Interrupted.\n")
+    assert asked.returncode == 130
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_code_is_quoted_from_the_project() -> None:

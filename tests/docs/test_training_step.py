@@ -31,8 +31,8 @@ def observe(functions: list[str]) -> list[tuple[int, str]]:
             found = found.__wrapped__
         return found.__code__
 
+    from examples.demands.training import MICRO_BATCH, digits, train
     from megakit.training.strategy import ExactStrategy
-    from tests.docs.fitting import MICRO_BATCH, digits, train
 
     names = {code_of(function): function for function in functions}
     calls: list[tuple[int, str]] = []
@@ -45,7 +45,7 @@ def observe(functions: list[str]) -> list[tuple[int, str]]:
                 calls.append((depth, names[frame.f_code]))
             depth += 1 if event == "call" else -1
 
-    data = digits(global_batch=MICRO_BATCHES * MICRO_BATCH)
+    data = digits(global_batch_size=MICRO_BATCHES * MICRO_BATCH)
     sys.setprofile(profile)
     try:
         train(data=data, strategy=ExactStrategy, steps=1)

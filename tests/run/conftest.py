@@ -68,8 +68,9 @@ def project(tmp_path):
         script.write_text(f'"""Stage {number}: {stage} a model. More of it."""\n')
     (folder / "mnist").mkdir()
     (folder / "mnist/tutorial.py").touch()
-    for script in ("notebooks/mnist_megatron.py", "benchmarks/run_all.py", "template/new.py"):
-        (folder / script).parent.mkdir()
+    started = ("notebooks/mnist_megatron.py", "benchmarks/run_all.py", "template/new.py")
+    for script in (*started, "examples/demands/demand.py"):
+        (folder / script).parent.mkdir(parents=True)
         (folder / script).touch()
     tools = folder.parent / "bin"
     tools.mkdir()

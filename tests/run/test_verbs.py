@@ -6,7 +6,10 @@ import pytest
 
 from tests.run.conftest import as_if_set_up, start, write_program
 
-VERBS = "tutorial tests pretrain finetune predict layout tensorboard notebook benchmarks new setup"
+VERBS = (
+    "tutorial tests pretrain finetune predict layout tensorboard notebook demand benchmarks new "
+    "setup"
+)
 
 
 def test_help_lists_the_verbs_and_sets_up_nothing(project):
@@ -29,6 +32,7 @@ CALLS = {
         "-P|-m|notebook|--ServerApp.root_dir=<root>"
         "|--JupyterNotebookApp.default_url=/notebooks/notebooks/mnist_megatron.ipynb|--no-browser"
     ),
+    "demand 4": "<root>/examples/demands/demand.py|4",
     "benchmarks data": "<root>/benchmarks/run_all.py|data",
     "new ../mine": "<root>/template/new.py|../mine",
     "tests -k a": "-m|pytest|-n|auto|--dist|loadfile|--no-loadscope-reorder|-k|a",
