@@ -8,6 +8,7 @@ import pytest
 from tests.scripts import REPOSITORY, run
 
 SCRIPT = REPOSITORY / "ladder/newest.sh"
+PAGE = (REPOSITORY / "docs/porting.md").read_text()
 
 
 @pytest.mark.long
@@ -24,6 +25,11 @@ def test_a_later_megatron_trains_equally_and_continues_a_checkpoint(mnist_dir: P
     assert all(abs(loss - losses[0]) < 1e-6 for _, *losses in steps for loss in losses)
     assert steps[-1][1] < 0.6 * steps[0][1]
     assert float(last.rpartition(" ")[2]) < 1e-6
+
+    shown = PAGE.split(f"```text\n{head}\n")[1].split("```")[0]
+    lines = [[float(n) for n in row.split()] for row in re.findall(r"^ *\d.*", shown, re.MULTILINE)]
+    assert len(lines) == 4
+    assert all(line == pytest.approx(steps[int(line[0]) - 1], abs=1e-6) for line in lines)
 
 
 def test_a_wrong_option_is_refused_before_anything_is_installed() -> None:
