@@ -13,7 +13,7 @@ from megakit.job.command_line import parse_options
 from megakit.models import seeded
 from mnist.samples import LadderOptions, TrainingSamples
 
-SEED, BATCH_SIZE, LR = 42, 128, 2e-3
+SEED, LR = 42, 2e-3
 
 
 def linear(name: str, inputs: int, outputs: int) -> nn.Linear:
@@ -34,7 +34,7 @@ class Autoencoder(nn.Module):
 
 options = parse_options(LadderOptions)
 device = "cuda" if torch.cuda.is_available() else "cpu"
-samples = TrainingSamples(options, num_samples=options.steps * BATCH_SIZE, seed=SEED)
+samples = TrainingSamples(options, num_samples=options.steps * options.batch_size, seed=SEED)
 model = Autoencoder().to(device)
 weights, biases = ([p for p in model.parameters() if p.dim() == number] for number in (2, 1))
 groups = [{"params": weights, "weight_decay": 0.01}, {"params": biases, "weight_decay": 0.0}]
@@ -45,8 +45,8 @@ fall = CosineAnnealingLR(optimizer, options.steps - warmup)
 scheduler = SequentialLR(optimizer, [rise, fall], [warmup])
 
 losses = []
-for first in range(0, len(samples), BATCH_SIZE):
-    corrupted, images = (part.to(device) for part in samples[first : first + BATCH_SIZE])
+for first in range(0, len(samples), size := options.batch_size):
+    corrupted, images = (part.to(device) for part in samples[first : first + size])
     with torch.autocast(device, torch.bfloat16, enabled=options.precision == "bf16-mixed"):
         reconstructions = model(corrupted)
     loss = nn.functional.mse_loss(reconstructions.float(), images)

@@ -15,7 +15,7 @@ from megakit.job.command_line import parse_options
 from megakit.models import seeded
 from mnist.samples import LadderOptions, TrainingSamples
 
-SEED, BATCH_SIZE, LR = 42, 128, 2e-3
+SEED, LR = 42, 2e-3
 
 
 def linear(name: str, inputs: int, outputs: int) -> nn.Linear:
@@ -53,8 +53,8 @@ class Autoencoder(pl.LightningModule):
 
 
 options = parse_options(LadderOptions)
-samples = TrainingSamples(options, num_samples=options.steps * BATCH_SIZE, seed=SEED)
-batches = [slice(first, first + BATCH_SIZE) for first in range(0, len(samples), BATCH_SIZE)]
+samples = TrainingSamples(options, num_samples=options.steps * options.batch_size, seed=SEED)
+firsts = range(0, len(samples), options.batch_size)
 model = Autoencoder(options.steps)
 trainer = pl.Trainer(
     devices=1,
@@ -65,6 +65,6 @@ trainer = pl.Trainer(
     enable_checkpointing=False,
     enable_progress_bar=False,
 )
-trainer.fit(model, map(samples.__getitem__, batches))
+trainer.fit(model, (samples[first : first + options.batch_size] for first in firsts))
 for step, loss in enumerate(model.losses, 1):
     print(step, f"{loss:.9f}")

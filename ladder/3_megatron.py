@@ -33,7 +33,7 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.enums import ModelType
 from megatron.core.transformer.module import Float16Module
 
-SEED, BATCH_SIZE, LR, WEIGHT_DECAY = 42, 128, 2e-3, 0.01
+SEED, LR, WEIGHT_DECAY = 42, 2e-3, 0.01
 
 
 @dataclass(kw_only=True)
@@ -169,12 +169,12 @@ def main() -> None:
         scheduler.load_state_dict(state["scheduler"])
     rank = parallel_state.get_data_parallel_rank()
     ranks = parallel_state.get_data_parallel_world_size()
-    size = options.micro_batch_size or BATCH_SIZE // ranks
-    samples = TrainingSamples(options, num_samples=options.steps * BATCH_SIZE, seed=SEED)
+    batch, size = options.batch_size, options.micro_batch_size or options.batch_size // ranks
+    samples = TrainingSamples(options, num_samples=options.steps * batch, seed=SEED)
     for step in range(scheduler.num_steps, options.steps):
         model.zero_grad_buffer()
         optimizer.zero_grad()
-        firsts = range(step * BATCH_SIZE + rank * size, (step + 1) * BATCH_SIZE, ranks * size)
+        firsts = range(step * batch + rank * size, (step + 1) * batch, ranks * size)
         reports = get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=(samples[first : first + size] for first in firsts),

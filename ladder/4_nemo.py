@@ -33,7 +33,7 @@ from nemo.lightning.pytorch.callbacks import ModelCheckpoint
 from nemo.lightning.pytorch.optim import CosineAnnealingScheduler, MegatronOptimizerModule
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
-SEED, BATCH_SIZE, LR = 42, 128, 2e-3
+SEED, LR = 42, 2e-3
 
 
 @dataclass(kw_only=True)
@@ -59,17 +59,18 @@ class Samples(Dataset):
 class Data(pl.LightningDataModule):
     """Provides the samples in the order of their indices."""
 
-    def __init__(self, samples: TrainingSamples) -> None:
+    def __init__(self, samples: TrainingSamples, size: int) -> None:
         super().__init__()
-        self.samples = samples
+        self.samples, self.size = samples, size
         # NeMo replaces the loader's sampler by this one, which divides a batch among the ranks.
-        self.data_sampler = MegatronDataSampler(1, BATCH_SIZE, BATCH_SIZE)
+        self.data_sampler = MegatronDataSampler(1, size, size)
 
     def train_dataloader(self) -> DataLoader:
         # Without this line, a resumed training would begin again with the first sample.
-        self.data_sampler.init_consumed_samples = self.trainer.global_step * BATCH_SIZE
-        self.data_sampler.init_global_step = self.trainer.global_step
-        return DataLoader(Samples(self.samples), batch_size=BATCH_SIZE)
+        step = self.trainer.global_step if self.trainer else 0
+        self.data_sampler.init_consumed_samples = step * self.size
+        self.data_sampler.init_global_step = step
+        return DataLoader(Samples(self.samples), batch_size=self.size)
 
 
 class Loss(MegatronLossReduction):
@@ -169,7 +170,7 @@ class Module(pl.LightningModule, io.IOMixin):
 def main() -> None:
     options = parse_options(Options)
     folder = str(options.output_dir or tempfile.mkdtemp())
-    samples = TrainingSamples(options, num_samples=options.steps * BATCH_SIZE, seed=SEED)
+    samples = TrainingSamples(options, num_samples=options.steps * options.batch_size, seed=SEED)
     trainer = nl.Trainer(
         accelerator=ACCELERATOR,
         devices=1,
@@ -192,7 +193,7 @@ def main() -> None:
     )
     resume = AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True)
     resume.setup(trainer, module)
-    trainer.fit(module, Data(samples))
+    trainer.fit(module, Data(samples, options.batch_size))
 
 
 if __name__ == "__main__":

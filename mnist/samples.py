@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from megakit.data import EpochIndex, MultiEpochDatasetResampler, bernoulli
 from megakit.data.indices import IntArray
-from megakit.job.option_types import INT32_MAX, Range
+from megakit.job.option_types import INT32_MAX, BatchSize, Range
 from mnist.files import DataOptions, read_splits
 
 
@@ -25,6 +25,9 @@ class LadderOptions(DataOptions):
 
     steps: Annotated[int, Range(least=2, most=INT32_MAX)] = 50
     """Optimizer steps to train for."""
+
+    batch_size: BatchSize = 128
+    """Samples per optimizer step."""
 
     precision: Literal["32", "bf16-mixed"] = "32"
     """32: float32. bf16-mixed: the layers compute in bfloat16."""
@@ -74,5 +77,7 @@ class _Images:
 
     def get_batch(self, index: EpochIndex[IntArray]) -> tuple[Tensor, Tensor]:
         images = torch.from_numpy(self.images[index.idx]).flatten(1).float().div_(255)
+        if not self.corruption:
+            return images, images
         kept = bernoulli(1 - self.corruption, self.seed, index.epoch, index.idx, (784,))
         return images * torch.from_numpy(kept), images
