@@ -63,7 +63,8 @@ def patch_cuda_functions() -> None:
         "streams order the work of a GPU; a CPU works in order",
         {
             **dict.fromkeys(("Stream", "Event"), _NoStream),
-            **{name: lambda device=None: _NoStream() for name in ("current_stream", "default_stream")},
+            "current_stream": lambda device=None: _NoStream(),
+            "default_stream": lambda device=None: _NoStream(),
             "stream": lambda stream: contextlib.nullcontext(),
         },
     )
