@@ -1,11 +1,13 @@
 """Runs the steps of the ladder: `./run ladder N`, or `./run ladder` for all, with a comparison.
 
-`./run ladder N` runs one step, which prints a line `step loss` for each training step. `./run
-ladder` runs all four, step 3 also on two processes, and model_pretrain.py. It prints a table of the
-losses and draws the curves; the exit status is 1 if losses in float32 differ by more than rounding.
+`./run ladder N` runs one step, which prints a line `step loss` for each training step. Step 3 also
+runs on several processes: `./run ladder 3 --devices 2 --tensor-parallel 2`. `./run ladder` runs all
+four, and model_pretrain.py; it prints a table of the losses and draws the curves. Its exit status
+is 1 if losses in float32 differ by more than rounding.
 """
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -25,7 +27,8 @@ FILES = {path.name[0]: path for path in sorted((ROOT / "ladder").glob("[1-9]_*.p
 FOLDER = Path("runs/ladder")
 #: Largest relative difference of two losses that rounding explains, in float32.
 ROUNDING = 1e-6
-TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", FILES["3"])
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+TWO_RANKS = (*TORCHRUN, "2", FILES["3"])
 #: The programs to compare: Python's arguments, by name.
 PROGRAMS: dict[str, tuple[str | Path, ...]] = {
     "1_torch.py": (FILES["1"],),
@@ -37,6 +40,8 @@ PROGRAMS: dict[str, tuple[str | Path, ...]] = {
     "4_nemo.py": (FILES["4"],),
 }
 LAST = "model_pretrain.py"
+#: Variables that keep messages of the frameworks off standard output, or silence them.
+QUIET = {"NEMO_REDIRECT_LOGS_TO_STDERR": "1", "PYTHONWARNINGS": "ignore"}
 Losses = dict[int, float]
 
 
@@ -57,6 +62,19 @@ def split_data(arguments: list[str]) -> tuple[list[str], list[str]]:
     return found, others
 
 
+def split_ranks(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Returns torchrun's arguments for the ranks of step 3, and the step's own arguments."""
+    parser = argparse.ArgumentParser(add_help=False)
+    for name in ("--devices", "--tensor-parallel", "--pipeline-parallel"):
+        parser.add_argument(name, type=int)
+    given, others = parser.parse_known_args(arguments)
+    sizes = {"--tensor-parallel": given.tensor_parallel or 1}
+    sizes["--pipeline-parallel"] = given.pipeline_parallel or 1
+    ranks = given.devices or math.prod(sizes.values())
+    others += [str(part) for size in sizes.items() for part in size]
+    return [*TORCHRUN, str(ranks)] if ranks > 1 else [], others
+
+
 def start(log: str, *command: str | Path, shows: bool = False) -> str:
     """Runs Python; what the frameworks report goes to a log.
 
@@ -67,7 +85,7 @@ def start(log: str, *command: str | Path, shows: bool = False) -> str:
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     # torchrun, too, lets each process compute with one thread.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "NEMO_REDIRECT_LOGS_TO_STDERR": "1"}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, **QUIET}
     with (FOLDER / f"{log}.log").open("w+") as errors:
         done = subprocess.run(
             [sys.executable, *command],
@@ -78,7 +96,10 @@ def start(log: str, *command: str | Path, shows: bool = False) -> str:
         )
         if done.returncode:
             errors.seek(0)
-            print(errors.read(), file=sys.stderr, end="")
+            lines = errors.read().splitlines()
+            if done.returncode == 2:  # wrong options; the frameworks' own lines come before
+                lines = [line for line in lines if line.startswith(f"{log}.py: ")] or lines
+            print("\n".join(lines), file=sys.stderr)
             raise StepFailedError(done.returncode)
     return done.stdout or ""
 
@@ -157,10 +178,10 @@ def main() -> int:
     number, *others = sys.argv[1:] or [""]
     try:
         if number in FILES:
-            if {"-h", "--help"} & {*others}:
-                return subprocess.call([sys.executable, FILES[number], "--help"])
-            data, others = split_data(others)
-            start(FILES[number].stem, FILES[number], *others, *data, shows=True)
+            needs_help = {"-h", "--help"} & {*others}
+            data, others = ([], ["--help"]) if needs_help else split_data(others)
+            launcher, others = split_ranks(others) if number == "3" else ([], others)
+            start(FILES[number].stem, *launcher, FILES[number], *others, *data, shows=True)
         elif number and not number.startswith("-"):
             raise UserError(f"./run ladder {number}: its steps have the numbers 1 to 4.")
         else:
