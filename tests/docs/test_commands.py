@@ -24,8 +24,8 @@ LAYOUT = re.compile(
     r"^\./run layout [^`]*```\n\n```(?:text)?\n(.*?)^```$", re.DOTALL | re.MULTILINE
 )
 
-#: Pages whose blocks of bash other tests run: test_adapting.py and models/test_export.py.
-COVERED = {"docs/adapting.md", "docs/inference.md"}
+#: Pages whose blocks of bash other tests run: test_adapting.py, models/test_export.py, ladder.
+COVERED = {"docs/adapting.md", "docs/inference.md", "docs/ladder.md"}
 
 
 @dataclass(frozen=True)
