@@ -1,4 +1,4 @@
-"""The two locks: of one mind, whole, and for every Python and processor of the project."""
+"""The locks: of one mind, whole, and for every Python and processor of the project."""
 
 import re
 import tomllib
@@ -41,6 +41,6 @@ def test_the_locks_agree_and_have_what_pyproject_asks_for(python: str, processor
 
 def test_the_locks_are_whole() -> None:
     """Each package has a hash, each comes from the index, and no index is named."""
-    for lock in LOCKS:
+    for lock in (*LOCKS, REPOSITORY / "ladder/requirements.lock"):
         assert PIN.sub("", lock.read_text()).strip() == ""
         assert "://" not in lock.read_text()

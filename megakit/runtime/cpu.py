@@ -51,14 +51,22 @@ def patch_cuda_functions() -> None:
         "torch's optimizers call it in each step, and it opens NVIDIA's library",
         {"is_available": lambda: False},
     )
+    # A function of its own for each name: torch._dynamo, which megatron-core 0.19 imports, refuses
+    # one function under two names.
     orders = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
-    replace("a CPU has nothing to do here", dict.fromkeys(orders, lambda device=None: None))
+    replace("a CPU has nothing to do here", {name: lambda device=None: None for name in orders})
     memory = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
-    replace("NeMo and Megatron report a GPU's memory", dict.fromkeys(memory, lambda device=None: 0))
-    streams = dict.fromkeys(("Stream", "Event", "current_stream", "default_stream"), _NoStream)
+    replace(
+        "NeMo and Megatron report a GPU's memory", {name: lambda device=None: 0 for name in memory}
+    )
     replace(
         "streams order the work of a GPU; a CPU works in order",
-        {**streams, "stream": lambda stream: contextlib.nullcontext()},
+        {
+            **dict.fromkeys(("Stream", "Event"), _NoStream),
+            "current_stream": lambda device=None: _NoStream(),
+            "default_stream": lambda device=None: _NoStream(),
+            "stream": lambda stream: contextlib.nullcontext(),
+        },
     )
     replace(
         "Megatron's tracker forks the CUDA generator for dropout and first weights",

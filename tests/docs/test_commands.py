@@ -50,6 +50,7 @@ EXCEPTIONS = (
     Left("docs/performance.md", "./run benchmarks steps", "takes 5 minutes"),
     Left("docs/performance.md", "./run benchmarks times", "takes 15 minutes"),
     Left("docs/performance.md", "benchmarks/gpu_check.sh", "needs a GPU"),
+    Left("docs/porting.md", "ladder/newest.sh", "tests/ladder/test_newest.py runs it"),
     Left("examples/slurm/README.md", "sbatch examples/slurm", "needs a Slurm", is_block=True),
     Left("examples/slurm/README.md", "LAYOUT=", "needs a Slurm", is_block=True),
 )

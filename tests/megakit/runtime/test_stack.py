@@ -60,6 +60,31 @@ def test_what_is_absent_is_not_needed_and_nothing_else_is_changed_for_a_gpu() ->
     }
 
 
+MEGATRON_ALONE = """
+import json, sys, types
+from megakit.runtime import use_megatron
+
+use_megatron("cpu")
+import megatron.core.optimizer, torch
+from megakit.runtime.patching import PATCHES
+
+made = [getattr(torch.cuda, one.name) for one in PATCHES if one.owner == "torch.cuda"]
+functions = [one for one in made if isinstance(one, types.FunctionType)]
+print(json.dumps({
+    "NeMo's": sorted({"nemo", "lightning", "torchmetrics"} & sys.modules.keys()),
+    "under two names": len(functions) - len({*functions}),
+    "functions": len(functions) > 9,
+}))
+"""
+
+
+def test_megatron_alone_needs_no_nemo_and_torch_dynamo_takes_the_functions() -> None:
+    """torch._dynamo, which megatron-core 0.19 imports, refuses a function under two names."""
+    output = output_of(MEGATRON_ALONE)
+    expected = {"NeMo's": [], "under two names": 0, "functions": True}
+    assert json.loads(output.splitlines()[-1]) == expected
+
+
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module with two attributes; the list of patches is empty."""
