@@ -703,10 +703,10 @@ def on_rank(rank: int, size: int, work: Any) -> Any:
     """Calls a function with the autoencoder of one of several tensor-parallel ranks."""
     parallel_state.destroy_model_parallel()  # of the training
     torch.distributed.destroy_process_group()
-    with fake_ranks(rank, size, tensor_model_parallel_size=size, accelerator="cpu"):
+    with fake_ranks(rank, size, tensor_model_parallel_size=size):
         result = work(PretrainConfig(tensor_model_parallel_size=size).configure_model())
-    store: Any = torch.distributed.HashStore()  # and again one rank, for the other cells
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    distributed: Any = torch.distributed  # then one rank again, for the other cells
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     return result
 
@@ -718,7 +718,8 @@ check(answer, (tuple(shard.linear1.weight.shape), tuple(shard.linear2.weight.sha
 # %% [markdown]
 # **6. Communication.** Two tensor-parallel ranks compute the forward and the backward pass of the
 # autoencoder for 32 images, in float32. How many bytes do they all-reduce?
-# [Three tensors](../docs/parallelism.md#tensor-parallel-each-layer-on-several-ranks).
+# [docs/parallelism.md](../docs/parallelism.md#tensor-parallel-each-layer-on-several-ranks) lists
+# the tensors.
 #
 # <details><summary>Answer</summary><code>101120</code>: 32 · (3 + 784 + 3) · 4 bytes, for z, x_hat
 # and the gradient of linear3's input. Tensor parallelism communicates activations, so the number is
