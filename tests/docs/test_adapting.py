@@ -25,8 +25,10 @@ def follow(text: str, folder: Path) -> Path:
             folder = shell(code, folder)
         elif kind == "diff":
             change_lines(code, folder)
-        else:
+        elif kind == "python":
             edit(code, folder)
+        else:
+            assert kind in ("text", "console"), f"a block of {kind}"
     return folder
 
 

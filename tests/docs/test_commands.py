@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.test_adapting import follow
 from tests.scripts import REPOSITORY, run
 from tests.test_readme import ELSEWHERE
 
@@ -24,8 +25,9 @@ LAYOUT = re.compile(
     r"^\./run layout [^`]*```\n\n```(?:text)?\n(.*?)^```$", re.DOTALL | re.MULTILINE
 )
 
-#: Pages whose blocks of bash other tests run: test_adapting.py, models/test_export.py, ladder.
-COVERED = {"docs/adapting.md", "docs/inference.md", "docs/ladder.md"}
+#: Pages whose blocks of bash other tests run: test_adapting.py, models/test_export.py,
+#: ladder/test_ladder.py, and `test_recipes` below.
+COVERED = {"docs/adapting.md", "docs/inference.md", "docs/ladder.md", "docs/recipes.md"}
 
 
 @dataclass(frozen=True)
@@ -160,3 +162,13 @@ def test_commands_run(page: str, copy: Path) -> None:
         output += done.out
     for shown in LAYOUT.findall(pages()[page]):
         assert shown in output
+
+
+RECIPES = (REPOSITORY / "docs" / "recipes.md").read_text().split("\n## ")[1:]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.partition("\n")[0])
+def test_recipes(recipe: str, copy: Path) -> None:
+    """Each recipe starts from the unchanged files."""
+    follow(recipe, copy)

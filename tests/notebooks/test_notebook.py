@@ -15,6 +15,8 @@ from tests.scripts import REPOSITORY, run
 FOLDER = REPOSITORY / "notebooks"
 TEXT = FOLDER / "mnist_megatron.py"
 RENEW = "renew the notebook: ./run notebook --renew"
+#: An exercise's answer, which the next cell with `answer = ...` checks.
+ANSWER = re.compile(r"<details><summary>Answer</summary><code>(.*?)</code>")
 #: What a path of somebody's machine begins with.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|tmp|Users|work|mnt|opt|usr|var)/\S*")
 
@@ -87,15 +89,43 @@ def test_each_picture_has_a_text_of_its_own(stored: Any) -> None:
     assert min(map(len, texts)) > 40
 
 
+def with_answers(notebook: Any) -> Any:
+    """The notebook as a learner leaves it."""
+    answers = [found[1] for cell in notebook.cells if (found := ANSWER.search(cell.source))]
+    assert len(answers) == 6
+    for cell in code_cells(notebook):
+        blank = re.compile(r"^(answer(?:, \w+)? = )\.\.\.", re.MULTILINE)
+        if blank.search(cell.source):
+            cell.source = blank.sub(rf"\g<1>{answers.pop(0)}", cell.source)
+    assert answers == []
+    return notebook
+
+
+def test_a_wrong_answer_raises_an_error() -> None:
+    (cell,) = [c for c in code_cells(jupytext.read(TEXT)) if "def check(" in c.source]
+    names: dict[str, Any] = {"Any": Any}
+    exec(cell.source[cell.source.index("def check(") :], names)
+    names["check"](6400, 6400)
+    names["check"](..., 6400)
+    with pytest.raises(AssertionError, match="128 is wrong"):
+        names["check"](128, 6400)
+
+
 @pytest.mark.long
 def test_gives_what_it_shows(stored: Any, mnist_dir: Path, tmp_path: Path) -> None:
-    """On MNIST, as the stored one. Counts are exact; losses and accuracies vary with the CPU."""
-    path = tmp_path / "executed.ipynb"
+    """On MNIST, as the stored one. Counts are exact; losses and accuracies vary with the CPU.
+
+    The exercises are answered, and their checks accept the answers.
+    """
+    answered, path = tmp_path / "answered.py", tmp_path / "executed.ipynb"
+    jupytext.write(with_answers(jupytext.read(TEXT)), answered, fmt="py:percent")
     options = ("--to", "ipynb", "--set-kernel", "python3", "--execute", "--run-path", FOLDER)
-    command = (sys.executable, "-m", "jupytext", *options, "--output", path, TEXT)
+    command = (sys.executable, "-m", "jupytext", *options, "--output", path, answered)
     run(*command, MNIST_DATA_DIR=str(mnist_dir), JUPYTER_PREFER_ENV_PATH="1").output()
     executed = jupytext.read(path)
     check_outputs(executed)
+    said = [output.get("text", "") for output in outputs(executed)]
+    assert said.count("Right.\n") == 6
     assert sources(executed) == sources(stored), RENEW
     expected, found = numbers(stored), numbers(executed)
     assert [list(part) for part in found] == [list(part) for part in expected]
