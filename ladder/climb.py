@@ -182,6 +182,11 @@ def main() -> int:
             data, others = ([], ["--help"]) if needs_help else split_data(others)
             launcher, others = split_ranks(others) if number == "3" else ([], others)
             start(FILES[number].stem, *launcher, FILES[number], *others, *data, shows=True)
+            if needs_help and number == "3":
+                print(
+                    "\n./run ladder 3 also has --devices INT, the number of processes. By default"
+                )
+                print("it is the product of --tensor-parallel and --pipeline-parallel.")
         elif number and not number.startswith("-"):
             raise UserError(f"./run ladder {number}: its steps have the numbers 1 to 4.")
         else:

@@ -60,8 +60,10 @@ def problem_of_verb(verb: str, *words: str) -> str | None:
     elif verb in FOREIGN or (verb == "layout" and ".py" in " ".join(words)):
         return None  # test_commands.py runs it
     else:
-        script = "finetune" if verb == "layout" else verb
-        unknown = [w for w in words if w.startswith("--") and w not in help_of(script)]
+        script = ["finetune" if verb == "layout" else verb]
+        if verb == "ladder" and words[:1]:
+            script.append(words[0])  # each step has options of its own
+        unknown = [w for w in words if w.startswith("--") and w not in help_of(*script)]
     return f"{verb}: no {', '.join(unknown)}" if unknown else None
 
 
