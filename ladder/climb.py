@@ -166,10 +166,10 @@ def draw(curves: dict[str, Losses]) -> None:
             style = "o" if name == LAST else "-"
             above.plot(losses.keys(), losses.values(), style, label=name.strip())
             relative = [abs(loss / first[step] - 1) for step, loss in losses.items()]
-            below.plot(losses.keys(), relative, style)
+            below.plot(losses.keys(), relative, "o" if name == LAST else ".", label=name.strip())
         above.set_ylabel("training loss")
         above.legend()
-        below.set(xlabel="training step", ylabel="relative difference", yscale="log")
+        below.set(xlabel="training step", ylabel="relative difference")
         (FOLDER / "losses.png").write_bytes(to_png(figure))
 
 
