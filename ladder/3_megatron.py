@@ -47,7 +47,7 @@ class Options(LadderOptions):
     micro_batch_size: Count | None = None
     """Samples of one forward pass; by default all samples of a rank in a step."""
     save: Path | None = None
-    """New folder for a checkpoint after half of the steps."""
+    """Folder for a checkpoint after half of the steps."""
     load: Path | None = None
     """Checkpoint to continue from, of any layout."""
 
@@ -65,12 +65,10 @@ def linear(kind: type, config: TransformerConfig, name: str, inputs: int, output
     return layer
 
 
-class Autoencoder(MegatronModule):
-    """Has the encoder on the first pipeline stage, and the decoder on the last one."""
-
+class Autoencoder(MegatronModule):  # encoder on the first pipeline stage, decoder on the last
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
-        self.model_type = ModelType.encoder_or_decoder  # the schedule reads these attributes
+        self.model_type = ModelType.encoder_or_decoder  # Megatron reads these attributes
         self.share_embeddings_and_output_weights = False
         self.pre_process = parallel_state.is_pipeline_first_stage()
         self.post_process = parallel_state.is_pipeline_last_stage()
@@ -132,6 +130,7 @@ def build(options: Options) -> tuple[Any, Any, Any]:
     model = Float16Module(config, model) if is_bf16 else model
     buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
     model = DistributedDataParallel(config, buffers, model)
+    # By default, the gradient is clipped to a norm of 1, and biases do not decay.
     adam = OptimizerConfig(lr=LR, min_lr=0.0, weight_decay=WEIGHT_DECAY, adam_beta2=0.98, **dtype)
     optimizer = get_megatron_optimizer(adam, [model])
     warmup = max(1, round(0.1 * options.steps))
@@ -170,6 +169,7 @@ def main() -> None:
     rank = parallel_state.get_data_parallel_rank()
     ranks = parallel_state.get_data_parallel_world_size()
     batch, size = options.batch_size, options.micro_batch_size or options.batch_size // ranks
+    assert batch % (ranks * size) == 0, "ranks times micro batch has to divide the batch size"
     samples = TrainingSamples(options, num_samples=options.steps * batch, seed=SEED)
     for step in range(scheduler.num_steps, options.steps):
         model.zero_grad_buffer()

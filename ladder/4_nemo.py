@@ -66,7 +66,7 @@ class Data(pl.LightningDataModule):
         self.data_sampler = MegatronDataSampler(1, size, size)
 
     def train_dataloader(self) -> DataLoader:
-        # Without this line, a resumed training would begin again with the first sample.
+        # Without these lines, a resumed training would begin again with the first sample.
         step = self.trainer.global_step if self.trainer else 0
         self.data_sampler.init_consumed_samples = step * self.size
         self.data_sampler.init_global_step = step

@@ -15,7 +15,7 @@ PAGE = (REPOSITORY / "docs" / "ladder.md").read_text()
 MOST_LINES = {"1_torch.py": 60, "2_lightning.py": 70, "3_megatron.py": 200, "4_nemo.py": 200}
 #: Questions of the page: letter, commands, and the number in the answer.
 QUESTIONS = re.findall(
-    r"^\*\*([A-H])\. .*?```bash\n(.*?)```.*?```text\n\d+ ([\d.]+)\n```",
+    r"^\*\*([A-I])\. .*?```bash\n(.*?)```.*?```text\n\d+ ([\d.]+)\n```",
     PAGE,
     re.DOTALL | re.MULTILINE,
 )
@@ -111,7 +111,7 @@ def test_what_happens_without(commands, number, mnist_dir, tmp_path):
 
 
 def test_the_page_has_its_questions():
-    assert [question[0] for question in QUESTIONS] == list("ABCDEFGH")
+    assert [question[0] for question in QUESTIONS] == list("ABCDEFGHI")
 
 
 @pytest.mark.long
