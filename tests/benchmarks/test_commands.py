@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -62,13 +63,14 @@ def test_peers_compute_the_same_losses(benchmark: Callable[[str], ModuleType]) -
 
 @pytest.mark.long
 def test_a_gpu_gives_the_losses_of_a_cpu(
-    benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+    benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """On a GPU, a thread prepares the batches: they have to be the same ones, in the same order."""
     steps = benchmark("steps")
     job = {"dataset": "digits", "steps": 30, "warm_up": 5}  # 30 batches of 128: several epochs
     expected = steps.train("1_torch", 1, **job)["losses"]
-    for name, value in rehearsed().items():
+    for name, value in rehearsed(1, tmp_path).items():
         monkeypatch.setenv(name, value)
     found = steps.train("1_torch", 1, device="gpu", **job)["losses"]
+    assert [*tmp_path.iterdir()]  # the report of a process that opened a GPU
     assert steps.difference(found, expected) < 1e-5
