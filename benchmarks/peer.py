@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from report import REPOSITORY
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from megakit.job import Run, run_script
@@ -79,6 +80,8 @@ class Clock:
 
     def tell(self, losses: dict[int, float]) -> None:
         """Prints what was measured, and the losses by step."""
+        if self.steps != self.job.steps:
+            raise RuntimeError(f"{self.steps} steps of the optimizer, not {self.job.steps}")
         (began, processor_began), (ended, processor_ended) = self.marks
         count = self.job.steps - self.job.warm_up
         told: dict[str, Any] = {
@@ -119,15 +122,14 @@ class Prefetched(TrainingSamples):
 
 def train_on_ladder(name: str, job: Job, clock: Clock) -> None:
     """Runs a file of the ladder as it is, with other samples and without saves."""
-    from lightning.pytorch.callbacks import ModelCheckpoint
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
     register_optimizer_step_post_hook(clock.step)
-    for method in ("on_train_batch_end", "_save_last_checkpoint"):  # 4_nemo.py saves
-        setattr(ModelCheckpoint, method, lambda *_: None)
-    # 4_nemo.py reads sample by sample.
-    is_prefetched = torch.cuda.is_available() and name != "4_nemo"
-    kind = Prefetched if is_prefetched else TrainingSamples
+    kind = Prefetched if torch.cuda.is_available() else TrainingSamples
+    if name == "4_nemo":
+        from lightning.pytorch.callbacks import ModelCheckpoint
+
+        kind = TrainingSamples  # it reads sample by sample
+        for method in ("on_train_batch_end", "_save_last_checkpoint"):
+            setattr(ModelCheckpoint, method, lambda *_: None)
     changed: Any = samples
     changed.TrainingSamples = functools.partial(kind, corruption=0.0)
     if name == "fused":
