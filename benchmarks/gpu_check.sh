@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # What only a machine with an NVIDIA GPU can show, in some minutes: the tests marked gpu, the three
 # scripts in bf16-mixed with NCCL, resumption, two ranks on two GPUs, and training steps per second
-# beside plain PyTorch and plain Lightning. Ends with a table; the exit status is 1 if a line of it
-# failed.
+# beside the files of ladder/. Ends with a table; the exit status is 1 if a line of it failed.
 #
 #   [DATA_DIR=data] benchmarks/gpu_check.sh [--write]    --write: into RESULTS.md, too
 set -uo pipefail

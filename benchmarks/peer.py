@@ -1,31 +1,203 @@
-"""One training by one of the peers, in this process; prints its figures as a line of JSON.
+"""Trains with one program, in this process, and prints its figures as a line of JSON.
 
-python benchmarks/peer.py {ours,lightning,torch} [--steps N] [...]
+    python benchmarks/peer.py {ours,1_torch,fused,2_lightning,3_megatron,4_nemo} [--steps N] [...]
+
+`ours` is model_pretrain.py; the others are the files of ladder/, which run unchanged, timed at the
+end of each optimizer step. The step is compared, so pixels are not corrupted, and nothing is
+validated or saved while the clock runs.
 """
 
-import importlib
+import contextlib
+import functools
+import io
+import json
+import os
+import re
+import runpy
 import sys
+import tempfile
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
+from report import REPOSITORY
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.profiler import ProfilerActivity, profile, supported_activities
 
-from peers.job import Clock, Job
+from megakit.job import Run, run_script
+from megakit.job.command_line import parse_options
+from mnist import samples
+from mnist.samples import LadderOptions, TrainingSamples
 
-MODULES = {
-    "ours": "peers.ours",
-    "lightning": "peers.plain_lightning",
-    "torch": "peers.plain_torch",
+FILES = {file.stem: file for file in sorted((REPOSITORY / "ladder").glob("[1-9]_*.py"))}
+FILES["fused"] = FILES["1_torch"]  # with torch's fused AdamW
+#: The beginnings of the names that torch's profiler gives to what the benchmark counts.
+PROFILED = {
+    "kernels": ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemsetAsync"),
+    "synchronizations": tuple(f"cuda{what}Synchronize" for what in ("Stream", "Device", "Event")),
+    "copies": ("Memcpy HtoD",),
+    "cudaMemcpyAsync": ("cudaMemcpyAsync",),
 }
 
 
-def main() -> None:
-    from megakit.job.command_line import parse_options
+@dataclass(kw_only=True)
+class Job(LadderOptions):
+    """Train the tutorial's autoencoder, and print a line of JSON."""
 
+    warm_up: int = 100
+    """Steps before the clock starts."""
+
+    profile: bool = False
+    """Count calls and copies after the warm-up, if torch's profiler sees a GPU."""
+
+
+class Clock:
+    """Notes the time at the end of the warm-up and of the last step; profiles between them."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.steps = job, 0
+        self.marks: list[tuple[float, float]] = []
+        self.profiler: Any = None
+        seen: Any = supported_activities() if job.profile else ()  # type: ignore[no-untyped-call]
+        if ProfilerActivity.CUDA in seen:
+            self.profiler = profile(activities=seen, acc_events=True)
+        self.out = os.dup(sys.stdout.fileno())  # model_pretrain.py diverts standard output
+
+    def step(self, *_: Any) -> None:
+        """Counts a step; torch calls this as a hook of optimizers."""
+        self.steps += 1
+        if self.steps not in (self.job.warm_up, self.job.steps):
+            return
+        if torch.cuda.is_available() and not self.job.profile:  # a profile would count this wait
+            torch.cuda.synchronize()  # the GPU is behind
+        self.marks.append((time.perf_counter(), time.process_time()))
+        if self.profiler is not None:
+            (self.profiler.start if self.steps < self.job.steps else self.profiler.stop)()
+
+    def tell(self, losses: dict[int, float]) -> None:
+        """Prints what was measured, and the losses by step."""
+        if self.steps != self.job.steps:
+            raise RuntimeError(f"{self.steps} steps of the optimizer, not {self.job.steps}")
+        (began, processor_began), (ended, processor_ended) = self.marks
+        count = self.job.steps - self.job.warm_up
+        told: dict[str, Any] = {
+            "steps_per_second": count / (ended - began),
+            "processor_ms_per_step": 1000 * (processor_ended - processor_began) / count,
+            "losses": losses,
+        }
+        if self.profiler is not None:
+            calls = self.profiler.key_averages()
+            told["profile"] = {
+                kind: sum(call.count for call in calls if call.key.startswith(names)) / count
+                for kind, names in PROFILED.items()
+            }
+        with os.fdopen(self.out, "w") as out:
+            print(json.dumps(told), file=out)
+
+
+class Prefetched(TrainingSamples):
+    """Batches on the GPU: a thread prepares the next two as bytes in page-locked memory."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        dataset: Any = self.resampled.dataset
+        dataset.get_batch = lambda index: torch.from_numpy(dataset.images[index.idx]).pin_memory()
+        self.thread = ThreadPoolExecutor(1)
+        self.batches: dict[int, Future[Any]] = {}
+
+    def __getitem__(self, some: slice) -> tuple[Tensor, Tensor]:
+        size = some.stop - some.start
+        for first in range(some.start, min(some.start + 3 * size, len(self)), size):
+            if first not in self.batches:
+                batch = slice(first, first + size)
+                self.batches[first] = self.thread.submit(super().__getitem__, batch)
+        pixels: Any = self.batches.pop(some.start).result()
+        images = pixels.to("cuda", non_blocking=True).flatten(1).float().div_(255)
+        return images, images
+
+
+def train_on_ladder(name: str, job: Job, clock: Clock) -> None:
+    """Runs a file of the ladder as it is, with other samples and without saves."""
+    register_optimizer_step_post_hook(clock.step)
+    kind = Prefetched if torch.cuda.is_available() else TrainingSamples
+    if name == "4_nemo":
+        from lightning.pytorch.callbacks import ModelCheckpoint
+
+        kind = TrainingSamples  # it reads sample by sample
+        for method in ("on_train_batch_end", "_save_last_checkpoint"):
+            setattr(ModelCheckpoint, method, lambda *_: None)
+    changed: Any = samples
+    changed.TrainingSamples = functools.partial(kind, corruption=0.0)
+    if name == "fused":
+        changed = torch.optim
+        changed.AdamW = functools.partial(changed.AdamW, fused=True)
+    given = ("steps", "batch_size", "precision", "dataset", "data_dir")
+    set_options({option.replace("_", "-"): getattr(job, option) for option in given})
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(FILES[name]), run_name="__main__")
+    lines = re.findall(r"^(\d+) (\d\S+)$", printed.getvalue(), re.MULTILINE)
+    clock.tell({int(step): float(loss) for step, loss in lines})
+
+
+def train_ours(job: Job, clock: Clock) -> None:
+    """Runs model_pretrain.py, which validates and saves after the last step; does not return."""
+    import model_pretrain
+
+    set_options(
+        {
+            "data-dir": job.data_dir,
+            "dataset": job.dataset,
+            "output-dir": tempfile.mkdtemp(),
+            "max-steps": job.steps,
+            "global-batch-size": job.batch_size,
+            "micro-batch-size": job.batch_size,
+            "precision": job.precision,
+            "corruption": 0,
+            "val-interval": job.steps,
+            "save-interval": job.steps,
+        }
+    )
+    work = functools.partial(timed, clock=clock)
+    run_script(model_pretrain.PRETRAIN, model_pretrain.PretrainOptions, work)
+
+
+def timed(run: Run, clock: Clock) -> Path:
+    """Does the work of model_pretrain.py, whose own optimizer calls no hooks of torch."""
+    import model_pretrain
+    from megakit.reporting.metrics import read_metrics
+    from megakit.training.progress import Reporter
+
+    reporter: Any = Reporter
+    original = reporter.on_train_batch_end
+
+    def on_train_batch_end(*args: Any) -> None:
+        original(*args)
+        clock.step()
+
+    reporter.on_train_batch_end = on_train_batch_end
+    checkpoint = model_pretrain.pretrain(run)
+    rows = read_metrics(run.path / "metrics.csv")
+    clock.tell({row.step: row.train_loss for row in rows if row.train_loss is not None})
+    return checkpoint
+
+
+def set_options(values: dict[str, Any]) -> None:
+    """Gives the program its command line."""
+    given = ((f"--{name}", str(value)) for name, value in values.items() if value is not None)
+    sys.argv[1:] = [part for option in given for part in option]
+
+
+def main() -> None:
     name = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
-    if name not in MODULES:
+    if name not in ("ours", *FILES):
         sys.exit(__doc__)
     job = parse_options(Job)
-    importlib.import_module(MODULES[name]).train(job, Clock(job))
+    clock = Clock(job)
+    train_ours(job, clock) if name == "ours" else train_on_ladder(name, job, clock)
 
 
 if __name__ == "__main__":

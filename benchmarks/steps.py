@@ -1,13 +1,13 @@
-"""Training steps per second: ours, plain Lightning, plain PyTorch, the published way; one machine.
+"""Training steps per second of model_pretrain.py and of the files in ladder/, on one machine.
 
     python benchmarks/steps.py --data-dir PATH [--rounds N] [--threads 1 2] [--write]
     python benchmarks/steps.py --device gpu --batches 128 1024 8192 65536 [--profile] [--write]
 
-Data in, validation and saves out, each in a process of its own and in turn, so that a machine that
-slows down slows all of them. A ratio is taken within a round. Before that, the losses of the first
-steps are compared: the same data, weights and mathematics. `--profile` adds the kernels,
-synchronizations and copies per step, as torch's profiler counts them.
-`--write` puts the table into RESULTS.md; a table by micro batch has a section of its own.
+Each training is a process of its own (`peer.py`). The programs take turns, so a machine that slows
+down slows all of them, and a ratio is taken within a round. Before that, the losses of the first
+steps are compared: the data, the weights and the mathematics are the same. `--profile` adds the
+kernels, synchronizations and copies per step, as torch's profiler counts them. `--write` puts the
+table into RESULTS.md; a table by micro batch has a section of its own.
 """
 
 import argparse
@@ -20,95 +20,71 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from report import HEADER, REPOSITORY, Row, machine, short, write_section
+from report import HEADER, Row, machine, short, write_section
 
 HERE = Path(__file__).resolve().parent
-PEERS = ("ours", "lightning", "torch", "torch-fused")
 TITLES = {
     "ours": "model_pretrain.py",
-    "lightning": "plain Lightning",
-    "torch": "plain PyTorch",
-    "torch-fused": "plain PyTorch with the fused AdamW",
-    "published": "the published tutorial's way",
+    "1_torch": "plain PyTorch (1_torch.py)",
+    "fused": "plain PyTorch with the fused AdamW",
+    "2_lightning": "plain Lightning (2_lightning.py)",
+    "3_megatron": "Megatron-Core alone (3_megatron.py)",
+    "4_nemo": "NeMo 2 alone (4_nemo.py)",
 }
 PROOF_STEPS = 50
-#: The micro batch of the scripts' tests; the published way is measured at no other.
+#: The only micro batch of 4_nemo.py, which reads sample by sample as NeMo's tutorials do.
 MICRO_BATCH = 128
 #: Steps with the profiler, and the steps before them.
 PROFILED_STEPS, PROFILED_WARM_UP = 100, 20
-#: The published way is slow, and saves when it ends an epoch of 429 steps.
-PUBLISHED_STEPS, PUBLISHED_WARM_UP = 250, 50
 
 Told = dict[str, Any]
 #: By the peer and the number of its threads, one for each round.
 Measured = dict[tuple[str, int], list[Told]]
 
 
-def told_by(command: list[str], threads: int, **changes: str) -> Told:
-    """What a process tells in the one line of JSON that it prints."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **changes}
-    inherited = filter(None, [os.environ.get("PYTHONPATH")])
-    environment["PYTHONPATH"] = ":".join([str(REPOSITORY), str(HERE), *inherited])
-    done = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True
-    )
+def train(peer: str, threads: int, device: str = "cpu", **job: Any) -> Told:
+    """Returns what a training tells; `job` is as in `peer.Job`."""
+    options = [str(HERE / "peer.py"), peer]
+    for name, value in job.items():
+        options += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    with tempfile.TemporaryDirectory() as folder:
+        changes = {"OMP_NUM_THREADS": str(threads), "TMPDIR": folder}
+        if device == "cpu":
+            changes["CUDA_VISIBLE_DEVICES"] = ""
+        done = subprocess.run(
+            [sys.executable, *options],
+            env={**os.environ, **changes},
+            capture_output=True,
+            text=True,
+        )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or len(lines) != 1:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+        sys.exit(f"{' '.join(options)} failed:\n{done.stderr[-4000:]}")
     told: Told = json.loads(lines[0])
     return told
 
 
-def train(peer: str, threads: int, **job: Any) -> Told:
-    """One training by ours, plain Lightning or plain PyTorch; `job` is as in `peers.job.Job`."""
-    if peer == "torch-fused":
-        return train("torch", threads, **job, optimizer="fused")
-    options = []
-    for name, value in job.items():
-        options.append(f"--{name.replace('_', '-')}")
-        if value is not True:
-            options.append(str(value))
-    changes = {} if job.get("device") == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
-    return told_by([str(HERE / "peer.py"), peer, *options], threads, **changes)
-
-
-def train_published(threads: int, data_dir: Path) -> Told:
-    """The published way, without its saves and validation."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = ["--data-dir", str(data_dir), "--folder", folder]
-        options += ["--steps", str(PUBLISHED_STEPS), "--interval", str(PUBLISHED_STEPS)]
-        command = [str(HERE / "peers" / "published.py"), "pretrain", *options]
-        told = told_by(command, threads, CUDA_VISIBLE_DEVICES="")
-    ends = told["ends"][PUBLISHED_WARM_UP - 1 :]
-    told["steps_per_second"] = (len(ends) - 1) / (ends[-1] - ends[0])
-    processor = told["processor"][PUBLISHED_WARM_UP - 1 :]
-    told["processor_ms_per_step"] = 1000 * (processor[-1] - processor[0]) / (len(ends) - 1)
-    return told
-
-
-def difference(losses: list[float], ours: list[float]) -> float:
-    """The largest relative one, over all steps."""
-    return max(abs(a - b) / b for a, b in zip(losses, ours, strict=True))
+def difference(losses: dict[str, float], ours: dict[str, float]) -> float:
+    """Returns the largest relative difference at the steps that both tell."""
+    return max(abs(loss / losses[step] - 1) for step, loss in ours.items())
 
 
 def same_mathematics(peers: list[str], **job: Any) -> dict[tuple[str, str], float]:
-    """Largest relative difference of each peer's losses to ours, by peer and precision."""
+    """Returns the largest difference of each peer's losses from ours, by peer and precision."""
     found = {}
     for precision in ("32", "bf16-mixed"):
         common = {**job, "steps": PROOF_STEPS, "warm_up": 1, "precision": precision}
-        losses = {
-            peer: train(peer, 1, **common, every_loss=True)["losses"] for peer in ("ours", *peers)
-        }
+        losses = {peer: train(peer, 1, **common)["losses"] for peer in ("ours", *peers)}
         for peer in peers:
             found[peer, precision] = difference(losses[peer], losses["ours"])
     return found
 
 
 def proof_lines(differences: dict[tuple[str, str], float]) -> list[str]:
-    """What same_mathematics found, in a sentence for each peer."""
+    """Says what `same_mathematics` found: a sentence for each peer."""
     return [
-        f"{TITLES[peer]}: the losses of the first {PROOF_STEPS} steps differ from those of "
-        f"{TITLES['ours']} by at most "
+        f"{TITLES[peer]}: the losses of the first {PROOF_STEPS} steps (the first and every tenth) "
+        f"differ from those of {TITLES['ours']} by at most "
         f"{differences[peer, '32']:.1e} (relative) in float32, "
         f"{differences[peer, 'bf16-mixed']:.1e} in bf16-mixed."
         for peer, precision in differences
@@ -117,7 +93,7 @@ def proof_lines(differences: dict[tuple[str, str], float]) -> list[str]:
 
 
 def rows_of(measured: Measured) -> list[Row]:
-    """The peers, each with the number of threads that is best for it, against ours."""
+    """Compares the peers with ours, each with the number of threads that is best for it."""
     rates = {key: [one["steps_per_second"] for one in values] for key, values in measured.items()}
     best: dict[str, int] = {}
     for peer, threads in sorted(rates, key=lambda key: statistics.median(rates[key])):
@@ -138,7 +114,7 @@ def rows_of(measured: Measured) -> list[Row]:
 
 
 def batch_table(measured: dict[int, Measured]) -> list[str]:
-    """Each peer at each micro batch, and its share of the plain ones."""
+    """Lists each peer at each micro batch, and its share of the plain ones."""
     lines = ["| micro batch | what | step/s | samples/s | of plain PyTorch | of plain Lightning |"]
     lines.append("|---|---|---|---|---|---|")
     for batch, of_batch in measured.items():
@@ -148,14 +124,14 @@ def batch_table(measured: dict[int, Measured]) -> list[str]:
         }
         for peer, own in rates.items():
             rate = statistics.median(own)
-            shares = [share(own, rates.get(other, [])) for other in ("torch", "lightning")]
+            shares = [share(own, rates.get(other, [])) for other in ("1_torch", "2_lightning")]
             cells = [f"{batch:,}", TITLES[peer], short(rate), short(rate * batch), *shares]
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
 def share(own: list[float], other: list[float]) -> str:
-    """The median of a peer's share of another one, taken within a round; lowest to highest."""
+    """Returns the median of a peer's share of another one within a round; lowest to highest."""
     if not other or own is other:
         return ""
     shares = [a / b for a, b in zip(own, other, strict=True)]
@@ -163,30 +139,29 @@ def share(own: list[float], other: list[float]) -> str:
 
 
 def profile_table(peers: list[str], **job: Any) -> list[str]:
-    """Kernels, synchronizations, copies to the GPU per step, as torch's profiler counts them."""
+    """Lists the kernels, synchronizations and copies per step, as torch's profiler counts them."""
     kinds = ("kernels", "synchronizations", "copies", "cudaMemcpyAsync")
     lines = [f"| mean per step | {' | '.join(kinds)} |", "|---" * (1 + len(kinds)) + "|"]
-    steps = {"steps": PROFILED_WARM_UP + PROFILED_STEPS, "warm_up": PROFILED_WARM_UP}
+    job |= {"steps": PROFILED_WARM_UP + PROFILED_STEPS, "warm_up": PROFILED_WARM_UP}
     for peer in peers:
         # Without an entry, torch's profiler sees no GPU.
-        seen = train(peer, 1, **job, **steps, profile=True).get("profile", {})
+        seen = train(peer, 1, **job, precision="bf16-mixed", profile=True).get("profile", {})
         calls = [f"{seen[kind]:.2f}" if kind in seen else "not seen" for kind in kinds]
         lines.append(f"| {TITLES[peer]} | {' | '.join(calls)} |")
     return lines
 
 
 def measure(options: argparse.Namespace, batch: int, job: dict[str, Any]) -> Measured:
-    """The rounds of a micro batch; where a step is long, few steps tell enough."""
+    """Trains the rounds of a micro batch; where a step is long, few steps tell enough."""
     steps = max(min(60, options.steps), min(options.steps, options.steps * 2048 // batch))
-    settings = {**job, "batch_size": batch, "steps": steps, "warm_up": max(1, steps // 6)}
+    job = {**job, "precision": "bf16-mixed", "batch_size": batch}
+    job |= {"steps": steps, "warm_up": max(1, steps // 6)}
+    peers = [peer for peer in options.peers if peer != "4_nemo" or batch == MICRO_BATCH]
     measured: Measured = {}
     for number in range(options.rounds):
-        for peer in options.peers:
+        for peer in peers:
             for threads in options.threads:
-                if peer == "published":
-                    told = train_published(threads, options.data_dir)
-                else:
-                    told = train(peer, threads, **settings)
+                told = train(peer, threads, **job)
                 measured.setdefault((peer, threads), []).append(told)
         now = ", ".join(
             f"{peer} {values[-1]['steps_per_second']:.0f}" for (peer, _), values in measured.items()
@@ -196,7 +171,7 @@ def measure(options: argparse.Namespace, batch: int, job: dict[str, Any]) -> Mea
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description="Training steps per second, side by side.")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--dataset", default="mnist", choices=["mnist", "digits"])
@@ -205,7 +180,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
-    parser.add_argument("--peers", nargs="+", choices=TITLES, help="by default, all that there are")
+    parser.add_argument(
+        "--peers", nargs="+", choices=TITLES, default=[*TITLES], help="by default all"
+    )
     parser.add_argument("--no-proof", action="store_true", help="do not compare losses first")
     parser.add_argument(
         "--profile", action="store_true", help="count kernels, synchronizations and copies"
@@ -213,10 +190,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     options.by_batch = options.device == "gpu" or options.batches != [MICRO_BATCH]
-    if options.peers is None:
-        options.peers = [*PEERS, *([] if options.by_batch else ["published"])]
-    if options.by_batch and ("published" in options.peers or len(options.threads) > 1):
-        parser.error("--device gpu, or --batches, takes one number of --threads, and no published")
+    if options.by_batch and len(options.threads) > 1:
+        parser.error("--device gpu, or --batches, takes one number of --threads")
     if options.profile and options.device != "gpu":
         parser.error("--profile needs --device gpu: a CPU has no such calls")
     return options
@@ -224,17 +199,17 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     options = parsed()
-    job = {"data_dir": options.data_dir, "dataset": options.dataset, "device": options.device}
-    peers = [peer for peer in options.peers if peer in PEERS]
+    caption = machine("lightning", "nemo_toolkit", "megatron-core", device=options.device)
+    caption += f" {options.rounds} rounds of {options.steps} steps, the first sixth not timed"
+    data_dir = options.data_dir.absolute()
+    job = {"data_dir": data_dir, "dataset": options.dataset, "device": options.device}
     lines = []
     if not options.no_proof:
-        others = [peer for peer in peers if peer != "ours"]
+        others = [peer for peer in options.peers if peer != "ours"]
         lines = proof_lines(same_mathematics(others, **job))
         print("\n".join(lines), flush=True)
     measured = {batch: measure(options, batch, job) for batch in options.batches}
     title = "## Training steps, micro batch 128, bf16-mixed"
-    caption = machine("lightning", "nemo_toolkit", "megatron-core", device=options.device)
-    caption += f" {options.rounds} rounds of {options.steps} steps, the first sixth not timed"
     table = []
     if options.by_batch:
         title = f"## Training steps on a {options.device.upper()}, by micro batch, bf16-mixed"
@@ -243,8 +218,9 @@ def main() -> None:
     elif "ours" in options.peers:
         table = [*HEADER, *map(str, rows_of(measured[MICRO_BATCH]))]
     if options.profile:
-        table += ["", *profile_table(peers, **job, batch_size=options.batches[0])]
-    text = "\n".join([title, "", f"{caption}.", "", *table, "", *lines])
+        table += ["", *profile_table(options.peers, **job, batch_size=options.batches[0])]
+    caption += ". 3_megatron.py and 4_nemo.py print every loss; 4_nemo.py reads single samples."
+    text = "\n".join([title, "", caption, "", *table, "", *lines])
     print(text)
     if options.write:
         write_section(f"steps-{options.device}" if options.by_batch else "steps", text)

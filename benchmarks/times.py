@@ -1,6 +1,6 @@
-"""From Enter to result: what users wait for, and the memory it takes; beside the published way.
+"""From Enter to result: what users wait for, and the memory it takes.
 
-    python benchmarks/times.py --data-dir PATH [--runs 5] [--published-runs 5] [--write]
+    python benchmarks/times.py --data-dir PATH [--runs 5] [--write]
 
 Processes as a user starts them, none of them changed. The first step's end is when the first row of
 metrics.csv is there; the last step's is when its row was written, after its validation and before
@@ -8,9 +8,7 @@ its save. `--write` puts the table into RESULTS.md.
 """
 
 import argparse
-import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,7 +19,6 @@ from pathlib import Path
 from chain import SCRIPTS, accuracy
 from report import HEADER, REPOSITORY, Row, machine, write_section
 
-HERE = Path(__file__).resolve().parent
 STAGES = ("pretrain", "finetune", "predict")
 LOOK_EVERY = 0.004
 
@@ -35,31 +32,27 @@ class Done:
         ended: When it ended.
         megabytes: The most memory that it, or a process of its own, held at a time.
         first_row: When metrics.csv got its first row, or None.
-        out: Its standard output.
     """
 
     began: float
     ended: float
     megabytes: float
     first_row: float | None
-    out: str
 
     @property
     def seconds(self) -> float:
         return self.ended - self.began
 
 
-def run(
-    command: list[object], folder: Path, metrics: Path | None = None, **environment: str
-) -> Done:
+def run(command: list[object], folder: Path, metrics: Path | None = None) -> Done:
     """Runs a process to its end, looking now and then whether metrics.csv has a row."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    with tempfile.TemporaryFile("w+") as err:
         began = time.time()
         process = subprocess.Popen(
             list(map(str, command)),
             cwd=folder,
-            env={**os.environ, "VENV": sys.prefix, **environment},
-            stdout=out,
+            env={**os.environ, "VENV": sys.prefix},
+            stdout=subprocess.DEVNULL,
             stderr=err,
         )
         first_row = None
@@ -75,8 +68,7 @@ def run(
         if process.returncode:
             err.seek(0)
             sys.exit(f"{command} failed:\n{err.read()[-4000:]}")
-        out.seek(0)
-        return Done(began, ended, usage.ru_maxrss / 1024, first_row, out.read())
+        return Done(began, ended, usage.ru_maxrss / 1024, first_row)
 
 
 class Figures:
@@ -94,12 +86,8 @@ class Figures:
             for (what, unit), values in self.values.items()
         ]
 
-    def median(self, what: str) -> float | None:
-        values = self.values.get((what, "s"))
-        return statistics.median(values) if values else None
 
-
-def measure_ours(figures: Figures, data_dir: Path, folder: Path) -> None:
+def measure(figures: Figures, data_dir: Path, folder: Path) -> None:
     """The three scripts with 500 steps each, --help, a run of one step, and the whole tutorial."""
     common = ["--data-dir", data_dir, "--output-dir"]
     runs = folder / "runs"
@@ -128,50 +116,19 @@ def measure_ours(figures: Figures, data_dir: Path, folder: Path) -> None:
     figures.add("./run tutorial, test accuracy", accuracy(folder / "tutorial"), "%")
 
 
-def measure_published(figures: Figures, data_dir: Path, folder: Path) -> None:
-    """The published tutorial's three stages."""
-    checkpoint: list[object] = []
-    total = 0.0
-    for stage in STAGES:
-        command = [sys.executable, HERE / "peers" / "published.py", stage, "--data-dir", data_dir]
-        inherited = filter(None, [os.environ.get("PYTHONPATH")])
-        path = ":".join([str(REPOSITORY), str(HERE), *inherited])
-        done = run([*command, "--folder", folder, *checkpoint], folder, PYTHONPATH=path)
-        told = json.loads(done.out.splitlines()[-1])
-        total += done.seconds
-        name = f"published: {stage}"
-        figures.add(f"{name}, whole process", done.seconds)
-        figures.add(f"{name}, peak memory", done.megabytes, "MB")
-        if stage == "predict":
-            continue
-        figures.add(f"{name}, start to end of the first step", told["ends"][0] - done.began)
-        figures.add(f"{name}, last step to prompt", done.ended - told["ends"][-1])
-        checkpoint = ["--checkpoint", told["checkpoint"]]
-    figures.add("published: the three stages", total)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="What users wait for.")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--published-runs", type=int, default=5, help="2 minutes each")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     data_dir = options.data_dir.absolute()
     figures = Figures()
-    for number in range(max(options.runs, options.published_runs)):
+    for number in range(options.runs):
         with tempfile.TemporaryDirectory() as folder:
-            if number < options.runs:
-                measure_ours(figures, data_dir, Path(folder))
-            if number < options.published_runs:
-                measure_published(figures, data_dir, Path(folder))
+            measure(figures, data_dir, Path(folder))
         print(f"run {number + 1} done", file=sys.stderr, flush=True)
     notes = {"the three scripts": "500 and 500 steps, other options at their defaults"}
-    notes["published: the three stages"] = "500 and 500 steps, saves and validates every 25 steps"
-    ours, published = map(figures.median, ("the three scripts", "published: the three stages"))
-    if ours and published:
-        speed = f"{published / ours:.1f} times as fast as the published tutorial"
-        notes["the three scripts"] += f"; {speed}"
     caption = machine("lightning", "nemo_toolkit", "megatron-core")
     rows = figures.rows(notes)
     text = "\n".join(["## From Enter to result", "", caption, "", *HEADER, *map(str, rows)])

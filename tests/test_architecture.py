@@ -269,8 +269,8 @@ ROOMS = {
     "template": 650,
     "docs": 442,
     "notebooks": 752,  # grew by the exercises
-    "benchmarks": 3296,
-    "tests": 16285,
+    "benchmarks": 2591,
+    "tests": 16299,
     "run": 132,
     "run_setup.sh": 204,
     ".ci/run": 60,
