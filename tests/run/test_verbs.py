@@ -6,7 +6,10 @@ import pytest
 
 from tests.run.conftest import as_if_set_up, start, write_program
 
-VERBS = "tutorial tests pretrain finetune predict layout tensorboard notebook benchmarks new setup"
+VERBS = (
+    "tutorial tests pretrain finetune predict layout compare tensorboard notebook benchmarks new "
+    "setup"
+)
 
 
 def test_help_lists_the_verbs_and_sets_up_nothing(project):
@@ -24,6 +27,7 @@ CALLS = {
     "tutorial --seed 1": "<root>/mnist/tutorial.py|--seed|1",
     "layout --devices 8": ("-P|-m|megakit.testing.layout|<root>/model_pretrain.py|--devices|8"),
     "layout finetune": "-P|-m|megakit.testing.layout|<root>/model_finetune.py",
+    "compare a b": "-P|-m|megakit.reporting.compare_runs|a|b",
     "tensorboard --port 1": "-W|ignore|-P|-m|tensorboard.main|--logdir|runs|--port|1",
     "notebook --no-browser": (
         "-P|-m|notebook|--ServerApp.root_dir=<root>"
