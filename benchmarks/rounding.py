@@ -26,8 +26,8 @@ LAYOUTS = {
     "TP2 x PP2": ("--devices", "4", *TP, *PP),
     "micro batches of 32": ("--micro-batch-size", "32"),
 }
-GPT = "examples/gpt"
-LAYOUTS_OF_GPT = {name: LAYOUTS[name] for name in ("TP2", "PP2", "DP2")}
+SHORT = ("--max-steps", "10", "--limit-val-batches", "2")
+EXAMPLES = {"examples/gpt": SHORT, "examples/vit": (*SHORT, "--dataset", "digits")}
 #: Columns of the table: the stage, the column of metrics.csv, the first and the last step.
 CELLS = (
     *(("pretrain", "train_loss", *steps) for steps in ((1, 10), (100, 100), (500, 500))),
@@ -71,17 +71,18 @@ def pairs(data_dir: Path, folder: Path, seed: int) -> Iterator[Pair]:
         yield MIXED, "one process in 32", first, second
 
 
-def pairs_of_gpt(folder: Path, seed: int) -> Iterator[Pair]:
-    """Trains 10 steps of a transformer, whose gradients differ more in bfloat16."""
+def pairs_of_example(example: str, folder: Path, seed: int) -> Iterator[Pair]:
+    """Trains 10 steps of a transformer, which differs more in bfloat16."""
     for precision in ("32", "bf16-mixed"):
-        common = ["--seed", str(seed), "--precision", precision, "--max-steps", "10"]
-        common += ["--limit-val-batches", "2"]
-        alone, *others = (
-            train("pretrain", folder / f"gpt, {precision}, {name}", *common, *layout, example=GPT)
-            for name, layout in {"one process": (), **LAYOUTS_OF_GPT}.items()
-        )
-        for name, other in zip(LAYOUTS_OF_GPT, others, strict=True):
-            yield precision, f"{GPT}, {name}", alone, other
+        common = ["--seed", str(seed), "--precision", precision, *EXAMPLES[example]]
+        place = folder / f"{example}, {precision}"
+        runs = {
+            name: train("pretrain", place / name, *common, *layout, example=example)
+            for name, layout in {"one process": (), **LAYOUTS}.items()
+            if name in ("one process", "TP2", "PP2", "DP2")
+        }
+        for name in list(runs)[1:]:
+            yield precision, f"{example}, {name}", runs["one process"], runs[name]
 
 
 @cache
@@ -116,7 +117,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.runs or Path(temporary)
         found = [pair for seed in options.seeds for pair in pairs(options.data_dir, folder, seed)]
-        found += pairs_of_gpt(folder, options.seeds[0])
+        for example in EXAMPLES:
+            found += pairs_of_example(example, folder, options.seeds[0])
         table = "\n".join(rows(found))
     where = machine("nemo_toolkit", "megatron-core").removesuffix("; median, lowest to highest.")
     seeds = ", ".join(map(str, options.seeds))
@@ -126,7 +128,8 @@ def main() -> None:
 {where}.
 
 Relative differences from one process, the largest of the seeds {seeds}. In float32, and in the \
-rows of other start checkpoints, each layout fine-tunes the checkpoint that it pretrained.
+rows of other start checkpoints, each layout fine-tunes the checkpoint that it pretrained. \
+The examples train 10 steps with the first seed.
 
 {HEADER}
 {table}"""

@@ -18,7 +18,7 @@ LAYOUTS = {"tp2": TP2, "pp2": PP2, "dp2": DP2, "micro batches": ("--micro-batch-
 RANK = "parallel_state.get_{}_rank()"
 TENSOR, DATA = RANK.format("tensor_model_parallel"), RANK.format("data_parallel")
 MSE = "return self.report(nn.functional.mse_loss, x_hat, x, batch)"
-#: A bug: the stage, the layout, what is replaced in model_components.py, and what is told.
+#: A bug: the stage, the layout, what is replaced in model_components.py, what differs.
 BUGS = {
     "the weights of a replicated layer differ by tensor-parallel rank": (
         *("finetune", TP2, 'config.seed, "digit_classifier"'),
@@ -26,7 +26,7 @@ BUGS = {
     ),
     "each tensor-parallel rank drops other pixels": (
         *("pretrain", TP2, "self.corruption, self.seed)"),
-        *(f"self.corruption, self.seed + {TENSOR})", ""),
+        *(f"self.corruption, self.seed + {TENSOR})", "training loss"),
     ),
     "each data-parallel rank shuffles on its own": (
         *("pretrain", DP2, "        if self.num_labels is not None:"),
@@ -118,7 +118,8 @@ def test_a_planted_bug_is_found(alone, tmp_path, bug):
     )
     assert done.status == 1, done.out
     assert "Verdict: a bug" in done.out
-    assert f"the {told}" in done.out
+    step = 100 if told == "validation loss" else 1
+    assert f"from step {step} on: the {told} differs" in done.out
 
 
 @pytest.mark.long

@@ -120,7 +120,7 @@ def two_runs(
 ) -> Figure:
     """Draws the losses of two runs by name, and below them the relative differences by column.
 
-    Dotted lines show the limits of the columns, up to `last_step`.
+    Dotted lines show the limits, which grow with the step, up to `last_step`.
     """
     from matplotlib.figure import Figure
 
@@ -138,9 +138,8 @@ def two_runs(
             shown = {step: value for step, value in differences[column].items() if value}
             name = in_words(column)
             below.plot([*shown], [*shown.values()], "o-", color=color, label=name, markersize=4)
-            steps = np.arange(1, last_step + 1)
-            limit = limits[column] * steps**0.5
-            below.plot(steps, limit, ":", color=color, label=f"limit of the {name}")
+            limit = (limits[column], limits[column] * last_step)
+            below.plot((1, last_step), limit, ":", color=color, label=f"limit of the {name}")
         above.set(title="Two runs", ylabel="loss", xscale="log", yscale="log")
         below.set(xlabel="step", ylabel="relative difference", yscale="log")
         for axes in (above, below):

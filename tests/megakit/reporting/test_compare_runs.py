@@ -40,7 +40,7 @@ def found(tmp_path):
 @pytest.mark.parametrize("column", ["train_loss", "grad_norm"])
 @pytest.mark.parametrize("step", [1, LAST_STEP])
 def test_early_differences_are_a_bug_from_the_limit_on(tmp_path, precision, column, step):
-    limit = LIMITS[precision][column] * step**0.5
+    limit = LIMITS[precision][column] * step
     one = write(tmp_path / "one", precision=precision)
     for name, factor, is_bug in (("below", 0.99, False), ("above", 1.01, True)):
         changes = {(column, step): 1 - factor * limit}
@@ -52,7 +52,7 @@ def test_later_differences_are_named_and_no_bug(found):
     result = found({("train_loss", 20): 0.5, ("val_loss", 30): 0.5})
     assert result.beyond == (20, "train_loss")
     assert not result.is_bug
-    assert "More than rounding from step 20 on" in "\n".join(result.lines())
+    assert "Above the limit from step 20 on" in "\n".join(result.lines())
 
 
 def test_a_validation_is_judged_while_the_training_losses_agree(found):
