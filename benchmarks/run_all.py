@@ -48,6 +48,9 @@ ALL = {
     "parallel": Benchmark(
         5, "layouts against one process: differences and speed", ("parallel.py",), False
     ),
+    "rounding": Benchmark(
+        20, "layouts against one process: by how much rounding makes them differ", ("rounding.py",)
+    ),
     "faults": Benchmark(17, "runs killed at random moments", ("faults.py", "--runs", "50"), False),
 }
 

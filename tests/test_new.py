@@ -123,7 +123,10 @@ def test_a_project_of_its_own(made: Path) -> None:
     assert set(theirs["dependency-groups"]["dev"]) < set(ours["dependency-groups"]["dev"])
     assert theirs["tool"]["uv"].items() <= ours["tool"]["uv"].items()
     listed = re.findall(r"^  (\w+) ", start(made / "run").out, flags=re.MULTILINE)
-    assert " ".join(listed) == "tutorial tests pretrain finetune predict layout tensorboard setup"
+    assert (
+        " ".join(listed)
+        == "tutorial tests pretrain finetune predict layout compare tensorboard setup"
+    )
     for verb in ("new", "notebook", "benchmarks"):
         refused = start(made / "run", verb)
         assert refused.status == 2
@@ -145,7 +148,7 @@ def test_from_an_example(tmp_path: Path, name: str) -> None:
     verbs = {"vit": "pretrain finetune predict", "own_images": "train predict"}
     listed = re.findall(r"^  (\w+) ", start(project / "run").out, flags=re.MULTILINE)
     expected = verbs.get(name, "pretrain sample")
-    assert " ".join(listed) == f"tests {expected} layout tensorboard setup"
+    assert " ".join(listed) == f"tests {expected} layout compare tensorboard setup"
     assert "no verb 'tutorial'" in start(project / "run", "tutorial").err
     readme = (project / "README.md").read_text()
     assert not re.search(r"\{[{%]", readme)

@@ -1,4 +1,4 @@
-"""Draws the results of a classifier with matplotlib, which the first figure imports.
+"""Draws the results of a classifier, and two runs, with matplotlib; the first figure imports it.
 
 A figure is a `matplotlib.figure.Figure`. Notebooks show figures, and `to_png` converts them to
 files. pyplot is not used, because pyplot stores figures and searches for a display.
@@ -6,12 +6,14 @@ files. pyplot is not used, because pyplot stores figures and searches for a disp
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megakit.reporting.figure_style import BAD, DEEP, GOOD, class_color, figure_style
+from megakit.reporting.metrics import Metrics, in_words
 from megakit.reporting.predictions import shares_of_rows
 
 if TYPE_CHECKING:
@@ -107,4 +109,39 @@ def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
             if low < high:  # leaves out outliers, which would compress the rest
                 getattr(axes, f"set_{axis}lim")(low, high)
             getattr(axes, f"set_{axis}label")(f"{axis_name} {number + 1}")
+    return figure
+
+
+def two_runs(
+    runs: Iterable[tuple[str, Sequence[Metrics]]],
+    differences: Mapping[str, Mapping[int, float]],
+    limits: Mapping[str, float],
+    last_step: int,
+) -> Figure:
+    """Draws the losses of two runs by name, and below them the relative differences by column.
+
+    Dotted lines show the limits, which grow with the step, up to `last_step`.
+    """
+    from matplotlib.figure import Figure
+
+    with figure_style():
+        figure = Figure((8, 8), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True)
+        for (name, rows), color, line in zip(runs, (GOOD, BAD), ("-", "--"), strict=True):
+            for column, marker in (("train_loss", ""), ("val_loss", "o")):
+                points = [(row.step, y) for row in rows if (y := row[column]) is not None]
+                label = f"{in_words(column)}, {name}"
+                style: dict[str, Any] = {"color": color, "label": label, "markersize": 4}
+                above.plot([x for x, _ in points], [y for _, y in points], line + marker, **style)
+        for column, color in (("train_loss", GOOD), ("grad_norm", BAD)):
+            # A logarithmic axis has no place for equal values.
+            shown = {step: value for step, value in differences[column].items() if value}
+            name = in_words(column)
+            below.plot([*shown], [*shown.values()], "o-", color=color, label=name, markersize=4)
+            limit = (limits[column], limits[column] * last_step)
+            below.plot((1, last_step), limit, ":", color=color, label=f"limit of the {name}")
+        above.set(title="Two runs", ylabel="loss", xscale="log", yscale="log")
+        below.set(xlabel="step", ylabel="relative difference", yscale="log")
+        for axes in (above, below):
+            axes.legend(fontsize=9)
     return figure

@@ -40,6 +40,8 @@ class Metrics:
 
 #: The columns of every metrics.csv; further columns follow in order of appearance.
 COLUMNS = [column.name for column in fields(Metrics) if column.name != "values"]
+#: Columns that are no `train_` or `val_` column.
+IN_WORDS = {"lr": "learning rate", "grad_norm": "gradient norm"}
 
 
 class MetricsFile:
@@ -94,7 +96,9 @@ def further_columns(rows: Iterable[Metrics]) -> list[str]:
 
 
 def in_words(column: str) -> str:
-    """Returns the name of a `train_` or `val_` column in words, such as `validation loss`."""
+    """Returns the name of a column in words, such as `validation loss`."""
+    if column in IN_WORDS:
+        return IN_WORDS[column]
     part, _, name = column.partition("_")
     return f"{'training' if part == 'train' else 'validation'} {name.replace('_', ' ')}"
 

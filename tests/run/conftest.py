@@ -69,7 +69,7 @@ def project(tmp_path):
     (folder / "mnist").mkdir()
     (folder / "mnist/tutorial.py").touch()
     started = ("notebooks/mnist_megatron.py", "benchmarks/run_all.py", "template/new.py")
-    for script in (*started, "examples/demands/demand.py"):
+    for script in (*started, "ladder/climb.py", "examples/demands/demand.py"):
         (folder / script).parent.mkdir(parents=True)
         (folder / script).touch()
     tools = folder.parent / "bin"

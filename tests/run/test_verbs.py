@@ -7,7 +7,8 @@ import pytest
 from tests.run.conftest import as_if_set_up, start, write_program
 
 VERBS = (
-    "tutorial tests pretrain finetune predict layout tensorboard notebook demand benchmarks new "
+    "tutorial tests pretrain finetune predict layout compare tensorboard notebook ladder demand "
+    "benchmarks new "
     "setup"
 )
 
@@ -27,11 +28,13 @@ CALLS = {
     "tutorial --seed 1": "<root>/mnist/tutorial.py|--seed|1",
     "layout --devices 8": ("-P|-m|megakit.testing.layout|<root>/model_pretrain.py|--devices|8"),
     "layout finetune": "-P|-m|megakit.testing.layout|<root>/model_finetune.py",
+    "compare a b": "-P|-m|megakit.reporting.compare_runs|a|b",
     "tensorboard --port 1": "-W|ignore|-P|-m|tensorboard.main|--logdir|runs|--port|1",
     "notebook --no-browser": (
         "-P|-m|notebook|--ServerApp.root_dir=<root>"
         "|--JupyterNotebookApp.default_url=/notebooks/notebooks/mnist_megatron.ipynb|--no-browser"
     ),
+    "ladder 3": "<root>/ladder/climb.py|3",
     "demand 4": "<root>/examples/demands/demand.py|4",
     "benchmarks data": "<root>/benchmarks/run_all.py|data",
     "new ../mine": "<root>/template/new.py|../mine",

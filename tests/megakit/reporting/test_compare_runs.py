@@ -1,0 +1,136 @@
+"""The rule of `./run compare` at its limits, and what it refuses; the rows are made up."""
+
+import json
+from math import inf, nan
+from typing import Any
+
+import pytest
+
+from megakit.reporting.compare_runs import LAST_STEP, LIMITS, MIXED, compare, main, read_run
+from megakit.reporting.metrics import Metrics, MetricsFile
+
+OPTIONS = {"dataset": "made-up", "lr": 0.1, "precision": "32", "start": None}
+
+
+def write(folder, changes=(), steps=(1, 10, 20, 30), **options):
+    """A run whose columns are all 1, but for changes by (column, step)."""
+    folder.mkdir(parents=True)
+    file = MetricsFile(folder / "metrics.csv")
+    for step in steps:
+        columns = [column for column in LIMITS["32"] if column != "val_loss" or step == 30]
+        values: Any = dict.fromkeys(columns, 1.0)
+        values |= {column: value for (column, at), value in dict(changes).items() if at == step}
+        file.append(Metrics(step, 8 * step, **values))
+    (folder / "run.json").write_text(json.dumps({**OPTIONS, **options, "code": {}, "places": {}}))
+    return folder
+
+
+@pytest.fixture
+def found(tmp_path):
+    """Compares a run with another, which differs by changes and options."""
+
+    def make(changes=(), **options):
+        one, other = write(tmp_path / "one"), write(tmp_path / "other", changes, **options)
+        return compare(read_run(one), read_run(other))
+
+    return make
+
+
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed"])
+@pytest.mark.parametrize("column", ["train_loss", "grad_norm"])
+@pytest.mark.parametrize("step", [1, LAST_STEP])
+def test_early_differences_are_a_bug_from_the_limit_on(tmp_path, precision, column, step):
+    limit = LIMITS[precision][column] * step
+    one = write(tmp_path / "one", precision=precision)
+    for name, factor, is_bug in (("below", 0.99, False), ("above", 1.01, True)):
+        changes = {(column, step): 1 - factor * limit}
+        other = write(tmp_path / name, changes, precision=precision)
+        assert compare(read_run(one), read_run(other)).is_bug == is_bug
+
+
+def test_later_differences_are_named_and_no_bug(found):
+    result = found({("train_loss", 20): 0.5, ("val_loss", 30): 0.5})
+    assert result.beyond == (20, "train_loss")
+    assert not result.is_bug
+    assert "Above the limit from step 20 on" in "\n".join(result.lines())
+
+
+def test_a_validation_is_judged_while_the_training_losses_agree(found):
+    result = found({("val_loss", 30): 0.5})
+    assert (result.beyond, result.is_bug) == ((30, "val_loss"), True)
+
+
+@pytest.mark.parametrize("value", [nan, inf, -1.0, 0.0])
+def test_values_that_are_no_usual_losses(found, value):
+    assert found({("train_loss", 1): value}).is_bug
+
+
+def test_both_diverge(tmp_path):
+    one, other = (write(tmp_path / name, {("train_loss", 1): nan}) for name in "ab")
+    assert compare(read_run(one), read_run(other)).beyond == (0, "")
+
+
+def test_what_differs_first_decides_what_to_look_for(found):
+    told = "\n".join(found({("lr", 1): 0.9, ("train_loss", 10): 0.5}, lr=0.09).lines())
+    assert "lr: 0.1 and 0.09\n" in told
+    assert "the learning rate differs by 1.0e-01" in told
+    assert "Look for another learning rate" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        ({}, "32"),
+        ({"start": "another"}, "32"),
+        ({"precision": "bf16-mixed"}, MIXED),
+    ],
+)
+def test_the_precisions_and_the_start_choose_the_limits(found, options, limits):
+    assert found(**options).limits == limits
+
+
+def test_other_start_checkpoints_in_bfloat16(tmp_path):
+    one, other = (write(tmp_path / name, precision="bf16-mixed", start=name) for name in "ab")
+    assert compare(read_run(one), read_run(other)).limits == MIXED
+
+
+class TestRefusals:
+    @pytest.fixture(autouse=True)
+    def runs(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        write(tmp_path / "runs" / "one")
+        write(tmp_path / "runs" / "two", dataset="other", hidden_size=8)
+        write(tmp_path / "late", steps=[20, 30])
+        write(tmp_path / "unknown", precision="16")
+        (tmp_path / "damaged").mkdir()
+        (tmp_path / "damaged" / "metrics.csv").write_text("a,b\n")
+
+    @pytest.mark.parametrize(
+        ("command", "told"),
+        [
+            ("runs/one none", ["none: contains no single run (found: none)"]),
+            ("runs runs/one", ["runs: contains no single run (found: one, two)"]),
+            ("runs/one runs/two", ["dataset is made-up and other", "hidden_size is absent and 8"]),
+            ("runs/one late", ["no common steps up to 10"]),
+            ("runs/one unknown", ["Add --precision"]),
+            ("runs/one damaged", ["damaged/metrics.csv: cannot be read"]),
+            ("runs/one late/metrics.csv --figure none/a.png", ["no common steps"]),
+            ("runs/one runs/one --figure none/a.png", ["none/.a.png", "--figure"]),
+        ],
+    )
+    def test_what_cannot_be_compared(self, capsys, command, told):
+        assert main(command.split()) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert len(captured.err.splitlines()) == (2 if "two" in command.split()[-1] else 1)
+        for part in told:
+            assert part in captured.err
+
+    def test_a_metrics_csv_alone_needs_its_precision(self, capsys, tmp_path):
+        for run in ("one", "two"):
+            (tmp_path / "runs" / run / "run.json").unlink()
+        files = ["runs/one/metrics.csv", "runs/two/metrics.csv"]
+        assert main(files) == 2
+        assert main([*files, "--precision", "32", "--figure", "a.png"]) == 0
+        assert "Verdict: equal." in capsys.readouterr().out
+        assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

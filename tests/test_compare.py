@@ -1,0 +1,138 @@
+"""`./run compare`: layouts differ by rounding, and planted bugs are found; all runs are real."""
+
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import REPOSITORY, Result, run
+
+TP2, PP2, DP2 = (
+    ("--devices", "2", *more)
+    for more in (("--tensor-parallel", "2"), ("--pipeline-parallel", "2"), ())
+)
+LAYOUTS = {"tp2": TP2, "pp2": PP2, "dp2": DP2, "micro batches": ("--micro-batch-size", "32")}
+
+RANK = "parallel_state.get_{}_rank()"
+TENSOR, DATA = RANK.format("tensor_model_parallel"), RANK.format("data_parallel")
+MSE = "return self.report(nn.functional.mse_loss, x_hat, x, batch)"
+#: A bug: the stage, the layout, what is replaced in model_components.py, what differs.
+BUGS = {
+    "the weights of a replicated layer differ by tensor-parallel rank": (
+        *("finetune", TP2, 'config.seed, "digit_classifier"'),
+        *(f'config.seed + {TENSOR}, "digit_classifier"', "gradient norm"),
+    ),
+    "each tensor-parallel rank drops other pixels": (
+        *("pretrain", TP2, "self.corruption, self.seed)"),
+        *(f"self.corruption, self.seed + {TENSOR})", "training loss"),
+    ),
+    "each data-parallel rank shuffles on its own": (
+        *("pretrain", DP2, "        if self.num_labels is not None:"),
+        *(f"        self.seed += {DATA}\n        if self.num_labels is not None:", "training loss"),
+    ),
+    "the logged loss is not averaged over data-parallel ranks": (
+        *("pretrain", DP2, MSE),
+        *('self.reduce = lambda reports: reports[0]["avg"]\n        ' + MSE, "training loss"),
+    ),
+    "gradients are summed over data-parallel ranks instead of averaged": (
+        *("pretrain", DP2, MSE),
+        *(MSE.replace("return", "loss, report =") + "\n        return 2 * loss, report",),
+        "gradient norm",
+    ),
+    "gradients are not synchronized": (
+        *("pretrain", DP2, "        return self(batch, batch_idx)\n"),
+        "        self.config.finalize_model_grads_func = lambda *_, **__: None\n"
+        "        return self(batch, batch_idx)\n",
+        "gradient norm",
+    ),
+    "the validation counts padding": (
+        *("pretrain", DP2, MSE),
+        *(f'batch.pop("loss_mask", None)\n        {MSE}', "validation loss"),
+    ),
+}
+
+
+def train(folder: Path, stage: str, *options: str, scripts: Path = REPOSITORY) -> Path:
+    """Trains 100 steps on the digits; returns the run directory."""
+    how = ("--dataset", "digits", "--max-steps", 100, "--output-dir", folder)
+    start = ("--checkpoint", "none") if stage == "finetune" else ()
+    script = scripts / f"model_{stage}.py"
+    done = run(sys.executable, script, *how, *start, *options, PYTHONPATH=str(REPOSITORY))
+    assert done.status == 0, done.err
+    return folder / stage
+
+
+def compare(one: Path, other: Path) -> Result:
+    return run(REPOSITORY / "run", "compare", one, other, VENV=sys.prefix)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run of one process of a stage and precision, trained once."""
+
+    @cache
+    def trained(stage, precision):
+        return train(tmp_path_factory.mktemp("alone"), stage, "--precision", precision)
+
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("stage", "layout", "precision"),
+    [
+        ("pretrain", "tp2", "32"),
+        *(
+            pytest.param(stage, layout, precision, marks=pytest.mark.long)
+            for stage in ("pretrain", "finetune")
+            for layout in LAYOUTS
+            for precision in ("32", "bf16-mixed")
+            if (stage, layout, precision) != ("pretrain", "tp2", "32")
+        ),
+    ],
+)
+def test_a_layout_differs_by_rounding(alone, tmp_path, stage, layout, precision):
+    other = train(tmp_path, stage, "--precision", precision, *LAYOUTS[layout])
+    done = compare(alone(stage, precision), other)
+    assert done.status == 0, done.out
+    assert "Verdict: rounding" in done.out or "Verdict: equal" in done.out
+    assert (other / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert done.err == ""
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(bug, marks=[] if "not synch" in bug else pytest.mark.long) for bug in BUGS],
+)
+def test_a_planted_bug_is_found(alone, tmp_path, bug):
+    stage, layout, old, new, told = BUGS[bug]
+    for path in REPOSITORY.glob("model_*.py"):
+        shutil.copy(path, tmp_path)
+    components = tmp_path / "model_components.py"
+    assert components.read_text().count(old) == 1
+    components.write_text(components.read_text().replace(old, new))
+    precision = ("--precision", "32")
+    done = compare(
+        alone(stage, "32"), train(tmp_path / "runs", stage, *precision, *layout, scripts=tmp_path)
+    )
+    assert done.status == 1, done.out
+    assert "Verdict: a bug" in done.out
+    step = 100 if told == "validation loss" else 1
+    assert f"from step {step} on: the {told} differs" in done.out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lr", ["0.0021", "0.00202"])
+def test_another_learning_rate_is_found(alone, tmp_path, lr):
+    done = compare(
+        alone("pretrain", "32"), train(tmp_path, "pretrain", "--precision", "32", "--lr", lr)
+    )
+    assert done.status == 1
+    assert f"lr: 0.002 and {lr}" in done.out
+    assert "Look for another learning rate or schedule." in done.out
+
+
+def test_a_run_equals_itself(alone):
+    done = compare(alone("pretrain", "32"), alone("pretrain", "32").parent)
+    assert "Verdict: equal." in done.output()
