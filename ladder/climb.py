@@ -51,7 +51,7 @@ class StepFailedError(Exception):
 
 def split_data(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Finds the images, or downloads them; returns the options for them, and the others."""
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--dataset", choices=["auto", "mnist", "digits"], default="auto")
     data, others = parser.parse_known_args(arguments)
@@ -64,7 +64,7 @@ def split_data(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def split_ranks(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Returns torchrun's arguments for the ranks of step 3, and the step's own arguments."""
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--devices", "--tensor-parallel", "--pipeline-parallel"):
         parser.add_argument(name, type=int)
     given, others = parser.parse_known_args(arguments)
@@ -108,14 +108,14 @@ def losses_of(name: str, options: LadderOptions, data: list[str]) -> Losses:
     """Trains, and returns the losses by step; model_pretrain.py logs every tenth step."""
     common = ["--precision", options.precision, *data]
     if name != LAST:
-        log, steps = "_".join(name.split()), ["--steps", str(options.steps)]
-        printed = start(log, *PROGRAMS[name], *common, *steps)
+        own = ["--steps", str(options.steps), "--batch-size", str(options.batch_size)]
+        printed = start("_".join(name.split()), *PROGRAMS[name], *common, *own)
         return {int(step): float(loss) for step, loss in map(str.split, printed.splitlines())}
     from megakit.reporting.metrics import read_metrics
 
     with tempfile.TemporaryDirectory() as folder:
-        own = ["--max-steps", str(options.steps), "--output-dir", folder]
-        start(name, ROOT / name, *common, *own)
+        own = ["--max-steps", str(options.steps), "--global-batch-size", str(options.batch_size)]
+        start(name, ROOT / name, *common, *own, "--output-dir", folder)
         rows = read_metrics(Path(folder, "pretrain", "metrics.csv"))
     return {row.step: row.train_loss for row in rows if row.train_loss is not None}
 
