@@ -65,7 +65,7 @@ exec 3>&1
 # shellcheck disable=SC2317,SC2329  # step calls it by its name
 steps_per_second() {
   "$python" benchmarks/steps.py --device gpu --data-dir "${DATA_DIR:-data}" --rounds 2 \
-    --batches 128 1024 65536 --profile "$@" >&3
+    --peers ours 1_torch fused 2_lightning --batches 128 1024 65536 --profile "$@" >&3
 }
 step "steps per second, and a profile" steps_per_second "$@"
 
