@@ -9,6 +9,7 @@ is 1 if losses in float32 differ by more than rounding.
 import argparse
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -96,12 +97,21 @@ def start(log: str, *command: str | Path, shows: bool = False) -> str:
         )
         if done.returncode:
             errors.seek(0)
-            lines = errors.read().splitlines()
-            if done.returncode == 2:  # wrong options; the frameworks' own lines come before
-                lines = [line for line in lines if line.startswith(f"{log}.py: ")] or lines
-            print("\n".join(lines), file=sys.stderr)
+            print(told_by(errors.read(), log), file=sys.stderr)
             raise StepFailedError(done.returncode)
     return done.stdout or ""
+
+
+def told_by(text: str, log: str) -> str:
+    """Returns what a person has to know of the log of a program that failed."""
+    lines = text.splitlines()
+    if wrong_options := [line for line in lines if line.startswith(f"{log}.py: ")]:
+        return "\n".join(wrong_options)
+    errors = [
+        line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", line)
+    ]
+    report = f"The traceback is in {FOLDER / log}.log."
+    return f"{errors[0]}\n{report}" if errors else text
 
 
 def losses_of(name: str, options: LadderOptions, data: list[str]) -> Losses:

@@ -7,7 +7,7 @@ the rank? And which samples does a loader with `shuffle=True` load?
 The two ranks train on different images, and no error is raised. NeMo replaces the sampler of the
 loader, so the loader does not shuffle. A shuffled order has to be part of the dataset.
 
-Try: seed `of_rank` with 0. Are the images equal now? Are they after a run has resumed?
+Try: seed `of_rank` with 0. Are the images equal now? A resumed run would begin the numbers again.
 """
 
 import os

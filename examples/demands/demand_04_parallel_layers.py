@@ -58,7 +58,7 @@ class MixingOfRank(Mixing):
 
 
 def weight_of(model: type[Mixing]) -> str:
-    """Trains for two steps, and returns one weight of the replicated layer."""
+    """Trains, and returns one weight of the replicated layer."""
     return f"{train(PretrainConfig(model_cls=model), tensor=2).weights['mixing.weight'][0, 0]:.4f}"
 
 
@@ -68,10 +68,10 @@ def without_parallel_layers() -> str:
 
 
 def with_equal_initial_weights() -> str:
-    """One weight of the replicated layer after two steps, with equal initial weights."""
+    """One weight of the replicated layer after training, with equal initial weights."""
     return weight_of(Mixing)
 
 
 def without_equal_initial_weights() -> str:
-    """One weight of the replicated layer after two steps, with other initial weights per rank."""
+    """One weight of the replicated layer after training, with other initial weights per rank."""
     return weight_of(MixingOfRank)

@@ -2,7 +2,8 @@
 
 RUN is a run directory such as runs/a/pretrain, a folder that contains one run, or a metrics.csv.
 The verdict rests on the first logged steps: a bug shows there, and rounding is still small. Exit
-status: 0 the runs are equal or differ by rounding; 1 a bug; 2 the runs cannot be compared.
+status: 0 the runs are equal or differ by rounding, or the rule cannot decide; 1 a bug; 2 the runs
+cannot be compared.
 """
 
 import argparse
@@ -120,6 +121,9 @@ class Comparison(NamedTuple):
         if self.is_bug:
             is_first = column in ("lr", "val_loss") or step == min(self.differences[column])
             yield f"Verdict: a bug. Look for {CAUSES[column if is_first else 'later']}."
+        elif column:
+            yield f"Verdict: undecided. Up to step {LAST_STEP}, the runs differ by rounding; later,"
+            yield "training at a high learning rate amplifies rounding, and a bug may begin small."
         else:
             yield f"Verdict: {'rounding' if different else 'equal'}."
         limits = ", ".join(f"{in_words(k)} {limit:.0e}" for k, limit in LIMITS[self.limits].items())
