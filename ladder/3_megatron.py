@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -12,7 +12,7 @@ from torch import Tensor, distributed, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for megakit and mnist
 
 from megakit.job.command_line import parse_options
-from megakit.job.option_types import Count
+from megakit.job.option_types import Count, Range
 from megakit.models import seeded
 from megakit.runtime import use_megatron
 from mnist.samples import LadderOptions, TrainingSamples
@@ -42,8 +42,8 @@ class Options(LadderOptions):
 
     tensor_parallel: Count = 1
     """Number of ranks that share each layer."""
-    pipeline_parallel: Count = 1
-    """Number of pipeline stages, 1 or 2. The other ranks are data parallel."""
+    pipeline_parallel: Annotated[int, Range(least=1, most=2)] = 1
+    """Number of pipeline stages. The other ranks are data parallel."""
     micro_batch_size: Count | None = None
     """Samples of one forward pass; by default all samples of a rank in a step."""
     save: Path | None = None
@@ -158,7 +158,7 @@ def state_of(model: Any, optimizer: Any, scheduler: Any, is_loading: bool = Fals
 
 
 def main() -> None:
-    options = parse_options(Options)
+    options = parse_options(Options, checks_values=True)
     start_process_groups(options)
     parts = model, optimizer, scheduler = build(options)
     if options.load:

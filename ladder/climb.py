@@ -15,12 +15,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from signal import SIGINT
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from megakit.errors import UserError
 from megakit.job.command_line import parse_options
+from megakit.job.option_types import flag
+from megakit.runtime.signals import exit_status
 from mnist.files import DataOptions
 from mnist.samples import LadderOptions
 
@@ -69,10 +72,13 @@ def split_ranks(arguments: list[str]) -> tuple[list[str], list[str]]:
     for name in ("--devices", "--tensor-parallel", "--pipeline-parallel"):
         parser.add_argument(name, type=int)
     given, others = parser.parse_known_args(arguments)
-    sizes = {"--tensor-parallel": given.tensor_parallel or 1}
-    sizes["--pipeline-parallel"] = given.pipeline_parallel or 1
-    ranks = given.devices or math.prod(sizes.values())
-    others += [str(part) for size in sizes.items() for part in size]
+    sizes = {name: size for name, size in vars(given).items() if name != "devices" and size}
+    ranks = math.prod(sizes.values()) if given.devices is None else given.devices
+    if ranks < 1:
+        raise UserError(f"--devices {ranks}: has to be at least 1.")
+    for name in ("tensor_parallel", "pipeline_parallel"):
+        if (size := vars(given)[name]) is not None:
+            others += [flag(name), str(size)]
     return [*TORCHRUN, str(ranks)] if ranks > 1 else [], others
 
 
@@ -84,7 +90,12 @@ def start(log: str, *command: str | Path, shows: bool = False) -> str:
         command: Python's arguments.
         shows: Whether standard output is shown instead of returned.
     """
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{FOLDER}: {error.strerror}. Start the command in another folder."
+        ) from None
     # torchrun, too, lets each process compute with one thread.
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **QUIET}
     with (FOLDER / f"{log}.log").open("w+") as errors:
@@ -97,7 +108,10 @@ def start(log: str, *command: str | Path, shows: bool = False) -> str:
         )
         if done.returncode:
             errors.seek(0)
-            print(told_by(errors.read(), log), file=sys.stderr)
+            text = errors.read()
+            if problems := re.findall(rf"^{re.escape(log)}\.py: (.*)", text, re.MULTILINE):
+                raise UserError(problems)
+            print(told_by(text, log), file=sys.stderr)
             raise StepFailedError(done.returncode)
     return done.stdout or ""
 
@@ -105,8 +119,6 @@ def start(log: str, *command: str | Path, shows: bool = False) -> str:
 def told_by(text: str, log: str) -> str:
     """Returns what a person has to know of the log of a program that failed."""
     lines = text.splitlines()
-    if wrong_options := [line for line in lines if line.startswith(f"{log}.py: ")]:
-        return "\n".join(wrong_options)
     errors = [
         line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", line)
     ]
@@ -198,13 +210,18 @@ def main() -> int:
                 )
                 print("it is the product of --tensor-parallel and --pipeline-parallel.")
         elif number and not number.startswith("-"):
-            raise UserError(f"./run ladder {number}: its steps have the numbers 1 to 4.")
+            raise UserError(f"{number}: the steps have the numbers 1 to 4.")
         else:
-            options = parse_options(LadderOptions)
+            if {"-h", "--help"} & {*sys.argv}:
+                print(__doc__)
+            options = parse_options(LadderOptions, checks_values=True)
             return climb(options, split_data(sys.argv[1:])[0])
     except UserError as error:
-        print(error, file=sys.stderr)
+        for problem in error.problems:
+            print(f"ladder: {problem}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return exit_status(SIGINT)
     except StepFailedError as error:
         return int(error.args[0])
     return 0

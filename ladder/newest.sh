@@ -6,6 +6,13 @@ set -euo pipefail
 root=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")
 venv=$(realpath -m "${VENV:-$root/.venv}") later=$root/build/venv-newest
 arguments=(--dataset mnist "$@") # the digits of scikit-learn are not in the later environment
+if [[ " $* " == *" -h "* || " $* " == *" --help "* ]]; then
+  exec "$root/run" ladder 3 --help
+fi
+if [[ "$*" == *digits* ]]; then
+  echo "newest.sh: --dataset digits: the later environment lacks scikit-learn. Use MNIST." >&2
+  exit 2
+fi
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore # on one CPU

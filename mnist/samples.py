@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from megakit.data import EpochIndex, MultiEpochDatasetResampler, bernoulli
 from megakit.data.indices import IntArray
-from megakit.job.option_types import INT32_MAX, BatchSize, Range
+from megakit.job.option_types import INT32_MAX, BatchSize, Range, broken_rules
 from mnist.files import DataOptions, read_splits
 
 
@@ -31,6 +31,10 @@ class LadderOptions(DataOptions):
 
     precision: Literal["32", "bf16-mixed"] = "32"
     """32: float32. bf16-mixed: the layers compute in bfloat16."""
+
+    def problems(self) -> list[str]:
+        """Returns one message per option with an invalid value."""
+        return broken_rules(self)
 
 
 class TrainingSamples:

@@ -19,12 +19,15 @@ from megakit.job.option_types import flag, members
 OptionsT = TypeVar("OptionsT")
 
 
-def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = None) -> OptionsT:
+def parse_options(
+    options_class: type[OptionsT], argv: Sequence[str] | None = None, *, checks_values: bool = False
+) -> OptionsT:
     """Parses the command line; prints all problems and exits with status 2 if it is invalid.
 
     Args:
         options_class: Its fields are the options; the fields' docstrings are the help texts.
         argv: Arguments without the program's name; by default the arguments of this process.
+        checks_values: Whether to call the options' method `problems`, as the plan of a run does.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     program = Path(sys.argv[0]).name
@@ -59,9 +62,10 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
             except ValueError:
                 problems.append(f"{shown}: has to be {_in_words(kinds[name])}.")
     options = options_class(**values)
+    if problems or checks_values:
+        problems += getattr(options, "problems", list)()
     if not problems:
         return options
-    problems += getattr(options, "problems", list)()
     if {os.environ.get(name, "0") for name in ("RANK", "SLURM_PROCID")} == {"0"}:
         for problem in problems:
             print(f"{program}: {problem}", file=sys.stderr)

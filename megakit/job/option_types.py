@@ -2,8 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
+
+from megakit.errors import brief
 
 #: Largest number of steps or samples, and largest seed: frameworks store them in 32 bits.
 INT32_MAX = 2**31 - 1
@@ -57,6 +60,25 @@ def extras_of(options: type, name: str) -> Iterator[Any]:
             hint = get_type_hints(owner, include_extras=True)[name]
             for one in (hint, *get_args(hint)):  # also inside of `Annotated[...] | None`
                 yield from getattr(one, "__metadata__", ())
+
+
+def broken_rules(options: Any) -> list[str]:
+    """Returns one message per field of a dataclass of options with an invalid value."""
+    found = []
+    for field in fields(options):
+        value = getattr(options, field.name)
+        extras = [*extras_of(type(options), field.name)]
+        rule = None
+        if isinstance(value, str | Path) and FREE_TEXT not in extras:
+            is_clean = all(ord(character) >= 32 for character in str(value))
+            rule = None if is_clean else "contains a control character. Use another name"
+        elif isinstance(value, int | float):
+            bounds = [one for one in extras if isinstance(one, Range)] or [Range()]
+            broken = bounds[0].rule(value)
+            rule = broken and f"has to be {broken}"
+        if rule:
+            found.append(f"{flag(field.name)} {brief(str(value))}: {rule}.")
+    return found
 
 
 def members(kind: Any) -> tuple[Any, ...]:

@@ -11,15 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 from megakit.errors import brief
 from megakit.job.option_types import (
-    FREE_TEXT,
     INT32_MAX,
     BatchSize,
     Count,
     LearningRate,
     Range,
     Seed,
-    extras_of,
-    flag,
+    broken_rules,
     members,
 )
 
@@ -119,21 +117,7 @@ class CommonOptions:
 
     def problems(self) -> list[str]:
         """Returns one message per option with an invalid value."""
-        found = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            extras = [*extras_of(type(self), field.name)]
-            rule = None
-            if isinstance(value, str | Path) and FREE_TEXT not in extras:
-                is_clean = all(ord(character) >= 32 for character in str(value))
-                rule = None if is_clean else "contains a control character. Use another name"
-            elif isinstance(value, int | float):
-                bounds = [one for one in extras if isinstance(one, Range)] or [Range()]
-                broken = bounds[0].rule(value)
-                rule = broken and f"has to be {broken}"
-            if rule:
-                found.append(f"{flag(field.name)} {brief(str(value))}: {rule}.")
-        return found
+        return broken_rules(self)
 
 
 @dataclass(kw_only=True)

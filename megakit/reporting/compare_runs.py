@@ -2,8 +2,8 @@
 
 RUN is a run directory such as runs/a/pretrain, a folder that contains one run, or a metrics.csv.
 The verdict rests on the first logged steps: a bug shows there, and rounding is still small. Exit
-status: 0 the runs are equal or differ by rounding, or the rule cannot decide; 1 a bug; 2 the runs
-cannot be compared.
+status: 0 the runs are equal or differ by rounding in these steps; 1 a bug; 2 the runs cannot be
+compared.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def read_run(path: Path) -> TrainingRun:
     Raises:
         UserError: There is not exactly one run, or its files cannot be read.
     """
-    files = [path] if path.is_file() else [*path.glob("metrics.csv")]
+    files = [path] if path.name == "metrics.csv" else [*path.glob("metrics.csv")]
     files = files or sorted(path.glob("*/metrics.csv"))
     if len(files) != 1:
         found = ", ".join(file.parent.name for file in files) or "none"
@@ -65,8 +65,8 @@ def read_run(path: Path) -> TrainingRun:
     for file in (folder / "run.json", folder / "summary.json"):  # the summary comes last
         with reading(file, "Name another run."):
             content.append(dict(json.loads(file.read_bytes())) if file.exists() else {})
+            sizes = " x ".join(f"{k} {v}" for k, v in content[-1].get("parallel", {}).items())
     options = {k: v for k, v in content[0].items() if k not in ("changes", "code", "places")}
-    sizes = " x ".join(f"{kind} {size}" for kind, size in content[1].get("parallel", {}).items())
     options |= {"layout": sizes} if options and sizes else {}
     return TrainingRun(folder, {row.step: row for row in read_metrics(files[0])}, options)
 
@@ -84,18 +84,27 @@ class Comparison(NamedTuple):
 
     @property
     def beyond(self) -> tuple[int, str]:
-        """The first step and column with a difference above the limit; step 0 if there is none."""
-        found = [
-            (step, column)
-            for column, values in self.differences.items()
-            for step, value in values.items()
-            if value > self.limit(column, step)
-        ]
-        return min(found, key=lambda one: one[0], default=(0, ""))  # the first of equals
+        """The step and column that decide, with a difference above the limit; step 0 for none.
+
+        This is the first one, but for a validation while the training losses still agree.
+        """
+        found = sorted(
+            (
+                (step, column)
+                for column, values in self.differences.items()
+                for step, value in values.items()
+                if value > self.limit(column, step)
+            ),
+            key=lambda one: one[0],  # the first column of equals
+        )
+        if found and found[0][0] > LAST_STEP:
+            losses = [one for one in found if one[1] in ("train_loss", "val_loss")]
+            found = losses[:1] if losses[:1] and losses[0][1] == "val_loss" else found
+        return found[0] if found else (0, "")
 
     @property
     def is_bug(self) -> bool:
-        """Whether `beyond` is early, or in a validation while the training losses still agree."""
+        """Whether the difference of `beyond` is no rounding."""
         step, column = self.beyond
         return 0 < step <= LAST_STEP or column == "val_loss"
 
@@ -122,8 +131,8 @@ class Comparison(NamedTuple):
             is_first = column in ("lr", "val_loss") or step == min(self.differences[column])
             yield f"Verdict: a bug. Look for {CAUSES[column if is_first else 'later']}."
         elif column:
-            yield f"Verdict: undecided. Up to step {LAST_STEP}, the runs differ by rounding; later,"
-            yield "training at a high learning rate amplifies rounding, and a bug may begin small."
+            yield f"Verdict: rounding up to step {LAST_STEP}. Later steps are not judged: a high"
+            yield "learning rate amplifies rounding, but a bug may begin small, too."
         else:
             yield f"Verdict: {'rounding' if different else 'equal'}."
         limits = ", ".join(f"{in_words(k)} {limit:.0e}" for k, limit in LIMITS[self.limits].items())
@@ -188,15 +197,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         found = compare(read_run(options.first), read_run(options.second), options.precision)
+        print(*found.lines(), sep="\n")
         figure = options.figure or found.runs[1].folder / "compare.png"
         losses = [(str(run.folder), [*run.rows.values()]) for run in found.runs]
         drawn = two_runs(losses, found.differences, LIMITS[found.limits], LAST_STEP)
         write_atomically(figure, to_png(drawn))
-    except (UserError, OSError) as error:
+    except (UserError, OSError, ValueError) as error:
         for problem in getattr(error, "problems", [f"{error}. Name another file by --figure."]):
             print(f"compare: {problem}", file=sys.stderr)
         return 2
-    print(*found.lines(), f"The figure is {figure}.", sep="\n")
+    print(f"The figure is {figure}.")
     return 1 if found.is_bug else 0
 
 

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -90,7 +91,7 @@ def test_a_terminal_is_asked_before_the_results() -> None:
         command, env=environment(), stdin=theirs, stdout=pipe, stderr=pipe, text=True
     ) as asked:
         assert asked.stderr is not None
-        said = list(iter(asked.stderr.readline, "Press Enter to see.\n"))
+        said = [*takewhile(lambda line: line != "Press Enter to see.\n", asked.stderr)]
         assert said[0] == f"{DEMANDS[0].title}\n"
         asked.send_signal(signal.SIGINT)
         out, err = asked.communicate(timeout=60)

@@ -146,12 +146,25 @@ def test_nemo_resumes_with_the_next_sample(plain, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["5"], "./run ladder 5: its steps have the numbers 1 to 4"),
+        (["5"], "5: the steps have the numbers 1 to 4"),
+        (["1", "--steps", "1"], "--steps 1: has to be at least 2."),
+        (["3", "--devices", "0"], "--devices 0: has to be at least 1."),
+        (["--batch-size", "0"], "--batch-size 0: has to be at least 1."),
         (["--stps", "3"], "no such option. Is it --steps?"),
-        (["3", "--micro-batch", "3"], "3_megatron.py: --micro-batch 3: there is no such option"),
+        (["3", "--micro-batch", "3"], "--micro-batch 3: there is no such option"),
     ],
 )
 def test_wrong_options(arguments, says, tmp_path):
     done = ladder(*arguments, cwd=tmp_path)
     assert done.status == 2
     assert says in done.err
+
+
+def test_an_impossible_layout_is_told_in_a_line(tmp_path):
+    done = ladder(3, "--tensor-parallel", 3, "--dataset", "digits", cwd=tmp_path)
+    assert done.status == 1
+    assert re.fullmatch(
+        r"\[rank\d\]: AssertionError: 64 is not divisible by 3\n"
+        r"The traceback is in runs/ladder/3_megatron.log.\n",
+        done.err,
+    )

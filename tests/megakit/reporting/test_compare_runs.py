@@ -52,11 +52,13 @@ def test_later_differences_are_named_and_no_bug(found):
     result = found({("train_loss", 20): 0.5, ("val_loss", 30): 0.5})
     assert result.beyond == (20, "train_loss")
     assert not result.is_bug
-    assert "Above the limit from step 20 on" in "\n".join(result.lines())
+    told = "\n".join(result.lines())
+    assert "Above the limit from step 20 on" in told
+    assert "Verdict: rounding up to step 10. Later steps are not judged" in told
 
 
 def test_a_validation_is_judged_while_the_training_losses_agree(found):
-    result = found({("val_loss", 30): 0.5})
+    result = found({("val_loss", 30): 0.5, ("grad_norm", 20): 0.5})
     assert (result.beyond, result.is_bug) == ((30, "val_loss"), True)
 
 
@@ -104,6 +106,9 @@ class TestRefusals:
         write(tmp_path / "unknown", precision="16")
         (tmp_path / "damaged").mkdir()
         (tmp_path / "damaged" / "metrics.csv").write_text("a,b\n")
+        (tmp_path / "notes.txt").write_text("a,b\n")
+        write(tmp_path / "lists")
+        (tmp_path / "lists" / "summary.json").write_text('{"parallel": [1]}')
 
     @pytest.mark.parametrize(
         ("command", "told"),
@@ -114,8 +119,9 @@ class TestRefusals:
             ("runs/one late", ["no common steps up to 10"]),
             ("runs/one unknown", ["Add --precision"]),
             ("runs/one damaged", ["damaged/metrics.csv: cannot be read"]),
+            ("runs/one notes.txt", ["notes.txt: contains no single run"]),
+            ("runs/one lists", ["lists/summary.json: cannot be read", "Name another run."]),
             ("runs/one late/metrics.csv --figure none/a.png", ["no common steps"]),
-            ("runs/one runs/one --figure none/a.png", ["none/.a.png", "--figure"]),
         ],
     )
     def test_what_cannot_be_compared(self, capsys, command, told):
@@ -134,3 +140,11 @@ class TestRefusals:
         assert main([*files, "--precision", "32", "--figure", "a.png"]) == 0
         assert "Verdict: equal." in capsys.readouterr().out
         assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize("place", ["none/a.png", "."])
+    def test_a_figure_that_cannot_be_written(self, capsys, place):
+        """The comparison is told before."""
+        assert main(["runs/one", "runs/one", "--figure", place]) == 2
+        captured = capsys.readouterr()
+        assert "Verdict: equal." in captured.out
+        assert "Name another file by --figure." in captured.err
