@@ -118,11 +118,11 @@ README_FIGURES = {
     "86 s": ("clone", "git clone and ./run tutorial"),
     "152 s": ("clone", "the same with pip"),
     "10 s": ("times", "the three scripts"),
-    "1.12 times plain PyTorch": ("steps", "plain PyTorch (1_torch.py), 1 thread(s)"),
-    "1.31 times plain Lightning": ("steps", "plain Lightning (2_lightning.py), 1 thread(s)"),
-    "1.65 times Megatron-Core": ("steps", "Megatron-Core alone (3_megatron.py), 1 thread(s)"),
-    "3.9 times NeMo": ("steps", "NeMo 2 alone (4_nemo.py), 1 thread(s)"),
-    "0.94 with its fused AdamW": ("steps", "plain PyTorch with the fused AdamW, 1 thread(s)"),
+    "1.11 times plain PyTorch": ("steps", "plain PyTorch (1_torch.py), 1 thread(s)"),
+    "1.35 times plain Lightning": ("steps", "plain Lightning (2_lightning.py), 1 thread(s)"),
+    "1.55 times Megatron-Core": ("steps", "Megatron-Core alone (3_megatron.py), 1 thread(s)"),
+    "3.7 times NeMo": ("steps", "NeMo 2 alone (4_nemo.py), 1 thread(s)"),
+    "0.97 with its fused AdamW": ("steps", "plain PyTorch with the fused AdamW, 1 thread(s)"),
 }
 #: Each figure of a page that is the text of a link to RESULTS.md, in the same form.
 LINKED_FIGURES = {
