@@ -130,9 +130,8 @@ def build(options: Options) -> tuple[Any, Any, Any]:
     model = Float16Module(config, model) if is_bf16 else model
     buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
     model = DistributedDataParallel(config, buffers, model)
-    # By default, the gradient is clipped to a norm of 1, and biases do not decay.
     adam = OptimizerConfig(lr=LR, min_lr=0.0, weight_decay=WEIGHT_DECAY, adam_beta2=0.98, **dtype)
-    optimizer = get_megatron_optimizer(adam, [model])
+    optimizer = get_megatron_optimizer(adam, [model])  # clips to a norm of 1; biases do not decay
     warmup = max(1, round(0.1 * options.steps))
     scheduler = OptimizerParamScheduler(
         optimizer,
@@ -194,6 +193,7 @@ def main() -> None:
         if options.save and step + 1 == options.steps // 2:
             options.save.mkdir(parents=True, exist_ok=True)
             dist_checkpointing.save(state_of(*parts), str(options.save))
+    distributed.destroy_process_group()  # else a process may abort when it ends
 
 
 if __name__ == "__main__":  # Megatron saves in processes that import this file again
