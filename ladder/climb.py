@@ -72,13 +72,11 @@ def split_ranks(arguments: list[str]) -> tuple[list[str], list[str]]:
     for name in ("--devices", "--tensor-parallel", "--pipeline-parallel"):
         parser.add_argument(name, type=int)
     given, others = parser.parse_known_args(arguments)
-    sizes = {name: size for name, size in vars(given).items() if name != "devices" and size}
-    ranks = math.prod(sizes.values()) if given.devices is None else given.devices
-    if ranks < 1:
+    sizes = {name: size for name, size in vars(given).items() if size is not None}
+    ranks = sizes.pop("devices", math.prod(sizes.values()))
+    if given.devices is not None and ranks < 1:
         raise UserError(f"--devices {ranks}: has to be at least 1.")
-    for name in ("tensor_parallel", "pipeline_parallel"):
-        if (size := vars(given)[name]) is not None:
-            others += [flag(name), str(size)]
+    others += [part for name, size in sizes.items() for part in (flag(name), str(size))]
     return [*TORCHRUN, str(ranks)] if ranks > 1 else [], others
 
 
@@ -206,9 +204,9 @@ def main() -> int:
             start(FILES[number].stem, *launcher, FILES[number], *others, *data, shows=True)
             if needs_help and number == "3":
                 print(
-                    "\n./run ladder 3 also has --devices INT, the number of processes. By default"
+                    "\n./run ladder 3 also has --devices INT, the number of processes; by default"
                 )
-                print("it is the product of --tensor-parallel and --pipeline-parallel.")
+                print("the product of --tensor-parallel and --pipeline-parallel.")
         elif number and not number.startswith("-"):
             raise UserError(f"{number}: the steps have the numbers 1 to 4.")
         else:

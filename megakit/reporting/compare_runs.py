@@ -201,9 +201,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figure = options.figure or found.runs[1].folder / "compare.png"
         losses = [(str(run.folder), [*run.rows.values()]) for run in found.runs]
         drawn = two_runs(losses, found.differences, LIMITS[found.limits], LAST_STEP)
-        write_atomically(figure, to_png(drawn))
-    except (UserError, OSError, ValueError) as error:
-        for problem in getattr(error, "problems", [f"{error}. Name another file by --figure."]):
+        try:
+            write_atomically(figure, to_png(drawn))
+        except (OSError, ValueError) as error:  # a ValueError if the path has no name, as `.`
+            raise UserError(f"{error}. Name another file by --figure.") from None
+    except UserError as error:
+        for problem in error.problems:
             print(f"compare: {problem}", file=sys.stderr)
         return 2
     print(f"The figure is {figure}.")
