@@ -104,6 +104,11 @@ def test_photos_of_every_kind_are_read_as_well_as_the_images(
     assert min(right.values()) >= right[photos.UNCHANGED] - 5, right
 
 
+def test_code_is_quoted_from_the_script() -> None:
+    (shown,) = blocks("python")
+    assert shown in (REPOSITORY / "model_pretrain.py").read_text()
+
+
 def test_every_percentage_comes_from_a_benchmark() -> None:
     percentages = re.findall(r"(\d+\.\d+)%", README)
     assert percentages
