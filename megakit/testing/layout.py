@@ -62,6 +62,7 @@ class _Run(Run[Any]):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
+    scripts.begin_script()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
         print(__doc__)
@@ -86,7 +87,6 @@ def _describe(
     stage: Stage, options_class: type[CommonOptions], work: Callable[..., Path]
 ) -> NoReturn:
     """Replaces `run_script`: prints the shares of the script's job instead of training."""
-    scripts.begin_script()
     options = parse_options(options_class)
     status = 0
     try:
