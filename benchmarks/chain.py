@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import HEADER, REPOSITORY, Row, machine, write_section
+from report import DATA_DIR, HEADER, REPOSITORY, Row, machine, write_section
 
 SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 #: What README's commands for few labels have: a longer pretraining, and a shorter fine-tuning.
@@ -99,7 +99,7 @@ def label_rows(data_dir: Path, folder: Path, seeds: list[int]) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy and time of the whole tutorial.")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2, 3, 4, 5])
     parser.add_argument("--labels", action="store_true", help="by number of labels, 3 seeds")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import HEADER, REPOSITORY, Row, machine, write_section
+from report import DATA_DIR, HEADER, REPOSITORY, Row, machine, write_section
 from times import Figures
 
 PYTHON = Path(sys.base_prefix, f"bin/python3.{sys.version_info.minor}")
@@ -61,7 +61,7 @@ def measure(figures: Figures, name: str, data_dir: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="From clone to predictions, caches cold.")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
     parser.add_argument("--runs", type=int, default=3, help="of each: 4 minutes for the two")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()

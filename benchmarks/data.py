@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from report import HEADER, Row, machine, write_section
+from report import DATA_DIR, HEADER, Row, machine, write_section
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from megakit.data import (
@@ -349,7 +349,7 @@ def _scaled(values: list[float], factor: float) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The data system's speed and memory.")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     torch.set_num_threads(1)

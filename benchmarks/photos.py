@@ -19,7 +19,7 @@ from chain import SCRIPTS, run
 from numpy.typing import NDArray
 from photo_kinds import KINDS, SUFFIXES, make_photo, save_photo
 from PIL import Image
-from report import machine, write_section
+from report import DATA_DIR, machine, write_section
 
 from mnist.files import read_mnist
 from mnist.training_form import to_training_form
@@ -101,7 +101,7 @@ def table(digits: Digits, data_dir: Path, work: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Right answers for photos of digits, by kind.")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
     parser.add_argument("--digits", type=int, default=100, help="number of digits for each kind")
     parser.add_argument("--seed", type=int, default=1, help="seed of the digits and the photos")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 # `report` makes the modules of the repository's root importable.
-from report import REPOSITORY
+from report import DATA_DIR, REPOSITORY
 
 from megakit.checkpoints import best_checkpoint
 from megakit.reporting.figure_style import class_color, figure_style, to_png
@@ -70,7 +70,7 @@ def save(name: str, png: bytes, width: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draws the README's pictures.")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
     options = parser.parse_args()
     use_accelerator("cpu")
     with figure_style():

@@ -18,6 +18,8 @@ from typing import Literal
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).with_name("RESULTS.md")
+#: The folder with MNIST/raw unless --data-dir names another, as for the scripts.
+DATA_DIR = Path(os.environ.get("MNIST_DATA_DIR") or "data")
 sys.path.insert(0, str(REPOSITORY))
 
 

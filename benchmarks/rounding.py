@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from report import REPOSITORY, machine, write_section
+from report import DATA_DIR, REPOSITORY, machine, write_section
 
 from megakit.reporting.compare_runs import LIMITS, MIXED, compare, read_run
 
@@ -109,7 +109,7 @@ def rows(found: list[Pair]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Layouts against one process, step by step.")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1])
     parser.add_argument("--runs", type=Path, help="folder that keeps the runs")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")

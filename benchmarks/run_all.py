@@ -11,6 +11,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from report import DATA_DIR
+
+from megakit.errors import UserError
+from mnist.files import find_dataset
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -71,14 +76,23 @@ def main() -> int:
         "--data-dir",
         metavar="PATH",
         type=Path,
-        default=Path("data"),
-        help="folder that contains MNIST/raw (default: data)",
+        default=DATA_DIR,
+        help="folder that contains MNIST/raw (default: the variable MNIST_DATA_DIR, or data)",
     )
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in ALL]:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
-    failed = []
-    for name in options.names or ALL:
+    names, failed = options.names or [*ALL], []
+    if any(ALL[name].needs_images for name in names):
+        try:
+            find_dataset(options.data_dir, "mnist")
+        except UserError:
+            parser.exit(
+                2,
+                f"benchmarks: {options.data_dir}: MNIST is not complete there, and cannot be "
+                "downloaded. Name its folder by --data-dir or the variable MNIST_DATA_DIR.\n",
+            )
+    for name in names:
         benchmark = ALL[name]
         script, *arguments = benchmark.arguments
         data = ["--data-dir", str(options.data_dir)] if benchmark.needs_images else []

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from report import HEADER, Row, machine, short, write_section
+from report import DATA_DIR, HEADER, Row, machine, short, write_section
 
 HERE = Path(__file__).resolve().parent
 TITLES = {
@@ -173,7 +173,7 @@ def measure(options: argparse.Namespace, batch: int, job: dict[str, Any]) -> Mea
 def parsed() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description="Training steps per second, side by side.")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
     parser.add_argument("--dataset", default="mnist", choices=["mnist", "digits"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "gpu"])
     parser.add_argument("--batches", type=int, nargs="+", default=[MICRO_BATCH], metavar="SIZE")

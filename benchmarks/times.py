@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chain import SCRIPTS, accuracy
-from report import HEADER, REPOSITORY, Row, machine, write_section
+from report import DATA_DIR, HEADER, REPOSITORY, Row, machine, write_section
 
 STAGES = ("pretrain", "finetune", "predict")
 LOOK_EVERY = 0.004
@@ -118,7 +118,7 @@ def measure(figures: Figures, data_dir: Path, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What users wait for.")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()

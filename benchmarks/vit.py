@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from chain import SCRIPTS, accuracy
-from report import HEADER, REPOSITORY, Row, machine, write_section
+from report import DATA_DIR, HEADER, REPOSITORY, Row, machine, write_section
 from times import run
 
 VIT = REPOSITORY / "examples" / "vit"
@@ -63,7 +63,7 @@ def own_lines() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy, time and memory of examples/vit.")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     parser.add_argument("options", nargs="*", help="for all three scripts, after --")

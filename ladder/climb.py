@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 from megakit.errors import UserError
 from megakit.job.command_line import parse_options
 from megakit.job.option_types import flag
+from megakit.job.script import begin_script
 from megakit.runtime.signals import exit_status
 from mnist.files import DataOptions
 from mnist.samples import LadderOptions
@@ -194,6 +195,7 @@ def draw(curves: dict[str, Losses]) -> None:
 
 
 def main() -> int:
+    begin_script()
     sys.argv[0] = "./run ladder"
     number, *others = sys.argv[1:] or [""]
     try:

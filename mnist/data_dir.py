@@ -44,7 +44,7 @@ def choose_data_dir(
     Args:
         named: The user's `--data-dir`.
         used: The folders of earlier runs by run directory, the first choice first.
-        report: Receives one line if the folder comes from an earlier run, or has lost its files.
+        report: Receives one line if the folder of an earlier run has lost its files.
         default: The last choice.
     """
     if named is not None:
@@ -55,10 +55,6 @@ def choose_data_dir(
         if folder == str(default.absolute()):
             break
         if holds_mnist(Path(folder)):
-            report(
-                f"MNIST is read from {printable(folder)}, as for {run}. --data-dir or {VARIABLE} "
-                "names another folder."
-            )
             return Path(folder)
         report(f"{printable(folder)}, which {run} used, does not contain MNIST any more.")
     return default

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from megakit.job.option_types import Range
 
-SIZE = Range(least=1, most=2**16)
+SIZE = Range(least=1, most=2**24)
 #: Parts that pipeline parallelism splits a model into: the encoder, and the decoder or the head.
 NUM_PARTS = 2
 

@@ -185,6 +185,10 @@ def test_a_second_start(chain: Chain, tmp_path: Path):
 
     path = runs / "predict" / "predictions.csv"
     expected = path.read_bytes()
-    run_script("model_predict.py", "--output-dir", runs, "--micro-batch-size", 77).output()
+    again = run_script("model_predict.py", "--output-dir", runs, "--micro-batch-size", 77)
+    again.output()
+    replaced = read_json(chain.runs / "predict" / "summary.json")["checkpoint"]
+    assert f"Replaces the predictions of {replaced} on digits in {runs}/predict.\n" in again.err
+    assert f"paths: output_dir={runs}\n" in (runs / "predict" / "log.txt").read_text()
     assert path.read_bytes() == expected
     assert path.stat().st_mtime_ns > before[path]

@@ -4,6 +4,7 @@ The statuses of trainings that are stopped or killed on the way are in tests/fau
 of several ranks in tests/parallel/test_starting.py.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -79,6 +80,19 @@ def test_errors_of_a_script_of_the_reader_s_own(tmp_path: Path) -> None:
     log = tmp_path / "eat" / "log.txt"
     assert failed.err.endswith(f"eat.py failed; the log is {log}.\n")
     assert "eating plums" in log.read_text()  # as all that is printed once the work has begun
+
+
+@pytest.mark.parametrize("verb", ["ladder", "layout"])
+def test_a_help_that_nobody_reads_to_its_end(verb: str) -> None:
+    """As in `./run ladder --help | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = (REPOSITORY / "run", verb, "--help")
+    done = subprocess.run(
+        command, env=environment(VENV=sys.prefix), stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.checkpoints.manifest import CHANGES, installed_versions
-from megakit.errors import RunDirectoryLostError, UserError
+from megakit.errors import RunDirectoryLostError, UserError, printable
 from megakit.job.options import CommonOptions
 from megakit.reporting.classifier import classify, show
 from megakit.reporting.files import remove_partial, write_json
@@ -35,7 +36,7 @@ Run: TypeAlias = Any
 
 
 def say_header(run: Run) -> None:
-    """Prints what the run does, on which device and in which layout."""
+    """Prints what the run does, on which device, in which layout, and what it replaces."""
     layout, device, precision = run.layout, run.accelerator, run.precision
     is_chosen = run.options.precision == "auto" and precision == "32" and device.name == "cpu"
     if is_chosen and not has_fast_bfloat16():
@@ -43,8 +44,22 @@ def say_header(run: Run) -> None:
     run.console.say(
         f"{run.stage.name}: {run.dataset} on {device.device} ({device.name}), {layout}, {precision}"
     )
-    if run.start:
+    if run.start and not run.resume:  # the console has said from where the run resumes
         run.console.say(f"Starting from {run.start}.")
+    if not run.trains:
+        _say_replaced(run)
+
+
+def _say_replaced(run: Run) -> None:
+    """Reports that a prediction replaces that of another checkpoint, or on other data."""
+    try:
+        old = json.loads(run.directory.summary.read_bytes())
+        names = old["checkpoint"], old["dataset"]
+    except (OSError, ValueError, TypeError, KeyError):  # there is none, or its file is damaged
+        return
+    if names != (run.start, run.dataset):
+        replaced = printable("the predictions of {} on {}".format(*names))
+        run.console.say(f"Replaces {replaced} in {run.path}.")
 
 
 def _summary(run: Run) -> dict[str, Any]:

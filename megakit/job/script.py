@@ -170,6 +170,8 @@ def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str)
     log = run.directory.log
     if not run.options.verbose:
         run.console.divert(log)
+        paths = (f"{name}={path}" for name, path in run.options.places().items() if path)
+        print("paths:", *paths)
     suspend_collector()
     keep_freed_memory()
     try:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import TextIO
 
@@ -131,20 +132,22 @@ class Progress:
         self.console.end_line()
 
     def _line(self, step: int, values: Mapping[str, float | None], width: int) -> str:
-        """Returns the line; if the width is too small, with a short unit, less bar, or cut."""
+        """Returns the line; if the width is too small, with a short unit, less bar, fewer values.
+
+        Count, speed and time left come first: without room for a bar, the line has nothing else.
+        """
         rate = (step - self.start) / max(self.shown_at - self.began, 1e-9)
         left = _clock((self.total - step) / rate if rate > 0 else 0.0)
-        shown = "".join(f"  {name} {v:.4f}" for name, v in values.items() if v is not None)
+        shown = [f"{name} {value:.4f}" for name, value in values.items() if value is not None]
         count = f"{step:>{len(str(self.total))}}/{self.total}"
-        for unit in (" steps/s", "/s"):
-            rest = f"{count}{shown}  {rate:.0f}{unit}  {left} left"
+        units = (" steps/s", self.BAR // 2), ("/s", self.BAR // 4)
+        for number, (unit, least) in product(range(len(shown), -1, -1), units):
+            rest = "  ".join([count, *shown[:number], f"{rate:.0f}{unit}", f"{left} left"])
             room = min(self.BAR, width - len(self.title) - len(rest) - 2)
-            if room >= self.BAR // 2:
-                break
-        if room < self.BAR // 4:
-            return f"{self.title} {rest}"[:width]
-        filled = room * step // max(1, self.total)
-        return f"{self.title} {'━' * filled}{'╌' * (room - filled)} {rest}"
+            if room >= least:
+                filled = room * step // max(1, self.total)
+                return f"{self.title} {'━' * filled}{'╌' * (room - filled)} {rest}"
+        return rest[:width]
 
 
 def _clock(seconds: float) -> str:

@@ -37,7 +37,7 @@ from megakit.job.runs import Stage
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import find_accelerator, use_accelerator
 from megakit.runtime.deferred import resume_collector, suspend_collector
-from megakit.testing.shares_table import NOTE, table, title
+from megakit.testing.shares_table import description
 
 
 class _Built(BaseException):
@@ -62,6 +62,7 @@ class _Run(Run[Any]):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
+    scripts.begin_script()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
         print(__doc__)
@@ -86,7 +87,6 @@ def _describe(
     stage: Stage, options_class: type[CommonOptions], work: Callable[..., Path]
 ) -> NoReturn:
     """Replaces `run_script`: prints the shares of the script's job instead of training."""
-    scripts.begin_script()
     options = parse_options(options_class)
     status = 0
     try:
@@ -101,7 +101,7 @@ def _describe(
 
 
 def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) -> str:
-    """Returns the table of a script's job.
+    """Returns the tables of a script's job.
 
     Args:
         stage: The script's stage in the chain.
@@ -142,9 +142,7 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
                 if "meta" not in str(error):
                     raise
                 raise UserError(f"{_model_of(built)}: {_reader(error)}") from error
-    return "\n".join(
-        [title(_model_of(built), layout, precision), "", *table(shares, layout), "", NOTE]
-    )
+    return "\n".join(description(_model_of(built), layout, precision, shares))
 
 
 def _check(options: CommonOptions) -> tuple[Layout, str]:

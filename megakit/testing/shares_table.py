@@ -1,6 +1,6 @@
-"""Writes the shares of a job's ranks as a table."""
+"""Writes the shares of a job's ranks as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -9,51 +9,52 @@ from megakit.job.layout import Layout
 if TYPE_CHECKING:
     from megakit.testing.shares import Share
 
-HEADINGS = (
-    *("ranks", "tensor rank", "stage", "parameters", "weights", "gradients", "optimizer"),
-    *("tensor", "pipeline", "data"),
-)
+STORED = ("ranks", "tensor rank", "stage", "parameters", "weights", "gradients", "optimizer")
+SENT = ("ranks", "tensor", "pipeline", "data")
 NOTE = """\
-weights, gradients, optimizer: what a rank stores, besides the activations of its micro batches.
-tensor: the bytes of all collectives with the tensor-parallel ranks, counted as whole tensors.
-pipeline: the bytes sent to the neighbouring stages. data: the bytes of the gradients that are
-reduced with the data-parallel ranks. All are sums over the micro batches of a step. Single numbers,
-such as the loss, are left out."""
+tensor: collectives with the tensor-parallel ranks, counted as whole tensors.
+pipeline: what a rank sends to the neighbouring stages.
+data: gradients that are reduced with the data-parallel ranks.
+Single numbers, such as the loss, are left out."""
 
 
-def title(model: str, layout: Layout, precision: str) -> str:
-    """Returns the sentence above a table."""
+def description(
+    model: str, layout: Layout, precision: str, shares: Sequence["Share"]
+) -> Iterator[str]:
+    """Yields the lines that `./run layout` prints.
+
+    Tensor-parallel ranks with equal figures share a row. What a rank stores and what it
+    communicates are two tables, because one would be wider than a terminal.
+    """
     micro = layout.micro_batch_size
     number = layout.global_batch_size // (layout.data * micro)
-    return (
-        f"{model}, {layout}; precision {precision}. Each rank computes {number:,} micro "
-        f"batch{'es' * (number > 1)} of {micro:,} sample{'s' * (micro > 1)} in a step."
+    yield f"{model}, {layout}."
+    yield (
+        f"Each rank computes {number:,} micro batch{'es' * (number > 1)} of {micro:,} "
+        f"sample{'s' * (micro > 1)} in a step; precision {precision}."
     )
-
-
-def table(shares: Sequence["Share"], layout: Layout) -> list[str]:
-    """Returns the lines of a table; tensor-parallel ranks with equal figures share a row."""
-    rows: list[tuple[str, ...]] = [HEADINGS]
+    stored: list[tuple[str, ...]] = [STORED]
+    sent: list[tuple[str, ...]] = [SENT]
     for _, group in groupby(shares, lambda share: (share.pipeline_rank, share.figures)):
         equal = list(group)
-        ranks = sorted(rank for share in equal for rank in share.ranks(layout))
-        number, *sizes = equal[0].figures
-        rows.append(
-            (
-                _listed(ranks),
-                _listed([share.tensor_rank for share in equal]),
-                str(equal[0].pipeline_rank),
-                *(f"{number:,}", *map(in_bytes, sizes)),
-            )
-        )
+        ranks = _listed(sorted(rank for share in equal for rank in share.ranks(layout)))
+        tensor_ranks = _listed([share.tensor_rank for share in equal])
+        parameters, *sizes = equal[0].figures
+        where = ranks, tensor_ranks, str(equal[0].pipeline_rank)
+        stored.append((*where, f"{parameters:,}", *map(in_bytes, sizes[:3])))
+        sent.append((ranks, *map(in_bytes, sizes[3:])))
+    yield "\nA rank stores, besides the activations of its micro batches:\n"
+    yield from _aligned(stored)
+    yield "\nA rank communicates in a step, over all of its micro batches:\n"
+    yield from _aligned(sent)
+    yield f"\n{NOTE}"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        yield "  ".join([first.ljust(widths[0]), *cells])
 
 
 def _listed(numbers: Sequence[int]) -> str:

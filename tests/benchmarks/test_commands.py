@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from tests.scripts import REPOSITORY, output_of, rehearsed
+from tests.refusals import CLOSED_PROXY
+from tests.scripts import REPOSITORY, output_of, rehearsed, run_python
 
 BENCHMARKS = REPOSITORY / "benchmarks"
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *BENCHMARKS.glob("*.md")]
@@ -46,6 +47,15 @@ def test_every_benchmark_is_there_and_says_what_it_takes(
     for name, help_text in texts.items():
         assert help_text.startswith("usage: "), name
         assert name not in listed or "--write" in help_text, name
+
+
+def test_a_folder_without_mnist_is_one_sentence(tmp_path: Path) -> None:
+    """The variable names it, as for the scripts; the proxy answers no download."""
+    variables = {"MNIST_DATA_DIR": "of/mine", "https_proxy": CLOSED_PROXY}
+    done = run_python(BENCHMARKS / "run_all.py", "photos", cwd=tmp_path, **variables)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("benchmarks: of/mine: MNIST is not complete there, and cannot be")
+    assert done.err.count("\n") == 1
 
 
 @pytest.mark.long

@@ -38,7 +38,9 @@ def test_the_option_before_the_variable_before_the_run(mine, tmp_path, lines, mo
     monkeypatch.setenv("MNIST_DATA_DIR", "")
     assert lines == []
     assert choose_data_dir(None, used, lines.append) == mine
-    assert f"MNIST is read from {mine}, as for runs/pretrain." in lines[-1]
+    assert lines == [
+        f"{tmp_path / 'lost'}, which runs/finetune used, does not contain MNIST any more."
+    ]
 
 
 def test_a_run_and_the_stages_after_it_read_the_same_folder(mine):

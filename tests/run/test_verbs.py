@@ -1,5 +1,6 @@
 """The verbs of `run`: what each calls, and what is refused."""
 
+import os
 import re
 
 import pytest
@@ -32,12 +33,14 @@ CALLS = {
     "tensorboard --port 1": "-W|ignore|-P|-m|tensorboard.main|--logdir|runs|--port|1",
     "notebook --no-browser": (
         "-P|-m|notebook|--ServerApp.root_dir=<root>"
-        "|--JupyterNotebookApp.default_url=/notebooks/notebooks/mnist_megatron.ipynb|--no-browser"
+        "|--JupyterNotebookApp.default_url=/notebooks/notebooks/mnist_megatron.ipynb"
+        f"{'' if os.geteuid() else '|--allow-root'}|--no-browser"
     ),
     "ladder 3": "<root>/ladder/climb.py|3",
     "demand 4": "<root>/examples/demands/demand.py|4",
     "benchmarks data": "<root>/benchmarks/run_all.py|data",
     "new ../mine": "<root>/template/new.py|../mine",
+    "help predict": "<root>/model_predict.py|--help",
     "tests -k a": "-m|pytest|-n|auto|--dist|loadfile|--no-loadscope-reorder|-k|a",
 }
 
@@ -52,6 +55,24 @@ def test_verbs_call_what_they_stand_for_in_the_folder_of_the_caller(project, tmp
         folder = "<root>" if command.startswith("tests") else str(elsewhere)
         assert done.stdout.replace(str(project), "<root>") == f"{folder}:{called}\n"
         assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("notbook",), "no verb 'notbook' in this project. Did you mean notebook? ./run alone"),
+        (("prediction",), "'prediction' in this project. Did you mean pretrain or predict? ./run"),
+        (("help", "train"), "no verb 'train' in this project. ./run alone lists those it has\n"),
+        (("[*",), "no verb '[*' in this project. ./run alone"),
+        (("components",), "no verb 'components' in this project."),
+    ],
+    ids=str,
+)
+def test_an_unknown_verb_is_refused_with_those_that_begin_like_it(project, arguments, told):
+    done = start(project, *arguments, python=None)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("asked", "is_as_asked"), [("3.12", 1), ("3.11", 0), ("12.3", 0)])

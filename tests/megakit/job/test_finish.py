@@ -1,4 +1,4 @@
-"""Outputs of a prediction that are refused before predictions.csv is written."""
+"""What the console says of a start, and outputs that are refused before they are written."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,3 +58,48 @@ def test_what_is_refused(tmp_path: Path, changed: Any, options: Any, told: str) 
     with pytest.raises(UserError, match=told):
         finish(tmp_path, outputs(**changed), **options)
     assert list((tmp_path / "predict").glob("*.csv")) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "replaced"),
+    [
+        (None, []),
+        ('{"checkpoint": "step=10", "dataset": "digits"}', []),
+        ("[1", []),
+        ("[1]", []),
+        (
+            '{"checkpoint": "step=5\\u001b", "dataset": "mnist"}',
+            [r"Replaces the predictions of step=5\x1b on mnist in {}/predict."],
+        ),
+    ],
+)
+def test_a_prediction_says_what_it_replaces(
+    tmp_path: Path, old: str | None, replaced: list[str]
+) -> None:
+    from megakit.job.finish import say_header
+    from model_predict import PREDICT, PredictOptions
+
+    options = PredictOptions(output_dir=tmp_path)
+    run = jobs.make_run(PREDICT, options, jobs.layout(), start="step=10")
+    if old is not None:
+        run.directory.summary.write_text(old)
+    told = [line.format(tmp_path) for line in replaced]
+    assert said_by(run, say_header) == ["Starting from step=10.", *told]
+
+
+@pytest.mark.parametrize("resume", [None, "step=000020"])
+def test_only_a_new_run_says_where_it_starts(tmp_path: Path, resume: str | None) -> None:
+    """A resumed run goes on from its own checkpoint, which `begin_run` has named."""
+    from megakit.job.finish import say_header
+    from model_finetune import FINETUNE, FinetuneOptions
+
+    options = FinetuneOptions(output_dir=tmp_path)
+    run = jobs.make_run(FINETUNE, options, jobs.layout(), start="step=10", resume=resume)
+    assert said_by(run, say_header) == ([] if resume else ["Starting from step=10."])
+
+
+def said_by(run: Any, function: Any) -> list[str]:
+    """The lines that a function prints for the user, without the first."""
+    run.console = mock.Mock()
+    function(run)
+    return [call.args[0] for call in run.console.say.call_args_list][1:]

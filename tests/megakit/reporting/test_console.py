@@ -129,8 +129,10 @@ def test_progress_without_a_terminal(body, steps, end):
 @pytest.mark.parametrize(
     ("columns", "last"),
     [
-        (80, r"━{10,20} 2000/2000  loss 0.5000  validation 0.2500  .*\d/s  0:00 left$"),
-        (30, r"^finetune 2000/2000  loss"),
+        (120, r"━{20} 2000/2000  loss 0.5000 .* val_accuracy 0.9000  64 steps/s  0:00 left$"),
+        (80, r"^finetune ━{5,20} 2000/2000  loss 0.5000  validation 0.2500  64/s  0:00 left$"),
+        (50, r"^finetune ━{5,20} 2000/2000  64/s  0:00 left$"),
+        (30, r"^2000/2000  64/s  0:00 left$"),
     ],
 )
 def test_a_line_on_a_terminal_is_kept_up_to_date_and_never_wraps(columns, last):
@@ -140,7 +142,7 @@ def test_a_line_on_a_terminal_is_kept_up_to_date_and_never_wraps(columns, last):
         progress = console.progress("finetune", 2000)
         for step in range(2001):
             now.seconds += 1 / 64
-            progress.update(step, {"loss": 0.5, "validation": 0.25})
+            progress.update(step, {"loss": 0.5, "validation": 0.25, "val_accuracy": 0.9})
         progress.close()
         console.error("disk full")
         """,

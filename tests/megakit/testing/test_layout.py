@@ -18,33 +18,39 @@ def layout(script, *options):
 
 
 def rows(out):
-    """The table's cells, without its heading."""
-    lines = out.split("\n\n")[1].splitlines()
-    return [re.split(" {2,}", line) for line in lines[1:]]
+    """The cells of both tables, without their headings."""
+    tables = out.split("\n\n")[2:5:2]
+    return [[re.split(" {2,}", line) for line in text.splitlines()[1:]] for text in tables]
 
 
 def test_a_cluster_of_1024_ranks(tmp_path):
-    width = 65_536 // 4
+    width = 100_000 // 4  # the model needs 2.5 GB to train, and no memory here
     cluster = (*SIZES, "--devices", 8, "--num-nodes", 128, "--global-batch-size", 512)
     done = layout(
         *(REPOSITORY / "model_pretrain.py", *DIGITS, *cluster, "--micro-batch-size", 2),
-        *("--hidden-size", 65_536),
+        *("--hidden-size", 100_000),
         *("--output-dir", tmp_path / "runs"),
     )
     assert done.output().startswith(
-        "PretrainModel, 1024 processes: tensor 4 x pipeline 2 x data 128; precision bf16-mixed. "
-        "Each rank computes 2 micro batches of 2 samples in a step.\n"
+        "PretrainModel, 1024 processes: tensor 4 x pipeline 2 x data 128.\n"
+        "Each rank computes 2 micro batches of 2 samples in a step; precision bf16-mixed.\n"
     )
     encoder, decoder = width * (784 + 1 + 3) + 3, width * (3 + 1 + 784) + 784
     z, x_hat = 2 * (2 * 3 * 2), 2 * (2 * 784 * 2)  # micro batches, samples, values, bfloat16
-    assert rows(done.out) == [
+    ranks = ["0 to 511", "512 to 1023"]
+    stored, sent = rows(done.out)
+    assert stored == [
         [
-            *(f"{512 * stage} to {512 * stage + 511}", "0 to 3", str(stage)),
-            *(f"{number:,}", *(in_bytes(size * number) for size in (2, 4, 12))),
-            *(in_bytes(tensor), in_bytes(z), in_bytes(4 * number)),
+            *(ranks[stage], "0 to 3", str(stage), f"{number:,}"),
+            *(in_bytes(size * number) for size in (2, 4, 12)),
         ]
+        for stage, number in enumerate([encoder, decoder])
+    ]
+    assert sent == [
+        [ranks[stage], in_bytes(tensor), in_bytes(z), in_bytes(4 * number)]
         for stage, (number, tensor) in enumerate([(encoder, z), (decoder, x_hat + z)])
     ]
+    assert max(map(len, done.out.splitlines())) <= 80
     assert done.err == ""
     assert not (tmp_path / "runs").exists()
 
