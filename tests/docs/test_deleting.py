@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.docs.test_commands import BLOCK, copy_project
-from tests.scripts import REPOSITORY, read_csv, run
+from tests.scripts import REPOSITORY, read_csv, rehearsed, run
 from tests.test_architecture import imports
 
 PAGE = (REPOSITORY / "docs" / "deleting.md").read_text()
@@ -23,7 +24,7 @@ SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 #: As the page says, these only show, measure or copy the rest; the tests come first.
 LOOKS_ON = ("docs/", "benchmarks/", "template/", "tests/")
 #: Puts the tutorial's other prediction script in the place of its own.
-COPIED = "copy `template/tutorial/model_predict.py`"
+COPIED = "copy `template/tutorial/model_predict.py` over it"
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,10 @@ def rows(section: str) -> list[Row]:
     return found
 
 
-DELETE_ONLY, WITH_EDIT, THINK = map(rows, ("Delete only", "Delete and edit", "Delete and think"))
-ROWS = [*DELETE_ONLY, *WITH_EDIT, *THINK]
+DELETE_ONLY, WITH_EDIT, SEVERAL = map(
+    rows, ("Delete only", "Delete, and edit a line or two", "Several edits")
+)
+ROWS = [*DELETE_ONLY, *WITH_EDIT, *SEVERAL]
 
 
 @cache
@@ -115,10 +118,10 @@ def num_lines(*files: str) -> int:
 
 def test_the_page_has_its_rows() -> None:
     """Else the tests below could not fail."""
-    assert [len(DELETE_ONLY) > 8, len(WITH_EDIT) > 5, len(THINK) > 2] == [True] * 3
+    assert [len(DELETE_ONLY) > 8, len(WITH_EDIT) > 5, len(SEVERAL) > 2] == [True] * 3
     assert {"megakit/models/transformer.py", "template/vit/"} <= {*DELETE_ONLY[6].paths}
     assert {*WITH_EDIT[1].edits} == {"model_pretrain.py", "model_finetune.py"}
-    assert "megakit/models/loading.py" in THINK[-1].edits
+    assert "megakit/models/loading.py" in SEVERAL[-1].edits
     assert "megakit/data/sampler.py" in used_by("megakit/data/datamodule.py")
     assert "megakit/job/run.py" in used_by("model_pretrain.py")  # by a name of megakit.job
 
@@ -161,19 +164,27 @@ def test_what_the_least_needs() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "step", ["3_megatron", pytest.param("4_nemo", marks=pytest.mark.long, id="4_nemo")]
-)
-def test_the_ladder_trains_beside_what_it_imports(step: str, tmp_path: Path) -> None:
-    for file in closure(f"ladder/{step}.py"):
+LADDER: list[Any] = [
+    ("3_megatron.py", "", {}),
+    pytest.param("3_megatron.py", r"^use_megatron\(.*\n", rehearsed(), marks=pytest.mark.long),
+    pytest.param("4_nemo.py", "", {}, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("step", "left_out", "changes"), LADDER)
+def test_the_ladder_trains_beside_what_it_imports(
+    step: str, left_out: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Step 3 trains on a GPU without patches, too."""
+    packages = [str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("megakit/*/*.pyi")]
+    for file in (*closure(f"ladder/{step}"), *packages):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / file, tmp_path / file)
-    for listed in REPOSITORY.glob("megakit/*/__init__.pyi"):
-        if (copied := tmp_path / listed.relative_to(REPOSITORY)).parent.is_dir():
-            shutil.copy(listed, copied)
-    command = (sys.executable, tmp_path / f"ladder/{step}.py", "--dataset", "digits", "--steps", 2)
-    printed = run(*command, cwd=tmp_path, OMP_NUM_THREADS="1").output()
-    assert [line.split()[0] for line in printed.splitlines()][:2] == ["1", "2"]
+    script = tmp_path / "ladder" / step
+    script.write_text(re.sub(left_out, "", script.read_text(), flags=re.M))
+    command = (sys.executable, script, "--dataset", "digits", "--steps", 2)
+    printed = run(*command, cwd=tmp_path, **{"OMP_NUM_THREADS": "1", **changes}).output()
+    assert re.findall(r"^(\d+) 0\.", printed, re.MULTILINE) == ["1", "2"]  # NeMo prints more
 
 
 IMPORT_ALL = """
@@ -198,13 +209,11 @@ def test_what_is_left_trains(tmp_path: Path) -> None:
     replaced = run("bash", "-euc", block.replace("./run tests", ""), cwd=copy)
     assert replaced.status == 0, replaced.err
     assert "wheel" not in (copy / "tests/test_start.py").read_text().partition('"""\n')[2]
-    for row in (*WITH_EDIT, *DELETE_ONLY):
-        for file, text in row.edits.items():
-            edit(copy / file, text)
-        for path in row.paths:
-            shutil.rmtree(copy / path, ignore_errors=True) if path[-1] == "/" else (
-                (copy / path).unlink(missing_ok=True)
-            )
+    for row in WITH_EDIT:
+        carry_out(row, copy)
+    assert re.findall(r"^  (layout|compare|tests) ", run(copy / "run").output(), re.M) == ["tests"]
+    for row in DELETE_ONLY:
+        carry_out(row, copy)
     runs = tmp_path / "runs"
     with ThreadPoolExecutor() as pool:
         imported = pool.submit(run, sys.executable, "-c", IMPORT_ALL, cwd=copy)
@@ -213,6 +222,16 @@ def test_what_is_left_trains(tmp_path: Path) -> None:
             run(sys.executable, script, *steps, "--output-dir", runs, cwd=copy).output()
     assert imported.result().output() == f"{copy}\n"
     assert len(read_csv(runs / "predict" / "predictions.csv")) == 300
+
+
+def carry_out(row: Row, copy: Path) -> None:
+    """Edits the files that a row names, and deletes what an earlier row has not deleted yet."""
+    for file, text in row.edits.items():
+        edit(copy / file, text)
+    for path in row.paths:
+        shutil.rmtree(copy / path, ignore_errors=True)
+        if not path.endswith("/"):
+            (copy / path).unlink(missing_ok=True)
 
 
 def edit(path: Path, text: str) -> None:
