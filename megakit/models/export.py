@@ -11,14 +11,10 @@ an unusable checkpoint.
 """
 
 import argparse
-import contextlib
 import importlib
 import importlib.util
-import io
-import logging
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +29,7 @@ from megakit.models.export_formats import (
     export_weights,
 )
 from megakit.models.import_weights import missing_module
-from megakit.models.inference import load_for_inference
+from megakit.models.inference import load_for_inference, quiet
 from megakit.runtime import use_accelerator
 
 
@@ -112,22 +108,6 @@ def _check(options: argparse.Namespace) -> None:
         problems.append("--onnx needs onnx, onnxscript and onnxruntime. Run ./run setup --dev.")
     if problems:
         raise UserError(problems)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hides warnings and what the frameworks print, on import and when an export fails."""
-    logging.disable()
-    with (
-        contextlib.redirect_stderr(io.StringIO()),
-        contextlib.redirect_stdout(io.StringIO()),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            logging.disable(logging.NOTSET)
 
 
 def _inputs(model: Any, shape: tuple[int, ...] | None) -> tuple[Example, Dims]:

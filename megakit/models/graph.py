@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from megakit.errors import UserError, reason_of
-from megakit.models.export import quiet
+from megakit.models.inference import quiet
 
 
 class UntraceableError(UserError):

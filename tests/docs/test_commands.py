@@ -126,21 +126,26 @@ PROGRAMS = {page: list(programs(page, text)) for page, text in pages().items()}
 CASES = [page for page, blocks in PROGRAMS.items() if blocks and page not in COVERED]
 
 
-@pytest.fixture
-def copy(tmp_path: Path, mnist_dir: Path) -> Path:
-    """A copy of the project's files, with MNIST and with the packages of this Python."""
+def copy_project(folder: Path) -> Path:
+    """Copies the project's files into a folder, and returns the folder."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=REPOSITORY,
         capture_output=True,
         check=True,
     )
-    folder = tmp_path / "project"
     for name in filter(None, listed.stdout.split(b"\0")):
         source, target = REPOSITORY / os.fsdecode(name), folder / os.fsdecode(name)
         if source.is_file():  # a deleted file is listed until the next commit
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
+    return folder
+
+
+@pytest.fixture
+def copy(tmp_path: Path, mnist_dir: Path) -> Path:
+    """A copy of the project's files, with MNIST and with the packages of this Python."""
+    folder = copy_project(tmp_path / "project")
     (folder / ".venv").symlink_to(sys.prefix)
     (folder / "data").symlink_to(mnist_dir.resolve())
     return folder

@@ -1,0 +1,253 @@
+"""docs/deleting.md: each row is complete, and what is left after all rows still trains."""
+
+import ast
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.test_commands import BLOCK, copy_project
+from tests.scripts import REPOSITORY, read_csv, rehearsed, run
+from tests.test_architecture import imports
+
+PAGE = (REPOSITORY / "docs" / "deleting.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)+)", PAGE, re.MULTILINE))
+SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
+#: As the page says, these only show, measure or copy the rest; the tests come first.
+LOOKS_ON = ("docs/", "benchmarks/", "template/", "tests/")
+#: Puts the tutorial's other prediction script in the place of its own.
+COPIED = "copy `template/tutorial/model_predict.py` over it"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the page: what it is about, what to delete, and the edit of each file."""
+
+    what: str
+    loss: str
+    paths: tuple[str, ...]
+    edits: dict[str, str]
+
+    def deletes(self, path: str) -> bool:
+        return any(path == one or (one[-1] == "/" and path.startswith(one)) for one in self.paths)
+
+
+def expand(path: str) -> Iterator[str]:
+    """`a/{b,c}.py` as a/b.py and a/c.py."""
+    parts = re.split(r"\{(.*?)\}", path)
+    for chosen in product(*(part.split(",") if n % 2 else [part] for n, part in enumerate(parts))):
+        yield "".join(chosen)
+
+
+def rows(section: str) -> list[Row]:
+    found = []
+    for line in re.findall(r"^\| (.*) \|$", SECTIONS[section], re.MULTILINE)[1:]:
+        what, loss, delete, *edit = (cell.strip() for cell in re.split(r"(?<!\\)\|", line))
+        paths = [path for text in re.findall(r"`([^`]+)`", delete) for path in expand(text)]
+        places = r"(?:^|; )((?:`[\w./]+`, )*`[\w./]+`): (.*?)(?=; `[\w./]+`(?:, `[\w./]+`)*: |$)"
+        edits = {
+            file: text
+            for files, text in re.findall(places, "".join(edit).replace(r"\|", "|"))
+            for file in re.findall(r"`([^`]+)`", files)
+        }
+        found.append(Row(what, loss, tuple(paths), edits))
+    return found
+
+
+DELETE_ONLY, WITH_EDIT, SEVERAL = map(
+    rows, ("Delete only", "Delete, and edit a line or two", "Several edits")
+)
+ROWS = [*DELETE_ONLY, *WITH_EDIT, *SEVERAL]
+
+
+@cache
+def modules() -> dict[str, str]:
+    """The project's files of Python by the names of their modules."""
+    folders = ("megakit", "mnist", "ladder", "examples", "benchmarks", "template", "tests")
+    paths = [*REPOSITORY.glob("*.py"), *REPOSITORY.glob("notebooks/*.py")]
+    paths += [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
+    files = [path.relative_to(REPOSITORY) for path in paths]
+    return {".".join(f.with_suffix("").parts).removesuffix(".__init__"): str(f) for f in files}
+
+
+@cache
+def used_by(file: str) -> set[str]:
+    """The files that a file imports, also inside functions, and through a package's names."""
+    found = set()
+    for name in imports(REPOSITORY / file):
+        package, _, last = name.rpartition(".")
+        while name and name not in modules():
+            name = exported(package).get(last, name.rpartition(".")[0])
+        found |= {modules()[name]} if name else set()
+    return found - {file}
+
+
+@cache
+def exported(package: str) -> dict[str, str]:
+    """The names of a package that `__init__.pyi` lists, with the modules that have them."""
+    listed = REPOSITORY / package.replace(".", "/") / "__init__.pyi"
+    nodes = ast.parse(listed.read_text()).body if package and listed.is_file() else []
+    found = [(node.module, node.names) for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {alias.name: f"{package}.{module}" for module, names in found for alias in names}
+
+
+def closure(*files: str) -> set[str]:
+    """Files, what they import, and the `__init__.py` of each package."""
+    found: set[str] = set()
+    waiting = [*files]
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            inits = [str(folder / "__init__.py") for folder in Path(file).parents]
+            waiting += [*used_by(file), *(init for init in inits if (REPOSITORY / init).is_file())]
+    return found
+
+
+def num_lines(*files: str) -> int:
+    return sum(len((REPOSITORY / file).read_text().splitlines()) for file in files)
+
+
+def test_the_page_has_its_rows() -> None:
+    """Else the tests below could not fail."""
+    assert [len(DELETE_ONLY) > 8, len(WITH_EDIT) > 5, len(SEVERAL) > 2] == [True] * 3
+    assert {"megakit/models/transformer.py", "template/vit/"} <= {*DELETE_ONLY[6].paths}
+    assert {*WITH_EDIT[1].edits} == {"model_pretrain.py", "model_finetune.py"}
+    assert "megakit/models/loading.py" in SEVERAL[-1].edits
+    assert "megakit/data/sampler.py" in used_by("megakit/data/datamodule.py")
+    assert "megakit/job/run.py" in used_by("model_pretrain.py")  # by a name of megakit.job
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
+def test_a_row_names_all_that_it_concerns(row: Row) -> None:
+    """What is deleted exists, and whatever else imports it is deleted or edited, too."""
+    assert [path for path in (*row.paths, *row.edits) if not (REPOSITORY / path).exists()] == []
+    gone = [row]
+    if re.search(r"[Ff]irst delete|, after ", f"{row.what} {row.loss}"):
+        gone += ROWS[: ROWS.index(row)]
+    left = [file for file in modules().values() if not any(one.deletes(file) for one in gone)]
+    users = {file for file in left if any(row.deletes(used) for used in used_by(file))}
+    users = {file for file in users if not file.startswith(LOOKS_ON)}
+    if "megakit/reporting/tensorboard.py" in row.paths:
+        users -= {"megakit/job/run.py"}  # imports it in `Run.logger`, which the edit leaves out
+    edited = {file for file in row.edits if file.endswith(".py")}
+    assert users <= edited
+    # Only what the components name of a run is no import.
+    assert edited - users <= {"model_components.py"}
+
+
+def test_what_no_script_imports_has_a_row() -> None:
+    kept = closure(*SCRIPTS)
+    spare = {f for f in modules().values() if f.startswith(("megakit/", "mnist/"))} - kept
+    assert "megakit/testing/layout.py" in spare
+    assert [file for file in sorted(spare) if not any(row.deletes(file) for row in ROWS)] == []
+
+
+def test_what_the_least_needs() -> None:
+    """The page's shares are those of megakit's lines; its prediction is the template's."""
+    library = {file for file in modules().values() if file.startswith("megakit/")}
+    scripts = closure(*SCRIPTS[:2], "template/tutorial/model_predict.py") & library
+    assert 0.7 < num_lines(*scripts) / num_lines(*library) < 0.8
+    for step in ("ladder/3_megatron.py", "ladder/4_nemo.py"):
+        found = closure(step)
+        assert 0.15 < num_lines(*found & library) / num_lines(*library) < 0.25
+    assert closure("megakit/models/seeding.py") & library <= {
+        *("megakit/__init__.py", "megakit/models/__init__.py", "megakit/models/seeding.py")
+    }
+
+
+LADDER: list[Any] = [
+    ("3_megatron.py", "", {}),
+    pytest.param("3_megatron.py", r"^use_megatron\(.*\n", rehearsed(), marks=pytest.mark.long),
+    pytest.param("4_nemo.py", "", {}, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("step", "left_out", "changes"), LADDER)
+def test_the_ladder_trains_beside_what_it_imports(
+    step: str, left_out: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Step 3 trains on a GPU without patches, too."""
+    packages = [str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("megakit/*/*.pyi")]
+    for file in (*closure(f"ladder/{step}"), *packages):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / file, tmp_path / file)
+    script = tmp_path / "ladder" / step
+    script.write_text(re.sub(left_out, "", script.read_text(), flags=re.M))
+    command = (sys.executable, script, "--dataset", "digits", "--steps", 2)
+    printed = run(*command, cwd=tmp_path, **{"OMP_NUM_THREADS": "1", **changes}).output()
+    assert re.findall(r"^(\d+) 0\.", printed, re.MULTILINE) == ["1", "2"]  # NeMo prints more
+
+
+IMPORT_ALL = """
+import importlib, pathlib
+from megakit.runtime import use_accelerator
+
+use_accelerator("cpu")
+names = {
+    ".".join(path.with_suffix("").parts)
+    for folder in ("megakit", "mnist") for path in pathlib.Path(folder).rglob("[!_]*.py")
+}
+for name in sorted(names | {"model_components"}):
+    importlib.import_module(name)
+print(pathlib.Path(importlib.import_module("megakit").__file__).parents[1])
+"""
+
+
+def test_what_is_left_trains(tmp_path: Path) -> None:
+    """After the tests are replaced, and after all rows of the first two tables."""
+    copy = copy_project(tmp_path / "project")
+    (block,) = BLOCK.findall(SECTIONS["The tests first"])
+    replaced = run("bash", "-euc", block.replace("./run tests", ""), cwd=copy)
+    assert replaced.status == 0, replaced.err
+    assert "wheel" not in (copy / "tests/test_start.py").read_text().partition('"""\n')[2]
+    for row in WITH_EDIT:
+        carry_out(row, copy)
+    assert re.findall(r"^  (layout|compare|tests) ", run(copy / "run").output(), re.M) == ["tests"]
+    for row in DELETE_ONLY:
+        carry_out(row, copy)
+    runs = tmp_path / "runs"
+    with ThreadPoolExecutor() as pool:
+        imported = pool.submit(run, sys.executable, "-c", IMPORT_ALL, cwd=copy)
+        for script in SCRIPTS:
+            steps = () if script == SCRIPTS[-1] else ("--dataset", "digits", "--max-steps", 2)
+            run(sys.executable, script, *steps, "--output-dir", runs, cwd=copy).output()
+    assert imported.result().output() == f"{copy}\n"
+    assert len(read_csv(runs / "predict" / "predictions.csv")) == 300
+
+
+def carry_out(row: Row, copy: Path) -> None:
+    """Edits the files that a row names, and deletes what an earlier row has not deleted yet."""
+    for file, text in row.edits.items():
+        edit(copy / file, text)
+    for path in row.paths:
+        shutil.rmtree(copy / path, ignore_errors=True)
+        if not path.endswith("/"):
+            (copy / path).unlink(missing_ok=True)
+
+
+def edit(path: Path, text: str) -> None:
+    """Does what a cell says: copies the file, leaves out some code, or replaces some by other."""
+    if text == COPIED:
+        project = path.parent
+        shutil.copy(project / "template/tutorial/model_predict.py", path)
+        return
+    for part in text.split("; "):
+        pairs = re.findall(r"`([^`]+)` becomes `([^`]+)`", part)
+        if part.startswith("without "):
+            pairs = [(code, "") for code in re.findall(r"`([^`]+)`", part)]
+        assert pairs, part
+        for before, after in pairs:
+            source = path.read_text()
+            assert source.count(before) == 1, f"not once in {path.name}: {before}"
+            is_line = not after and re.search(rf"^ *{re.escape(before)}(  #.*)?\n", source, re.M)
+            source = source.replace(is_line[0], "", 1) if is_line else source.replace(before, after)
+            path.write_text(source)
