@@ -270,9 +270,9 @@ ROOMS = {
     "docs": 442,
     "notebooks": 752,  # grew by the exercises
     "benchmarks": 2736,
-    "tests": 16612,  # grew by those of ladder, compare and recipes
+    "tests": 16724,  # grew by those of ladder, compare and recipes
     "run": 134,  # grew by three verbs
-    "run_setup.sh": 204,
+    "run_setup.sh": 205,
     ".ci/run": 60,
 }
 #: A room that is smaller by more than this has to have its number lowered.
