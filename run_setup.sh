@@ -190,7 +190,8 @@ install_packages() { # LOCK...
   options+=(--build-constraints "$root/requirements.lock")
   for lock; do options+=(--requirements "$root/$lock"); done
   if [[ -n $lender ]]; then
-    fits "$lender" || fail "${lender%/bin/*} has no NeMo that fits any more"
+    fits "$lender" || fail "${lender%/bin/*} has no NeMo 2.7 any more, and $venv uses its" \
+      "packages. Restore it, or remove $venv, and start again."
     # megakit may be another version, and a project that needs it carries its wheel. What torch
     # brings, the lender's torch has brought.
     grep -v '^megakit==' <<<"$held" >"$installed/held"

@@ -154,7 +154,7 @@ CASES = {
     "a checkpoint of another model": Case(
         PREDICT_PY,
         "--checkpoint {}/runs/pretrain/checkpoints/step=000500",
-        [f"step=000500 | PretrainModel of stage pretrain | stage finetune | {FINETUNE_PY}"],
+        [f"step=000500 | stage pretrain saved this PretrainModel | Run {FINETUNE_PY}"],
     ),
     "a damaged checkpoint, beside problems of every other kind": Case(
         FINETUNE_PY,

@@ -270,9 +270,9 @@ ROOMS = {
     "docs": 442,
     "notebooks": 752,  # grew by the exercises
     "benchmarks": 2752,  # finds MNIST as the scripts do
-    "tests": 16979,  # grew by those of ladder, compare and recipes
+    "tests": 17091,  # grew by those of ladder, compare and recipes
     "run": 146,  # grew by three verbs, and by the proposal of a verb
-    "run_setup.sh": 204,
+    "run_setup.sh": 205,
     ".ci/run": 60,
 }
 #: A room that is smaller by more than this has to have its number lowered.

@@ -3,9 +3,13 @@
 import dataclasses
 import importlib
 import inspect
+import pkgutil
+import re
 from typing import Any
 
 import pytest
+
+from tests.scripts import REPOSITORY
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
@@ -55,6 +59,22 @@ def find(name: str) -> Any:
 def test_names() -> None:
     wanted = [f"{module}.{name}" for module, names in NAMES.items() for name in names]
     assert [name for name in wanted if find(name) is None] == []
+
+
+def exists(name: str) -> bool:
+    try:
+        return bool(pkgutil.resolve_name(name))
+    except (AttributeError, ImportError):
+        return False
+
+
+def test_names_in_pages_and_docstrings() -> None:
+    paths = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
+    paths += REPOSITORY.glob("megakit/**/*.py")
+    texts = "\n".join(path.read_text() for path in paths)
+    names = sorted(set(re.findall(r"`(megakit(?:\.\w+)+)", texts)))
+    assert len(names) > 15
+    assert [name for name in names if not exists(name)] == []
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

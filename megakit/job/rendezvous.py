@@ -57,7 +57,7 @@ def share_plan(
             )
     else:
         if _wait(store, [key], timeout):
-            raise TimeoutError(f"Rank 0 sent no plan within {timeout} s (--timeout)")
+            raise TimeoutError(f"Rank 0 has not ended its checks within {timeout} s (--timeout)")
         plan = pickle.loads(store.get(key))
         store.set(f"{key}/{cluster.rank}", "")
     if plan is None:

@@ -229,7 +229,7 @@ def check_still_ours(folder: Path, inode: tuple[int, int]) -> None:
         what = "was replaced by another run's"
     raise RunDirectoryLostError(
         f"{folder} {what} while this run was writing to it, and its checkpoints with it. "
-        "Nothing more can be saved; this run ends."
+        "Nothing more can be saved, so this run ends. Start the command again."
     )
 
 

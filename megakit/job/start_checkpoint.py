@@ -60,9 +60,9 @@ def find_start(
     if manifest.stage not in (before.name, IMPORTED):
         start.file.close()
         raise UserError(
-            f"{start.path}: contains a {manifest.model} of stage {manifest.stage}; {stage.script} "
-            f"starts from stage {before.name}, which {before.script} trains. Name another "
-            "--checkpoint."
+            f"{start.path}: stage {manifest.stage} saved this {manifest.model}, but {stage.script} "
+            f"starts from a checkpoint of stage {before.name}. Run {before.script}, or name one of "
+            "its checkpoints with --checkpoint."
         )
     return start
 

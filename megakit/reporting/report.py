@@ -132,7 +132,7 @@ def picture(image: NDArray[np.uint8], description: str) -> Markup:
 def embed_graph(
     description: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]], name: str
 ) -> Markup:
-    """Returns HTML with a `megakit.models.export.Graph` and the script that runs the graph.
+    """Returns HTML with a `megakit.models.graph.Graph` and the script that runs the graph.
 
     A later script of the page passes the text of the element `name` to `readGraph`. The weights are
     stored as little-endian float32 in base64.

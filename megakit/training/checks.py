@@ -59,8 +59,8 @@ def check_norm(norm: float | None, step: int, is_first: bool) -> None:
     found = f"Step {step}: the gradient's norm is {norm}"
     if is_first:  # the learning rate cannot be the cause yet
         raise UserError(
-            f"{found} with the weights that this run starts from. Use another checkpoint, and "
-            "check the data."
+            f"{found} with the weights that this run starts from. Check the loss and the data; "
+            "if the run starts from a checkpoint, use another one."
         )
     raise RuntimeError(f"{found}. Earlier checkpoints are not changed. Use a lower --lr.")
 

@@ -178,7 +178,7 @@ def scalars_of(values: Tensor | Mapping[str, Tensor], source: str) -> dict[str, 
         if tensor.numel() != 1:
             raise ValueError(
                 f"{source} returned {name!r} of shape {tuple(tensor.shape)}: a named value has to "
-                "be one number."
+                "be one number. Return the mean, or several names."
             )
         scalars[name] = tensor.float().reshape(())
     return scalars
