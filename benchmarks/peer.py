@@ -169,7 +169,7 @@ def timed(run: Run, clock: Clock) -> Path:
     """Does the work of model_pretrain.py, whose own optimizer calls no hooks of torch."""
     import model_pretrain
     from megakit.reporting.metrics import read_metrics
-    from megakit.training.progress import Reporter
+    from megakit.training.reporter import Reporter
 
     reporter: Any = Reporter
     original = reporter.on_train_batch_end

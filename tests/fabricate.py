@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from megakit.checkpoints.manifest import Manifest, checkpoint_name, list_files, write_manifest
-from megakit.job.begin import make_plan
+from megakit.job.begin_or_resume import make_plan
 from megakit.job.cluster import Cluster
 from megakit.job.plan import Plan
 from megakit.job.runs import RunDirectory, Stage

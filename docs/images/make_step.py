@@ -96,7 +96,7 @@ CALLS = [
     Call(
         7,
         "megakit",
-        "megakit.training.schedule:next_batch",
+        "megakit.training.micro_batches:next_batch",
         "reads one micro batch; copies it to the device",
         repeated=True,
     ),

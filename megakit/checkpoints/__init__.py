@@ -1,4 +1,4 @@
-"""Writes complete checkpoints that describe themselves, and reads checkpoints safely."""
+"""Writes complete checkpoints that describe themselves; verifies and selects checkpoints."""
 
 import lazy_loader as lazy
 

@@ -1,4 +1,4 @@
-"""Selects the samples of each rank, and their order."""
+"""Divides the samples of each step among the ranks, and pads the last batch of an evaluation."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -106,7 +106,7 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
         The path of the best checkpoint.
     """
     from megakit.checkpoints.writer import CheckpointWriter
-    from megakit.training.progress import Reporter
+    from megakit.training.reporter import Reporter
 
     writer, reporter = _callback(trainer, CheckpointWriter), _callback(trainer, Reporter)
     best = Path(writer.best_model_path)

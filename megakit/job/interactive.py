@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 
 from megakit.errors import UserError
-from megakit.job.begin import make_plan
+from megakit.job.begin_or_resume import make_plan
 from megakit.job.cluster import Cluster
 from megakit.job.options import CommonOptions
 from megakit.job.run import Run

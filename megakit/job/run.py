@@ -194,7 +194,7 @@ class Run(Generic[OptionsT_co]):
         from megakit.checkpoints.writer import CheckpointWriter
         from megakit.reporting.metrics import MetricsFile
         from megakit.training.callbacks import BestValue, StopOnSignal, UsedOptions
-        from megakit.training.progress import Reporter
+        from megakit.training.reporter import Reporter
 
         options: Any = self.options
         path, file = self.path / METRICS, None

@@ -16,7 +16,7 @@ from typing import NoReturn, TypeVar
 
 from megakit.checkpoints.manifest import list_checkpoints
 from megakit.errors import RunDirectoryLostError, Stopped, UserError, printable
-from megakit.job.begin import begin_run
+from megakit.job.begin_or_resume import begin_run
 from megakit.job.cluster import LAUNCHER, Cluster, has_process_group, is_first_to_fail, read_cluster
 from megakit.job.command_line import parse_options
 from megakit.job.options import CommonOptions

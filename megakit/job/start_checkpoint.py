@@ -1,4 +1,4 @@
-"""Finds the checkpoint that a stage starts from."""
+"""Finds the checkpoint of the previous stage that a stage starts from."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Prints messages for the user to standard error, and one result to standard output."""
+"""Prints messages and the progress bar to standard error, and one result to standard output."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Adapts the frameworks to the machine: accelerator, missing packages, memory, signals, files."""
+"""Patches the frameworks: CPU, missing packages, safe reading of checkpoints, signals, files."""
 
 import lazy_loader as lazy
 

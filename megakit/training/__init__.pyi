@@ -14,7 +14,7 @@ from .optimizer import megatron_adam as megatron_adam
 from .prediction import Outputs as Outputs
 from .prediction import PredictionWriter as PredictionWriter
 from .prediction import StoredOutputs as StoredOutputs
-from .progress import Reporter as Reporter
+from .reporter import Reporter as Reporter
 from .strategy import ExactStrategy as ExactStrategy
 from .token_losses import TokenMeanLossReduction as TokenMeanLossReduction
 from .trainer import train as train

@@ -28,9 +28,9 @@ from megakit.training.checks import (
     refuse_wrong_gradients,
 )
 from megakit.training.loop import use_step_loop
+from megakit.training.micro_batches import Step, make_step
 from megakit.training.optimizer import check_saved_format, content_metadata, use_fused_adam
 from megakit.training.process_groups import SingleProcessLauncher, one_timeout
-from megakit.training.schedule import Step, make_step
 from megakit.training.validation import FromLastStage, log_validated
 
 #: A training step's loss, or a loss and further values by name.

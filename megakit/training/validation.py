@@ -1,4 +1,4 @@
-"""Computes the named values of a validation: values of the loss and torchmetrics metrics."""
+"""Averages the validation loss over the steps of a validation, and computes its metrics."""
 
 import sys
 from collections.abc import Callable, Mapping

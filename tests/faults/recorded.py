@@ -21,7 +21,7 @@ from megakit.checkpoints import writer as writer_module
 from megakit.checkpoints.manifest import METRICS, Manifest
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
-from megakit.job.begin import make_plan
+from megakit.job.begin_or_resume import make_plan
 from megakit.job.cluster import Cluster
 from megakit.job.options import TrainingOptions
 from megakit.job.plan import Plan

@@ -121,7 +121,7 @@ def test_whether_a_higher_value_is_better(trainer: Any) -> None:
 
 def test_values_of_an_earlier_validation_are_dropped() -> None:
     """Lightning keeps them until they are logged again."""
-    from megakit.training.progress import Reporter
+    from megakit.training.reporter import Reporter
 
     reporter = Reporter(None, "pretrain", None, None)  # type: ignore[arg-type]
     logged = {"val_rare": 7.0, "val_loss": 1.0, "train_loss": 2.0}

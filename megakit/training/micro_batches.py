@@ -1,4 +1,4 @@
-"""Calls Megatron's schedule for the micro batches of a step: training, validation or prediction."""
+"""Runs the micro batches of a step by Megatron's schedule: training, validation or prediction."""
 
 import functools
 from collections.abc import Callable, Iterator

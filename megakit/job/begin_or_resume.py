@@ -1,4 +1,4 @@
-"""Begins a run: locks its directory, records it there, and finds the checkpoint to resume from."""
+"""Begins or resumes a run: locks and records its directory, and finds its last checkpoint."""
 
 import contextlib
 from pathlib import Path
