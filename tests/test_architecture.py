@@ -265,12 +265,12 @@ ROOMS = {
     "model_finetune.py": 86,
     "model_predict.py": 130,  # the trainer is in plain sight
     "ladder": 820,  # four programs that share no code, as they are to be compared
-    "examples": 2676,  # grew by the experiments in demands, which tests had
+    "examples": 2678,  # grew by the experiments in demands, which tests had
     "template": 650,
     "docs": 442,
     "notebooks": 752,  # grew by the exercises
     "benchmarks": 2752,  # finds MNIST as the scripts do
-    "tests": 17091,  # grew by those of ladder, compare and recipes
+    "tests": 17141,  # grew by those of ladder, compare and recipes
     "run": 146,  # grew by three verbs, and by the proposal of a verb
     "run_setup.sh": 205,
     ".ci/run": 60,

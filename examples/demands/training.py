@@ -102,8 +102,9 @@ def train(
     validate: bool = False,
     save_to: Path | None = None,
     steps: int = 2,
+    precision: Any = "32",
 ) -> Watch:
-    """Trains the project's autoencoder in float32 on CPUs, or what an experiment made of it.
+    """Trains the project's autoencoder on CPUs, or what an experiment made of it.
 
     Ranks that are neither tensor-parallel nor pipeline-parallel are data-parallel.
 
@@ -118,6 +119,7 @@ def train(
         validate: Whether to validate after the last step.
         save_to: Folder of the checkpoint that NeMo saves after the last step; None for none.
         steps: Number of optimizer steps.
+        precision: NeMo's name of the precision; by default float32.
     """
     watch = Watch(save_to)
     trainer = nl.Trainer(
@@ -130,7 +132,7 @@ def train(
             ckpt_async_save=False,
             replace_progress_bar=False,
         ),
-        plugins=nl.MegatronMixedPrecision(precision="32"),
+        plugins=nl.MegatronMixedPrecision(precision=precision),
         max_steps=steps,
         limit_val_batches=1.0 if validate else 0,
         val_check_interval=steps,

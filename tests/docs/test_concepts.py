@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +111,55 @@ def test_code_is_quoted_from_the_project() -> None:
         for part in re.split(r"^ *\.\.\.\n", code, flags=re.MULTILINE):
             quoted = "\n".join(line.strip() for line in part.splitlines() if line.strip())
             assert quoted in source, f"{file} lacks:\n{quoted}"
+
+
+#: The rows of the table of precisions: of each tensor, its type in bf16-mixed and in 32.
+PRECISIONS = re.findall(r"^\| (.*?) \| (\w+) \| (\w+) \| ", TEXT, re.MULTILINE)
+
+
+def types_of_tensors(precision: str, folder: Path) -> list[str]:
+    """The type of each tensor of the table, in a training of two steps."""
+    from unittest.mock import patch
+
+    from megatron.core import dist_checkpointing
+
+    from examples.demands.training import Watch, train
+    from megakit.training.strategy import ExactStrategy
+    from model_components import MSELossReduction
+
+    found: dict[str, Any] = {}
+    compute, end = MSELossReduction.forward, Watch.on_train_end
+
+    def forward(self: Any, batch: Any, output: Any) -> Any:
+        result = compute(self, batch, output)
+        found.update(z=output["z"], output=output["x_hat"], loss=result[0])
+        return result
+
+    def on_train_end(self: Any, trainer: Any, module: Any) -> None:
+        weight = next(module.parameters())
+        (adam,) = trainer.strategy.optimizers[0].mcore_optimizer.chained_optimizers
+        main = getattr(weight, "main_param", None)
+        found.update(weight=weight, gradient=weight.main_grad, main=main)
+        found["moments"] = adam.optimizer.state[weight if main is None else main]["exp_avg"]
+        end(self, trainer, module)
+
+    with (
+        patch.object(MSELossReduction, "forward", forward),
+        patch.object(Watch, "on_train_end", on_train_end),
+    ):
+        train(strategy=ExactStrategy, precision=precision, save_to=folder)
+    saved = dist_checkpointing.load_tensors_metadata(str(folder / "weights"))
+    for name, key in (("saved", ""), ("saved main", "optimizer.state.fp32_param.")):
+        found[name] = saved.get(f"{key}module.linear1.weight")
+    order = ("weight", "z", "output", "loss", "gradient", "main", "moments", "saved", "saved main")
+    types = [getattr(found[name], "dtype", None) for name in order]
+    return [str(one).lower().removeprefix("torch.") for one in types]
+
+
+@pytest.mark.parametrize(("column", "precision"), [(1, "bf16-mixed"), (2, "32")])
+def test_precisions(ranks: Ranks, column: int, precision: str, tmp_path: Path) -> None:
+    (found,) = ranks.run(types_of_tensors, precision, tmp_path / "saved", world_size=1)
+    assert found == [row[column] for row in PRECISIONS]
 
 
 def test_versions_are_those_of_the_lock() -> None:
