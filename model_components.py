@@ -293,8 +293,8 @@ class ExampleFineTuneModel(ExampleModelTrunk):
 
 # --- Configs --------------------------------------------------------------------------------------
 # Each rank allocates only its shard of the model. The model can therefore be built only after NeMo
-# has set up the process groups. The Lightning module receives a config instead of a model, and NeMo
-# calls `configure_model` when the process groups exist.
+# has set up the process groups. The Lightning module receives a config instead of a model, and the
+# Trainer calls `configure_model` when the process groups exist.
 #
 # The config also names the loss class and the checkpoint of the initial weights. NeMo writes the
 # config into each checkpoint. The next script reads the sizes of the trunk from the checkpoint. A
@@ -378,7 +378,7 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
         self.optim.connect(self)  # adds `configure_optimizers` to this module
 
     def configure_model(self) -> None:
-        # NeMo may call this method again when a run resumes. The first model is kept.
+        # The Trainer may call this method again when a run resumes. The first model is kept.
         if not hasattr(self, "module"):
             self.module = self.config.configure_model()
 

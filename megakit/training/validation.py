@@ -96,7 +96,12 @@ class ValidationMetrics(pl.Callback):
 
 def observers(trainer: pl.Trainer) -> list[Callable[[Any, Any], None]]:
     """Returns the functions that the strategy calls with each validated micro batch."""
-    found: list[Callable[[Any, Any], None]] = require_attribute(trainer.strategy, "observers")
+    found: list[Callable[[Any, Any], None]] | None = getattr(trainer.strategy, "observers", None)
+    if found is None:
+        raise UserError(
+            f"{type(trainer.strategy).__name__} does not show callbacks the validated micro "
+            "batches. Use megakit's ExactStrategy, or leave out the callback, as `LogPictures`."
+        )
     return found
 
 

@@ -49,6 +49,16 @@ def test_in_the_first_step_the_weights_are_the_reason(strategy: Any) -> None:
         strategy.optimizer_step(optimizer, None)
 
 
+def test_nemos_own_strategy_shows_no_micro_batches() -> None:
+    from nemo import lightning as nl
+
+    from megakit.training.validation import observers
+
+    trainer: Any = SimpleNamespace(strategy=nl.MegatronStrategy())
+    with pytest.raises(UserError, match=r"^MegatronStrategy does not show .* Use .* ExactStrategy"):
+        observers(trainer)
+
+
 def test_nemos_own_sampler_is_told_what_a_loader_is_for(strategy: Any) -> None:
     """To it, a loader without a mode is one of training, which starts at the consumed samples."""
     from lightning.pytorch.trainer.states import RunningStage
