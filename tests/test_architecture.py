@@ -266,11 +266,11 @@ ROOMS = {
     "model_predict.py": 130,  # the trainer is in plain sight
     "ladder": 818,  # four programs that share no code, as they are to be compared
     "examples": 2676,  # grew by the experiments in demands, which tests had
-    "template": 650,
+    "template": 653,
     "docs": 442,
     "notebooks": 752,  # grew by the exercises
     "benchmarks": 2736,
-    "tests": 16612,  # grew by those of ladder, compare and recipes
+    "tests": 16595,  # grew by those of ladder, compare and recipes
     "run": 134,  # grew by three verbs
     "run_setup.sh": 204,
     ".ci/run": 60,
