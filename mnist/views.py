@@ -32,7 +32,7 @@ class View:
     """Holds what can be drawn of B samples; an output that the model does not have is None.
 
     Attributes:
-        images: The images, with values in [0, 1], (B, 1, height, width).
+        images: Images with values in [0, 1], (B, channels, height, width); draws channel 0.
         label: The classes, int64 (B,).
         reconstructions: An autoencoder's reconstructions, with the range and shape of `images`.
         latent: The latent point of each sample, (B, dimensions).
@@ -123,7 +123,7 @@ class LogPictures(pl.Callback):
 def _as_array(name: str, values: Tensor) -> NDArray[Any]:
     if name in ("images", "reconstructions"):
         bytes_of_pixels = values.detach().float().clamp(0, 1).mul(255).round().byte()
-        return bytes_of_pixels.squeeze(1).cpu().numpy()
+        return bytes_of_pixels[:, 0].cpu().numpy()
     return (values.float() if values.is_floating_point() else values).detach().cpu().numpy()
 
 

@@ -96,7 +96,7 @@ def instead(source: str, name: str, code: str) -> str:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the ten steps lead to."""
+    """What the seven steps lead to."""
     folder = tmp_path_factory.mktemp("adapting") / "my-model"
     places = {
         "./run new ../my-model --venv .venv": (
@@ -111,7 +111,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_ten_steps_lead_to_a_model(project: Path) -> None:
+def test_seven_steps_lead_to_a_model(project: Path) -> None:
     summary = json.loads((project / "runs" / "predict" / "summary.json").read_text())
     assert summary["num_samples"] == 300
     assert summary["accuracy"] > 0.9

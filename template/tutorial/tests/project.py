@@ -12,6 +12,8 @@ SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 STEPS = 600
 #: Layouts that only this model has.
 MORE_LAYOUTS: dict[str, tuple[object, ...]] = {}
+#: Arguments of the data module, and the shape of a sample's `data`.
+DATA, SHAPE = {"dataset": "digits"}, (1, 28, 28)
 
 
 def options_of(script: str, folder: Path) -> tuple[object, ...]:

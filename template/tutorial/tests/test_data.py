@@ -13,6 +13,7 @@ from megakit.testing import (
     assert_dataset_compatible_with_megatron,
     assert_dataset_elements_not_equal,
 )
+from tests.project import DATA, SHAPE
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
@@ -22,7 +23,7 @@ def data(megatron: None) -> Any:
     """Returns the data module of pretraining."""
     from model_components import MNISTDataModule
 
-    module = MNISTDataModule(dataset="digits", corruption=0.2)
+    module = MNISTDataModule(**DATA, corruption=0.2)
     module.setup("fit")
     return module
 
@@ -58,7 +59,7 @@ def test_shapes(data: Any) -> None:
     import torch
 
     item = data.mnist_test[0]
-    assert item["data"].shape == (1, 28, 28)
+    assert item["data"].shape == SHAPE
     assert item["data"].dtype == torch.float32
     assert 0 <= item["data"].min() < item["data"].max() <= 1
     assert 0 <= item["label"] < 10
