@@ -69,5 +69,5 @@ def problem_of_verb(verb: str, *words: str) -> str | None:
 
 def test_commands_exist() -> None:
     found = commands()
-    assert {"./run tutorial --data-dir PATH", "./run predict --output-dir runs/few"} < {*found}
+    assert {"./run predict --input my-digits/", "./run predict --output-dir runs/few"} < {*found}
     assert {command: reason for command in found if (reason := problem(command))} == {}
