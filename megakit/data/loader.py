@@ -1,4 +1,4 @@
-"""Builds data loaders of whole batches: torch's loader over a dataset of batches."""
+"""Builds data loaders of whole batches, with `loss_mask` 0 for padding that `sampler.py` places."""
 
 import atexit
 import faulthandler

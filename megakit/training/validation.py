@@ -1,4 +1,7 @@
-"""Averages the validation loss over the steps of a validation, and computes its metrics."""
+"""Averages the validation loss over the steps of a validation, and computes its metrics.
+
+`ExactStrategy.validation_step` passes the loss of a step, which `losses.py` computes.
+"""
 
 import sys
 from collections.abc import Callable, Mapping
