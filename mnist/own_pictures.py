@@ -173,7 +173,8 @@ def _convert(what: str, pixels: NDArray[np.uint8], may_be_photo: bool) -> Loaded
     except ValueError as error:
         raise UserError(
             printable(
-                f"--input {what}: {error}: its pixels have nearly equal brightness. Remove it."
+                f"--input {what}: {error}, or only what its edge cuts off. Remove it, or take the "
+                "whole digit, with paper on all sides."
             )
         ) from error
     changes = [*cleaned.changes]
