@@ -47,8 +47,11 @@ EDGE, NOISE = 0.4, 3.5
 #: from 0.8.
 MOST_ON_LINES = 0.5
 #: Smallest length of a photo's digit, as a share of the photo's longer side. Smallest change of ink
-#: from pixel to pixel at its edges, as a share of the ink's level: a blurred digit has 0.12.
-SHORTEST_DIGIT, SOFTEST = 0.025, 0.06
+#: from pixel to pixel at its edges, as a share of the ink's level: blurred digits
+#: have 0.045 and more, shade has up to 0.032.
+SHORTEST_DIGIT, SOFTEST = 0.025, 0.04
+#: Largest share of a side of a photo that a digit covers; a table covers more.
+MOST_OF_A_SIDE = 0.6
 #: Smallest part of a digit, as a share of the ink of the largest part.
 LEAST_PART = 0.05
 #: Largest distance of a part from the largest part, as a share of the largest part's length.
@@ -98,10 +101,13 @@ def clean(pixels: NDArray[np.uint8], paper: int) -> Cleaned:
         without, on_line, num_lines = ink, np.zeros_like(on_line), 0  # a 1 from edge to edge
     least = level / 8 if is_even else edge  # `to_training_form` keeps an eighth of the ink
     is_digit = main_parts(without > least, without)
+    bright = grey if is_dark else np.uint8(255) - grey
     of_lines = on_line[is_digit].mean() > MOST_ON_LINES
     if of_lines or without[~on_line].max(initial=0) < LEAST_INK:
         raise ValueError("contains no ink")
-    if (num_lines or not is_even) and not _has_strokes(is_digit, without / level):
+    if (num_lines or not is_even) and not _has_strokes(
+        is_digit, without / level, bright, num_lines > 2
+    ):
         raise ValueError("contains no ink")
     made, is_thickened = thickened(_with_smooth_edges(np.where(is_digit, without, 0), edge))
     found = {
@@ -199,16 +205,24 @@ def _with_smooth_edges(ink: Plane, edge: float) -> Plane:
 # --- Parts and strokes ----------------------------------------------------------------------------
 
 
-def _has_strokes(digit: Mask, ink: Plane) -> bool:
+def _has_strokes(digit: Mask, ink: Plane, grey: NDArray[np.uint8], has_lines: bool) -> bool:
     """Returns whether a photo's digit is no speck, no edge of a shadow or a table, and no shade.
 
     Args:
         digit: The pixels of the digit, (height, width).
         ink: Ink at each pixel, about 1 in strokes.
+        grey: The photo, shrunk; the ink is dark.
+        has_lines: Whether the paper has lines.
     """
     ((rows, columns),) = ndimage.find_objects(digit.astype(int))
     length = max(rows.stop - rows.start, columns.stop - columns.start)
-    is_cut = any(side.any() for side in (digit[0], digit[-1], digit[:, 0], digit[:, -1]))
+    at_sides = [side.mean() for side in (digit[0], digit[-1], digit[:, 0], digit[:, -1])]
+    # Next to the edge of a shadow, a part of the paper is as dark as the edge.
+    near, far = (ndimage.binary_dilation(digit, iterations=number) for number in (2, 5))
+    beside, inside = grey[far & ~near], np.median(grey[digit])
+    dark, light = np.quantile(beside, [0.35, 0.75]) if beside.size else (inside, inside)
+    is_shadow = dark - inside <= (light - inside) / 4
+    is_cut = max(at_sides) > MOST_OF_A_SIDE or (max(at_sides) > 0 and (has_lines or is_shadow))
     steps = ndimage.gaussian_gradient_magnitude(ink, 1.5)[digit]
     is_sharp = np.quantile(steps, 0.9) > SOFTEST
     return bool(length >= SHORTEST_DIGIT * max(digit.shape) and not is_cut and is_sharp)

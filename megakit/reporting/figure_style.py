@@ -18,7 +18,7 @@ CLASS_COLORS = (
 
 The smallest CIEDE2000 difference of two colours is 22 for most readers, and 15 for readers without
 one kind of cone (simulated as in Machado et al., 2009). A search maximised the smallest difference;
-digits that look alike, such as 7 and 9, then got colours that differ most.
+classes that are often confused, such as 7 and 9, then got colours that differ most.
 """
 INK = "#24292f"
 GOOD, BAD = "#2f6fb0", "#bd1f01"
