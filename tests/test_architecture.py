@@ -270,7 +270,7 @@ ROOMS = {
     "docs": 484,  # grew by what each part of a step replaces
     "notebooks": 757,  # grew by the exercises
     "benchmarks": 2736,
-    "tests": 16718,  # grew by those of ladder, compare and recipes
+    "tests": 16720,  # grew by those of ladder, compare and recipes
     "run": 134,  # grew by three verbs
     "run_setup.sh": 204,
     ".ci/run": 60,

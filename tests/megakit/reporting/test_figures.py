@@ -1,6 +1,7 @@
 """The latent space can be read: no label covers another, and no two colours look alike."""
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ def test_no_name_covers_the_label_of_a_tick(seed):
     points = random.normal(0, 3, (300, 3)) @ random.normal(0, 5, (3, 3)) + 20
     figure = latent_space(points, labels)
     FigureCanvasAgg(figure).draw()
+    axes: Any
     (axes,) = figure.axes
     for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
         name = axis.label.get_window_extent()
