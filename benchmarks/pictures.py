@@ -18,7 +18,7 @@ from PIL import Image
 from report import DATA_DIR, REPOSITORY
 
 from megakit.checkpoints import best_checkpoint
-from megakit.reporting.figure_style import class_color, figure_style, to_png
+from megakit.reporting.figure_style import BAD, GOOD, figure_style, to_png
 from megakit.reporting.metrics import read_metrics
 from megakit.runtime.accelerator import use_accelerator
 from mnist import report as digit_report
@@ -32,10 +32,10 @@ def loss_curves(runs: Path) -> Figure:
     figure = Figure(figsize=(8, 2.8), layout="constrained")
     for axes, stage in zip(figure.subplots(1, 2), ("pretrain", "finetune"), strict=True):
         rows = read_metrics(runs / stage / "metrics.csv")
-        for name, color, style in (("train_loss", 0, "-"), ("val_loss", 2, "o-")):
+        for name, color, style in (("train_loss", GOOD, "-"), ("val_loss", BAD, "o-")):
             points = [(row.step, y) for row in rows if (y := getattr(row, name)) is not None]
             label = "training" if name == "train_loss" else "validation"
-            axes.plot(*zip(*points, strict=True), style, color=class_color(color), label=label)
+            axes.plot(*zip(*points, strict=True), style, color=color, label=label)
         axes.set(title=stage, xlabel="step", ylabel="loss", yscale="log")
         axes.legend(frameon=False)
     return figure

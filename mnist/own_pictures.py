@@ -173,7 +173,8 @@ def _convert(what: str, pixels: NDArray[np.uint8], may_be_photo: bool) -> Loaded
     except ValueError as error:
         raise UserError(
             printable(
-                f"--input {what}: {error}: its pixels have nearly equal brightness. Remove it."
+                f"--input {what}: {error}, only paper, its lines or shadows. Remove it, or take "
+                "the photo again, with paper on all sides of the digit."
             )
         ) from error
     changes = [*cleaned.changes]

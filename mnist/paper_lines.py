@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from scipy import ndimage  # type: ignore[import-untyped]
 
 Plane = NDArray[np.float32]
+Mask = NDArray[np.bool_]
 
 #: Largest slope of a line: 13 degrees.
 STEEPEST = 0.24
@@ -14,7 +15,7 @@ STEEPEST = 0.24
 COVERED = 0.65
 
 
-def remove_lines(ink: Plane, level: float, noise: float) -> tuple[Plane, int]:
+def remove_lines(ink: Plane, level: float, noise: float) -> tuple[Plane, Mask, int]:
     """Removes lines that cross the whole photo, horizontally or vertically or a little tilted.
 
     Where a stroke crosses a line, the stroke stays: the pixels of the line get the smaller ink of
@@ -26,15 +27,15 @@ def remove_lines(ink: Plane, level: float, noise: float) -> tuple[Plane, int]:
         noise: Standard deviation of the ink on paper.
 
     Returns:
-        The ink without lines, and the number of lines.
+        The ink without lines, a mask of the lines' pixels, and the number of lines.
     """
     least = max(0.1 * level, noise)
-    ink, horizontal = _remove_horizontal(ink, level, least)
-    ink, vertical = _remove_horizontal(ink.T, level, least)
-    return ink.T, horizontal + vertical
+    ink, on_horizontal, horizontal = _remove_horizontal(ink, level, least)
+    ink, on_vertical, vertical = _remove_horizontal(ink.T, level, least)
+    return ink.T, on_horizontal | on_vertical.T, horizontal + vertical
 
 
-def _remove_horizontal(ink: Plane, level: float, least: float) -> tuple[Plane, int]:
+def _remove_horizontal(ink: Plane, level: float, least: float) -> tuple[Plane, Mask, int]:
     height, width = ink.shape
     slope = _slope(np.clip(ink, 0, 0.4 * level))
     shifts = np.round(slope * (np.arange(width) - width / 2)).astype(int)
@@ -48,6 +49,7 @@ def _remove_horizontal(ink: Plane, level: float, least: float) -> tuple[Plane, i
     at = ((1 - COVERED) * inside.sum(axis=1)).astype(int)
     covered = np.take_along_axis(ordered, at[:, None], axis=1)[:, 0]
     runs, _ = ndimage.label((inside.sum(axis=1) > width // 4) & (covered > least))
+    on_line = np.zeros(sheared.shape, bool)
     number = 0
     for (run,) in ndimage.find_objects(runs):
         first, last = max(run.start - 1, 0), min(run.stop, len(sheared) - 1)
@@ -56,13 +58,15 @@ def _remove_horizontal(ink: Plane, level: float, least: float) -> tuple[Plane, i
         ):
             continue
         number += 1
+        on_line[first : last + 1] = True
         band = sheared[first : last + 1]
         beside = np.minimum(sheared[max(first - 2, 0)], sheared[min(last + 2, len(sheared) - 1)])
         is_stroke = band > max(1.6 * float(covered[run].max()), 0.55 * level)
         sheared[first : last + 1] = np.where(is_stroke, band, np.minimum(band, beside))
-    made = ink.copy()
+    made, is_line = ink.copy(), np.zeros(ink.shape, bool)
     made[rows[inside], columns[inside]] = sheared[inside]
-    return made, number
+    is_line[rows[inside], columns[inside]] = on_line[inside]
+    return made, is_line, number
 
 
 def _reaches_both_ends(band: Plane, inside: NDArray[np.bool_], least: float) -> bool:

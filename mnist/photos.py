@@ -7,7 +7,8 @@ A photo becomes the form that `training_form.to_training_form` expects: ink on 0
    strokes are closed. The ink at a pixel is the relative difference between pixel and paper.
 3. Lines across the whole photo are removed.
 4. Pixels below a part of the ink's level, or within the noise, are removed.
-5. Connected parts that are small, or that reach the photo's edge, are removed.
+5. Connected parts that are small, or that reach the photo's edge, are removed. An empty sheet has
+   only remains of its lines, the edge of a shadow or of a table, or shade: it contains no ink.
 6. Thin strokes are thickened to the width of MNIST's strokes.
 """
 
@@ -37,10 +38,20 @@ SHORTEST = 8
 REACH = 0.3
 #: Smallest brightness of paper, because the ink is relative to it.
 DARKEST = 16
-#: Smallest relative difference between ink and paper.
-LEAST_INK = 0.12
+#: Smallest relative difference between ink and paper, and smallest difference on even paper: as
+#: much as a line of one pixel has after a drawing of 4,000 pixels was shrunk.
+LEAST_INK, LEAST_STEP = 0.12, 16
 #: Share of the ink's level that is the edge of a stroke; standard deviations of noise below it.
 EDGE, NOISE = 0.4, 3.5
+#: Largest share of a digit's pixels on lines of the paper: digits have up to 0.3, remains of lines
+#: from 0.8.
+MOST_ON_LINES = 0.5
+#: Smallest length of a photo's digit, as a share of the photo's longer side. Smallest change of ink
+#: from pixel to pixel at its edges, as a share of the ink's level: blurred digits
+#: have 0.045 and more, shade has up to 0.032.
+SHORTEST_DIGIT, SOFTEST = 0.025, 0.04
+#: Largest share of a side of a photo that a digit covers; a table covers more.
+MOST_OF_A_SIDE = 0.6
 #: Smallest part of a digit, as a share of the ink of the largest part.
 LEAST_PART = 0.05
 #: Largest distance of a part from the largest part, as a share of the largest part's length.
@@ -85,11 +96,19 @@ def clean(pixels: NDArray[np.uint8], paper: int) -> Cleaned:
     ink, is_dark = _ink_on_even_paper(grey, paper) if is_even else _ink_on_any_paper(grey)
     ink, level, noise = _measured(ink, is_even)
     edge = max(EDGE * level, NOISE * noise)
-    without, num_lines = remove_lines(ink, level, noise)
+    without, on_line, num_lines = remove_lines(ink, level, noise)
     if num_lines <= 2 and (without > edge).sum() < 0.1 * (ink > edge).sum():
-        without, num_lines = ink, 0  # a 1 from edge to edge
+        without, on_line, num_lines = ink, np.zeros_like(on_line), 0  # a 1 from edge to edge
     least = level / 8 if is_even else edge  # `to_training_form` keeps an eighth of the ink
     is_digit = main_parts(without > least, without)
+    bright = grey if is_dark else np.uint8(255) - grey
+    of_lines = on_line[is_digit].mean() > MOST_ON_LINES
+    if of_lines or without[~on_line].max(initial=0) < LEAST_INK:
+        raise ValueError("contains no ink")
+    if (num_lines or not is_even) and not _has_strokes(
+        is_digit, without / level, bright, num_lines > 2
+    ):
+        raise ValueError("contains no ink")
     made, is_thickened = thickened(_with_smooth_edges(np.where(is_digit, without, 0), edge))
     found = {
         "uneven light and noise of the paper removed": not is_even,
@@ -116,9 +135,15 @@ def _is_even(grey: NDArray[np.uint8], paper: int) -> bool:
 
 
 def _ink_on_even_paper(grey: NDArray[np.uint8], paper: int) -> tuple[Plane, bool]:
-    """Returns the ink at each pixel, as a share of the largest possible, and whether it is dark."""
+    """Returns the ink at each pixel, as a share of the largest possible, and whether it is dark.
+
+    Raises:
+        ValueError: The picture contains no ink.
+    """
     is_dark = paper - int(grey.min()) >= int(grey.max()) - paper
     difference = grey.astype(np.float32) - paper
+    if np.abs(difference).max() < LEAST_STEP:
+        raise ValueError("contains no ink")
     most = paper if is_dark else 255 - paper  # 0 only if every pixel is paper
     return (-difference if is_dark else difference) / np.float32(max(most, 1)), is_dark
 
@@ -178,6 +203,29 @@ def _with_smooth_edges(ink: Plane, edge: float) -> Plane:
 
 
 # --- Parts and strokes ----------------------------------------------------------------------------
+
+
+def _has_strokes(digit: Mask, ink: Plane, grey: NDArray[np.uint8], has_lines: bool) -> bool:
+    """Returns whether a photo's digit is no speck, no edge of a shadow or a table, and no shade.
+
+    Args:
+        digit: The pixels of the digit, (height, width).
+        ink: Ink at each pixel, about 1 in strokes.
+        grey: The photo, shrunk; the ink is dark.
+        has_lines: Whether the paper has lines.
+    """
+    ((rows, columns),) = ndimage.find_objects(digit.astype(int))
+    length = max(rows.stop - rows.start, columns.stop - columns.start)
+    at_sides = [side.mean() for side in (digit[0], digit[-1], digit[:, 0], digit[:, -1])]
+    # Next to the edge of a shadow, a part of the paper is as dark as the edge.
+    near, far = (ndimage.binary_dilation(digit, iterations=number) for number in (2, 5))
+    beside, inside = grey[far & ~near], np.median(grey[digit])
+    dark, light = np.quantile(beside, [0.35, 0.75]) if beside.size else (inside, inside)
+    is_shadow = dark - inside <= (light - inside) / 4
+    is_cut = max(at_sides) > MOST_OF_A_SIDE or (max(at_sides) > 0 and (has_lines or is_shadow))
+    steps = ndimage.gaussian_gradient_magnitude(ink, 1.5)[digit]
+    is_sharp = np.quantile(steps, 0.9) > SOFTEST
+    return bool(length >= SHORTEST_DIGIT * max(digit.shape) and not is_cut and is_sharp)
 
 
 def ink_of_parts(mask: Mask, ink: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.float64]]:

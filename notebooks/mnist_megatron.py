@@ -2,11 +2,13 @@
 # # What NeMo and Megatron require of a model
 #
 # This notebook trains the tutorial's autoencoder, turns its encoder into a digit classifier, and
-# classifies the test images. NVIDIA NeMo 2 and Megatron-Core run every step, as they do for
-# language models on thousands of GPUs. Each section states one requirement of these frameworks,
-# shows the class that meets the requirement, and shows a result of your own run. The classes are
-# imported from `model_components.py` and not copied. All cells together take one to two minutes on
-# two CPU cores. If you stop a cell that trains (■), run the cell again to resume the training.
+# classifies the test images. Every step runs through NVIDIA NeMo 2 and Megatron-Core, as it would
+# for a language model on thousands of GPUs. These frameworks require more of a model than plain
+# PyTorch does, so each section takes one requirement, shows the class in `model_components.py` that
+# meets it, and shows what it does in a run of your own.
+#
+# All cells together take one to two minutes on two CPU cores. You can stop a cell that trains (■):
+# run it again, and the training resumes.
 
 # %%
 import inspect
@@ -24,9 +26,8 @@ sys.path.insert(0, str(ROOT))
 RUNS = Path(tempfile.mkdtemp())  # for checkpoints and metrics
 
 # %% [markdown]
-# NeMo and Megatron assume that the machine has an NVIDIA GPU. `import_stack` imports them. On a
-# machine without a GPU, `import_stack` first replaces the functions that would fail there.
-# `megakit/runtime` contains all replacements, each with its reason.
+# NeMo and Megatron assume an NVIDIA GPU. `import_stack` imports them; without a GPU, it first
+# replaces the functions that would fail (`megakit/runtime` lists them, with reasons).
 
 # %%
 from megakit.job.interactive import import_stack, open_run
@@ -68,9 +69,9 @@ def draw_images(images: Sequence[Any], titles: Sequence[str] = (), columns: int 
 
 
 # %% [markdown]
-# The notebook looks for MNIST where the scripts look: in the folder in the variable
-# `MNIST_DATA_DIR`, in the folder that your runs used, and in `data`. If MNIST is in none of them,
-# the next cell downloads it or, without a network, chooses `digits`, scans from scikit-learn.
+# The notebook uses the MNIST that your runs use: it looks in the folder that `MNIST_DATA_DIR`
+# names, in the folder of your last runs, and in `data`. If MNIST is in none of them, the next cell
+# downloads it or, without a network, chooses `digits`, scans from scikit-learn.
 
 # %%
 from mnist.data_dir import find_data_dir
@@ -82,26 +83,26 @@ common: Any = {"data_dir": DATA_DIR, "dataset": DATASET, "output_dir": RUNS}
 print(f"This notebook trains and tests with the dataset {DATASET}.")
 
 # %% [markdown]
-# The terms of this notebook:
+# Four terms are enough to read on. A *rank* is one process of the job, usually with one GPU. Ranks
+# can share the work in three ways:
 #
-# - A *rank* is one process of the job, usually with one GPU.
-# - *Tensor-parallel* ranks each hold a part of each layer; *pipeline-parallel* ranks each hold some
-#   of the layers, called a *pipeline stage*.
-# - *Data-parallel* ranks each hold a copy of the model and process different samples.
-# - A *micro batch* is the set of samples in one forward pass of a rank.
+# - *Tensor-parallel* ranks each hold a part of each sharded layer.
+# - *Pipeline-parallel* ranks each hold some of the layers, called a *pipeline stage*.
+# - *Data-parallel* ranks each hold a copy of the model and process different samples. A *micro
+#   batch* is the set of samples in one forward pass of a rank.
 #
 # # 1. Pretrain
 #
 # ## A sample depends only on its index
 #
 # In plain PyTorch, a `DataLoader` shuffles, and a random transform draws from a global generator.
-# Megatron permits neither. All ranks of one copy of the model load each sample on their own, and
-# Megatron does not check that they load the same sample. A resumed run also has to load the samples
-# that the uninterrupted run would have loaded. So the dataset has to compute each sample, with the
-# order and all random effects, from seed, epoch and index.
+# With Megatron, neither works: all ranks of one copy of the model load each sample on their own,
+# and nothing checks that they load the same one. A resumed run, too, has to load the samples that
+# the uninterrupted run would have loaded. So the dataset has to compute each sample, its place in
+# the order and all its random effects from seed, epoch and index.
 #
-# The autoencoder learns to restore images from which a fifth of the pixels was dropped.
-# `DropPixels` computes the dropped pixels from seed, epoch and index:
+# Our autoencoder learns to restore images from which a fifth of the pixels was dropped.
+# `DropPixels` computes which ones, from seed, epoch and index:
 
 # %%
 from megakit.data import EpochIndex
@@ -131,8 +132,8 @@ show_figure(f"Image 7: {others} pixels differ between epochs 0 and 1, {again} in
 
 # %% [markdown]
 # If a dataset breaks this contract, Megatron reports no error, and the ranks train on different
-# samples. The next function raises an error, for example if a dataset draws from torch's global
-# generator.
+# samples. megakit therefore has a function that raises an error instead, for example if a dataset
+# draws from torch's global generator:
 
 # %%
 from megakit.testing import assert_dataset_compatible_with_megatron
@@ -143,9 +144,9 @@ assert_dataset_compatible_with_megatron(epochs)
 # ## A data sampler states two batch sizes
 #
 # Megatron reads the samples in the order of their indices, and divides the samples of each step
-# over micro batches and data-parallel ranks. So NeMo's strategy requires a `data_sampler` of the
-# data module, with a *micro* and a *global* batch size. The global batch contains the samples of
-# one optimizer step, from all micro batches and all data-parallel ranks.
+# over micro batches and data-parallel ranks. For this, NeMo's strategy requires a `data_sampler` in
+# the data module, with a *micro* and a *global* batch size. The global batch is what one optimizer
+# step sees: the micro batches of all data-parallel ranks together.
 
 # %%
 show_source(MNISTDataModule.setup, MNISTDataModule.with_random_effects)
@@ -159,10 +160,11 @@ sampler = data.data_sampler  # a subclass of NeMo's MegatronDataSampler
 # %% [markdown]
 # ## A config builds the model late
 #
-# A layer has to know its rank before it can allocate its part of the weights. The ranks exist only
-# after NeMo's strategy has set up the process groups. So the Lightning module receives a config,
-# and the strategy calls `configure_model` when the process groups exist. The config names the class
-# of the model and the class of the loss. Until the call, the Lightning module has no parameters.
+# A layer has to know its rank before it can allocate its part of the weights, and the ranks exist
+# only after NeMo's strategy has set up the process groups. So the Lightning module receives a
+# config instead of a model, and the strategy calls `configure_model` when the process groups exist.
+# Until then, the Lightning module has no parameters. The config also names the class of the model
+# and the class of the loss.
 
 # %%
 from megakit.training import cosine_annealing, megatron_adam, train
@@ -185,12 +187,15 @@ module = build_module(options)
 # %% [markdown]
 # ## Megatron's schedule calls `training_step`
 #
-# In plain PyTorch, your loop calls `loss.backward()`. Here, a loop calls NeMo's
-# `MegatronStrategy`, and the strategy calls Megatron's schedule. The schedule runs forward and
-# backward over all micro batches, in the order that the pipeline requires. It calls `training_step`
-# once per micro batch. `training_step` returns the model's *output*; on the last pipeline stage, a
-# loss object computes the loss from this output. The trainer is NeMo's `nl.Trainer`.
-# `build_trainer` sets the parallel sizes, the precision, the logger and the callbacks.
+# In plain PyTorch, your loop calls `loss.backward()`. Here you call `train`, which is megakit's
+# counterpart of NeMo's `llm.train`: it calls the `fit` of the trainer, the loop of the trainer
+# calls the strategy, and the strategy calls Megatron's *schedule*. The schedule runs forward and
+# backward over all micro batches, in the order that the pipeline requires, and calls your
+# `training_step` once for each of them. `training_step` returns the model's *output*; a loss
+# object, on the last pipeline stage, computes the loss from it.
+#
+# `build_trainer` makes the trainer, NeMo's `nl.Trainer`, with parallel sizes, precision, logger and
+# callbacks.
 
 # %%
 from model_components import build_trainer
@@ -203,8 +208,7 @@ show_source(
 
 
 # %% [markdown]
-# The next cell trains. A callback records the micro batches of the first steps, with a hook of
-# torch.
+# The next cell trains, and a callback records the micro batches of the first steps.
 
 # %%
 class Recorder(pl.Callback):
@@ -232,8 +236,8 @@ print(*recorder.seen[:5], sep="\n")
 
 
 # %% [markdown]
-# Four micro batches of 32 samples are one global batch of 128 samples, and one step of the
-# optimizer. The next figure shows all 600 steps.
+# Four micro batches of 32 samples make one global batch of 128, and one step of the optimizer. Here
+# are all 600 steps:
 
 # %%
 def column(run: str, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -260,10 +264,11 @@ draw_curves("pretrain", "mean squared error")
 # %% [markdown]
 # ## A loss is an object with `forward` and `reduce`
 #
-# A step consists of several micro batches on several ranks. `forward` returns two values for one
-# micro batch: the loss that Megatron backpropagates, and a report for the log. `reduce` computes
-# one value from the reports of all micro batches and all data-parallel ranks. This value must not
-# depend on how the samples are divided into micro batches.
+# Because a step consists of several micro batches on several ranks, one function of a loss is not
+# enough. `forward` takes one micro batch, and returns the loss that Megatron backpropagates and a
+# report for the log. `reduce` then computes one value from the reports of all micro batches and all
+# data-parallel ranks. This value must not depend on how the samples are divided into micro batches,
+# as the next cell checks.
 
 # %%
 from megakit.data import fetch_batch
@@ -284,11 +289,11 @@ values
 # %% [markdown]
 # ## A checkpoint has a context
 #
-# `torch.save` writes the tensors of one process. A distributed checkpoint (`weights/`) stores the
-# name and the full shape of each tensor, and which file contains which part. So any layout of ranks
-# can load it. NeMo adds the *context*: the settings of the config, such as the sizes of the model.
-# `megakit` adds `manifest.json`, which marks the checkpoint as complete and stores its validation
-# loss.
+# `torch.save` writes the tensors of one process. A distributed checkpoint (`weights/`) instead
+# stores the name and the full shape of each tensor, and which file contains which part, so any
+# layout of ranks can load it. NeMo adds the *context*: the settings of the config, such as the
+# sizes of the model. megakit adds `manifest.json`, which marks the checkpoint as complete and
+# stores its validation loss.
 
 # %%
 from megakit.checkpoints import read_manifest, read_model_settings
@@ -304,10 +309,10 @@ print("manifest:", {name: getattr(manifest, name) for name in ("model", "step", 
 # %% [markdown]
 # ## A gradient is in `main_grad`
 #
-# Megatron's `DistributedDataParallel` adds the gradients of all micro batches to one buffer. One
-# all-reduce over the data-parallel ranks then synchronizes the whole buffer. So `weight.grad` is
-# None, and `weight.main_grad` is the gradient. Only an optimizer of Megatron reads this buffer, so
-# the module gets the optimizer from `megatron_adam`.
+# Megatron's `DistributedDataParallel` adds the gradients of all micro batches to one buffer, so
+# that a single all-reduce over the data-parallel ranks synchronizes them. Therefore `weight.grad`
+# is None after the backward pass, and the gradient is in `weight.main_grad`. Only an optimizer of
+# Megatron reads this buffer, so the module gets its optimizer from `megatron_adam`.
 
 # %%
 parameters: Any = list(module.parameters())
@@ -320,9 +325,9 @@ parameters: Any = list(module.parameters())
 # %% [markdown]
 # # 2. Reconstructions
 #
-# The autoencoder reconstructs 784 pixels from 3 numbers. These numbers determine the rough shape,
-# but not always the right digit. In the figure, the upper row shows the input, without a fifth of
-# its pixels. The lower row shows the reconstruction.
+# The autoencoder reconstructs 784 pixels from 3 numbers, which give the rough shape but not always
+# the right digit. The upper row shows the input, without a fifth of its pixels; the lower row, the
+# reconstruction.
 
 # %%
 from model_components import PretrainModel
@@ -338,10 +343,10 @@ show_figure(f"Twelve corrupted digits and their reconstructions; mean squared er
 # %% [markdown]
 # # 3. Fine-tune
 #
-# The classifier has the same trunk as the autoencoder and another head. The config names the
-# weights that the checkpoint need not contain: those whose names begin with `digit_classifier`.
-# Any other weight of the classifier that the checkpoint lacks is an error. Otherwise, a renamed
-# layer would keep its random initial weights without any message.
+# The classifier has the trunk of the autoencoder and another head. Its config names the weights
+# that the checkpoint need not contain: those whose names begin with `digit_classifier`. If the
+# checkpoint lacks any other weight, loading it is an error, because a renamed layer would otherwise
+# keep its random initial weights without any message. (This check is megakit's choice.)
 
 # %%
 from model_components import ExampleFineTuneConfig, ExampleFineTuneModel
@@ -359,7 +364,7 @@ theirs = dict(autoencoder.named_parameters())
 
 # %% [markdown]
 # The next cell calls the function of the script, as `./run finetune` does. The Lightning module is
-# the same class as before, because the config names the model and the loss.
+# the class from before: only the config names another model and another loss.
 
 # %%
 from model_finetune import FINETUNE, FinetuneOptions, finetune
@@ -372,10 +377,10 @@ draw_curves("finetune", "cross entropy")
 # %% [markdown]
 # # 4. Predict
 #
-# Prediction also uses the strategy, because the model may be sharded. The schedule requires batches
-# of equal size, so the last batch is padded, and `loss_mask` is 0 for the padding. Several ranks
-# process different images, so `predict_step` returns the index of each image with its output. At
-# the end, `predict` checks that each image is there exactly once.
+# Prediction also runs through the strategy, because the model may be sharded. The schedule requires
+# batches of equal size, so the last batch is padded, and `loss_mask` is 0 for the padding. Several
+# ranks predict different images, so `predict_step` returns the index of each image with its output,
+# and at the end `predict` checks that each image is there exactly once.
 
 # %%
 from model_predict import PREDICT, PredictOptions, predict
@@ -391,8 +396,8 @@ idx, label, prediction = table[:, :3].astype(int).T
 }
 
 # %% [markdown]
-# The next figure shows the mistakes with the highest probabilities. The title of each image is
-# label → prediction and the probability of the prediction.
+# These are the mistakes with the highest probabilities. The title of each image is label →
+# prediction, with the probability of the prediction.
 
 # %%
 data.setup("predict")
@@ -407,10 +412,9 @@ show_figure(
 
 
 # %% [markdown]
-# The trunk maps each image to a point *z* in 3-D space, and the head classifies by position. The
-# left plot shows *z* of the test images after pretraining, the right plot after fine-tuning.
-# Pretraining places images of similar shape together. Fine-tuning places images of equal label
-# together.
+# The trunk maps each image to a point *z* in 3-D space, and the head classifies by its position.
+# Pretraining (left) places images of similar shape together; fine-tuning (right) places images of
+# equal label together.
 
 # %%
 classifier = ExampleFineTuneConfig(initial_ckpt_path=str(classifier_checkpoint)).configure_model()
@@ -438,10 +442,10 @@ show_figure(
 # %% [markdown]
 # # 5. Stop and resume
 #
-# A time limit, maintenance or a user stops long runs. Exact resumption requires a dataset that
-# computes sample *n* without the samples before it, and a sampler that stores the number of
-# consumed samples. It also requires a checkpoint with the states of optimizer and schedule. The
-# next cell runs 100 steps without a stop, and the same run with a Ctrl-C after step 50.
+# Long runs are stopped, by a time limit, by maintenance or by their user. To resume exactly, a run
+# needs a dataset that computes sample *n* without the samples before it, a sampler that stores the
+# number of consumed samples, and a checkpoint with the states of optimizer and schedule. The next
+# cell runs 100 steps without a stop, and then the same run with a Ctrl-C after step 50.
 
 # %%
 import signal
@@ -500,13 +504,14 @@ tables = [(RUNS / run / "pretrain/metrics.csv").read_text() for run in ("whole",
 #
 # ## Tensor parallel: parts of each layer
 #
-# Two consecutive linear layers are sharded along the 64 features between them. The first layer is
-# *column parallel*: each rank computes 32 of its outputs. The second layer is *row parallel*: each
-# rank uses its 32 inputs, and one all-reduce sums the results of the ranks. ReLU acts on each
-# feature separately, so ReLU needs no communication; a softmax over the 64 features would need it.
-# So `ExampleModelTrunk` uses Megatron's parallel layers instead of `nn.Linear`. A layer that is not
-# sharded is replicated: each rank holds all of its weights. Megatron does not make the replicas
-# equal, so `ExampleFineTuneModel` creates its head inside `seeded`.
+# Two consecutive linear layers are sharded along the 64 features between them. The first is *column
+# parallel*: each rank computes 32 of its outputs. The second is *row parallel*: each rank uses its
+# 32 inputs, and one all-reduce sums the results. ReLU acts on each feature separately, so it needs
+# no communication in between; a softmax over the 64 features would.
+#
+# For this, `ExampleModelTrunk` uses Megatron's parallel layers instead of `nn.Linear`. A layer that
+# is not sharded is replicated, so each rank holds all of its weights. Megatron does not make the
+# replicas equal; therefore `ExampleFineTuneModel` creates its head inside megakit's `seeded`.
 
 # %%
 from model_components import ExampleModelTrunk
@@ -528,9 +533,9 @@ print(f"largest difference of z: {difference:.1e}")
 # ## Pipeline parallel: some of the layers
 #
 # The first stage holds the encoder and sends *z* to the second stage, which holds the decoder.
-# Megatron's schedule does not know the model, so a model needs `model_type` and
-# `set_input_tensor`. The schedule passes the output of the previous stage to `set_input_tensor`. By
-# `pre_process` and `post_process`, a model knows whether it is the first or the last stage.
+# Megatron's schedule does not know the model, so it requires `model_type` and `set_input_tensor`,
+# to which it passes the output of the previous stage. `pre_process` and `post_process` tell a model
+# whether it is the first or the last stage.
 
 # %%
 encoder = PretrainConfig(initial_ckpt_path=str(checkpoint)).configure_model()
@@ -547,11 +552,11 @@ print("sent from stage 0 to stage 1:", tuple(sent.shape))
 # %% [markdown]
 # ## The same run on two processes
 #
-# The next cell starts `model_pretrain.py` twice: on one process, and on two processes with
-# `--devices 2 --tensor-parallel 2`. Both runs repeat section 5, with the same seed and the same 100
-# steps. Without two GPUs, both runs use the CPU, because runs on different devices are not
-# comparable. The checkpoint of the two processes stores each sharded tensor in two parts, and one
-# process loads the full tensors.
+# A notebook is a single process, so it can be only one rank. The next cell therefore starts
+# `model_pretrain.py` twice: on one process, and on two with `--devices 2 --tensor-parallel 2`. Both
+# repeat section 5, with the same seed and the same 100 steps. Without two GPUs, both use the CPU,
+# because runs on different devices cannot be compared. The checkpoint of the two processes stores
+# each sharded tensor in two parts, and one process loads the full tensors.
 
 # %%
 import subprocess
@@ -741,12 +746,12 @@ check(answer, on_rank(0, 2, count_bytes))
 # %% [markdown]
 # # Next steps
 #
-# - Run section 6 with `pipeline_parallel=2` instead of `tensor_parallel=2`.
-# - Break a requirement, and read the error or the wrong number.
-#   [docs/concepts.md](../docs/concepts.md) explains each requirement, with the error or the wrong
-#   number that you get without it.
-# - `./run tutorial` runs the three scripts with their full number of steps. `./run tensorboard`
-#   shows their curves.
-# - [docs/parallelism.md](../docs/parallelism.md) shows which rank holds which weights.
-# - [docs/datasets.md](../docs/datasets.md) describes datasets of your own.
+# - Repeat section 6 with a pipeline. In `run_script`, replace `--tensor-parallel` with
+#   `--pipeline-parallel`, then call `run_script("pipeline", 2)`: its two processes hold the encoder
+#   and the decoder.
+# - Break a requirement: [docs/concepts.md](../docs/concepts.md) explains each one, with the error
+#   or the wrong number that you get without it.
+# - `./run tutorial` runs the three scripts, and `./run tensorboard` shows their curves.
+# - [docs/parallelism.md](../docs/parallelism.md) shows which rank holds which weights, and
+#   [docs/datasets.md](../docs/datasets.md) describes datasets of your own.
 # - For a model of your own, follow [docs/adapting.md](../docs/adapting.md).

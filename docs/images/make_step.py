@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 PICTURE = Path(__file__).resolve().parent / "training_step.svg"
-WIDTH, ROW, INDENT, MARGIN, TOP = 760, 46, 20, 20, 106
+WIDTH, ROW, INDENT, MARGIN, TOP = 840, 46, 20, 20, 106
 #: Of each owner: the fill of its rows on a light and on a dark screen.
 FILLS = {
     "Lightning": ("#eadcf8", "#4a3560"),
@@ -31,7 +31,8 @@ class Call:
         function: The function as `module:Class.method`.
         note: What the function does, in a few words.
         repeated: Whether the call is made for each micro batch.
-        is_stock: Whether the call is made only with `MEGAKIT_STOCK=1`.
+        instead: What of the frameworks a function of megakit replaces; what its class extends.
+        is_numbered: Whether the list on the page has the call.
     """
 
     depth: int
@@ -39,7 +40,14 @@ class Call:
     function: str
     note: str
     repeated: bool = False
-    is_stock: bool = False
+    instead: str = ""
+    is_numbered: bool = True
+
+    @property
+    def origin(self) -> str:
+        """What megakit's function has to do with the frameworks, or nothing."""
+        is_subclass = self.instead.startswith("subclass")
+        return self.instead if is_subclass or not self.instead else f"in place of {self.instead}"
 
     @property
     def name(self) -> str:
@@ -51,101 +59,125 @@ _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _STRATEGY = "megakit.training.strategy:ExactStrategy"
 
 CALLS = [
-    Call(0, "Lightning", "lightning.pytorch.trainer.trainer:Trainer.fit", "runs the training"),
     Call(
-        1,
+        0,
+        "megakit",
+        "megakit.training.trainer:train",
+        "sets up the loop and the callbacks, and calls trainer.fit",
+        instead="NeMo's llm.train",
+        is_numbered=False,
+    ),
+    Call(1, "Lightning", "lightning.pytorch.trainer.trainer:Trainer.fit", "runs the training"),
+    Call(
+        2,
         "megakit",
         "megakit.training.loop:StepLoop.advance",
-        "replaces Lightning's loop: runs one step, and the hooks around it",
+        "runs one step, and the hooks around it",
+        instead="Lightning's _TrainingEpochLoop",
     ),
-    Call(2, "megakit", f"{_STRATEGY}.optimizer_step", "passes the rest of the step as a closure"),
     Call(
         3,
+        "megakit",
+        f"{_STRATEGY}.optimizer_step",
+        "passes the rest of the step as a closure",
+        instead="subclass of NeMo's MegatronStrategy",
+    ),
+    Call(
+        4,
         "NeMo",
         "nemo.core.optim.mcore_optim:McoreDistributedOptimizer.step",
         "runs the closure, and then Megatron's optimizer",
     ),
-    Call(4, "megakit", f"{_STRATEGY}.training_step", "sets the gradient buffers to 0"),
     Call(
         5,
-        "NeMo",
-        "nemo.lightning.megatron_parallel:MegatronParallel.training_step",
-        "only with MEGAKIT_STOCK=1: finds your module's methods at each step",
-        is_stock=True,
+        "megakit",
+        f"{_STRATEGY}.training_step",
+        "sets the gradient buffers to 0",
+        instead="subclass of NeMo's MegatronStrategy",
     ),
     Call(
-        5,
+        6,
+        "megakit",
+        "megakit.training.schedule:Step.run",
+        "calls the schedule, then the loss's reduce",
+        instead="NeMo's MegatronParallel.training_step",
+        is_numbered=False,
+    ),
+    Call(
+        7,
         "Megatron-Core",
         f"{_SCHEDULES}:forward_backward_no_pipelining",
         "the schedule: loops over the micro batches",
     ),
     Call(
-        6,
+        8,
         "Megatron-Core",
         f"{_SCHEDULES}:forward_step",
         "computes one micro batch",
         repeated=True,
     ),
     Call(
-        7,
+        9,
         "yours",
         "model_components:ExampleModelTrunk.set_input_tensor",
         "stores the previous stage's output",
         repeated=True,
     ),
     Call(
-        7,
+        9,
         "megakit",
         "megakit.training.micro_batches:next_batch",
         "reads one micro batch; copies it to the device",
+        instead="NeMo's default_data_step",
         repeated=True,
     ),
     Call(
-        7,
+        9,
         "yours",
         "model_components:BionemoLightningModule.training_step",
         "returns the model's output, not a loss",
         repeated=True,
     ),
     Call(
-        8, "yours", "model_components:PretrainModel.forward", "computes the output", repeated=True
+        10, "yours", "model_components:PretrainModel.forward", "computes the output", repeated=True
     ),
     Call(
-        7,
+        9,
         "yours",
         "model_components:MSELossReduction.forward",
         "returns the loss and a report for the log",
         repeated=True,
     ),
     Call(
-        6,
+        8,
         "Megatron-Core",
         f"{_SCHEDULES}:backward_step",
         "adds the gradients to the gradient buffers",
         repeated=True,
     ),
     Call(
-        6,
+        8,
         "Megatron-Core",
         "megatron.core.distributed.finalize_model_grads:finalize_model_grads",
         "all-reduces the gradients over the data-parallel ranks",
     ),
     Call(
-        5,
+        7,
         "megakit",
         "megakit.training.losses:MeanLossReduction.reduce",
         "averages the reports; returns the value to log",
+        instead="subclass of NeMo's MegatronLossReduction",
     ),
     Call(
-        4,
+        5,
         "Megatron-Core",
         "megatron.core.optimizer.optimizer:ChainedOptimizer.step",
         "clips the gradients; updates the weights",
     ),
 ]
-#: The number of each call in the picture and on the page; a call of the stock step has none.
+#: The number of each call in the picture and on the page, or None.
 NUMBERS = [
-    None if call.is_stock else sum(not before.is_stock for before in CALLS[: place + 1])
+    sum(before.is_numbered for before in CALLS[: place + 1]) if call.is_numbered else None
     for place, call in enumerate(CALLS)
 ]
 
@@ -159,7 +191,8 @@ DESCRIPTION = (
 def described() -> str:
     """Returns the description for screen readers: all calls in order."""
     rows = [
-        f"{numbered(number)}{call.owner}: {call.name} {call.note}."
+        f"{numbered(number)}{call.owner}: {call.name} {call.note}"
+        f"{call.origin and f' ({call.origin})'}."
         for number, call in zip(NUMBERS, CALLS, strict=True)
     ]
     return " ".join([DESCRIPTION, *rows])
@@ -187,15 +220,24 @@ def row(number: int | None, call: Call, top: int) -> list[str]:
     """Returns the elements of one call."""
     left = MARGIN + call.depth * INDENT
     owner = f"o{list(FILLS).index(call.owner)}"
-    if call.is_stock:
-        owner += ' line" stroke-dasharray="6 4'
+    right = WIDTH - MARGIN - 60
+    is_nemo = "NeMo" in call.instead
+    framework = f"o{list(FILLS).index('NeMo' if is_nemo else 'Lightning')}"
+    width = 7 * len(call.origin) + 12
+    origin = [
+        f'<rect class="{framework}" x="{right - width - 4}" y="{top + 4}" width="{width}" '
+        f'height="18" rx="3"/>',
+        f'<text x="{right - width / 2 - 4}" y="{top + 17}" font-size="12" '
+        f'text-anchor="middle">{escape(call.origin)}</text>',
+    ]
     return [
-        f'<rect class="{owner}" x="{left}" y="{top}" width="{WIDTH - MARGIN - 60 - left}" '
+        f'<rect class="{owner}" x="{left}" y="{top}" width="{right - left}" '
         f'height="{ROW - 6}" rx="4"/>',
         f'<text x="{left + 8}" y="{top + 17}" font-family="monospace" font-size="13" '
         f'font-weight="bold">{numbered(number)}{escape(call.name)}</text>',
         f'<text x="{left + 8}" y="{top + 33}" font-size="13">'
         f"{escape(call.owner)}: {escape(call.note)}</text>",
+        *(origin if call.origin else []),
     ]
 
 
@@ -222,8 +264,8 @@ def picture() -> str:
         f"<style>{style()}</style>",
         f'<rect class="back" width="{WIDTH}" height="{height}"/>',
         f'<text x="{MARGIN}" y="32" font-size="18" font-weight="bold">{TITLE}</text>',
-        f'<text x="{MARGIN}" y="56" font-size="13">Your script calls trainer.fit. '
-        "The caller of a row is the nearest row above with a smaller indent.</text>",
+        f'<text x="{MARGIN}" y="56" font-size="13">The caller of a row is '
+        "the nearest row above with a smaller indent. Your script calls megakit's train.</text>",
     ]
     for place, owner in enumerate(FILLS):
         x = MARGIN + place * 145

@@ -95,20 +95,23 @@ def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
             axes.computed_zorder = False  # otherwise, points hide class names
         else:
             axes = figure.add_axes((0.1, 0.1, 0.84, 0.8))
-        colors = [class_color(label) for label in labels]
+        # Outliers are left out: they would compress the rest, or cover the labels of the axes.
+        low, high = np.percentile(points, (0.2, 99.8), axis=0)
+        is_inside = ((points >= low) & (points <= high)).all(axis=1)
+        colors = [class_color(label) for label in labels[is_inside]]
         area = np.clip(30_000 / max(len(points), 1), 5, 40)  # fewer points are larger
         flat = {"depthshade": False} if is_solid else {}
-        axes.scatter(*points.T, s=area, c=colors, alpha=0.7, linewidths=0, **flat)
+        axes.scatter(*points[is_inside].T, s=area, c=colors, linewidths=0, **flat)
         for label in np.unique(labels):
             middle = np.median(points[labels == label], axis=0)
             box = {"boxstyle": "circle,pad=0.25", "fc": "white", "ec": class_color(label), "lw": 2}
             style = {"ha": "center", "va": "center", "weight": "bold", "zorder": 9}
             axes.text(*middle, str(label), bbox=box, **style)
         for number, axis in enumerate("xyz"[: points.shape[1]]):
-            low, high = np.percentile(points[:, number], (0.2, 99.8))
-            if low < high:  # leaves out outliers, which would compress the rest
-                getattr(axes, f"set_{axis}lim")(low, high)
-            getattr(axes, f"set_{axis}label")(f"{axis_name} {number + 1}")
+            if low[number] < high[number]:
+                getattr(axes, f"set_{axis}lim")(low[number], high[number])
+            pad = 12 if is_solid else 4  # in a solid, 4 may put the name on the label of a tick
+            getattr(axes, f"set_{axis}label")(f"{axis_name} {number + 1}", labelpad=pad)
     return figure
 
 

@@ -10,10 +10,7 @@ PICTURE = REPOSITORY / "docs" / "images" / "training_step.svg"
 SCRIPT = runpy.run_path(str(PICTURE.with_name("make_step.py")))
 #: Depth, function, and whether it is called for each micro batch.
 Row = tuple[int, str, bool]
-ROWS: list[Row] = [
-    (call.depth, call.function, call.repeated) for call in SCRIPT["CALLS"] if not call.is_stock
-]
-STOCK: list[str] = [call.function for call in SCRIPT["CALLS"] if call.is_stock]
+ROWS: list[Row] = [(call.depth, call.function, call.repeated) for call in SCRIPT["CALLS"]]
 MICRO_BATCHES = 2
 
 
@@ -31,8 +28,13 @@ def observe(functions: list[str]) -> list[tuple[int, str]]:
             found = found.__wrapped__
         return found.__code__
 
-    from examples.demands.training import MICRO_BATCH, digits, train
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from nemo import lightning as nl
+
+    from examples.demands.training import MICRO_BATCH, digits
+    from megakit.training import train
     from megakit.training.strategy import ExactStrategy
+    from model_components import BionemoLightningModule, PretrainConfig
 
     names = {code_of(function): function for function in functions}
     calls: list[tuple[int, str]] = []
@@ -46,9 +48,22 @@ def observe(functions: list[str]) -> list[tuple[int, str]]:
             depth += 1 if event == "call" else -1
 
     data = digits(global_batch_size=MICRO_BATCHES * MICRO_BATCH)
+    trainer = nl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=ExactStrategy(ddp=DistributedDataParallelConfig()),
+        plugins=nl.MegatronMixedPrecision(precision="32"),
+        max_steps=1,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
     sys.setprofile(profile)
     try:
-        train(data=data, strategy=ExactStrategy, steps=1)
+        train(model=BionemoLightningModule(PretrainConfig()), data=data, trainer=trainer)
     finally:
         sys.setprofile(None)
     return calls
@@ -63,8 +78,7 @@ def expected(rows: list[Row]) -> list[tuple[int, str]]:
 
 
 def test_a_step(ranks: Ranks) -> None:
-    functions = [*STOCK, *(function for _, function, _ in ROWS)]
-    (calls,) = ranks.run(observe, functions, world_size=1)
+    (calls,) = ranks.run(observe, [function for _, function, _ in ROWS], world_size=1)
     assert calls == expected(ROWS)
 
 

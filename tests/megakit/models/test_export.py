@@ -14,7 +14,6 @@ from torch.export import ExportedProgram
 
 from megakit.models.export import main
 from megakit.models.export_formats import compare
-from mnist import files as mnist_files
 from tests.scripts import REPOSITORY, read_csv, run, run_script
 
 Export = Callable[..., int]
@@ -154,11 +153,10 @@ def test_the_document(tmp_path: Path) -> None:
     blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert [language for language, _ in blocks].count("python") >= 3
     (tmp_path / "model_components.py").symlink_to(REPOSITORY / "model_components.py")
-    images, _ = mnist_files.read_digits("test")
-    np.save(tmp_path / "images.npy", (images[:, None] / 255).astype(np.float32))
     for language, block in blocks:
         block = block.replace("./run setup --dev", "true")  # what runs this test was set up
         block = block.replace(".venv/bin/python", sys.executable)
+        block = block.replace('read_mnist(Path("data"), train=False)', 'read_digits("test")')
         finetune = " ".join(map(str, (sys.executable, REPOSITORY / "model_finetune.py", *OPTIONS)))
         block = block.replace("./run finetune", finetune)
         shell = ["bash", "-euc"] if language == "bash" else [sys.executable, "-c"]
