@@ -80,7 +80,7 @@ class Autoencoder(MegatronModule):  # encoder on the first pipeline stage, decod
             self.linear4 = linear(RowParallelLinear, config, "linear4", 64, 784)
 
     def set_input_tensor(self, input_tensor: list[Tensor]) -> None:
-        self.input_tensor = input_tensor[0]  # the output of the previous stage
+        self.input_tensor = input_tensor[0]  # the output of the previous stage; None on the first
 
     def forward(self, x: Tensor) -> Tensor:
         if self.pre_process:
@@ -117,7 +117,7 @@ def build(options: Options) -> tuple[Any, Any, Any]:
     dtype: Any = {"bf16": is_bf16, "params_dtype": torch.bfloat16 if is_bf16 else torch.float32}
     config = TransformerConfig(
         num_layers=options.pipeline_parallel,  # a multiple of the number of stages
-        num_attention_heads=options.tensor_parallel,  # a multiple of the ranks of a layer
+        num_attention_heads=options.tensor_parallel,  # unused, but checked: a multiple of the ranks
         hidden_size=3,  # the width of what stages exchange
         tensor_model_parallel_size=options.tensor_parallel,
         pipeline_model_parallel_size=options.pipeline_parallel,

@@ -104,6 +104,8 @@ class LogPictures(pl.Callback):
         self, logger: RunLogger, seen: Mapping[str, NDArray[Any]], step: int, is_last: bool
     ) -> None:
         images, label = seen["images"], seen["label"]
+        if images.ndim != 3:  # a sample without height and width is no picture
+            return
         if "reconstructions" in seen:
             some = slice(self.NUM_RECONSTRUCTIONS)
             rows = [images[some], seen["reconstructions"][some]]
@@ -123,7 +125,7 @@ class LogPictures(pl.Callback):
 def _as_array(name: str, values: Tensor) -> NDArray[Any]:
     if name in ("images", "reconstructions"):
         bytes_of_pixels = values.detach().float().clamp(0, 1).mul(255).round().byte()
-        return bytes_of_pixels[:, 0].cpu().numpy()
+        return bytes_of_pixels[:, 0].cpu().numpy()  # (N, height, width): the first channel
     return (values.float() if values.is_floating_point() else values).detach().cpu().numpy()
 
 

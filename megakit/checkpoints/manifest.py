@@ -181,9 +181,9 @@ def read_manifest(checkpoint: Path) -> Manifest:
         problem = "there is no such checkpoint"
         if checkpoint.is_dir():
             problem = f"not a complete checkpoint: {MANIFEST} is missing"
-        raise UserError(
-            f"{checkpoint}: {problem}. Name a folder such as runs/pretrain/checkpoints/step=000500."
-        )
+        near = sorted((*checkpoint.parent.glob("step=*"), *checkpoint.glob("**/step=*")))
+        example = near[-1] if near else "runs/pretrain/checkpoints/step=000500"
+        raise UserError(f"{checkpoint}: {problem}. Name a folder such as {example}.")
     with reading(path, "Use another checkpoint."):
         content = json.loads(path.read_bytes())
         version = content["format_version"]

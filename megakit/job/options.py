@@ -140,14 +140,15 @@ class TrainingOptions(CommonOptions):
     """Validate every N steps, and after the last step."""
 
     save_interval: Count = 250
-    """Save a checkpoint every N steps, and after the last step."""
+    """Save a checkpoint every N steps, and after the last step. Only the best and the last are
+    kept."""
 
     limit_val_batches: Annotated[int | None, Range(least=1, most=INT32_MAX)] = None
     """Validate on the first N global batches; by default on all validation data."""
 
     best_by: str = "val_loss"
-    """Column of metrics.csv that selects the best checkpoint, for example val_accuracy. last: use
-    the last checkpoint."""
+    """Column of metrics.csv that selects the best checkpoint, in fine-tuning also val_accuracy.
+    last: use the last checkpoint."""
 
     stop_after: Annotated[int | None, Range(least=1, most=INT32_MAX)] = None
     """Stop after N validations in a row without a better value of --best-by; by default never.

@@ -32,6 +32,7 @@ from megakit.runtime.accelerator import (
     use_full_float32,
 )
 from megakit.runtime.deferred import suspend_collector
+from megakit.runtime.patching import is_stock
 from megakit.runtime.signals import exit_status, reset_signals
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
@@ -171,7 +172,7 @@ def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str)
     if not run.options.verbose:
         run.console.divert(log)
         paths = (f"{name}={path}" for name, path in run.options.places().items() if path)
-        print("paths:", *paths)
+        print("paths:", *paths, *(["MEGAKIT_STOCK=1"] if is_stock() else []))
     suspend_collector()
     keep_freed_memory()
     try:

@@ -30,8 +30,8 @@ LIMITS = {
     "bf16-mixed": {"lr": 1e-6, "train_loss": 3e-3, "grad_norm": 2e-2, "val_loss": 5e-2},
     MIXED: {"lr": 1e-6, "train_loss": 2e-2, "grad_norm": 1e-1, "val_loss": 5e-1},
 }
-#: Options that determine neither the model nor the samples.
-MAY_DIFFER = {"best_by", "layout", "lr", "max_steps", "precision", "start", "stop_after"}
+#: Options that determine neither the model nor the samples nor the learning rate.
+MAY_DIFFER = {"best_by", "layout", "precision", "start", "stop_after"}
 #: What to look for, by the column that differs first; `later`: after the first logged step.
 CAUSES = {
     "lr": "another learning rate or schedule",
@@ -160,7 +160,7 @@ def compare(a: TrainingRun, b: TrainingRun, precision: str | None = None) -> Com
     where = f"{a.folder} and {b.folder}"
     problems = [
         f"{where}: {name} is {a.options.get(name, 'absent')} and {b.options.get(name, 'absent')}. "
-        "Compare runs of one model on the same samples."
+        "Compare runs whose options differ at most in layout, precision and start checkpoint."
         for name in sorted((a.options.keys() | b.options.keys()) - MAY_DIFFER)
         if a.options and b.options and a.options.get(name) != b.options.get(name)
     ]

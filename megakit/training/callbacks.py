@@ -43,10 +43,14 @@ class UsedOptions(pl.Callback):
                 flag, owner = f"--{name.replace('_', '-')}", type(config).__name__
                 problems.append(
                     f"{flag} {value}: {owner}.{name} is {used}, so the option has no effect. Pass "
-                    f"the option to {owner} in the script."
+                    f"the option to {owner} in the script, or repeat the start checkpoint's value."
                 )
         if problems:
             raise UserError(problems)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compares again: the config may have got its sizes from a start checkpoint."""
+        self.setup(trainer, pl_module, "fit")
 
 
 class BestValue(EarlyStopping):

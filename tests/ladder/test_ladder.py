@@ -103,8 +103,8 @@ def test_what_happens_without(commands, number, mnist_dir, tmp_path):
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "build").mkdir()
     variables: dict[str, Any] = {"MNIST_DATA_DIR": str(mnist_dir), "OMP_NUM_THREADS": "1"}
-    if "build/quarter" in commands and "--save" not in commands:
-        save = ("ladder/3_megatron.py", "--save", "build/quarter")
+    if "build/step25" in commands and "--save" not in commands:
+        save = ("ladder/3_megatron.py", "--save", "build/step25")
         run(tmp_path / ".venv/bin/python", *save, cwd=tmp_path, **variables).output()
     printed = run("bash", "-euo", "pipefail", "-c", commands, cwd=tmp_path, **variables).output()
     assert float(printed.split()[-1]) == pytest.approx(float(number), rel=1e-5)

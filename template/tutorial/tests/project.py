@@ -12,8 +12,8 @@ SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 STEPS = 600
 #: Layouts that only this model has.
 MORE_LAYOUTS: dict[str, tuple[object, ...]] = {}
-#: Arguments of the data module, and the shape of a sample's `data`.
-DATA, SHAPE = {"dataset": "digits"}, (1, 28, 28)
+#: Arguments of the data module, the shape of a sample's `data`, and the number of test samples.
+DATA, SHAPE, NUM_TEST = {"dataset": "digits"}, (1, 28, 28), 300
 
 
 def options_of(script: str, folder: Path) -> tuple[object, ...]:
@@ -24,4 +24,4 @@ def options_of(script: str, folder: Path) -> tuple[object, ...]:
 def check_results(runs: Path) -> None:
     """Checks that the prediction has each test image exactly once, in order."""
     rows = read_csv(runs / "predict" / "predictions.csv")
-    assert [int(row["idx"]) for row in rows] == list(range(300))
+    assert [int(row["idx"]) for row in rows] == list(range(NUM_TEST))

@@ -61,5 +61,5 @@ def test_shapes(data: Any) -> None:
     item = data.mnist_test[0]
     assert item["data"].shape == SHAPE
     assert item["data"].dtype == torch.float32
-    assert 0 <= item["data"].min() < item["data"].max() <= 1
-    assert 0 <= item["label"] < 10
+    assert item["data"].isfinite().all()
+    assert isinstance(item["label"], int)

@@ -10,6 +10,8 @@ CPU = ("--precision", "32", "--accelerator", "cpu")
 SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 #: Steps of the first script, which a test stops on the way: it must take some time.
 STEPS = 60
+#: Samples of the test set.
+NUM_TEST = 300
 #: Layouts that only this model has.
 MORE_LAYOUTS: dict[str, tuple[object, ...]] = {}
 
@@ -23,4 +25,4 @@ def options_of(script: str, folder: Path) -> tuple[object, ...]:
 def check_results(runs: Path) -> None:
     """Checks that the prediction has each test image exactly once, in order."""
     rows = read_csv(runs / "predict" / "predictions.csv")
-    assert [int(row["idx"]) for row in rows] == list(range(300))
+    assert [int(row["idx"]) for row in rows] == list(range(NUM_TEST))
