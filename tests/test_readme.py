@@ -118,11 +118,11 @@ def test_every_percentage_comes_from_a_benchmark() -> None:
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?")
 #: Each figure of README's table, with the section of RESULTS.md and the name of the row in it.
 README_FIGURES = {
-    "95.5% to 96.4%": ("chain", "test accuracy"),
-    "7.7 s": ("times", "./run tutorial"),
-    "86 s": ("clone", "git clone and ./run tutorial"),
-    "152 s": ("clone", "the same with pip"),
-    "10 s": ("times", "the three scripts"),
+    "95.6% to 96.1%": ("chain", "test accuracy"),
+    "11 s": ("times", "./run tutorial"),
+    "50 s": ("clone", "git clone and ./run tutorial"),
+    "100 s": ("clone", "the same with pip"),
+    "14 s": ("times", "the three scripts"),
     "1.11 times plain PyTorch": ("steps", "plain PyTorch (1_torch.py), 1 thread(s)"),
     "1.35 times plain Lightning": ("steps", "plain Lightning (2_lightning.py), 1 thread(s)"),
     "1.55 times Megatron-Core": ("steps", "Megatron-Core alone (3_megatron.py), 1 thread(s)"),
@@ -132,7 +132,7 @@ README_FIGURES = {
 #: Each figure of a page that is the text of a link to RESULTS.md, in the same form.
 LINKED_FIGURES = {
     "2e-7": ("parallel", "DP2"),
-    "2.5 minutes": ("gpt", "the script, from start to end"),
+    "1.9 minutes": ("gpt", "the script, from start to end"),
 }
 
 
