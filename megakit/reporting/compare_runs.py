@@ -86,7 +86,8 @@ class Comparison(NamedTuple):
     def beyond(self) -> tuple[int, str]:
         """The step and column that decide, with a difference above the limit; step 0 for none.
 
-        This is the first one, but for a validation while the training losses still agree.
+        This is the first one. Later, the learning rate decides first, which has no rounding to
+        amplify, then a validation while the training losses still agree.
         """
         found = sorted(
             (
@@ -98,15 +99,16 @@ class Comparison(NamedTuple):
             key=lambda one: one[0],  # the first column of equals
         )
         if found and found[0][0] > LAST_STEP:
+            rates = [one for one in found if one[1] == "lr"]
             losses = [one for one in found if one[1] in ("train_loss", "val_loss")]
-            found = losses[:1] if losses[:1] and losses[0][1] == "val_loss" else found
+            found = rates or (losses if losses and losses[0][1] == "val_loss" else found)
         return found[0] if found else (0, "")
 
     @property
     def is_bug(self) -> bool:
         """Whether the difference of `beyond` is no rounding."""
         step, column = self.beyond
-        return 0 < step <= LAST_STEP or column == "val_loss"
+        return 0 < step <= LAST_STEP or column in ("lr", "val_loss")
 
     def lines(self) -> Iterator[str]:
         """Yields the comparison and the verdict in words."""
@@ -137,7 +139,7 @@ class Comparison(NamedTuple):
             yield f"Verdict: {'rounding' if different else 'equal'}."
         limits = ", ".join(f"{in_words(k)} {limit:.0e}" for k, limit in LIMITS[self.limits].items())
         yield f"Limits at step 1 ({self.limits}): {limits}."
-        yield f"Up to step {LAST_STEP}, n times as much at step n. Later steps decide nothing."
+        yield f"Up to step {LAST_STEP}, n times as much at step n. Later, only learning rate and validation decide."
         if self.limits != "32":
             yield "bfloat16 rounds coarsely, which can hide a small bug: --precision 32 shows it."
 

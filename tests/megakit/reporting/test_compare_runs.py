@@ -57,6 +57,11 @@ def test_later_differences_are_named_and_no_bug(found):
     assert "Verdict: rounding up to step 10. Later steps are not judged" in told
 
 
+def test_another_learning_rate_is_a_bug_at_any_step(found):
+    result = found({("train_loss", 20): 0.5, ("lr", 30): 0.99})
+    assert (result.beyond, result.is_bug) == ((30, "lr"), True)
+
+
 def test_a_validation_is_judged_while_the_training_losses_agree(found):
     result = found({("val_loss", 30): 0.5, ("grad_norm", 20): 0.5})
     assert (result.beyond, result.is_bug) == ((30, "val_loss"), True)
