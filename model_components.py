@@ -99,9 +99,9 @@ class ClassifierLossReduction(MeanLossReduction):
 # check that the samples are equal. A sample must therefore depend only on its index. The dataset is
 # `MNISTCustom` in `mnist/dataset.py`.
 #
-# Megatron reads the samples of the indices 0, 1, 2, ... in this order. A resumed run skips the
-# indices that were consumed. Wrappers around the dataset compute the epoch, the shuffled sample and
-# the random effects from the index.
+# By default, NeMo's sampler reads the samples of the indices 0, 1, 2, ... in this order. A resumed
+# run skips the indices that were consumed. Wrappers around the dataset compute the epoch, the
+# shuffled sample and the random effects from the index.
 
 
 @dataclass

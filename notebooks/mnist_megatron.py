@@ -83,7 +83,7 @@ common: Any = {"data_dir": DATA_DIR, "dataset": DATASET, "output_dir": RUNS}
 print(f"This notebook trains and tests with the dataset {DATASET}.")
 
 # %% [markdown]
-# Four terms are enough to read on. A *rank* is one process of the job, usually with one GPU. Ranks
+# A few terms are enough to read on. A *rank* is one process of the job, usually with one GPU. Ranks
 # can share the work in three ways:
 #
 # - *Tensor-parallel* ranks each hold a part of each sharded layer.
@@ -143,8 +143,8 @@ assert_dataset_compatible_with_megatron(epochs)
 # %% [markdown]
 # ## A data sampler states two batch sizes
 #
-# Megatron reads the samples in the order of their indices, and divides the samples of each step
-# over micro batches and data-parallel ranks. For this, NeMo's strategy requires a `data_sampler` in
+# NeMo reads the samples in the order of their indices, and divides the samples of each step over
+# micro batches and data-parallel ranks. For this, NeMo's strategy requires a `data_sampler` in
 # the data module, with a *micro* and a *global* batch size. The global batch is what one optimizer
 # step sees: the micro batches of all data-parallel ranks together.
 
@@ -161,8 +161,9 @@ sampler = data.data_sampler  # a subclass of NeMo's MegatronDataSampler
 # ## A config builds the model late
 #
 # A layer has to know its rank before it can allocate its part of the weights, and the ranks exist
-# only after NeMo's strategy has set up the process groups. So the Lightning module receives a
-# config instead of a model, and the strategy calls `configure_model` when the process groups exist.
+# only after NeMo's strategy has set up the *process groups*, the sets of ranks that communicate. So
+# the Lightning module receives a config instead of a model, and the Trainer calls `configure_model`
+# when the groups exist.
 # Until then, the Lightning module has no parameters. The config also names the class of the model
 # and the class of the loss.
 
@@ -310,9 +311,9 @@ print("manifest:", {name: getattr(manifest, name) for name in ("model", "step", 
 # ## A gradient is in `main_grad`
 #
 # Megatron's `DistributedDataParallel` adds the gradients of all micro batches to one buffer, so
-# that a single all-reduce over the data-parallel ranks synchronizes them. Therefore `weight.grad`
-# is None after the backward pass, and the gradient is in `weight.main_grad`. Only an optimizer of
-# Megatron reads this buffer, so the module gets its optimizer from `megatron_adam`.
+# that a single all-reduce, a sum that all data-parallel ranks receive, synchronizes them. Therefore
+# `weight.grad` is None after the backward pass, and the gradient is in `weight.main_grad`. Only an
+# optimizer of Megatron reads this buffer, so the module gets its optimizer from `megatron_adam`.
 
 # %%
 parameters: Any = list(module.parameters())

@@ -236,8 +236,7 @@ def finish_prediction(
     summary = _summary(run) | speed | {"checkpoint": run.start} | scores
     write_json(run.directory.summary, summary)
     table = show(results, run.path, dataset, sources, report)
-    what = "Samples" if results is None else "Images"
-    run.console.say(f"{what} predicted: {len(outputs):,}.")
+    run.console.say(f"Samples predicted: {len(outputs):,}.")
     table["time"] = f"{time.perf_counter() - run.began:.1f} s in all"
     run.console.table(table | {"predictions": str(path)})
     return path

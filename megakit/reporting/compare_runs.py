@@ -139,7 +139,8 @@ class Comparison(NamedTuple):
             yield f"Verdict: {'rounding' if different else 'equal'}."
         limits = ", ".join(f"{in_words(k)} {limit:.0e}" for k, limit in LIMITS[self.limits].items())
         yield f"Limits at step 1 ({self.limits}): {limits}."
-        yield f"Up to step {LAST_STEP}, n times as much at step n. Later, only learning rate and validation decide."
+        yield f"Up to step {LAST_STEP}, n times as much at step n. Later, only the learning rate"
+        yield "and the validation loss decide."
         if self.limits != "32":
             yield "bfloat16 rounds coarsely, which can hide a small bug: --precision 32 shows it."
 

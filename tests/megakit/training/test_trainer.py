@@ -54,7 +54,7 @@ def test_a_size_from_a_start_checkpoint_is_compared_with_the_option() -> None:
     from megakit.training.callbacks import UsedOptions
 
     module: Any = SimpleNamespace(config=SimpleNamespace(latent_size=16))
-    with pytest.raises(UserError, match="--latent-size 3: .* is 16, so the option has no effect"):
+    with pytest.raises(UserError, match=r"--latent-size 3: .* is 16, so the option has no effect"):
         UsedOptions({"latent_size": 3}).on_fit_start(SimpleNamespace(), module)  # type: ignore[arg-type]
 
 
