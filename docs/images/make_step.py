@@ -98,7 +98,7 @@ CALLS = [
     Call(
         6,
         "megakit",
-        "megakit.training.schedule:Step.run",
+        "megakit.training.micro_batches:Step.run",
         "calls the schedule, then the loss's reduce",
         instead="NeMo's MegatronParallel.training_step",
         is_numbered=False,

@@ -73,7 +73,9 @@ class Machine:
             path = Path(os.environ[REPORT], f"{os.getpid()}.json")
             path.parent.mkdir(parents=True, exist_ok=True)
             report = {"rank": int(os.environ.get("RANK", "0")), "opened": self.opened}
-            path.write_text(json.dumps({**report, "synchronizations": self.synchronizations}))
+            part = path.with_suffix(".part")  # a process that is killed here leaves no half report
+            part.write_text(json.dumps({**report, "synchronizations": self.synchronizations}))
+            part.replace(path)
 
     def label(self, tensor: torch.Tensor, gpu: int) -> torch.Tensor:
         """Puts a tensor on a GPU, or back to the host."""
