@@ -156,7 +156,7 @@ def test_the_document(tmp_path: Path) -> None:
     for language, block in blocks:
         block = block.replace("./run setup --dev", "true")  # what runs this test was set up
         block = block.replace(".venv/bin/python", sys.executable)
-        block = block.replace('read_mnist(folder, train=False)', 'read_digits("test")')
+        block = block.replace("read_mnist(folder, train=False)", 'read_digits("test")')
         finetune = " ".join(map(str, (sys.executable, REPOSITORY / "model_finetune.py", *OPTIONS)))
         block = block.replace("./run finetune", finetune)
         shell = ["bash", "-euc"] if language == "bash" else [sys.executable, "-c"]
