@@ -181,7 +181,9 @@ def read_manifest(checkpoint: Path) -> Manifest:
         problem = "there is no such checkpoint"
         if checkpoint.is_dir():
             problem = f"not a complete checkpoint: {MANIFEST} is missing"
-        near = sorted((*checkpoint.parent.glob("step=*"), *checkpoint.glob("**/step=*")))
+        folders = (checkpoint.parent, checkpoint, checkpoint / "checkpoints")
+        readable = [folder for folder in folders if os.access(folder, os.R_OK)]
+        near = [one for folder in readable for one in list_checkpoints(folder)]
         example = near[-1] if near else "runs/pretrain/checkpoints/step=000500"
         raise UserError(f"{checkpoint}: {problem}. Name a folder such as {example}.")
     with reading(path, "Use another checkpoint."):

@@ -132,3 +132,11 @@ def test_a_checkpoint_of_nemo_s_own_is_read_with_a_warning(checkpoint: Path) -> 
     link(checkpoint)
     with pytest.raises(UserError, match="weights is a symbolic link"):
         verify_if_possible(checkpoint)
+
+
+@pytest.mark.parametrize("named", ["checkpoints/step=000009", "checkpoints", "."])
+def test_a_checkpoint_nearby_is_proposed(tmp_path: Path, named: str) -> None:
+    """Folders further down are not searched: the path may be the root of a disk."""
+    make_checkpoint(tmp_path / "checkpoints" / "step=000004", step=4)
+    with pytest.raises(UserError, match=r"Name a folder such as .*checkpoints/step=000004\.$"):
+        read_manifest(tmp_path / named)
