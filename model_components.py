@@ -16,9 +16,9 @@ from typing import Any, TypedDict, TypeVar
 import megakit.runtime.import_megatron  # isort: skip  # noqa: F401
 import lightning.pytorch as pl
 import torch
-from megatron.core import ModelParallelConfig, parallel_state
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallelConfig
-from megatron.core.transformer import MegatronModule
+from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.enums import ModelType
 from nemo import lightning as nl
 from nemo.lightning import io
@@ -181,10 +181,10 @@ class MNISTDataModule(MegatronDataModule):
 
 
 # --- Models ---------------------------------------------------------------------------------------
-# Megatron requires four attributes of a model: a config of type ModelParallelConfig, `model_type`,
-# `share_embeddings_and_output_weights`, `set_input_tensor`. Megatron's schedule runs the passes of
-# all micro batches. On each pipeline stage but the first, the schedule hands the output of the
-# previous stage to `set_input_tensor`.
+# Megatron requires three attributes of a model: a config of type TransformerConfig, even if the
+# model is no transformer, `model_type`, and `set_input_tensor`; with several pipeline stages also
+# `share_embeddings_and_output_weights`. Megatron's schedule runs the passes of all micro batches.
+# On each stage but the first, it hands the output of the previous stage to `set_input_tensor`.
 #
 # Tensor parallelism shards two consecutive linear layers along the 64 features between them: the
 # first by its outputs (column parallel), the second by its inputs (row parallel). Each rank
@@ -209,7 +209,7 @@ class ExampleModelTrunk(MegatronModule):
     loads them from the autoencoder's checkpoint.
     """
 
-    def __init__(self, config: ModelParallelConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         self.model_type = ModelType.encoder_or_decoder
         # Whether this rank's stage is the first or the last. With one stage, both values are true.
@@ -250,7 +250,7 @@ class PretrainModel(ExampleModelTrunk):
     Pretraining needs no labels. The trunk learns features that fine-tuning starts from.
     """
 
-    def __init__(self, config: ModelParallelConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         if self.post_process:
             self.linear3 = column_parallel_linear(
@@ -275,7 +275,7 @@ class ExampleFineTuneModel(ExampleModelTrunk):
     The head has only 30 weights, so tensor parallelism replicates the head on all ranks.
     """
 
-    def __init__(self, config: ModelParallelConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         if self.post_process:
             # Seeded by its name, so all ranks initialize their replica with equal weights.
@@ -424,7 +424,7 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
 # --- Trainer --------------------------------------------------------------------------------------
 # `nl.Trainer` is Lightning's Trainer. The strategy shares the work among the ranks. `ExactStrategy`
 # is megakit's subclass of NeMo's MegatronStrategy: a step takes less time, and each sample counts
-# once in the validation loss. It takes all arguments of NeMo's class.
+# once in the validation loss. It takes the arguments of NeMo's class.
 #
 # `run` has the checked options of the command line, which checkpoints and reports name, so change
 # an option rather than what comes from `run`. `run.callbacks()` are ordinary callbacks, which write

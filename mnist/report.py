@@ -1,6 +1,6 @@
 """Writes the tutorial's report.html: results of both trainings, and a canvas to draw a digit.
 
-The page classifies drawings with the operations that `megakit.models.export` traces from the
+The page classifies drawings with the operations that `megakit.models.graph` traces from the
 classifier. The page's script, in `mnist/report.html`, converts drawings like `training_form.py`.
 """
 

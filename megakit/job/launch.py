@@ -61,9 +61,12 @@ def launch(devices: int, console: Console) -> int:
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserved.getsockname()[1])}
         common |= {"WORLD_SIZE": str(devices), "LOCAL_WORLD_SIZE": str(devices)}
         environment = {"OMP_NUM_THREADS": "1", **os.environ, **common, LAUNCHER: str(os.getpid())}
+        # The options of this interpreter, such as -P and -W error; multiprocessing does the same.
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         for rank in range(devices):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
-            ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=environment | own))
+            command = [sys.executable, *flags, *sys.argv]
+            ranks.append(subprocess.Popen(command, env=environment | own))
         if request.received:  # before all ranks were there
             send(request.received)
         deadline, status = float("inf"), 0

@@ -130,6 +130,10 @@ def _plan(
 ) -> tuple[Plan, object]:
     """Returns the plan and the locks of the job; no locks if its ranks have to be started first."""
     source = script if script.is_file() else None
+    if options.tensor_parallel > 1:
+        # On a GPU before Blackwell, Megatron's all-reduce of a layer's backward pass overlaps with
+        # the next matrix product only if all kernels share one queue. CUDA reads this at its start.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     # Our launcher has checked everything before, and has said what there is to say.
     told = Console(silent=True) if LAUNCHER in os.environ else console
 

@@ -10,7 +10,8 @@ from megakit.runtime.patching import PATCHES, Patch
 #: here, because nothing in `megakit.runtime` imports `megakit.training`.
 FUNCTIONS = (
     "megakit.runtime.saving:write_in_threads",
-    "megakit.training.optimizer:use_fused_adam",
+    "megakit.training.optimizer:patch_optimizers",
+    "megakit.training.process_groups:replace_timeouts",
 )
 
 OWNERS = {"lightning": "Lightning", "nemo": "NeMo", "megatron": "Megatron-Core"}

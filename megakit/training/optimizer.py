@@ -20,7 +20,6 @@ from nemo.lightning.pytorch.optim import (
 
 from megakit.errors import UserError
 from megakit.runtime.patching import patch, require_attribute
-from megakit.training.gradients import accumulate_in_buffers
 
 #: torch's private kernels that `FusedAdam` needs: with and without decoupled weight decay.
 _adamw, _adam = require_attribute(torch, "_fused_adamw_"), require_attribute(torch, "_fused_adam_")
@@ -81,8 +80,15 @@ class FusedAdam(torch.optim.Optimizer):
 
 
 @functools.cache
-def use_fused_adam() -> None:
-    """Makes Megatron build `FusedAdam` as it builds Apex's, if Apex is not installed."""
+def patch_optimizers() -> None:
+    """Makes Megatron build `FusedAdam` if Apex is not installed, and load all of its formats."""
+    load = "load_parameter_state_from_dp_reshardable"
+    optimizer = distrib_optimizer.DistributedOptimizer
+    patch(
+        *(optimizer, load, torch.no_grad()(require_attribute(optimizer, load))),
+        group="safe",
+        reason="in float32, loading NeMo's default format fails: it needs gradients to be off",
+    )
     if not require_attribute(megatron_optimizer, "USING_PYTORCH_OPTIMIZER"):
         return
     for owner, name, value in (
@@ -109,10 +115,8 @@ class LeanOptimizerModule(MegatronOptimizerModule):
 
     def optimizers(self, model: MegatronParallel) -> list[torch.optim.Optimizer]:
         """Returns Megatron's optimizer."""
-        use_fused_adam()
+        patch_optimizers()
         built: list[torch.optim.Optimizer] = super().optimizers(model)
-        for optimizer in built:
-            accumulate_in_buffers([chunk.module for chunk in model], optimizer)
         return built
 
 

@@ -1,6 +1,7 @@
 """Changes how Lightning and NeMo start the processes of a job, and their process groups."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -9,9 +10,12 @@ import torch
 from lightning.pytorch.strategies import launchers
 from megatron.core import parallel_state
 
-from megakit.runtime.patching import require_attribute
+from megakit.runtime.patching import patch, require_attribute
 
 _SubprocessScriptLauncher: Any = require_attribute(launchers, "_SubprocessScriptLauncher")
+
+#: Options of the functions that create process groups, inside a block of `one_timeout`.
+_OPTIONS: dict[str, dict[str, Any]] = {}
 
 
 class SingleProcessLauncher(_SubprocessScriptLauncher):
@@ -22,28 +26,37 @@ class SingleProcessLauncher(_SubprocessScriptLauncher):
 
 @contextlib.contextmanager
 def one_timeout(timeout: timedelta) -> Iterator[None]:
-    """Gives one timeout to all process groups that are created inside the block.
+    """Sets one timeout on all process groups that are created inside the block.
 
     NeMo reads the timeout of the first process group from the variable of torch's NCCL heartbeat,
     which ends a process whose watchdog is slower than that. Megatron sets half an hour on all other
     groups. A later change has no effect in gloo.
     """
+    replace_timeouts()
+    _OPTIONS["init_process_group"] = {"timeout": timeout}
     minutes = timeout.total_seconds() / 60
-    with (
-        _with_options(torch.distributed, "init_process_group", timeout=timeout),
-        _with_options(
-            parallel_state, "initialize_model_parallel", distributed_timeout_minutes=minutes
-        ),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _with_options(module: Any, name: str, **options: Any) -> Iterator[None]:
-    """Sets options of every call of a module's function inside the block."""
-    function = getattr(module, name)
-    setattr(module, name, lambda *args, **kwargs: function(*args, **(kwargs | options)))
+    _OPTIONS["initialize_model_parallel"] = {"distributed_timeout_minutes": minutes}
     try:
         yield
     finally:
-        setattr(module, name, function)
+        _OPTIONS.clear()
+
+
+@functools.cache
+def replace_timeouts() -> None:
+    """Makes two functions take the options of `one_timeout`, once."""
+    for owner, name in (
+        (torch.distributed, "init_process_group"),
+        (parallel_state, "initialize_model_parallel"),
+    ):
+        original = require_attribute(owner, name)
+
+        def create(*args: Any, name: str = name, original: Any = original, **options: Any) -> Any:
+            return original(*args, **(options | _OPTIONS.get(name, {})))
+
+        patch(
+            *(owner, name, functools.wraps(original)(create)),
+            group="safe",
+            reason="NeMo ignores the strategy's `timeout`, and Megatron waits for half an hour",
+            when="while `ExactStrategy` creates its process groups",
+        )

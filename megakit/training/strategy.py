@@ -29,7 +29,7 @@ from megakit.training.checks import (
 )
 from megakit.training.loop import use_step_loop
 from megakit.training.micro_batches import Step, make_step
-from megakit.training.optimizer import check_saved_format, content_metadata, use_fused_adam
+from megakit.training.optimizer import check_saved_format, content_metadata, patch_optimizers
 from megakit.training.process_groups import SingleProcessLauncher, one_timeout
 from megakit.training.validation import FromLastStage, log_validated
 
@@ -49,9 +49,9 @@ class ExactStrategy(nl.MegatronStrategy):
     NeMo's strategy logs five values at every step, and notifies callbacks of eight events, which
     takes longer than the step of a small model. Here, a step only calls Megatron's schedule.
 
-    Takes all arguments of NeMo's strategy, and `timeout` of Lightning's: how long a rank waits for
-    another rank. Checkpoints are written in this process, before the next step begins: NeMo's
-    processes would import the main script again.
+    Takes the arguments of NeMo's strategy, and `timeout` of Lightning's: how long a rank waits for
+    another rank. It refuses interleaved pipeline stages, CUDA graphs of whole steps, and
+    asynchronous saves, which need processes that import the main script again.
 
     Attributes:
         grad_norm: Norm of the last step's gradient before clipping; None before the first step.
@@ -68,9 +68,18 @@ class ExactStrategy(nl.MegatronStrategy):
             "ckpt_async_save": False,
             # In NeMo's default format, a distributed optimizer resumes in some layouts only.
             "ckpt_optim_fully_reshardable": True,
+            # Otherwise, a save gathers the optimizer on every GPU: 4 bytes for each weight of the
+            # rank, which a model that needs this optimizer does not leave free. It needs gloo.
+            "distrib_optim_fully_reshardable_mem_efficient": kwargs.get(
+                "use_gloo_process_groups", True
+            ),
             "replace_progress_bar": False,
         }
         super().__init__(*args, **(ours | kwargs))
+        if self.async_save:
+            raise UserError(
+                "ckpt_async_save=True: ExactStrategy saves synchronously. Leave it out."
+            )
         self.observers: list[Callable[[Any, Any], None]] = []
         self._steps: dict[str, Step] = {}
         self._from_last_stage = FromLastStage()
@@ -97,7 +106,7 @@ class ExactStrategy(nl.MegatronStrategy):
     def setup_distributed(self) -> None:
         """Sets up the process groups; a single CPU process needs no network port."""
         write_in_threads()
-        use_fused_adam()
+        patch_optimizers()
         if self.cluster_environment.world_size() == 1 and self.root_device.type == "cpu":
             self.store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # from C++
         with one_timeout(require_attribute(self, "_timeout")):
@@ -223,14 +232,19 @@ class ExactStrategy(nl.MegatronStrategy):
         closure: Callable[[], Any],
         model: Any = None,
         **kwargs: Any,
-    ) -> tuple[bool, float | Tensor | None, int | None]:
-        """Makes an optimizer step, and checks and stores the norm of the gradient."""
+    ) -> tuple[Tensor, float | Tensor | None, int | None]:
+        """Makes an optimizer step, and checks and stores the norm of the gradient.
+
+        Returns:
+            What NeMo's optimizer returns: the closure's loss, the norm of the gradient before
+            clipping, and the number of zeros in the gradient if Megatron's config asks for it.
+        """
         is_first = self.grad_norm is None  # the first step of this start
         step: Any = optimizer.step
         if self._has_gradient_hooks:
             ours = super(nl.MegatronStrategy, self).optimizer_step
             step = functools.partial(ours, optimizer, model=model, **kwargs)
-        output: tuple[bool, Any, int | None] = step(closure=closure)
+        output: tuple[Tensor, Any, int | None] = step(closure=closure)
         self.grad_norm = output[1]
         check_norm(self.grad_norm, self.trainer.global_step + 1, is_first)
         return output

@@ -11,7 +11,7 @@ from megakit.runtime.patching import require_attribute
 from megakit.runtime.saving import write_in_threads
 from megakit.training.dropout import ExactDropout
 from megakit.training.loop import use_step_loop
-from megakit.training.optimizer import use_fused_adam
+from megakit.training.optimizer import patch_optimizers
 from megakit.training.strategy import ExactStrategy
 from megakit.training.validation import ValidationMetrics
 
@@ -50,10 +50,9 @@ def train(
             )
     if isinstance(trainer.strategy, nl.MegatronStrategy):
         use_step_loop(trainer)
-        use_fused_adam()
+        patch_optimizers()
         write_in_threads()
         trainer.strategy.async_save = False
-        trainer.strategy.ckpt_optim_fully_reshardable = True
     further: list[pl.Callback] = [ExactDropout()]
     metrics: Any = getattr(model, "validation_metrics", dict)()
     if metrics and isinstance(trainer.strategy, ExactStrategy):  # NeMo's own does not show outputs

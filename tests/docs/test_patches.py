@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,32 @@ for module in [module for name, module in sys.modules.items() if name.split(".")
 print(json.dumps(sorted(found)))
 """
 
+#: What megakit assigns to modules of the frameworks in a training, past `patch`.
+ASSIGNED = """
+import json, sys, types
+from pathlib import Path
+from megakit.runtime import use_accelerator
+
+use_accelerator("cpu")
+import model_pretrain
+from tests.parallel import jobs
+
+found = set()
+
+class Watched(types.ModuleType):
+    def __setattr__(self, name, value):
+        file = Path(sys._getframe(1).f_code.co_filename)
+        if "megakit" in file.parts and file.name != "patching.py":
+            found.add(f"{file.name}: {self.__name__}.{name}")
+        super().__setattr__(name, value)
+
+for name, module in list(sys.modules.items()):
+    if name.split(".")[0] in FRAMEWORKS and type(module) is types.ModuleType:
+        module.__class__ = Watched
+jobs.pretrain(jobs.layout(), Path(FOLDER), 2)
+print(json.dumps(sorted(found)))
+"""
+
 
 @pytest.fixture(scope="module")
 def printed() -> list[str]:
@@ -51,6 +78,11 @@ def test_the_page_shows_what_the_command_prints(printed: list[str]) -> None:
 
 def test_every_function_in_the_place_of_another_is_listed(printed: list[str]) -> None:
     assert json.loads(printed[-1]) == []
+
+
+def test_a_training_replaces_nothing_by_other_ways(tmp_path: Path) -> None:
+    code = f"FRAMEWORKS, FOLDER = {FRAMEWORKS}, {str(tmp_path)!r}\n{ASSIGNED}"
+    assert json.loads(output_of(code).strip().splitlines()[-1]) == []
 
 
 def test_the_switch_leaves_out_what_is_only_fast() -> None:

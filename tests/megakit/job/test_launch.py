@@ -62,6 +62,8 @@ while len(list(folder.glob("rank-*"))) < count:
     time.sleep(0.01)
 if task.isdigit():
     sys.exit(int(task))
+if task == "flags":  # 0 if Python's options are those of the launcher
+    sys.exit(not (sys.warnoptions == ["error::ImportWarning"] and "faulthandler" in sys._xoptions))
 if task == "late":
     time.sleep(0.5)
     (folder / "late").touch()
@@ -78,13 +80,14 @@ class Job:
         count: int,
         *tasks: str,
         grace: float = 20.0,
+        flags: tuple[str, ...] = (),
     ):
         script = folder / "job.py"
         script.write_text(JOB)
         self.folder, self.count = folder, count
         self.arguments = [str(script), str(folder), str(count), str(grace), *tasks]
         self.process = subprocess.Popen(
-            [sys.executable, *self.arguments],
+            [sys.executable, *flags, *self.arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -152,6 +155,13 @@ def test_the_end_of_one_rank_ends_the_others(
         assert (ended, list(filter(is_alive, ranks))) == (status, [])
     assert err.count("\n") == bool(told)
     assert err.startswith(told.replace("PID", str(ranks[1])))
+
+
+def test_the_ranks_have_the_options_of_the_interpreter(tmp_path: Path) -> None:
+    with job(
+        tmp_path, 2, "flags", flags=("-W", "error::ImportWarning", "-X", "faulthandler")
+    ) as started:
+        assert started.end()[0] == 0
 
 
 def test_a_stopped_rank_gives_another_the_time_to_save(tmp_path: Path) -> None:
