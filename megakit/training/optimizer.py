@@ -1,6 +1,7 @@
 """Builds Megatron's optimizer and NeMo's learning-rate schedule, as the scripts use them."""
 
 import functools
+import itertools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from megatron.core import dist_checkpointing
 from megatron.core import optimizer as megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig, distrib_optimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from nemo.lightning.io.pl import MegatronCheckpointIO
 from nemo.lightning.megatron_parallel import MegatronParallel
 from nemo.lightning.pytorch.optim import (
@@ -24,6 +26,9 @@ from megakit.training.gradients import accumulate_in_buffers
 
 #: torch's private kernels that `FusedAdam` needs: with and without decoupled weight decay.
 _adamw, _adam = require_attribute(torch, "_fused_adamw_"), require_attribute(torch, "_fused_adam_")
+#: Megatron's method that saves the state of a distributed optimizer so that any layout loads it.
+_RESHARDABLE = "sharded_param_state_fully_reshardable"
+_megatron_state = require_attribute(DistributedOptimizer, _RESHARDABLE)
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -82,7 +87,17 @@ class FusedAdam(torch.optim.Optimizer):
 
 @functools.cache
 def use_fused_adam() -> None:
-    """Makes Megatron build `FusedAdam` as it builds Apex's, if Apex is not installed."""
+    """Makes Megatron build `FusedAdam` as it builds Apex's, if Apex is not installed.
+
+    Also corrects how Megatron saves the state of a distributed optimizer.
+    """
+    patch(
+        *(DistributedOptimizer, _RESHARDABLE, _state_of_weights),
+        group="safe",
+        reason="with several buckets, it saves the state of other weights: it leaves out the "
+        "padding of buckets, and does not subtract it from the places of the weights",
+        when="with the distributed optimizer",
+    )
     if not require_attribute(megatron_optimizer, "USING_PYTORCH_OPTIMIZER"):
         return
     for owner, name, value in (
@@ -99,6 +114,23 @@ def use_fused_adam() -> None:
             worth="13% of a step: torch's fused kernel",
             when="without Apex and Transformer Engine",
         )
+
+
+def _state_of_weights(optimizer: Any, *args: Any, **options: Any) -> Any:
+    """Calls Megatron's method with the places of the weights in buffers without padding."""
+    padded = [buffer.param_index_map for buffer in optimizer.buffers]
+    try:
+        for buffer in optimizer.buffers:
+            paddings = (one.grad_data.numel() - one.numel_unpadded for one in buffer.buckets)
+            before = [0, *itertools.accumulate(paddings)]
+            buffer.param_index_map = {
+                weight: (start - before[bucket], end - before[bucket], bucket)
+                for weight, (start, end, bucket) in buffer.param_index_map.items()
+            }
+        return _megatron_state(optimizer, *args, **options)
+    finally:
+        for buffer, places in zip(optimizer.buffers, padded, strict=True):
+            buffer.param_index_map = places
 
 
 class LeanOptimizerModule(MegatronOptimizerModule):
