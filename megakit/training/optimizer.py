@@ -1,6 +1,7 @@
 """Builds Megatron's optimizer and NeMo's learning-rate schedule, as the scripts use them."""
 
 import functools
+import itertools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from megatron.core import dist_checkpointing
 from megatron.core import optimizer as megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig, distrib_optimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from nemo.lightning.io.pl import MegatronCheckpointIO
 from nemo.lightning.megatron_parallel import MegatronParallel
 from nemo.lightning.pytorch.optim import (
@@ -23,6 +25,9 @@ from megakit.runtime.patching import patch, require_attribute
 
 #: torch's private kernels that `FusedAdam` needs: with and without decoupled weight decay.
 _adamw, _adam = require_attribute(torch, "_fused_adamw_"), require_attribute(torch, "_fused_adam_")
+#: Megatron's method that saves the state of a distributed optimizer so that any layout loads it.
+_RESHARDABLE = "sharded_param_state_fully_reshardable"
+_megatron_state = require_attribute(DistributedOptimizer, _RESHARDABLE)
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -81,13 +86,20 @@ class FusedAdam(torch.optim.Optimizer):
 
 @functools.cache
 def patch_optimizers() -> None:
-    """Makes Megatron build `FusedAdam` if Apex is not installed, and load all of its formats."""
-    load = "load_parameter_state_from_dp_reshardable"
-    optimizer = distrib_optimizer.DistributedOptimizer
+    """Makes Megatron build `FusedAdam` if Apex is not installed, and corrects saves and loads."""
     patch(
-        *(optimizer, load, torch.no_grad()(require_attribute(optimizer, load))),
+        *(DistributedOptimizer, _RESHARDABLE, _state_of_weights),
         group="safe",
-        reason="in float32, loading NeMo's default format fails: it needs gradients to be off",
+        reason="with several buckets, it saves the state of other weights: it leaves out the "
+        "padding of buckets, and does not subtract it from the places of the weights",
+        when="with the distributed optimizer",
+    )
+    load = "load_parameter_state_from_dp_reshardable"
+    patch(
+        *(DistributedOptimizer, load, torch.no_grad()(getattr(DistributedOptimizer, load))),
+        group="safe",
+        reason="in float32, it fails, because it writes into weights that need gradients",
+        when="with the distributed optimizer",
     )
     if not require_attribute(megatron_optimizer, "USING_PYTORCH_OPTIMIZER"):
         return
@@ -105,6 +117,23 @@ def patch_optimizers() -> None:
             worth="13% of a step: torch's fused kernel",
             when="without Apex and Transformer Engine",
         )
+
+
+def _state_of_weights(optimizer: Any, *args: Any, **options: Any) -> Any:
+    """Calls Megatron's method with the places of the weights in buffers without padding."""
+    padded = [buffer.param_index_map for buffer in optimizer.buffers]
+    try:
+        for buffer in optimizer.buffers:
+            paddings = (one.grad_data.numel() - one.numel_unpadded for one in buffer.buckets)
+            before = [0, *itertools.accumulate(paddings)]
+            buffer.param_index_map = {
+                weight: (start - before[bucket], end - before[bucket], bucket)
+                for weight, (start, end, bucket) in buffer.param_index_map.items()
+            }
+        return _megatron_state(optimizer, *args, **options)
+    finally:
+        for buffer, places in zip(optimizer.buffers, padded, strict=True):
+            buffer.param_index_map = places
 
 
 class LeanOptimizerModule(MegatronOptimizerModule):

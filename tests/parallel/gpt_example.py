@@ -28,6 +28,7 @@ class Case:
     recompute: bool = False
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
+    overlap: bool = False
     dropout: float = 0.0
     precision: Literal["32", "bf16-mixed"] = "32"
 
@@ -61,7 +62,8 @@ def train(case: Case, folder: Path, resume: str | None = None) -> Trained:
     from megakit.training import train as fit
 
     half = STEPS // 2
-    intervals = {"max_steps": STEPS, "val_interval": half, "save_interval": half}
+    # The step of the first checkpoint is not validated, so the save itself has to gather weights.
+    intervals = {"max_steps": STEPS, "val_interval": 7, "save_interval": half}
     sizes: dict[str, Any] = {**SIZES, **intervals, **case.options}
     options = PretrainOptions(
         output_dir=folder,
@@ -87,6 +89,9 @@ def train(case: Case, folder: Path, resume: str | None = None) -> Trained:
             return self  # NeMo copies callbacks in order to record them
 
     module, data, trainer = jobs.built_by(pretrain, run)
+    if case.overlap:
+        further = ["overlap_param_gather"] if case.distributed_optimizer else []
+        jobs.use_ddp(trainer, ["overlap_grad_reduce", *further])
     trainer.callbacks.append(Watch())
     fit(model=module, data=data, trainer=trainer, resume=resume)
     return Trained(losses, jobs.weights_of(module), str(kept))

@@ -4,7 +4,7 @@ import importlib
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class Trained:
         last: The weights after the last step.
         seconds: What all steps took.
         optimizer: Class of Megatron's optimizer.
+        buckets: Parts in which Megatron reduces the gradients.
+        gathers_late: Whether the next forward pass gathers the weights.
         best: The checkpoint that is said to be the best.
     """
 
@@ -54,6 +56,8 @@ class Trained:
     last: dict[str, np.ndarray] = field(default_factory=dict)
     seconds: float = 0.0
     optimizer: str = ""
+    buckets: int = 0
+    gathers_late: bool = False
     best: str = ""
 
 
@@ -94,7 +98,13 @@ def options_of(stage: str, folder: Path, **more: Any) -> Any:
     return getattr(script, f"{stage.title()}Options")(**of_all | more)
 
 
-def pretrain(layout: Layout, folder: Path, max_steps: int, distributed: bool = False) -> Trained:
+def use_ddp(trainer: Any, names: Sequence[str]) -> None:
+    """Switches on options of Megatron's DistributedDataParallelConfig, as in `build_trainer`."""
+    # Without a size, one bucket would hold all weights of a small model, and nothing would overlap.
+    vars(trainer.strategy.ddp_config).update(dict.fromkeys(names, True), bucket_size=64)
+
+
+def pretrain(layout: Layout, folder: Path, max_steps: int, ddp: Sequence[str] = ()) -> Trained:
     """`model_pretrain.py`, with a look at every step."""
     import lightning.pytorch as pl
     from megatron.core import parallel_state
@@ -131,7 +141,7 @@ def pretrain(layout: Layout, folder: Path, max_steps: int, distributed: bool = F
 
     module, data, trainer = built_by(script.pretrain, run)
     module.register_forward_pre_hook(look)
-    trainer.strategy.ddp_config.use_distributed_optimizer = distributed
+    use_ddp(trainer, ddp)
     trainer.callbacks.append(Watch())
     train(model=module, data=data, trainer=trainer)
     found.place = (
@@ -143,17 +153,32 @@ def pretrain(layout: Layout, folder: Path, max_steps: int, distributed: bool = F
     mcore_optimizer = trainer.optimizers[0].mcore_optimizer
     parts = getattr(mcore_optimizer, "chained_optimizers", [mcore_optimizer])
     found.optimizer = type(parts[0]).__name__
+    ddp_module = trainer.strategy.model[0].module
+    found.buckets = len(ddp_module.bucket_groups)
+    found.gathers_late = bool(ddp_module.remove_forward_pre_hook_handles)
     found.best = Path(trainer.checkpoint_callback.best_model_path).name
     return found
 
 
-def finetune(layout: Layout, folder: Path) -> str:
-    """A classifier after a few steps from nothing; its checkpoint."""
+def finetune(
+    layout: Layout,
+    folder: Path,
+    max_steps: int = 100,
+    start: str | None = None,
+    ddp: Sequence[str] = (),
+) -> str:
+    """A classifier after a few steps from nothing or from a checkpoint; its checkpoint."""
+    from megakit.training import train
+
     script = importlib.import_module("model_finetune")
-    sizes = {"max_steps": 100, "val_interval": 100, "save_interval": 100}
+    sizes = dict.fromkeys(("max_steps", "val_interval", "save_interval"), max_steps)
     # At the default rate, a difference in rounding grows by orders of magnitude in some ten steps.
     options = options_of("finetune", folder, checkpoint="none", lr=5e-3, **sizes)
-    return str(script.finetune(make_run(script.FINETUNE, options, layout)))
+    run = make_run(script.FINETUNE, options, layout, start=start)
+    module, data, trainer = built_by(script.finetune, run)
+    use_ddp(trainer, ddp)
+    train(model=module, data=data, trainer=trainer)
+    return str(run.finish(trainer))
 
 
 def predict(layout: Layout, folder: Path, checkpoint: str) -> str:

@@ -14,7 +14,7 @@ LONG = pytest.mark.long
 TOLERANCE = 1e-5  # relative, of a loss in float32: sums in another order differ in the last bits
 LAYOUTS = {
     "pp2": Case(pipeline=2),
-    "dp2-distributed": Case(data=2, distributed_optimizer=True),
+    "dp2-distributed": Case(data=2, distributed_optimizer=True, overlap=True),
     "tp2-sequence": Case(tensor=2, sequence_parallel=True),
     "pp4": Case(pipeline=4),
     "tp2-pp2-recompute": Case(tensor=2, pipeline=2, sequence_parallel=True, recompute=True),

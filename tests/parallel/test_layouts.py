@@ -41,11 +41,11 @@ CASES, DISTRIBUTED = (
 class Training:
     """What all ranks of one training run saw, and what it left behind."""
 
-    def __init__(self, ranks, folder, distributed_optimizer=False, **layout):
+    def __init__(self, ranks, folder, ddp=(), **layout):
         self.layout = jobs.layout(**layout)
         self.runs = folder
         self.ranks = ranks.run(
-            *(jobs.pretrain, self.layout, folder, STEPS, distributed_optimizer),
+            *(jobs.pretrain, self.layout, folder, STEPS, ddp),
             world_size=self.layout.world_size,
         )
         self.metrics = read_csv(folder / "pretrain" / "metrics.csv")
@@ -131,7 +131,7 @@ class TestEveryLayout:
     @DISTRIBUTED
     def test_the_distributed_optimizer_without_accumulation(self, alone, training, name):
         (expected,) = alone.losses()
-        run = training(**LAYOUTS[name], micro_batches=1, distributed_optimizer=True)
+        run = training(**LAYOUTS[name], micro_batches=1, ddp=("use_distributed_optimizer",))
         assert {rank.optimizer for rank in run.ranks} == {"DistributedOptimizer"}
         assert {rank.samples[0].shape[0] for rank in run.ranks} == {1}
         for losses in run.losses():
