@@ -31,6 +31,7 @@ class Case:
     overlap: bool = False
     dropout: float = 0.0
     precision: Literal["32", "bf16-mixed"] = "32"
+    strategy: tuple[tuple[str, Any], ...] = ()  # further arguments of the strategy
 
     @property
     def layout(self) -> Layout:
@@ -92,9 +93,17 @@ def train(case: Case, folder: Path, resume: str | None = None) -> Trained:
     if case.overlap:
         further = ["overlap_param_gather"] if case.distributed_optimizer else []
         jobs.use_ddp(trainer, ["overlap_grad_reduce", *further])
+    vars(trainer.strategy).update(case.strategy)
     trainer.callbacks.append(Watch())
     fit(model=module, data=data, trainer=trainer, resume=resume)
     return Trained(losses, jobs.weights_of(module), str(kept))
+
+
+def metadata_of(checkpoint: str) -> dict[str, Any]:
+    """What Megatron wrote about the format of a checkpoint."""
+    from megakit.training.optimizer import content_metadata
+
+    return dict(content_metadata(Path(checkpoint, "weights")))
 
 
 def sample(

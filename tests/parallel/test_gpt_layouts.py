@@ -72,6 +72,25 @@ def test_a_resumed_run_is_bit_identical(trained, case):
 
 
 @LONG
+@pytest.mark.parametrize(
+    ("argument", "metadata"),
+    [
+        ("ckpt_optim_fully_reshardable", {"distrib_optim_sharding_type": "dp_reshardable"}),
+        (name := "distrib_optim_fully_reshardable_mem_efficient", {name: False}),
+    ],
+)
+def test_a_reader_chooses_how_the_distributed_optimizer_is_saved(
+    trained, ranks, argument, metadata
+):
+    case = replace(LAYOUTS["dp2-distributed"], strategy=((argument, False),))
+    whole = trained(case)
+    (found,) = ranks.run(gpt_example.metadata_of, whole[0].checkpoint, world_size=1)
+    assert metadata.items() <= found.items()
+    for before, after in zip(whole, trained(case, whole[0].checkpoint), strict=True):
+        assert after.losses == before.losses[gpt_example.STEPS // 2 :]
+
+
+@LONG
 def test_activations_are_computed_again_with_the_same_dropout(trained):
     found, kept, without = (
         losses_of(trained(case))[0].tolist()
