@@ -250,9 +250,9 @@ class TestGpus:
 #: Most lines of each room: its Python and shell. A number only goes down; where it has to go up, a
 #: sentence beside it says why.
 ROOMS = {
-    "megakit": 14571,
+    "megakit": 14608,  # grew by `mappings.py`, which mends a sum that Megatron loses
     "megakit/job": 2834,  # grew by finish.py, which was training's stages.py
-    "megakit/runtime": 1409,  # grew by the list of the patches, with the reason of each
+    "megakit/runtime": 1446,  # grew by `mappings.py`
     "megakit/checkpoints": 713,
     "megakit/training": 2394,
     "megakit/data": 1562,
@@ -265,7 +265,7 @@ ROOMS = {
     "model_finetune.py": 86,
     "model_predict.py": 130,  # the trainer is in plain sight
     "ladder": 820,  # four programs that share no code, as they are to be compared
-    "examples": 2678,  # grew by the experiments in demands, which tests had
+    "examples": 2798,  # grew by the experiment of demand 12
     "template": 658,
     "docs": 484,
     "notebooks": 758,  # grew by the exercises

@@ -137,9 +137,9 @@ def main() -> int:
     """Runs the command; returns its exit status."""
     begin_script()
     parser = argparse.ArgumentParser(
-        "run demand", description="Repeats one of the eleven experiments of docs/concepts.md."
+        "run demand", description="Repeats one of the twelve experiments of docs/concepts.md."
     )
-    parser.add_argument("number", metavar="N", nargs="?", help="1 to 11; without N, lists them")
+    parser.add_argument("number", metavar="N", nargs="?", help="1 to 12; without N, lists them")
     number = parser.parse_args().number
     try:
         demands = read_demands()

@@ -76,10 +76,10 @@ def test_the_command_alone_lists_the_experiments() -> None:
     assert done.output().splitlines() == [demand.title for demand in DEMANDS]
 
 
-@pytest.mark.parametrize("number", ["0", "12", "loss"])
+@pytest.mark.parametrize("number", ["0", "13", "loss"])
 def test_other_numbers_are_refused(number: str) -> None:
     done = run_script(COMMAND, number)
-    told = f"run: demand {number}: the demands have the numbers 1 to 11. `./run demand` lists them."
+    told = f"run: demand {number}: the demands have the numbers 1 to 12. `./run demand` lists them."
     assert (done.status, done.out, done.err) == (2, "", f"{told}\n")
 
 
@@ -104,7 +104,7 @@ def test_a_terminal_is_asked_before_the_results() -> None:
 
 
 def test_code_is_quoted_from_the_project() -> None:
-    assert len(QUOTED) == TEXT.count("```python") >= 11
+    assert len(QUOTED) == TEXT.count("```python") >= 12
     for file, code in QUOTED:
         lines = [line.strip() for line in (REPOSITORY / file).read_text().splitlines()]
         source = "\n".join(line for line in lines if line)
