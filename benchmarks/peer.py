@@ -3,7 +3,8 @@
     python benchmarks/peer.py {ours,1_torch,fused,2_lightning,3_megatron,4_nemo} [--steps N] [...]
 
 `ours` is model_pretrain.py; the others are the files of ladder/, which run unchanged, timed at the
-end of each optimizer step. The step is compared, so pixels are not corrupted, and nothing is
+end of each optimizer step. `1_torch_by_hand`, `fused_by_hand` and `2_lightning_by_hand` read from
+one tensor with all images. The step is compared, so pixels are not corrupted, and nothing is
 validated or saved while the clock runs.
 """
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from report import REPOSITORY
 from torch import Tensor
@@ -35,6 +37,7 @@ from mnist.samples import LadderOptions, TrainingSamples
 
 FILES = {file.stem: file for file in sorted((REPOSITORY / "ladder").glob("[1-9]_*.py"))}
 FILES["fused"] = FILES["1_torch"]  # with torch's fused AdamW
+FILES |= {f"{name}_by_hand": FILES[name] for name in ("1_torch", "fused", "2_lightning")}
 #: The beginnings of the names that torch's profiler gives to what the benchmark counts.
 PROFILED = {
     "kernels": ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemsetAsync"),
@@ -99,6 +102,22 @@ class Clock:
             print(json.dumps(told), file=out)
 
 
+class InMemory(TrainingSamples):
+    """As one writes it by hand: all images, and their order, as tensors on the device."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        dataset: Any = self.resampled.dataset
+        dataset.get_batch = lambda index: torch.from_numpy(index.idx)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.images = torch.tensor(dataset.images).to(device)
+        self.order = self.resampled.get_batch(np.arange(len(self))).to(device)
+
+    def __getitem__(self, some: slice) -> tuple[Tensor, Tensor]:
+        images = self.images[self.order[some]].float().flatten(1) / 255
+        return images, images
+
+
 class Prefetched(TrainingSamples):
     """Batches on the GPU: a thread prepares the next two as bytes in page-locked memory."""
 
@@ -124,6 +143,8 @@ def train_on_ladder(name: str, job: Job, clock: Clock) -> None:
     """Runs a file of the ladder as it is, with other samples and without saves."""
     register_optimizer_step_post_hook(clock.step)
     kind = Prefetched if torch.cuda.is_available() else TrainingSamples
+    if name.endswith("_by_hand"):
+        kind = InMemory
     if name == "4_nemo":
         from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -132,7 +153,7 @@ def train_on_ladder(name: str, job: Job, clock: Clock) -> None:
             setattr(ModelCheckpoint, method, lambda *_: None)
     changed: Any = samples
     changed.TrainingSamples = functools.partial(kind, corruption=0.0)
-    if name == "fused":
+    if name.startswith("fused"):
         changed = torch.optim
         changed.AdamW = functools.partial(changed.AdamW, fused=True)
     given = ("steps", "batch_size", "precision", "dataset", "data_dir")

@@ -4,10 +4,12 @@
     python benchmarks/steps.py --device gpu --batches 128 1024 8192 65536 [--profile] [--write]
 
 Each training is a process of its own (`peer.py`). The programs take turns, so a machine that slows
-down slows all of them, and a ratio is taken within a round. Before that, the losses of the first
-steps are compared: the data, the weights and the mathematics are the same. `--profile` adds the
-kernels, synchronizations and copies per step, as torch's profiler counts them. `--write` puts the
-table into RESULTS.md; a table by micro batch has a section of its own.
+down slows all of them, and a ratio is taken within a round. Each program is compared with the
+number of threads that is best for it; by micro batch, with the first one given. Before that, the
+losses of the first steps are compared: the data, the weights and the mathematics are the same.
+`--profile` adds the kernels, synchronizations and copies per step, as torch's profiler counts them.
+`--write` puts the table into RESULTS.md, where each version of Python has a section, and so have
+the tables by micro batch of a CPU and of a GPU.
 """
 
 import argparse
@@ -26,12 +28,24 @@ HERE = Path(__file__).resolve().parent
 TITLES = {
     "ours": "model_pretrain.py",
     "stock": "model_pretrain.py with MEGAKIT_STOCK=1",
+    "1_torch_by_hand": "plain PyTorch, by hand",
+    "fused_by_hand": "plain PyTorch with the fused AdamW, by hand",
+    "2_lightning_by_hand": "plain Lightning, by hand",
     "1_torch": "plain PyTorch (1_torch.py)",
-    "fused": "plain PyTorch with the fused AdamW",
+    "fused": "plain PyTorch with the fused AdamW (1_torch.py)",
     "2_lightning": "plain Lightning (2_lightning.py)",
     "3_megatron": "Megatron-Core alone (3_megatron.py)",
-    "4_nemo": "NeMo 2 alone (4_nemo.py)",
+    "4_nemo": "NeMo 2 alone, sample by sample (4_nemo.py)",
 }
+#: What a reader of the table has to know about the programs.
+CONTENTS = """
+"By hand" is a program of ladder/ as one writes it without this project: all images are in one
+tensor of bytes on the device, and the order of the samples is computed before the first step. The
+other programs of ladder/ read through mnist/samples.py. 3_megatron.py and 4_nemo.py print the loss
+of each step. 4_nemo.py trains as NeMo's tutorials do, with NeMo's MegatronStrategy: the DataLoader
+reads and collates single samples in the training's process, seven values are logged at each step,
+and TensorBoard writes them at every 50th. No program saves a checkpoint while it is timed.
+"""
 PROOF_STEPS = 50
 #: The only micro batch of 4_nemo.py, which reads sample by sample as NeMo's tutorials do.
 MICRO_BATCH = 128
@@ -98,21 +112,17 @@ def proof_lines(differences: dict[tuple[str, str], float]) -> list[str]:
 def rows_of(measured: Measured) -> list[Row]:
     """Compares the peers with ours, each with the number of threads that is best for it."""
     rates = {key: [one["steps_per_second"] for one in values] for key, values in measured.items()}
-    best: dict[str, int] = {}
-    for peer, threads in sorted(rates, key=lambda key: statistics.median(rates[key])):
-        best[peer] = threads
+    by_rate = sorted(rates, key=lambda key: statistics.median(rates[key]))
+    best = {peer: rates[peer, threads] for peer, threads in by_rate}
     rows = []
     for (peer, threads), values in rates.items():
-        processor = [one["processor_ms_per_step"] for one in measured[peer, threads]]
-        note = f"{statistics.median(processor):.2f} ms of processor time per step"
-        if peer != "ours" and best[peer] == threads:
-            ours = rates["ours", best["ours"]]
-            ratios = [own / other for own, other in zip(ours, values, strict=True)]
-            low, high = min(ratios), max(ratios)
-            ratio = f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
-            note += f"; {TITLES['ours']} has {ratio} of these steps/s"
-        unit = "step/s" if best[peer] == threads else "step/s, not its best"
-        rows.append(Row(f"{TITLES[peer]}, {threads} thread(s)", values, unit, note))
+        if values is not best[peer]:
+            continue
+        busy = statistics.median(one["processor_ms_per_step"] for one in measured[peer, threads])
+        note = f"{threads} thread(s), {busy:.2f} ms of processor time per step"
+        if peer != "ours":
+            note += f"; {TITLES['ours']} has {share(best['ours'], values)} of these steps/s"
+        rows.append(Row(TITLES[peer], values, "step/s", note))
     return rows
 
 
@@ -167,7 +177,8 @@ def measure(options: argparse.Namespace, batch: int, job: dict[str, Any]) -> Mea
                 told = train(peer, threads, **job)
                 measured.setdefault((peer, threads), []).append(told)
         now = ", ".join(
-            f"{peer} {values[-1]['steps_per_second']:.0f}" for (peer, _), values in measured.items()
+            f"{peer}/{threads} {values[-1]['steps_per_second']:.0f}"
+            for (peer, threads), values in measured.items()
         )
         print(f"batch {batch}, round {number + 1}: {now}", file=sys.stderr, flush=True)
     return measured
@@ -182,7 +193,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[MICRO_BATCH], metavar="SIZE")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="NUMBER")
     parser.add_argument(
         "--peers", nargs="+", choices=TITLES, default=[*TITLES], help="by default all"
     )
@@ -193,8 +204,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     options.by_batch = options.device == "gpu" or options.batches != [MICRO_BATCH]
-    if options.by_batch and len(options.threads) > 1:
-        parser.error("--device gpu, or --batches, takes one number of --threads")
+    if options.by_batch:
+        options.threads = options.threads[:1]
     if options.profile and options.device != "gpu":
         parser.error("--profile needs --device gpu: a CPU has no such calls")
     return options
@@ -212,21 +223,23 @@ def main() -> None:
         lines = proof_lines(same_mathematics(others, **job))
         print("\n".join(lines), flush=True)
     measured = {batch: measure(options, batch, job) for batch in options.batches}
-    title = "## Training steps, micro batch 128, bf16-mixed"
+    python = "{}.{}".format(*sys.version_info)
+    section, what = f"steps-{python}", f", micro batch 128, bf16-mixed, Python {python}"
     table = []
     if options.by_batch:
-        title = f"## Training steps on a {options.device.upper()}, by micro batch, bf16-mixed"
+        section = f"steps-{options.device}"
+        what = f" on a {options.device.upper()}, by micro batch, bf16-mixed"
         caption += "; fewer steps where the micro batch is above 2,048"
         table = batch_table(measured)
     elif "ours" in options.peers:
         table = [*HEADER, *map(str, rows_of(measured[MICRO_BATCH]))]
     if options.profile:
         table += ["", *profile_table(options.peers, **job, batch_size=options.batches[0])]
-    caption += ". 3_megatron.py and 4_nemo.py print every loss; 4_nemo.py reads single samples."
-    text = "\n".join([title, "", caption, "", *table, "", *lines])
+    heading = f"## Training steps{what}\n\n{caption}.\n{CONTENTS}"
+    text = "\n".join([heading, *table, "", *lines])
     print(text)
     if options.write:
-        write_section(f"steps-{options.device}" if options.by_batch else "steps", text)
+        write_section(section, text)
 
 
 if __name__ == "__main__":

@@ -123,17 +123,19 @@ README_FIGURES = {
     "50 s": ("clone", "git clone and ./run tutorial"),
     "100 s": ("clone", "the same with pip"),
     "14 s": ("times", "the three scripts"),
-    "1.14 times plain PyTorch": ("steps", "plain PyTorch (1_torch.py), 1 thread(s)"),
-    "1.33 times plain Lightning": ("steps", "plain Lightning (2_lightning.py), 1 thread(s)"),
-    "1.51 times Megatron-Core": ("steps", "Megatron-Core alone (3_megatron.py), 1 thread(s)"),
-    "3.8 times NeMo": ("steps", "NeMo 2 alone (4_nemo.py), 1 thread(s)"),
-    "0.98 with its fused AdamW": ("steps", "plain PyTorch with the fused AdamW, 1 thread(s)"),
+    "10.55 times plain PyTorch": ("steps-3.11", "plain PyTorch, by hand"),
+    "1.54 times those with": ("steps-3.11", "plain PyTorch with the fused AdamW, by hand"),
+    "8.40 times plain Lightning": ("steps-3.11", "plain Lightning, by hand"),
+    "1.95 times plain PyTorch": ("steps-3.11", "plain PyTorch (1_torch.py)"),
+    "14.06 times plain Lightning": ("steps-3.11", "plain Lightning (2_lightning.py)"),
+    "1.49 times Megatron-Core": ("steps-3.11", "Megatron-Core alone (3_megatron.py)"),
+    "5.0 times NeMo": ("steps-3.11", "NeMo 2 alone, sample by sample (4_nemo.py)"),
 }
 #: Each figure of a page that is the text of a link to RESULTS.md, in the same form.
 LINKED_FIGURES = {
     "2e-7": ("parallel", "DP2"),
-    "1.5 times": ("steps", "model_pretrain.py with MEGAKIT_STOCK=1, 1 thread(s)"),
-    "261 steps per second": ("steps", "plain PyTorch (1_torch.py), 1 thread(s)"),
+    "3.1 times": ("steps-3.11", "model_pretrain.py with MEGAKIT_STOCK=1"),
+    "52 steps per second": ("steps-3.11", "plain PyTorch, by hand"),
     "1.9 minutes": ("gpt", "the script, from start to end"),
 }
 

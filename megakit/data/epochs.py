@@ -123,8 +123,8 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
         if first < start or last >= start + len(idx):
             if last - first >= 2 * indices.size:  # in random order
                 return EpochIndex(*self._compute(indices))
-            start = first
-            epochs, idx = self._compute(np.arange(start, min(start + _AHEAD, len(self))))
+            start, stop = first, max(first + _AHEAD, last + 1)  # one batch may have more
+            epochs, idx = self._compute(np.arange(start, min(stop, len(self))))
             self._ahead = start, epochs, idx
         return EpochIndex(epochs[indices - start], idx[indices - start])
 

@@ -111,11 +111,11 @@ def test_batches_equal_samples_in_any_order(length, num_samples, shuffle, data):
 
 @pytest.mark.parametrize("length", [5, 55_000])
 def test_reading_ahead_changes_nothing(length):
-    """In order, by strides as ranks do, backwards, over the ends of stretches and epochs."""
+    """In order, by strides as ranks do, backwards, over ends of stretches and epochs, and more."""
     resampler = MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(Virtual(length)), 90)
     starts = [0, 128, 256, 16_300, 16_400, 2 * length - 60, 128, 40_000, len(resampler) - 128]
-    for start in starts:
-        indices = np.arange(start, start + 128)[:: 1 if start else -1] % len(resampler)
+    for start, size in (*((start, 128) for start in starts), (7, 20_000)):
+        indices = np.arange(start, start + size)[:: 1 if start else -1] % len(resampler)
         expected = [resampler[index] for index in indices.tolist()]
         assert resampler.get_batch(indices).tolist() == expected
 
