@@ -250,10 +250,10 @@ class TestGpus:
 #: Most lines of each room: its Python and shell. A number only goes down; where it has to go up, a
 #: sentence beside it says why.
 ROOMS = {
-    "megakit": 14571,
-    "megakit/job": 2834,  # grew by finish.py, which was training's stages.py
+    "megakit": 14597,
+    "megakit/job": 2832,  # grew by finish.py, which was training's stages.py
     "megakit/runtime": 1409,  # grew by the list of the patches, with the reason of each
-    "megakit/checkpoints": 713,
+    "megakit/checkpoints": 741,  # grew by the hashes of each rank
     "megakit/training": 2394,
     "megakit/data": 1562,
     "megakit/models": 1825,
@@ -270,7 +270,7 @@ ROOMS = {
     "docs": 484,
     "notebooks": 758,  # grew by the exercises
     "benchmarks": 2755,  # finds MNIST as the scripts do
-    "tests": 17293,  # grew by those of ladder, compare and recipes
+    "tests": 17395,  # grew by those of ladder, compare and recipes
     "run": 146,  # grew by three verbs, and by the proposal of a verb
     "run_setup.sh": 205,
     ".ci/run": 60,
