@@ -38,6 +38,8 @@ class SavingTrainer(SimpleNamespace):
             sanity_checking=False,
             should_stop=False,
             is_global_zero=True,
+            global_rank=0,
+            world_size=1,
             lightning_module=None,
             callback_metrics={},
             state=SimpleNamespace(fn="fit"),

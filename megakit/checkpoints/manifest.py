@@ -32,6 +32,8 @@ IMPORTED = "imported"
 #: Entries of `run` that identify the code of a run. A run may resume with other code.
 CODE = "code"
 CHANGES = "changes"
+#: Size in bytes and sha256 of files, by path relative to the checkpoint.
+Files = dict[str, dict[str, Any]]
 
 
 class OtherFormatError(UserError):
@@ -47,7 +49,7 @@ class Manifest:
         model: The name of the model's class.
         val_loss: The validation loss after this step; None without a validation.
         run: The identity of the run, option by option.
-        files: Size in bytes and sha256 of every other file, by path relative to the checkpoint.
+        files: All other files of the checkpoint.
         values: The other validated values after this step, by column of metrics.csv.
         higher_is_better: Whether the best checkpoint has the highest value of `--best-by`.
         final: Whether the run ended with this checkpoint before its last step.
@@ -60,7 +62,7 @@ class Manifest:
     val_loss: float | None = None
     run: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: Files = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
     values: dict[str, float] = field(default_factory=dict)
     higher_is_better: bool = False
@@ -149,16 +151,22 @@ def refuse_links(checkpoint: Path) -> None:
             )
 
 
-def list_files(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Returns size and sha256 of every file in a checkpoint but the manifest, by relative path."""
+def describe(path: Path, digest: str | None = None) -> dict[str, Any]:
+    """Returns size and sha256 of a file; a file whose sha256 is given is not opened."""
+    if digest is None:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"size": path.stat().st_size, "sha256": digest}
+
+
+def list_files(checkpoint: Path, known: Files | None = None) -> Files:
+    """Describes every file in a checkpoint but the manifest; copies each known sha256."""
     refuse_links(checkpoint)
-    found = {}
+    known, found = known or {}, {}
     for path in _paths(checkpoint):
         if path.is_file() and path != checkpoint / MANIFEST:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
             name = path.relative_to(checkpoint).as_posix()
-            found[name] = {"size": path.stat().st_size, "sha256": digest}
+            found[name] = describe(path, known.get(name, {}).get("sha256"))
     return found
 
 
@@ -209,8 +217,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def verify(checkpoint: Path) -> Manifest:
-    """Reads the manifest and compares every file of the checkpoint with it.
+def verify(checkpoint: Path, by_hash: bool = True) -> Manifest:
+    """Reads the manifest and compares every file of the checkpoint with it, or only the sizes.
 
     Only files that are in the checkpoint are opened, whatever paths the manifest lists.
 
@@ -219,13 +227,13 @@ def verify(checkpoint: Path) -> Manifest:
     """
     manifest = read_manifest(checkpoint)
     with reading(checkpoint, "Use another checkpoint."):
-        found = list_files(checkpoint)
+        found = list_files(checkpoint, None if by_hash else manifest.files)
     problems = []
     for name, expected in manifest.files.items():
         if name not in found:
             problems.append(f"{name} is missing")
         elif found[name] != expected:
-            problems.append(f"{name} was altered after it was written (its sha256 differs)")
+            problems.append(f"{name} was altered after it was written (its size or sha256 differs)")
     unexpected = found.keys() - manifest.files.keys()
     problems += [f"{name} does not belong to the checkpoint" for name in sorted(unexpected)]
     if problems:

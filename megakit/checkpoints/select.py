@@ -62,23 +62,24 @@ def own_checkpoints(folder: Path, stage: str, run: Mapping[str, Any]) -> dict[Pa
 
 def keep_own_checkpoints(
     folder: Path, stage: str, run: Mapping[str, Any], report: Callable[[str], None]
-) -> dict[Path, Manifest]:
-    """Renames each checkpoint that the run cannot use; verifies and returns the others.
+) -> tuple[Path, Manifest] | tuple[None, None]:
+    """Renames each checkpoint that the run cannot use; returns the newest of the others.
 
     Renamed are damaged checkpoints and those of another stage, run or step. `report` receives one
-    line for the user about each of them.
+    line for the user about each of them. The returned checkpoint is verified by hash, because
+    the run uses it; older checkpoints are verified by name and size only.
 
     Raises:
         UserError: A checkpoint may be undamaged: another version of this program wrote it, or the
             system cannot read it.
     """
-    kept = {}
-    for checkpoint in list_checkpoints(folder):
+    newest = None
+    for checkpoint in reversed(list_checkpoints(folder)):
         try:
-            manifest = verify(checkpoint)
+            manifest = verify(checkpoint, by_hash=newest is None)
             read_model_settings(checkpoint)
             if manifest.stage == stage and same_run(manifest.run, run):
-                kept[checkpoint] = manifest
+                newest = newest or (checkpoint, manifest)
                 continue
             reason, problem = "foreign", f"{checkpoint}: belongs to another run."
         except UserError as error:
@@ -86,7 +87,7 @@ def keep_own_checkpoints(
                 raise
             reason, problem = "damaged", str(error).removesuffix(" Use another checkpoint.")
         report(f"{problem} The checkpoint was renamed to {set_aside(checkpoint, reason).name}.")
-    return kept
+    return newest or (None, None)
 
 
 def set_aside(checkpoint: Path, reason: str) -> Path:

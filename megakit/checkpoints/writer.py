@@ -22,8 +22,11 @@ from lightning.pytorch.callbacks import Checkpoint
 from megakit.checkpoints.context import write_context
 from megakit.checkpoints.manifest import (
     CONTEXT,
+    WEIGHTS,
+    Files,
     Manifest,
     checkpoint_name,
+    describe,
     list_files,
     write_manifest,
 )
@@ -148,6 +151,7 @@ class CheckpointWriter(Checkpoint):
             partial.mkdir(parents=True)
         trainer.strategy.barrier("folder made")
         trainer.save_checkpoint(partial)  # into partial/weights
+        hashed = hash_weights(trainer, partial)
         if trainer.is_global_zero:
             write_context(partial / CONTEXT, trainer.lightning_module)
             for path in self.copied:
@@ -163,7 +167,7 @@ class CheckpointWriter(Checkpoint):
                 values=values,
                 higher_is_better=self.best_is_highest,
                 final=trainer.should_stop and step != trainer.max_steps,
-                files=list_files(partial),
+                files=list_files(partial, hashed) | hashed,
             )
             write_manifest(partial, manifest)
             publish(partial, final)
@@ -182,6 +186,21 @@ class CheckpointWriter(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the state of this callback from a checkpoint."""
         self.seconds = float(state_dict["seconds"])
+
+
+def hash_weights(trainer: pl.Trainer, checkpoint: Path) -> Files:
+    """Hashes the weights that this rank wrote; returns the files that all ranks have hashed.
+
+    Megatron and torch name them `__RANK_NUMBER.distcp`. A rank sees its own files at once on every
+    shared file system, and mostly reads them from memory. Rank 0 hashes all files that remain, so
+    no file depends on its name.
+    """
+    found = (checkpoint / WEIGHTS).glob(f"__{trainer.global_rank}_*")
+    own = {f"{WEIGHTS}/{path.name}": describe(path) for path in found}
+    parts = [own] * trainer.world_size
+    if trainer.world_size > 1:
+        torch.distributed.all_gather_object(parts, own)
+    return {name: file for part in parts for name, file in part.items()}
 
 
 def _model_name(module: Any) -> str:

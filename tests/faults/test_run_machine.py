@@ -168,12 +168,17 @@ class Runs(RuleBasedStateMachine):
         if not to.exists():
             shutil.copytree(never_disturbed(seed) / "kept" / checkpoint_name(step), to)
 
-    @rule(number=st.integers(0, 5), name=st.sampled_from(("manifest.json", str(WEIGHTS), METRICS)))
-    def damage(self, number: int, name: str) -> None:
+    @rule(
+        number=st.integers(0, 5),
+        name=st.sampled_from(("manifest.json", str(WEIGHTS), METRICS)),
+        keeps_size=st.booleans(),
+    )
+    def damage(self, number: int, name: str, keeps_size: bool) -> None:
         checkpoint = self._choose(number)
         if checkpoint is not None and (path := checkpoint / name).is_file():
             content = path.read_bytes()
-            path.write_bytes(content[: len(content) // 2])
+            half = content[: len(content) // 2]
+            path.write_bytes(half.ljust(len(content)) if keeps_size else half)
 
     @rule(name=FILES)
     def remove_file(self, name: str) -> None:
@@ -202,6 +207,15 @@ def test_histories_that_went_wrong_before() -> None:
     runs.start(fresh=False)
     runs.remove_file(name=RUN_FILE)
     runs.start(fresh=False)
+    runs.teardown()
+
+
+def test_an_altered_byte_is_found_in_what_a_start_uses() -> None:
+    runs = Runs()
+    runs.start_and_stop(step=3)
+    for _ in range(2):  # the second time, the run is done
+        runs.damage(number=-1, name=str(WEIGHTS), keeps_size=True)
+        runs.start(fresh=False)
     runs.teardown()
 
 

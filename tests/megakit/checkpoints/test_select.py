@@ -3,8 +3,10 @@
 import errno
 import math
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,8 +31,17 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def cut(checkpoint: Path) -> None:
-    (checkpoint / "weights" / "__0_0.distcp").write_bytes(b"")
+def damage(checkpoint: Path, change: Callable[[bytes], bytes]) -> None:
+    path = checkpoint / "weights" / "__0_0.distcp"
+    path.write_bytes(change(path.read_bytes()))
+
+
+def cut(content: bytes) -> bytes:
+    return content[:-1]
+
+
+def flip(content: bytes) -> bytes:
+    return bytes([content[0] ^ 1]) + content[1:]
 
 
 @pytest.mark.parametrize(
@@ -55,19 +66,41 @@ def test_the_lowest_loss_is_the_best_and_nan_the_worst(
 
 def test_a_run_keeps_its_own_and_renames_the_others(tmp_path: Path) -> None:
     made = {step: make_checkpoint(tmp_path, step, run=RUN) for step in (10, 20, 30, 40, 50)}
-    cut(made[10])
+    damage(made[10], cut)
     (made[30] / MANIFEST).write_text("{")
     write_manifest(made[40], replace(read_manifest(made[40]), run={"seed": 2}))
     write_manifest(made[50], replace(read_manifest(made[50]), stage="finetune"))
     assert list(own_checkpoints(tmp_path, "pretrain", RUN)) == [made[10], made[20]]
     (tmp_path / "damaged-step=000010").mkdir()  # of an earlier start
     lines: list[str] = []
-    assert list(keep_own_checkpoints(tmp_path, "pretrain", RUN, lines.append)) == [made[20]]
+    newest = keep_own_checkpoints(tmp_path, "pretrain", RUN, lines.append)
+    assert newest == (made[20], read_manifest(made[20]))
     renamed = ["damaged-step=000010.2", "damaged-step=000030"]
     renamed += ["foreign-step=000040", "foreign-step=000050"]
     assert names(tmp_path) == ["damaged-step=000010", *renamed, "step=000020"]
-    for line, name in zip(lines, renamed, strict=True):
+    for line, name in zip(lines, reversed(renamed), strict=True):
         assert line.endswith(f"The checkpoint was renamed to {name}.")
+
+
+@pytest.mark.parametrize(
+    ("damages", "used", "renamed"),
+    [
+        ({10: flip}, 20, []),  # the run reads no byte of it
+        ({10: cut}, 20, [10]),
+        ({20: flip}, 10, [20]),
+        ({10: flip, 20: flip}, None, [10, 20]),
+    ],
+)
+def test_what_a_run_uses_is_verified_by_hash_and_all_else_by_size(
+    tmp_path: Path, damages: dict[int, Any], used: int | None, renamed: list[int]
+) -> None:
+    made = {step: make_checkpoint(tmp_path, step, run=RUN) for step in (10, 20)}
+    for step, change in damages.items():
+        damage(made[step], change)
+    newest, _ = keep_own_checkpoints(tmp_path, "pretrain", RUN, print)
+    assert newest == (used and made[used])
+    kept = [f"step={step:06}" for step in made if step not in renamed]
+    assert names(tmp_path) == [*(f"damaged-step={step:06}" for step in renamed), *kept]
 
 
 def test_what_may_be_undamaged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,4 +119,4 @@ def test_what_may_be_undamaged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match="Input/output error"):
         keep_own_checkpoints(tmp_path, "pretrain", {}, print)
     monkeypatch.undo()
-    assert list(keep_own_checkpoints(tmp_path, "pretrain", {}, print)) == [path.parent]
+    assert keep_own_checkpoints(tmp_path, "pretrain", {}, print)[0] == path.parent

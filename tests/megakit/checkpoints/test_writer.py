@@ -71,6 +71,20 @@ def test_saved_at_the_interval_after_the_last_step_and_on_demand(writer: Checkpo
     assert verify(writer.folder / "step=000026").final
 
 
+def test_every_file_is_hashed_whatever_its_name(writer: CheckpointWriter, trainer: Any) -> None:
+    """Only rank 0 is here to hash what another rank's name, or none, is on."""
+    names = {"weights/__0_0.distcp", "weights/__1_0.distcp", "weights/more/__0_0.pt", "weights/x"}
+
+    def save(folder: Path) -> None:
+        (folder / "weights" / "more").mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text(name)
+
+    trainer.save_checkpoint = save
+    run_to(writer, trainer, 10, 0.5)
+    assert verify(Path(writer.last_model_path)).files.keys() == names
+
+
 def test_best_and_last_are_kept(writer: CheckpointWriter, trainer: Any) -> None:
     kept = []
     for step, loss in ((10, 0.5), (20, 0.3), (30, 0.4), (40, float("nan")), (50, 0.2)):
