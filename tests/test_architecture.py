@@ -250,8 +250,8 @@ class TestGpus:
 
 
 #: Most tokens of code of each room: names, operators and literals of its Python, words of its
-#: shell, without comments and docstrings. A number only goes down; where it has to go up, a sentence
-#: beside it says why.
+#: shell, without comments and docstrings. A number only goes down; where it has to go up, a
+#: sentence beside it says why.
 ROOMS = {
     "megakit": 82470,  # grew by patches of two silent faults of Megatron's
     "megakit/job": 15580,
