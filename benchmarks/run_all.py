@@ -37,7 +37,7 @@ class Benchmark:
 
 
 ALL = {
-    "steps": Benchmark(14, "training steps/s beside plain loops and ladder/", ("steps.py",)),
+    "steps": Benchmark(11, "training steps/s beside plain loops and ladder/", ("steps.py",)),
     "times": Benchmark(5, "from Enter to result, by script, and memory", ("times.py",)),
     "clone": Benchmark(12, "from git clone to predictions, caches cold, beside pip", ("clone.py",)),
     "checkpoint": Benchmark(1, "how long a save stops training", ("checkpoint.py",), False),
