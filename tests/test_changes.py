@@ -181,3 +181,34 @@ def test_the_next_stage_says_that_its_start_is_of_old_code(
     told = "The code of model_pretrain.py or of its imports has changed since it made"
     assert told in ended.err
     assert ": MSELossReduction.forward. " in ended.err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("edit", "options"),
+    [
+        pytest.param(
+            ("ddp=Dist", "ckpt_async_save=True,\n        ddp=Dist"), (), id="asynchronous saves"
+        ),
+        pytest.param(
+            ("ddp=Dist", "virtual_pipeline_model_parallel_size=2,\n        ddp=Dist"),
+            ("--devices", 2, "--pipeline-parallel", 2),
+            id="interleaved stages",
+        ),
+        pytest.param(
+            (
+                "    model_cls: type[PretrainModel]",
+                '    cuda_graph_scope: str = "full_iteration"\n    model_cls: type[PretrainModel]',
+            ),
+            (),
+            id="graph of a whole step",
+        ),
+    ],
+)
+def test_what_the_strategy_does_not_have_is_refused(
+    project: Path, tmp_path: Path, edit: tuple[str, str], options: tuple[object, ...]
+) -> None:
+    change(project, "model_components.py", [edit])
+    done = start(project, tmp_path / "runs", *options)
+    assert done.status == 2
+    assert "ExactStrategy does not have this. Leave it out" in done.err

@@ -70,11 +70,19 @@ def launch(devices: int, console: Console) -> int:
         if request.received:  # before all ranks were there
             send(request.received)
         deadline, status = float("inf"), 0
-        while any([one.poll() is None for one in ranks]):  # the list polls every rank
+
+        def are_running() -> bool:
+            return any([one.poll() is None for one in ranks])  # the list polls every rank
+
+        while are_running():
             failed = next((number for number, one in enumerate(ranks) if one.returncode), None)
             if failed is not None and deadline == float("inf"):
                 status = _status(ranks[failed], failed, sent, request, console)
                 is_stopped = status in EXIT_STATUS.values()
+                # The other ranks may refuse the same, and only rank 0 says why.
+                patience = time.monotonic() + GRACE / 4 * (status == REFUSED)
+                while time.monotonic() < patience and are_running():
+                    time.sleep(0.05)
                 if not is_stopped:
                     send(signal.SIGTERM)
                 deadline = time.monotonic() + (GRACE if is_stopped else GRACE / 2)

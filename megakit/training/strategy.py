@@ -43,6 +43,13 @@ _WEIGHT = "_num_tokens"
 require_attribute(nl.MegatronStrategy, "_configure_launcher")
 
 
+def refused(argument: str) -> UserError:
+    """Returns the error for an argument of NeMo's strategy that `ExactStrategy` does not have."""
+    return UserError(
+        f"{argument}: ExactStrategy does not have this. Leave it out, or use nl.MegatronStrategy."
+    )
+
+
 class ExactStrategy(nl.MegatronStrategy):
     """Runs steps like NeMo's MegatronStrategy, with less logging and an exact validation loss.
 
@@ -76,10 +83,9 @@ class ExactStrategy(nl.MegatronStrategy):
             "replace_progress_bar": False,
         }
         super().__init__(*args, **(ours | kwargs))
-        if self.async_save:
-            raise UserError(
-                "ckpt_async_save=True: ExactStrategy saves synchronously. Leave it out."
-            )
+        for name in ("ckpt_async_save", "virtual_pipeline_model_parallel_size"):
+            if value := kwargs.get(name):
+                raise refused(f"{name}={value}")
         self.observers: list[Callable[[Any, Any], None]] = []
         self._steps: dict[str, Step] = {}
         self._from_last_stage = FromLastStage()
@@ -139,11 +145,8 @@ class ExactStrategy(nl.MegatronStrategy):
         self._steps.clear()
         self._from_last_stage = FromLastStage()
         scope = getattr(require_attribute(self.model[0], "config"), "cuda_graph_scope", None)
-        if len(self.model) > 1 or scope == "full_iteration":
-            raise UserError(
-                "virtual_pipeline_model_parallel_size and cuda_graph_scope='full_iteration': "
-                "ExactStrategy has neither. Leave them out, or use nl.MegatronStrategy."
-            )
+        if scope == "full_iteration":
+            raise refused("cuda_graph_scope='full_iteration'")
 
     def load_checkpoint(
         self, checkpoint_path: str | os.PathLike[str], selective_restore: bool = False

@@ -58,13 +58,6 @@ def test_a_size_from_a_start_checkpoint_is_compared_with_the_option() -> None:
         UsedOptions({"latent_size": 3}).on_fit_start(SimpleNamespace(), module)  # type: ignore[arg-type]
 
 
-def test_asynchronous_saves_are_refused() -> None:
-    from megakit.training import ExactStrategy
-
-    with pytest.raises(UserError, match=r"^ckpt_async_save=True: ExactStrategy saves synchro"):
-        ExactStrategy(ckpt_async_save=True)
-
-
 def test_nemos_own_strategy_shows_no_micro_batches() -> None:
     from nemo import lightning as nl
 
