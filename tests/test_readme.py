@@ -132,6 +132,7 @@ README_FIGURES = {
     "0.97 times the fused": ("steps-3.11", "plain PyTorch with the fused AdamW, by hand"),
     "1.25 times plain Lightning": ("steps-3.11", "plain Lightning, by hand"),
     "0.87 times plain PyTorch": ("steps-3.12", "plain PyTorch (1_torch.py)"),
+    "0.70 times those": ("steps-3.12", "plain PyTorch with the fused AdamW (1_torch.py)"),
     "0.83 times those by hand": ("steps-3.12", "plain PyTorch, by hand"),
 }
 #: Each figure of a page that is the text of a link to RESULTS.md, in the same form.

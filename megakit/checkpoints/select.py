@@ -63,7 +63,7 @@ def own_checkpoints(folder: Path, stage: str, run: Mapping[str, Any]) -> dict[Pa
 def keep_own_checkpoints(
     folder: Path, stage: str, run: Mapping[str, Any], report: Callable[[str], None]
 ) -> tuple[Path, Manifest] | tuple[None, None]:
-    """Renames each checkpoint that the run cannot use; returns the newest of the others.
+    """Renames each checkpoint that the run cannot use; returns the newest that it can use.
 
     Renamed are damaged checkpoints and those of another stage, run or step. `report` receives one
     line for the user about each of them. The returned checkpoint is verified by hash, because

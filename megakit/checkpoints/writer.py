@@ -193,7 +193,7 @@ def hash_weights(trainer: pl.Trainer, checkpoint: Path) -> Files:
 
     Megatron and torch name them `__RANK_NUMBER.distcp`. A rank sees its own files at once on every
     shared file system, and mostly reads them from memory. Rank 0 hashes all files that remain, so
-    no file depends on its name.
+    every file is hashed, whatever its name.
     """
     found = (checkpoint / WEIGHTS).glob(f"__{trainer.global_rank}_*")
     own = {f"{WEIGHTS}/{path.name}": describe(path) for path in found}

@@ -81,9 +81,9 @@ def _open_training(
     console: Console,
 ) -> None:
     refuse_another_run(directory, plan.identity, plan.start)
-    folder = directory.checkpoints
-    remove_leftovers(folder)
-    path, newest = keep_own_checkpoints(folder, stage.name, plan.identity, console.say)
+    checkpoints = directory.checkpoints
+    remove_leftovers(checkpoints)
+    path, newest = keep_own_checkpoints(checkpoints, stage.name, plan.identity, console.say)
     refuse_changed_code(directory, plan.identity, newest, options)
     paths = {name: path for name, path in options.places().items() if name != "output_dir"}
     places = {name: str(path.absolute()) for name, path in paths.items() if path is not None}

@@ -72,17 +72,17 @@ def launch(devices: int, console: Console) -> int:
         deadline, status = float("inf"), 0
 
         def are_running() -> bool:
-            return any([one.poll() is None for one in ranks])  # the list polls every rank
+            return None in [one.poll() for one in ranks]  # polls every rank
 
         while are_running():
             failed = next((number for number, one in enumerate(ranks) if one.returncode), None)
             if failed is not None and deadline == float("inf"):
                 status = _status(ranks[failed], failed, sent, request, console)
                 is_stopped = status in EXIT_STATUS.values()
-                # The other ranks may refuse the same, and only rank 0 says why.
-                patience = time.monotonic() + GRACE / 4 * (status == REFUSED)
-                while time.monotonic() < patience and are_running():
-                    time.sleep(0.05)
+                if status == REFUSED:  # the other ranks may refuse the same, and rank 0 says why
+                    patience = time.monotonic() + GRACE / 4
+                    while are_running() and time.monotonic() < patience:
+                        time.sleep(0.05)
                 if not is_stopped:
                     send(signal.SIGTERM)
                 deadline = time.monotonic() + (GRACE if is_stopped else GRACE / 2)

@@ -1,8 +1,8 @@
 """Replaces parts of the frameworks at run time: one function, one list, one switch.
 
 A patch belongs to one of three groups. `needed`: without it nothing runs here. `safe`: it reads and
-writes checkpoints safely, or prevents a wrong result. `fast`: it saves time, and `MEGAKIT_STOCK=1`
-leaves it out. `python -m megakit.runtime` prints the list.
+writes checkpoints safely, prevents a wrong result, or ends a rank that waits. `fast`: it saves
+time, and `MEGAKIT_STOCK=1` leaves it out. `python -m megakit.runtime` prints the list.
 """
 
 import importlib

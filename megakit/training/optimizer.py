@@ -27,7 +27,7 @@ from megakit.runtime.patching import patch, require_attribute
 _adamw, _adam = require_attribute(torch, "_fused_adamw_"), require_attribute(torch, "_fused_adam_")
 #: Megatron's method that saves the state of a distributed optimizer so that any layout loads it.
 _RESHARDABLE = "sharded_param_state_fully_reshardable"
-_megatron_state = require_attribute(DistributedOptimizer, _RESHARDABLE)
+_megatrons_state = require_attribute(DistributedOptimizer, _RESHARDABLE)
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -86,12 +86,15 @@ class FusedAdam(torch.optim.Optimizer):
 
 @functools.cache
 def patch_optimizers() -> None:
-    """Makes Megatron build `FusedAdam` if Apex is not installed, and corrects saves and loads."""
+    """Makes Megatron build `FusedAdam` if Apex is not installed.
+
+    Also corrects how Megatron saves and loads the state of a distributed optimizer.
+    """
     patch(
-        *(DistributedOptimizer, _RESHARDABLE, _state_of_weights),
+        *(DistributedOptimizer, _RESHARDABLE, _reshardable_state),
         group="safe",
-        reason="with several buckets, it saves the state of other weights: it leaves out the "
-        "padding of buckets, and does not subtract it from the places of the weights",
+        reason="with several buckets, it saves the states of wrong weights: it joins the buckets "
+        "without their padding, but looks up the weights at their places with padding",
         when="with the distributed optimizer",
     )
     load = "load_parameter_state_from_dp_reshardable"
@@ -119,18 +122,24 @@ def patch_optimizers() -> None:
         )
 
 
-def _state_of_weights(optimizer: Any, *args: Any, **options: Any) -> Any:
+def _reshardable_state(
+    optimizer: Any, weights: Any, is_loading: bool = False, metadata: Any = None
+) -> Any:
     """Calls Megatron's method with the places of the weights in buffers without padding."""
+    if is_loading:
+        # Nothing is gathered, but Megatron requires a group of gloo if the checkpoint was gathered
+        # by gloo. This run may have no such group.
+        metadata = {**(metadata or {}), "distrib_optim_fully_reshardable_mem_efficient": False}
     padded = [buffer.param_index_map for buffer in optimizer.buffers]
     try:
         for buffer in optimizer.buffers:
             paddings = (one.grad_data.numel() - one.numel_unpadded for one in buffer.buckets)
-            before = [0, *itertools.accumulate(paddings)]
+            padding_before = [0, *itertools.accumulate(paddings)]
             buffer.param_index_map = {
-                weight: (start - before[bucket], end - before[bucket], bucket)
+                weight: (start - padding_before[bucket], end - padding_before[bucket], bucket)
                 for weight, (start, end, bucket) in buffer.param_index_map.items()
             }
-        return _megatron_state(optimizer, *args, **options)
+        return _megatrons_state(optimizer, weights, is_loading, metadata)
     finally:
         for buffer, places in zip(optimizer.buffers, padded, strict=True):
             buffer.param_index_map = places

@@ -75,17 +75,18 @@ class ExactStrategy(nl.MegatronStrategy):
             "ckpt_async_save": False,
             # In NeMo's default format, a distributed optimizer resumes in some layouts only.
             "ckpt_optim_fully_reshardable": True,
-            # Otherwise, a save gathers the optimizer on every GPU: 4 bytes for each weight of the
-            # rank, which a model that needs this optimizer does not leave free. It needs gloo.
+            # Gloo gathers the optimizer's state in the memory of one host. NCCL would gather it on
+            # every GPU, where a model that needs the distributed optimizer leaves no room for it.
             "distrib_optim_fully_reshardable_mem_efficient": kwargs.get(
                 "use_gloo_process_groups", True
             ),
             "replace_progress_bar": False,
         }
         super().__init__(*args, **(ours | kwargs))
-        for name in ("ckpt_async_save", "virtual_pipeline_model_parallel_size"):
-            if value := kwargs.get(name):
-                raise refused(f"{name}={value}")
+        if self.async_save:
+            raise refused("ckpt_async_save=True")
+        if self.virtual_pipeline_model_parallel_size:
+            raise refused("virtual_pipeline_model_parallel_size")
         self.observers: list[Callable[[Any, Any], None]] = []
         self._steps: dict[str, Step] = {}
         self._from_last_stage = FromLastStage()

@@ -75,7 +75,7 @@ def test_peers_compute_the_same_losses(benchmark: Callable[[str], ModuleType]) -
 def test_a_gpu_gives_the_losses_of_a_cpu(
     benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On a GPU, a thread prepares the batches, or all images are there: it is the same order."""
+    """On a GPU, a thread prepares the batches, or the GPU has all images. The order is the same."""
     steps = benchmark("steps")
     job = {"dataset": "digits", "steps": 30, "warm_up": 5}  # 30 batches of 128: several epochs
     expected = steps.train("1_torch", 1, **job)["losses"]

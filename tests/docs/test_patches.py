@@ -80,7 +80,7 @@ def test_every_function_in_the_place_of_another_is_listed(printed: list[str]) ->
     assert json.loads(printed[-1]) == []
 
 
-def test_a_training_replaces_nothing_by_other_ways(tmp_path: Path) -> None:
+def test_a_training_assigns_to_no_module_of_the_frameworks_by_other_ways(tmp_path: Path) -> None:
     code = f"FRAMEWORKS, FOLDER = {FRAMEWORKS}, {str(tmp_path)!r}\n{ASSIGNED}"
     assert json.loads(output_of(code).strip().splitlines()[-1]) == []
 

@@ -117,6 +117,18 @@ def sample(
     return str(sample(run))
 
 
+def weights_in(checkpoint: str) -> dict[str, np.ndarray]:
+    """The weights of a checkpoint, by name."""
+    from megakit.testing import distributed_model_parallel_state
+
+    with distributed_model_parallel_state():
+        from examples.gpt import gpt_components as gpt_components  # the checkpoint names its config
+        from megakit.models import load_for_inference
+
+        state = load_for_inference(checkpoint).state_dict()
+        return {name: weight.numpy() for name, weight in state.items()}
+
+
 def sample_of_the_plain_model(checkpoint: str) -> bytes:
     """The same text, by a model outside of Megatron's parallelism."""
     import torch

@@ -195,11 +195,13 @@ class TestLanguageModel:
 
     def test_a_checkpoint_has_all_updated_weights(self, trained, ranks):
         """No validation gathers them before it is saved."""
-        one, eight = (
-            ranks.run(gpt_example.sample_of_the_plain_model, found[0].checkpoint, world_size=1)
+        (one,), (eight,) = (
+            ranks.run(gpt_example.weights_in, found[0].checkpoint, world_size=1)
             for found, _ in (trained(Case()), trained(BOTH))
         )
-        assert one == eight
+        worst = max(np.abs(eight[name] - one[name]).max() for name in one)
+        print(f"weights in the checkpoint: {worst:.1e}")
+        assert worst <= 1e-4  # one step changes them by up to the rate, 5e-3
 
     @pytest.mark.parametrize("case", [Case(distributed_optimizer=True), GPT["distributed"]])
     def test_it_resumes_under_other_layouts(self, trained, case):

@@ -26,6 +26,7 @@ CASES = [
     for name, case in LAYOUTS.items()
 ]
 DROPOUT = Case(tensor=2, pipeline=2, sequence_parallel=True, recompute=True, dropout=0.1)
+EFFICIENT = "distrib_optim_fully_reshardable_mem_efficient"
 BFLOAT16 = Case(data=2, distributed_optimizer=True, precision="bf16-mixed")
 
 
@@ -76,7 +77,7 @@ def test_a_resumed_run_is_bit_identical(trained, case):
     ("argument", "metadata"),
     [
         ("ckpt_optim_fully_reshardable", {"distrib_optim_sharding_type": "dp_reshardable"}),
-        (name := "distrib_optim_fully_reshardable_mem_efficient", {name: False}),
+        (EFFICIENT, {EFFICIENT: False}),
     ],
 )
 def test_a_reader_chooses_how_the_distributed_optimizer_is_saved(
@@ -87,6 +88,15 @@ def test_a_reader_chooses_how_the_distributed_optimizer_is_saved(
     (found,) = ranks.run(gpt_example.metadata_of, whole[0].checkpoint, world_size=1)
     assert metadata.items() <= found.items()
     for before, after in zip(whole, trained(case, whole[0].checkpoint), strict=True):
+        assert after.losses == before.losses[gpt_example.STEPS // 2 :]
+
+
+@LONG
+def test_without_groups_of_gloo_it_loads_what_gloo_has_gathered(trained):
+    case = LAYOUTS["dp2-distributed"]
+    whole = trained(case)
+    without = replace(case, strategy=(("use_gloo_process_groups", False), (EFFICIENT, False)))
+    for before, after in zip(whole, trained(without, whole[0].checkpoint), strict=True):
         assert after.losses == before.losses[gpt_example.STEPS // 2 :]
 
 

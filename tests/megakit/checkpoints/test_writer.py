@@ -72,7 +72,7 @@ def test_saved_at_the_interval_after_the_last_step_and_on_demand(writer: Checkpo
 
 
 def test_every_file_is_hashed_whatever_its_name(writer: CheckpointWriter, trainer: Any) -> None:
-    """Only rank 0 is here to hash what another rank's name, or none, is on."""
+    """Rank 0 also hashes files with the name of another rank, or of none."""
     names = {"weights/__0_0.distcp", "weights/__1_0.distcp", "weights/more/__0_0.pt", "weights/x"}
 
     def save(folder: Path) -> None:
