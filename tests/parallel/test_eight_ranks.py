@@ -201,7 +201,7 @@ class TestLanguageModel:
         )
         worst = max(np.abs(eight[name] - one[name]).max() for name in one)
         print(f"weights in the checkpoint: {worst:.1e}")
-        assert worst <= 1e-4  # one step changes them by up to the rate, 5e-3
+        assert worst <= 5e-4  # one step changes weights by up to the rate, 5e-3
 
     @pytest.mark.parametrize("case", [Case(distributed_optimizer=True), GPT["distributed"]])
     def test_it_resumes_under_other_layouts(self, trained, case):
