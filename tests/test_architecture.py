@@ -253,13 +253,13 @@ class TestGpus:
 #: shell, without comments and docstrings. A number only goes down; where it has to go up, a
 #: sentence beside it says why.
 ROOMS = {
-    "megakit": 82552,  # grew by patches of two silent faults of Megatron's
+    "megakit": 82570,  # grew by patches of two silent faults of Megatron's
     "megakit/job": 15623,  # grew by the time in which rank 0 says why a job is refused
     "megakit/runtime": 7115,  # grew by `mappings.py`
     "megakit/checkpoints": 4025,  # grew by the hashes of each rank
     "megakit/training": 13608,  # grew by the states of a distributed optimizer with several buckets
     "megakit/data": 8820,
-    "megakit/models": 10857,
+    "megakit/models": 10875,  # grew by the padding of buckets, which holds any number
     "megakit/testing": 10220,
     "megakit/reporting": 11868,
     "mnist": 13489,
@@ -273,7 +273,7 @@ ROOMS = {
     "docs": 1949,
     "notebooks": 3766,
     "benchmarks": 19612,  # grew by plain loops with all images in memory
-    "tests": 131025,  # grew by eight ranks with all kinds of parallelism
+    "tests": 131074,  # grew by eight ranks with all kinds of parallelism
     "run": 681,
     "run_setup.sh": 1106,
     ".ci/run": 303,

@@ -108,6 +108,8 @@ def check_finite(value: object) -> None:
         has_fractions = value.is_floating_point() or value.is_complex()
         if has_fractions and not value.isfinite().all():
             raise ValueError("it contains weights that are NaN or infinite")
+    elif isinstance(value, dict) and value.get("padding") is True:
+        return  # of a bucket, in Megatron's format `dp_reshardable`: memory that was never written
     elif isinstance(value, dict | list | tuple):
         for part in value.values() if isinstance(value, dict) else value:
             check_finite(part)
