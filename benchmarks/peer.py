@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from report import REPOSITORY
 from torch import Tensor
+from torch.autograd import DeviceType
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
@@ -53,6 +54,9 @@ class Job(LadderOptions):
 
     warm_up: int = 100
     """Steps before the clock starts."""
+
+    corruption: float = 0.0
+    """Share of replaced pixels; model_pretrain.py alone."""
 
     profile: bool = False
     """Count calls and copies after the warm-up, if torch's profiler sees a GPU."""
@@ -98,6 +102,13 @@ class Clock:
                 kind: sum(call.count for call in calls if call.key.startswith(names)) / count
                 for kind, names in PROFILED.items()
             }
+            on_device = [call for call in calls if call.device_type == DeviceType.CUDA]
+            told["profile"]["kernel ms"] = (
+                sum(call.self_device_time_total for call in on_device) / count / 1000
+            )
+            if place := os.environ.get("PROFILE_TABLE"):
+                order = {"sort_by": "self_cpu_time_total", "row_limit": 100, "max_name_column_width": 90}
+                Path(place).write_text(calls.table(**order))
         with os.fdopen(self.out, "w") as out:
             print(json.dumps(told), file=out)
 
@@ -177,7 +188,7 @@ def train_ours(job: Job, clock: Clock) -> None:
             "global-batch-size": job.batch_size,
             "micro-batch-size": job.batch_size,
             "precision": job.precision,
-            "corruption": 0,
+            "corruption": job.corruption,
             "val-interval": job.steps,
             "save-interval": job.steps,
         }
