@@ -435,6 +435,7 @@ def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer
         parallel_devices=run.devices,  # one for each process of this machine
         ddp=DistributedDataParallelConfig(use_distributed_optimizer=False),  # True: shards Adam
         timeout=run.timeout,  # how long a rank waits for another rank
+        cuda_graph=False,  # True: a GPU repeats a step as one CUDA graph, see docs/performance.md
     )
     return nl.Trainer(
         accelerator=run.accelerator.name,
