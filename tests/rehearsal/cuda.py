@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from .graphs import replace_graphs
 from .machine import Machine, replace
 
 
@@ -98,7 +99,6 @@ def replace_streams(machine: Machine) -> None:
         stream=lambda stream: contextlib.nullcontext(),
         set_stream=lambda stream: None,
         synchronize=machine.wait,
-        is_current_stream_capturing=lambda: False,
     )
     replace(torch.Tensor, record_stream=lambda self, stream: None)
 
@@ -113,7 +113,8 @@ def replace_memory() -> None:
         mem_get_info=lambda device=None: (Properties.total_memory, Properties.total_memory),
         memory_stats=lambda device=None: defaultdict(int),
     )
-    replace(torch._C, _cuda_clearCublasWorkspaces=lambda: None)
+    caches = ("_cuda_clearCublasWorkspaces", "_host_emptyCache")
+    replace(torch._C, **dict.fromkeys(caches, lambda: None))
 
 
 def replace_random(machine: Machine) -> None:
@@ -196,7 +197,8 @@ def replace_nccl(machine: Machine) -> None:
 
 def install_cuda(machine: Machine) -> None:
     """Makes all of these replacements, for the rest of the process."""
-    for install in (replace_devices, replace_streams, replace_random, replace_nccl):
+    parts = (replace_devices, replace_streams, replace_random, replace_nccl, replace_graphs)
+    for install in parts:
         install(machine)
     replace_memory()
     replace(torch, compile=lambda model=None, **_: (lambda f: f) if model is None else model)

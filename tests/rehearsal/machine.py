@@ -18,6 +18,11 @@ from megakit.runtime.patching import require_attribute
 
 #: The environment variable that names the folder of the processes' reports.
 REPORT = "REHEARSE_REPORT"
+#: What a report counts: waits of the host for a GPU; operations of torch that write to a GPU's
+#: memory, each as one kernel, of however many it consists on a GPU; replays of graphs, whose
+#: operations are not counted again; copies from the host to a GPU, which are no kernels, and
+#: their bytes. Views and allocations are neither, and a capture counts nothing.
+COUNTS = ("synchronizations", "kernels", "launches", "copies", "copied_bytes")
 #: The label of memory without a label.
 HOST = -1
 CPU = torch.device("cpu")
@@ -26,6 +31,7 @@ CPU = torch.device("cpu")
 class _Thread(threading.local):
     current = 0  # the thread's GPU
     target: int | None = None  # where `Tensor.to` copies to
+    capture: Any = None  # the graph that the thread captures
 
 
 class Machine:
@@ -38,7 +44,8 @@ class Machine:
         # As in CUDA, the first name without a GPU ends the list.
         self.gpus = [int(name) for name in itertools.takewhile(names.__contains__, chosen)]
         self.opened: list[int] = []
-        self.synchronizations = 0
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.capture_of_all: Any = None  # a graph whose capture forbids all threads to wait
         self.generators: tuple[Any, ...] = ()  # the default generators
         self.gpu_of_generator: dict[int, int] = {}  # by the generator's address
         self.nccl_groups: set[str] = set()  # names of gloo groups in the place of NCCL's
@@ -64,17 +71,23 @@ class Machine:
             self.write()
 
     def wait(self, *_: Any, **__: Any) -> None:
-        """Notes that the host waits for a GPU."""
-        self.synchronizations += 1
+        """Notes that the host waits for a GPU, which breaks the capture of a graph."""
+        if (capture := self.thread.capture or self.capture_of_all) is not None:
+            capture.is_broken = True
+            raise torch.AcceleratorError(
+                "CUDA error: operation not permitted when stream is capturing"
+            )
+        self.counts["synchronizations"] += 1
 
     def write(self) -> None:
         """Writes the report of a process that has opened a GPU to `PID.json`."""
         if REPORT in os.environ and self.owner == os.getpid() and self.opened:
             path = Path(os.environ[REPORT], f"{os.getpid()}.json")
             path.parent.mkdir(parents=True, exist_ok=True)
-            report = {"rank": int(os.environ.get("RANK", "0")), "opened": self.opened}
+            report: dict[str, Any] = {"rank": int(os.environ.get("RANK", "0"))}
+            report |= {"opened": self.opened, **self.counts}
             part = path.with_suffix(".part")  # a process that is killed here leaves no half report
-            part.write_text(json.dumps({**report, "synchronizations": self.synchronizations}))
+            part.write_text(json.dumps(report))
             part.replace(path)
 
     def label(self, tensor: torch.Tensor, gpu: int) -> torch.Tensor:

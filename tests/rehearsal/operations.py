@@ -10,12 +10,17 @@ from torch.utils import _python_dispatch
 from megakit.runtime.patching import require_attribute
 
 from .cuda import install_cuda
+from .graphs import Call, is_view
 from .machine import HOST, Machine, is_pinned, label_of, replace, tensors_in
 from .tensors import install_tensors
 
 #: Operations whose result the host waits for.
 _WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}
 _WAITS |= {"unique_dim", "unique_consecutive", "repeat_interleave.Tensor"}
+#: Operations that allocate memory without writing to it, or read a number.
+_NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_NO_KERNEL |= {"_local_scalar_dense"}
+_COPIES = {"_to_copy", "copy_"}
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 
 _TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode
@@ -46,21 +51,17 @@ class _Operation:
 
     def run(self) -> Any:
         """Checks and computes; returns the result with its labels."""
-        if self.namespace == "c10d":
-            self._check_collective()
-            result = self.func(*self.args, **self.kwargs)
-            for tensor in tensors_in(result):
-                self.machine.label(tensor, self.gpu)
-            return result
         is_pinned_result = bool(self.kwargs.pop("pin_memory", None))
         where = self._destination()
-        if self.name in ("_to_copy", "copy_"):
+        if self.namespace == "c10d":
+            self._check_collective()
+        elif self.name in _COPIES:
             self._wait_for_copy(where, is_pinned_result)
         elif self.name in _INDEXING:
             self._check_index()
         else:
             self._check_devices()
-        result = self._compute(self._generator(where))
+        result = self._compute(where)
         for tensor in tensors_in(result):
             if where != HOST:
                 self.machine.label(tensor, where)
@@ -98,6 +99,11 @@ class _Operation:
             on_host = is_pinned(self.tensors[0])
         if not (is_async and on_host):
             self.machine.wait()
+        elif begin == HOST and self.machine.thread.capture is not None:
+            raise RuntimeError(
+                f"{self.func}: each replay of this graph would read the page-locked memory anew, "
+                "whatever the host has written there by then: copy before the capture"
+            )
 
     def _check_index(self) -> None:
         if self.labels[0] != self.gpu:
@@ -106,6 +112,8 @@ class _Operation:
             is_boolean = tensor.dtype in (torch.bool, torch.uint8)
             if self.gpu != HOST and (is_boolean or (label == HOST and tensor.dim())):
                 self.machine.wait()
+            if self.gpu != HOST and label == HOST and tensor.dim():
+                self._count_copy(tensor)
 
     def _check_devices(self) -> None:
         is_pointwise = torch.Tag.pointwise in self.func.tags or self.name.startswith("_foreach")
@@ -138,7 +146,7 @@ class _Operation:
                 raise RuntimeError(f"{self.name}: No backend type associated with device type cpu")
 
     def _generator(self, where: int) -> torch.Generator | None:
-        """Returns the default generator of a GPU, if the operation draws from it."""
+        """Returns the generator of a GPU that the operation draws from."""
         given = self.kwargs.get("generator")
         if given is None:
             is_random = torch.Tag.nondeterministic_seeded in self.func.tags
@@ -149,20 +157,25 @@ class _Operation:
             raise RuntimeError(
                 f"Expected a '{expected}' device type for generator but found '{got}'"
             )
-        return None
+        return given if where != HOST else None
 
-    def _compute(self, generator: torch.Generator | None) -> Any:
-        if generator is None:
-            return self.func(*self.args, **self.kwargs)
-        # A CPU kernel without a generator draws from the CPU's default generator.
-        default = torch.default_generator
-        before = default.get_state()
-        default.set_state(generator.get_state())
-        try:
-            return self.func(*self.args, **self.kwargs)
-        finally:
-            generator.set_state(default.get_state())
-            default.set_state(before)
+    def _compute(self, where: int) -> Any:
+        """Computes, counts and records the operation."""
+        call = Call(self.func, self.args, self.kwargs, self._generator(where))
+        if max(where, self.gpu) == HOST or is_view(self.func):
+            return call.run()
+        if (capture := self.machine.thread.capture) is not None:
+            return capture.record(call)
+        result = call.run()
+        if self.name in _COPIES and where != HOST and HOST in self.labels:
+            self._count_copy(result)
+        elif where != HOST and self.name not in _NO_KERNEL:
+            self.machine.counts["kernels"] += 1
+        return result
+
+    def _count_copy(self, tensor: torch.Tensor) -> None:
+        self.machine.counts["copies"] += 1
+        self.machine.counts["copied_bytes"] += tensor.nbytes
 
 
 def begin_rehearsal(number: int) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, serialization
 
+from megakit.runtime.patching import require_attribute
+
 from .machine import CPU, HOST, Machine, is_pinned, label_of, replace, tensors_in
 
 
@@ -158,6 +160,19 @@ def replace_generators(machine: Machine) -> None:
             label = machine.gpu_of_generator[self._cdata]
             return CPU if label == HOST else torch.device("cuda", label)
 
+    def outside_a_capture(name: str) -> Any:
+        method = require_attribute(original, name)
+
+        @functools.wraps(method)
+        def checked(self: Generator, *args: Any) -> Any:
+            if machine.thread.capture is not None and self.device.type == "cuda":
+                raise RuntimeError(f"Cannot call {name} of a generator during CUDA graph capture")
+            return method(self, *args)
+
+        return checked
+
+    for name in ("get_state", "set_state", "manual_seed", "seed", "initial_seed"):
+        setattr(Generator, name, outside_a_capture(name))
     replace(torch, Generator=Generator)
     machine.generators = tuple(Generator(f"cuda:{k}") for k in range(len(machine.gpus)))
 

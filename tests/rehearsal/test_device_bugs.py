@@ -3,10 +3,11 @@
 import json
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from tests.scripts import output_of, rehearsed
+from tests.scripts import output_of, read_json, rehearsed
 
 #: By name: the code, on two GPUs, and what its error has to say.
 BUGS = {
@@ -68,6 +69,92 @@ BUGS = {
         """,
         r"AssertionError: the GPU's generator has changed",
     ),
+    "a learning rate that a graph has fixed": (
+        """
+        weight, rate, graph = torch.zeros(1, device="cuda"), 1.0, torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            weight.add_(1.0, alpha=rate)
+        rate = 2.0
+        graph.replay()
+        assert weight.item() == rate, f"the weight is {weight.item()}"
+        """,
+        r"AssertionError: the weight is 1.0",
+    ),
+    "a batch that is not copied to the graph's": (
+        """
+        batch, graph = torch.ones(2, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            total = batch.sum()
+        batch = torch.full((2,), 3.0, device="cuda")
+        graph.replay()
+        assert total.item() == 6.0, f"the sum is {total.item()}"
+        """,
+        r"AssertionError: the sum is 2.0",
+    ),
+    "a weight whose memory a graph does not know": (
+        """
+        weight = torch.nn.Parameter(torch.zeros(2, device="cuda"))
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            weight.add_(1.0)
+        weight.data = torch.zeros(2, device="cuda")
+        graph.replay()
+        assert weight[0].item() == 1.0, "the weight has not changed"
+        """,
+        r"AssertionError: the weight has not changed",
+    ),
+    "a graph's result before its first replay": (
+        """
+        one, graph = torch.ones(1, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            two = one + one
+        assert two.item() == 2.0, f"the sum is {two.item()}"
+        """,
+        r"AssertionError: the sum is nan",
+    ),
+    "a value that is read in a capture": (
+        """
+        one = torch.ones(1, device="cuda")
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            one.item()
+        """,
+        r"AcceleratorError: CUDA error: operation failed due to a previous error during capture",
+    ),
+    "a thread that waits while a graph forbids it to all": (
+        """
+        import threading
+
+        one, graph = torch.ones(1, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            thread = threading.Thread(target=one.tolist)
+            thread.start()
+            thread.join()
+        """,
+        r"AcceleratorError: CUDA error: operation failed due to a previous error during capture",
+    ),
+    "page-locked memory that a graph would read later": (
+        """
+        batch, host = torch.ones(2, device="cuda"), torch.ones(2).pin_memory()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            batch.copy_(host, non_blocking=True)
+        """,
+        r"RuntimeError: aten.copy_.default: each replay .* would read the page-locked memory anew",
+    ),
+    "a seed that is set in a capture": (
+        """
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.cuda.manual_seed(1)
+        """,
+        r"RuntimeError: Cannot call manual_seed of a generator during CUDA graph capture",
+    ),
+    "a generator that a graph does not advance": (
+        """
+        generator = torch.Generator("cuda")
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.rand(1, device="cuda", generator=generator)
+        """,
+        r"RuntimeError: a graph draws from a generator that is not registered with it",
+    ),
 }
 
 
@@ -94,7 +181,113 @@ RIGHT = {
         torch.cuda.manual_seed_all(3)
         assert torch.equal(torch.rand(3, device="cuda").cpu(), first.cpu())
     """,
+    "training steps of a graph are those of Python": """
+        from torch import nn
+
+        batches = [torch.randn(8, 6, device="cuda") for _ in range(8)]
+
+        def train(num_eager):
+            torch.manual_seed(1)
+            layers = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 1)
+            model, batch = nn.Sequential(*layers).cuda(), torch.empty(8, 6, device="cuda")
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+
+            def state():
+                memory = *model.parameters(), *model.buffers(), torch.cuda.get_rng_state()
+                return [tensor.detach().cpu().clone() for tensor in memory]
+
+            def step():
+                optimizer.zero_grad()
+                loss = model(batch).square().mean()
+                loss.backward()
+                optimizer.step()
+                return loss.detach()
+
+            losses, stream = [], torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for new in batches[:num_eager]:
+                    batch.copy_(new)
+                    losses.append(step().item())
+            torch.cuda.current_stream().wait_stream(stream)
+            graph, before = torch.cuda.CUDAGraph(), state()
+            with torch.cuda.graph(graph, pool=torch.cuda.graph_pool_handle()):
+                assert torch.cuda.is_current_stream_capturing()
+                loss = step()
+            assert all(map(torch.equal, state(), before)), "the capture has changed something"
+            for new in batches[num_eager:]:
+                batch.copy_(new)
+                graph.replay()
+                losses.append(loss.item())
+            return torch.tensor(losses), *state()
+
+        assert all(map(torch.equal, train(8), train(3)))
+    """,
+    "a thread goes on while another captures": """
+        import threading
+
+        count, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
+
+        def add():
+            count.add_(1.0)
+            assert count.item() == 1.0
+
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            thread = threading.Thread(target=add)
+            thread.start()
+            thread.join()
+        graph.replay()
+        assert count.item() == 1.0
+    """,
 }
+
+#: Two ranks add their gradients, first by Python, then in a graph.
+_RANKS = """
+import os, sys, torch
+import torch.distributed as dist
+
+rank = 0 if os.fork() else 1
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+weight, batch = (torch.full((3,), 1.0 + rank, device="cuda") for _ in range(2))
+
+def step():
+    gradient = weight * batch
+    dist.all_reduce(gradient)
+    weight.sub_(gradient, alpha=0.1)
+
+graph, before = torch.cuda.CUDAGraph(), weight.clone()
+if rank == 0:  # a capture does not communicate: rank 1 need not take part
+    with torch.cuda.graph(graph):
+        step()
+    assert torch.equal(weight, before)
+for _ in range(3):
+    step() if rank else graph.replay()
+expected = 1.0, 2.0
+for _ in range(3):
+    total = expected[0] + 2 * expected[1]
+    expected = [one - 0.1 * total for one in expected]
+torch.testing.assert_close(weight.cpu(), torch.full((3,), expected[rank]))
+dist.destroy_process_group()
+if rank == 0:
+    assert os.wait()[1] == 0
+else:
+    os._exit(0)
+"""
+
+_COUNTED = """
+import os, torch
+host = torch.ones(4, 3)
+a, b = host.cuda(), host.pin_memory().to("cuda", non_blocking=True)  # two copies, one wait
+c = (a * b).view(3, 4)  # a kernel and a view
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):  # a wait, and no kernel yet
+    c.add_(1.0).mul_(2.0)
+for _ in range(3):
+    graph.replay()
+c.sum().item()  # a kernel and a wait
+os._exit(0)
+"""
 
 _RUN = """
 import json, sys, warnings
@@ -125,3 +318,14 @@ def found() -> dict[str, str]:
 def test_what_is_wrong_is_caught_and_what_is_right_runs(found: dict[str, str], name: str) -> None:
     expected = BUGS[name][1] if name in BUGS else "^no error$"
     assert re.search(expected, found[name], re.DOTALL), found[name]
+
+
+def test_ranks_communicate_in_a_graph_as_by_python(tmp_path: Path) -> None:
+    output_of(_RANKS, tmp_path / "store", **rehearsed(2))
+
+
+def test_a_report_counts_what_costs_time(tmp_path: Path) -> None:
+    output_of(_COUNTED, **rehearsed(1, tmp_path))
+    (report,) = map(read_json, tmp_path.iterdir())
+    expected = {"synchronizations": 3, "kernels": 2, "launches": 3, "copies": 2, "copied_bytes": 96}
+    assert report == {"rank": 0, "opened": [0], **expected}
