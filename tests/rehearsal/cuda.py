@@ -99,6 +99,7 @@ def replace_streams(machine: Machine) -> None:
         set_stream=lambda stream: None,
         synchronize=machine.wait,
         is_current_stream_capturing=lambda: False,
+        make_graphed_callables=lambda module, samples: module,
     )
     replace(torch.Tensor, record_stream=lambda self, stream: None)
 
