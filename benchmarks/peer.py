@@ -182,8 +182,9 @@ def train_on_ladder(name: str, job: Job, clock: Clock) -> None:
             setattr(ModelCheckpoint, method, lambda *_: None)
 
     def open_samples(options: LadderOptions, num_samples: int, seed: int) -> TrainingSamples:
+        opened = kind(options, num_samples, seed, corruption=0.0)
         clock.wait()
-        return kind(options, num_samples, seed, corruption=0.0)
+        return opened
 
     changed: Any = samples
     changed.TrainingSamples = open_samples

@@ -41,7 +41,7 @@ TITLES = {
     "2_lightning_by_hand": "plain Lightning, by hand",
     "1_torch": "plain PyTorch (1_torch.py)",
     "fused": "plain PyTorch with the fused AdamW (1_torch.py)",
-    "fused_graph": "the fused AdamW, and the model in CUDA graphs (1_torch.py)",
+    "fused_graph": "plain PyTorch with the fused AdamW, the model in CUDA graphs (1_torch.py)",
     "2_lightning": "plain Lightning (2_lightning.py)",
     "3_megatron": "Megatron-Core alone (3_megatron.py)",
     "4_nemo": "NeMo 2 alone, sample by sample (4_nemo.py)",
