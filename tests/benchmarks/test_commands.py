@@ -126,7 +126,8 @@ def test_a_gpu_gives_the_losses_of_a_cpu(
     expected = steps.train("1_torch", 1, **job)["losses"]
     for name, value in rehearsed(1, tmp_path).items():
         monkeypatch.setenv(name, value)
-    for peer in ("1_torch", "1_torch_by_hand", "fused_graph"):
-        found = steps.train(peer, 1, device="gpu", **job)["losses"]
-        assert steps.difference(found, expected) < 1e-5
+    peers = ("1_torch", "1_torch_by_hand", "fused_graph")
+    jobs = {peer: {"peer": peer, "threads": 1, "device": "gpu", **job} for peer in peers}
+    for _, training in steps.in_turns(jobs, ahead=2):
+        assert steps.difference(training.result()["losses"], expected) < 1e-5
     assert [*tmp_path.iterdir()]  # the report of a process that opened a GPU
