@@ -25,11 +25,11 @@ from typing import Any
 
 import steps
 from chain import SCRIPTS, accuracy
-from report import DATA_DIR, REPOSITORY, RESULTS, Section
+from report import DATA_DIR, REPOSITORY, RESULTS, Section, short
 
 HEADER = "| what | seconds | |"
 #: As many processes import their packages beside each other, and as many rows run.
-BESIDE = max(1, (os.cpu_count() or 1) // 2)
+BESIDE = max(1, min(8, (os.cpu_count() or 1) // 2))
 #: In another process: one that has opened the GPU keeps it.
 DESCRIBE = """
 import json, sys
@@ -161,7 +161,8 @@ class Machine:
                 continue
             header, found = rows(key, told)
             self.speeds.put(header, *found)
-            print(f"{jobs[key]['peer']}: {told['steps_per_second']:.0f} steps/s", flush=True)
+            rate = short(told["steps_per_second"])
+            print(f"{jobs[key]['peer']}: {rate} steps/s", flush=True)
         if failed:
             raise RuntimeError(", ".join(failed))
         return "passed"
@@ -365,7 +366,7 @@ def main() -> int:
     try:
         caption, gpus = json.loads(run("-c", DESCRIBE).splitlines()[-1])
     except RuntimeError as error:
-        print(f"gpu_check: no GPU that works.\n{error}", file=sys.stderr)
+        print(f"gpu_check: {str(error).splitlines()[-1]}", file=sys.stderr)
         return 2
     path = options.results if options.write else None
     keeps = bool(options.rows)

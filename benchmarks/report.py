@@ -1,9 +1,4 @@
-"""What the benchmarks share: a table's rows, the machine's name, a section of RESULTS.md.
-
-    python benchmarks/report.py NAME < TEXT
-
-writes a section of RESULTS.md.
-"""
+"""What the benchmarks share: a table's rows, the machine's name, a section of RESULTS.md."""
 
 import datetime
 import os
@@ -130,7 +125,3 @@ class Section:
 
 def _first_cell(row: str) -> str:
     return row.split(" | ")[0]
-
-
-if __name__ == "__main__":
-    write_section(sys.argv[1], sys.stdin.read().strip())
