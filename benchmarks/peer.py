@@ -4,7 +4,8 @@
 
 `ours` is model_pretrain.py; the others are the files of ladder/, which run unchanged, timed at the
 end of each optimizer step. `1_torch_by_hand`, `fused_by_hand` and `2_lightning_by_hand` read from
-one tensor with all images. The step is compared, so pixels are not corrupted, and nothing is
+one tensor with all images. On a GPU, `ours_graph` and `fused_graph` compute in CUDA graphs. The
+step is compared, so pixels are not corrupted unless `--corruption` says so, and nothing is
 validated or saved while the clock runs.
 """
 
@@ -27,7 +28,6 @@ import numpy as np
 import torch
 from report import REPOSITORY
 from torch import Tensor
-from torch.autograd import DeviceType
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
@@ -36,16 +36,20 @@ from megakit.job.command_line import parse_options
 from mnist import samples
 from mnist.samples import LadderOptions, TrainingSamples
 
+OURS = ("ours", "ours_graph")
 FILES = {file.stem: file for file in sorted((REPOSITORY / "ladder").glob("[1-9]_*.py"))}
-FILES["fused"] = FILES["1_torch"]  # with torch's fused AdamW
+FILES |= dict.fromkeys(("fused", "fused_graph"), FILES["1_torch"])  # with torch's fused AdamW
 FILES |= {f"{name}_by_hand": FILES[name] for name in ("1_torch", "fused", "2_lightning")}
-#: The beginnings of the names that torch's profiler gives to what the benchmark counts.
+#: The beginnings of the names that torch's profiler gives to what the benchmark counts, and the
+#: categories of what a GPU does. An annotation, such as the optimizer's, would count kernels again.
 PROFILED = {
     "kernels": ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemsetAsync"),
+    "graphs": ("cudaGraphLaunch",),
     "synchronizations": tuple(f"cuda{what}Synchronize" for what in ("Stream", "Device", "Event")),
     "copies": ("Memcpy HtoD",),
     "cudaMemcpyAsync": ("cudaMemcpyAsync",),
 }
+ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
 @dataclass(kw_only=True)
@@ -56,10 +60,13 @@ class Job(LadderOptions):
     """Steps before the clock starts."""
 
     corruption: float = 0.0
-    """Share of replaced pixels; model_pretrain.py alone."""
+    """Share of pixels that are set to 0; model_pretrain.py alone."""
 
     profile: bool = False
     """Count calls and copies after the warm-up, if torch's profiler sees a GPU."""
+
+    waits: bool = False
+    """Print `ready` before the training, and wait for a line."""
 
 
 class Clock:
@@ -71,8 +78,15 @@ class Clock:
         self.profiler: Any = None
         seen: Any = supported_activities() if job.profile else ()  # type: ignore[no-untyped-call]
         if ProfilerActivity.CUDA in seen:
-            self.profiler = profile(activities=seen, acc_events=True)
+            self.profiler = profile(activities=seen)
         self.out = os.dup(sys.stdout.fileno())  # model_pretrain.py diverts standard output
+
+    def wait(self) -> None:
+        """Says that the imports are done; the start of another training shall not disturb ours."""
+        if self.job.waits:
+            os.write(self.out, b"ready\n")
+            if not sys.stdin.readline():
+                sys.exit("Nobody waits for this training any more.")
 
     def step(self, *_: Any) -> None:
         """Counts a step; torch calls this as a hook of optimizers."""
@@ -97,20 +111,24 @@ class Clock:
             "losses": losses,
         }
         if self.profiler is not None:
-            calls = self.profiler.key_averages()
-            told["profile"] = {
-                kind: sum(call.count for call in calls if call.key.startswith(names)) / count
-                for kind, names in PROFILED.items()
-            }
-            on_device = [call for call in calls if call.device_type == DeviceType.CUDA]
-            told["profile"]["kernel ms"] = (
-                sum(call.self_device_time_total for call in on_device) / count / 1000
-            )
-            if place := os.environ.get("PROFILE_TABLE"):
-                order = {"sort_by": "self_cpu_time_total", "row_limit": 100, "max_name_column_width": 90}
-                Path(place).write_text(calls.table(**order))
+            with tempfile.NamedTemporaryFile(suffix=".json") as file:
+                self.profiler.export_chrome_trace(file.name)
+                events = json.loads(Path(file.name).read_text())["traceEvents"]
+            told["profile"] = {kind: value / count for kind, value in totals(events).items()}
         with os.fdopen(self.out, "w") as out:
             print(json.dumps(told), file=out)
+
+
+def totals(events: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns the number of calls and copies by kind, the time of the GPU, and the bytes copied."""
+    found: dict[str, float] = {
+        kind: sum(event["name"].startswith(names) for event in events)
+        for kind, names in PROFILED.items()
+    }
+    copies = (event for event in events if event["name"].startswith(PROFILED["copies"]))
+    found["bytes copied"] = sum(copy["args"]["bytes"] for copy in copies)
+    found["GPU ms"] = sum(event["dur"] for event in events if event.get("cat") in ON_GPU) / 1000
+    return found
 
 
 class InMemory(TrainingSamples):
@@ -162,11 +180,20 @@ def train_on_ladder(name: str, job: Job, clock: Clock) -> None:
         kind = TrainingSamples  # it reads sample by sample
         for method in ("on_train_batch_end", "_save_last_checkpoint"):
             setattr(ModelCheckpoint, method, lambda *_: None)
+
+    def open_samples(options: LadderOptions, num_samples: int, seed: int) -> TrainingSamples:
+        opened = kind(options, num_samples, seed, corruption=0.0)
+        clock.wait()
+        return opened
+
     changed: Any = samples
-    changed.TrainingSamples = functools.partial(kind, corruption=0.0)
+    changed.TrainingSamples = open_samples
     if name.startswith("fused"):
         changed = torch.optim
         changed.AdamW = functools.partial(changed.AdamW, fused=True)
+    if name == "fused_graph" and torch.cuda.is_available():
+        changed = torch.nn.Module
+        changed.to = functools.partialmethod(graphed, job, changed.to)
     given = ("steps", "batch_size", "precision", "dataset", "data_dir")
     set_options({option.replace("_", "-"): getattr(job, option) for option in given})
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -175,7 +202,16 @@ def train_on_ladder(name: str, job: Job, clock: Clock) -> None:
     clock.tell({int(step): float(loss) for step, loss in lines})
 
 
-def train_ours(job: Job, clock: Clock) -> None:
+def graphed(module: Any, job: Job, to: Any, device: str) -> Any:
+    """Moves the model to the GPU, and captures its forward and its backward pass in CUDA graphs."""
+    sample = torch.zeros(job.batch_size, 784, device=device)
+    is_mixed = job.precision == "bf16-mixed"
+    # A weight that is cached in bfloat16 would not follow the optimizer.
+    with torch.autocast(device, torch.bfloat16, enabled=is_mixed, cache_enabled=False):
+        return torch.cuda.make_graphed_callables(to(module, device), (sample,))
+
+
+def train_ours(job: Job, clock: Clock, cuda_graph: bool) -> None:
     """Runs model_pretrain.py, which validates and saves after the last step; does not return."""
     import model_pretrain
 
@@ -193,16 +229,19 @@ def train_ours(job: Job, clock: Clock) -> None:
             "save-interval": job.steps,
         }
     )
-    work = functools.partial(timed, clock=clock)
+    work = functools.partial(timed, clock=clock, cuda_graph=cuda_graph)
     run_script(model_pretrain.PRETRAIN, model_pretrain.PretrainOptions, work)
 
 
-def timed(run: Run, clock: Clock) -> Path:
+def timed(run: Run, clock: Clock, cuda_graph: bool) -> Path:
     """Does the work of model_pretrain.py, whose own optimizer calls no hooks of torch."""
+    import model_components
     import model_pretrain
     from megakit.reporting.metrics import read_metrics
     from megakit.training.reporter import Reporter
 
+    if cuda_graph:
+        use_graph(model_components)
     reporter: Any = Reporter
     original = reporter.on_train_batch_end
 
@@ -211,10 +250,17 @@ def timed(run: Run, clock: Clock) -> Path:
         clock.step()
 
     reporter.on_train_batch_end = on_train_batch_end
+    clock.wait()
     checkpoint = model_pretrain.pretrain(run)
     rows = read_metrics(run.path / "metrics.csv")
     clock.tell({row.step: row.train_loss for row in rows if row.train_loss is not None})
     return checkpoint
+
+
+def use_graph(parts: Any) -> None:
+    """Lets the trainer of model_components.py repeat its steps as a CUDA graph."""
+    strategy = parts.ExactStrategy
+    parts.ExactStrategy = lambda **options: strategy(**{**options, "cuda_graph": True})
 
 
 def set_options(values: dict[str, Any]) -> None:
@@ -225,11 +271,14 @@ def set_options(values: dict[str, Any]) -> None:
 
 def main() -> None:
     name = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
-    if name not in ("ours", *FILES):
+    if name not in (*OURS, *FILES):
         sys.exit(__doc__)
     job = parse_options(Job)
     clock = Clock(job)
-    train_ours(job, clock) if name == "ours" else train_on_ladder(name, job, clock)
+    if name in OURS:
+        train_ours(job, clock, cuda_graph=name == "ours_graph")
+    else:
+        train_on_ladder(name, job, clock)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,4 @@
-"""What the benchmarks share: a table's rows, the machine's name, a section of RESULTS.md.
-
-    python benchmarks/report.py NAME < TEXT
-
-writes a section of RESULTS.md.
-"""
+"""What the benchmarks share: a table's rows, the machine's name, a section of RESULTS.md."""
 
 import datetime
 import os
@@ -11,6 +6,7 @@ import platform
 import re
 import statistics
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -74,8 +70,58 @@ def write_section(name: str, text: str, path: Path = RESULTS) -> None:
         whole = pattern.sub(lambda _: section, whole)
     else:
         whole = f"{whole.rstrip()}\n\n{section}\n"
-    path.write_text(whole)
+    part = path.with_name(f"{path.name}.part")  # a process that is killed here leaves no half file
+    part.write_text(whole)
+    part.replace(path)
 
 
-if __name__ == "__main__":
-    write_section(sys.argv[1], sys.stdin.read().strip())
+def table(header: str, rows: Iterable[str]) -> list[str]:
+    """Returns the lines of a table in Markdown."""
+    return [header, "|---" * (header.count("|") - 1) + "|", *rows]
+
+
+class Section:
+    """A section of RESULTS.md to which rows come one by one, so that a stop loses none.
+
+    A row replaces the row with the same first cell. The rows in the file stay if what stands above
+    the tables is the same: the day, the machine, the versions.
+
+    Args:
+        name: The section's name.
+        heading: What stands above the tables.
+        headers: The first line of each table.
+        path: The file; None if nothing is written.
+        keeps: Whether rows in the file stay.
+    """
+
+    def __init__(
+        self, name: str, heading: str, headers: Sequence[str], path: Path | None, keeps: bool
+    ) -> None:
+        self.name, self.heading, self.path = name, heading, path
+        self.tables: dict[str, dict[str, str]] = {header: {} for header in headers}
+        whole = path.read_text() if path and path.exists() and keeps else ""
+        begin = whole.partition(f"<!-- {name}: begin -->\n{heading}\n\n")[2]
+        header = ""
+        for line in begin.partition(f"<!-- {name}: end -->")[0].splitlines():
+            if line in self.tables:
+                header = line
+            elif header and line.startswith("| "):
+                self.tables[header][_first_cell(line)] = line
+
+    def has(self, header: str, cell: str) -> bool:
+        """Returns whether a table has a row with this first cell."""
+        return f"| {cell}" in self.tables[header]
+
+    def put(self, header: str, *rows: str) -> None:
+        """Puts rows into a table, and writes the section."""
+        self.tables[header] |= {_first_cell(row): row for row in rows}
+        if self.path is not None:
+            write_section(self.name, str(self), self.path)
+
+    def __str__(self) -> str:
+        tables = (table(header, rows.values()) for header, rows in self.tables.items() if rows)
+        return "\n\n".join([self.heading, *("\n".join(lines) for lines in tables)])
+
+
+def _first_cell(row: str) -> str:
+    return row.split(" | ")[0]

@@ -7,32 +7,41 @@ Each training is a process of its own (`peer.py`). The programs take turns, so a
 down slows all of them, and a ratio is taken within a round. Each program is compared with the
 number of threads that is best for it; by micro batch, with the first one given. Before that, the
 losses of the first steps are compared: the data, the weights and the mathematics are the same.
+On a GPU, model_pretrain.py is also measured with its default corruption, and with a CUDA graph.
 `--profile` adds the kernels, synchronizations and copies per step, as torch's profiler counts them.
 `--write` puts the table into RESULTS.md, where each version of Python has a section, and so have
 the tables by micro batch of a CPU and of a GPU.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from report import DATA_DIR, HEADER, Row, machine, short, write_section
+from report import DATA_DIR, HEADER, Row, machine, short, table, write_section
+
+from model_pretrain import PretrainOptions
 
 HERE = Path(__file__).resolve().parent
 TITLES = {
     "ours": "model_pretrain.py",
+    "ours_graph": "model_pretrain.py with a CUDA graph",
+    "ours_corrupted": "model_pretrain.py, pixels corrupted",
+    "ours_graph_corrupted": "model_pretrain.py with a CUDA graph, pixels corrupted",
     "stock": "model_pretrain.py with MEGAKIT_STOCK=1",
     "1_torch_by_hand": "plain PyTorch, by hand",
     "fused_by_hand": "plain PyTorch with the fused AdamW, by hand",
     "2_lightning_by_hand": "plain Lightning, by hand",
     "1_torch": "plain PyTorch (1_torch.py)",
     "fused": "plain PyTorch with the fused AdamW (1_torch.py)",
+    "fused_graph": "plain PyTorch with the fused AdamW, the model in CUDA graphs (1_torch.py)",
     "2_lightning": "plain Lightning (2_lightning.py)",
     "3_megatron": "Megatron-Core alone (3_megatron.py)",
     "4_nemo": "NeMo 2 alone, sample by sample (4_nemo.py)",
@@ -46,39 +55,106 @@ of each step. 4_nemo.py trains as NeMo's tutorials do, with NeMo's MegatronStrat
 reads and collates single samples in the training's process, seven values are logged at each step,
 and TensorBoard writes them at every 50th. No program saves a checkpoint while it is timed.
 """
+#: What a GPU alone can do, or only a GPU makes worth a row.
+GPU_PEERS = {"ours_graph", "ours_corrupted", "ours_graph_corrupted", "fused_graph"}
+BY_BATCH = " on a {}, by micro batch, bf16-mixed"
+FEWER = "; fewer steps where the micro batch is above 2,048"
 PROOF_STEPS = 50
 #: The only micro batch of 4_nemo.py, which reads sample by sample as NeMo's tutorials do.
 MICRO_BATCH = 128
 #: Steps with the profiler, and the steps before them.
 PROFILED_STEPS, PROFILED_WARM_UP = 100, 20
+PROFILED = (
+    *("kernels", "graphs", "synchronizations", "copies", "bytes copied", "cudaMemcpyAsync"),
+    "GPU ms",
+)
+PROFILE_HEADER = f"| mean per step | {' | '.join(PROFILED)} |"
+BATCH_HEADER = (
+    "| what | step/s | samples/s | of plain PyTorch | of the fused AdamW | of plain Lightning "
+    "| rounds |"
+)
 
+Key = TypeVar("Key")
 Told = dict[str, Any]
 #: By the peer and the number of its threads, one for each round.
 Measured = dict[tuple[str, int], list[Told]]
 
 
-def train(peer: str, threads: int, device: str = "cpu", **job: Any) -> Told:
-    """Returns what a training tells; `job` is as in `peer.Job`."""
-    options = [str(HERE / "peer.py"), "ours" if peer == "stock" else peer]
-    for name, value in job.items():
-        options += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    with tempfile.TemporaryDirectory() as folder:
-        changes = {"OMP_NUM_THREADS": str(threads), "TMPDIR": folder}
+class Training:
+    """A peer's process, which imports what it needs, and then waits for `result`.
+
+    Args:
+        peer: A name in `TITLES`.
+        threads: The number of its threads.
+        device: `cpu` or `gpu`.
+        job: As in `peer.Job`.
+    """
+
+    def __init__(self, peer: str, threads: int, device: str = "cpu", **job: Any) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        changes = {"OMP_NUM_THREADS": str(threads), "TMPDIR": self.folder.name}
         if peer == "stock":  # without the patches that save time
-            changes["MEGAKIT_STOCK"] = "1"
+            peer, changes["MEGAKIT_STOCK"] = "ours", "1"
+        if peer.endswith("_corrupted"):
+            peer, job["corruption"] = peer.removesuffix("_corrupted"), PretrainOptions.corruption
         if device == "cpu":
             changes["CUDA_VISIBLE_DEVICES"] = ""
-        done = subprocess.run(
-            [sys.executable, *options],
-            env={**os.environ, **changes},
-            capture_output=True,
-            text=True,
-        )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or len(lines) != 1:
-        sys.exit(f"{' '.join(options)} failed:\n{done.stderr[-4000:]}")
-    told: Told = json.loads(lines[0])
-    return told
+        self.options = [str(HERE / "peer.py"), peer, "--waits"]
+        for name, value in job.items():
+            self.options += [f"--{name.replace('_', '-')}"]
+            self.options += [] if value is True else [str(value)]
+        self.errors = Path(self.folder.name, "errors")  # a pipe that nobody reads may be full
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, *self.options],
+                env={**os.environ, **changes},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def wait_until_ready(self) -> None:
+        """Waits until the process waits, or has failed."""
+        assert self.process.stdout is not None
+        while self.process.stdout.readline() not in ("ready\n", ""):
+            pass
+
+    def result(self) -> Told:
+        """Lets the process train, and returns what it tells."""
+        out, _ = self.process.communicate("go\n")
+        lines = [line for line in out.splitlines() if line.startswith("{")]
+        if self.process.returncode or len(lines) != 1:
+            told = self.errors.read_text()[-4000:]
+            sys.exit(f"{' '.join(self.options)} failed:\n{told}")
+        result: Told = json.loads(lines[0])
+        return result
+
+    def close(self) -> None:
+        """Ends a process that still waits, and removes its files."""
+        if self.process.returncode is None:
+            self.process.communicate()
+        self.folder.cleanup()
+
+
+def train(peer: str, threads: int, device: str = "cpu", **job: Any) -> Told:
+    """Returns what a training tells."""
+    with contextlib.closing(Training(peer, threads, device, **job)) as training:
+        return training.result()
+
+
+def in_turns(jobs: dict[Key, dict[str, Any]], ahead: int = 1) -> Iterator[tuple[Key, Training]]:
+    """Yields trainings one after the other; so many at a time import what they need together."""
+    waiting = list(jobs.items())
+    while now := waiting[:ahead]:
+        del waiting[:ahead]
+        with contextlib.ExitStack() as stack:
+            started = {key: Training(**job) for key, job in now}
+            for training in started.values():
+                stack.callback(training.close)
+            for training in started.values():
+                training.wait_until_ready()
+            yield from started.items()
 
 
 def difference(losses: dict[str, float], ours: dict[str, float]) -> float:
@@ -86,15 +162,20 @@ def difference(losses: dict[str, float], ours: dict[str, float]) -> float:
     return max(abs(loss / losses[step] - 1) for step, loss in ours.items())
 
 
-def same_mathematics(peers: list[str], **job: Any) -> dict[tuple[str, str], float]:
+def same_mathematics(peers: list[str], ahead: int = 1, **job: Any) -> dict[tuple[str, str], float]:
     """Returns the largest difference of each peer's losses from ours, by peer and precision."""
-    found = {}
-    for precision in ("32", "bf16-mixed"):
-        common = {**job, "steps": PROOF_STEPS, "warm_up": 1, "precision": precision}
-        losses = {peer: train(peer, 1, **common)["losses"] for peer in ("ours", *peers)}
-        for peer in peers:
-            found[peer, precision] = difference(losses[peer], losses["ours"])
-    return found
+    job |= {"threads": 1, "steps": PROOF_STEPS, "warm_up": 1}
+    jobs = {
+        (peer, precision): {**job, "peer": peer, "precision": precision}
+        for precision in ("32", "bf16-mixed")
+        for peer in ("ours", *peers)
+    }
+    losses = {key: training.result()["losses"] for key, training in in_turns(jobs, ahead)}
+    return {
+        (peer, precision): difference(losses[peer, precision], losses["ours", precision])
+        for peer, precision in losses
+        if peer != "ours"
+    }
 
 
 def proof_lines(differences: dict[tuple[str, str], float]) -> list[str]:
@@ -126,49 +207,52 @@ def rows_of(measured: Measured) -> list[Row]:
     return rows
 
 
-def batch_table(measured: dict[int, Measured]) -> list[str]:
-    """Lists each peer at each micro batch, and its share of the plain ones."""
-    lines = ["| micro batch | what | step/s | samples/s | of plain PyTorch | of plain Lightning |"]
-    lines.append("|---|---|---|---|---|---|")
-    for batch, of_batch in measured.items():
-        rates = {
-            peer: [one["steps_per_second"] for one in values]
-            for (peer, _), values in of_batch.items()
-        }
-        for peer, own in rates.items():
-            rate = statistics.median(own)
-            shares = [share(own, rates.get(other, [])) for other in ("1_torch", "2_lightning")]
-            cells = [f"{batch:,}", TITLES[peer], short(rate), short(rate * batch), *shares]
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
+def batch_rows(batch: int, measured: Measured) -> list[str]:
+    """Lists each peer at a micro batch, and its share of the plain ones."""
+    rates = {
+        peer: [one["steps_per_second"] for one in values] for (peer, _), values in measured.items()
+    }
+    rows = []
+    for peer, own in rates.items():
+        rate = statistics.median(own)
+        plain = [] if "corrupted" in peer else ["1_torch", "fused", "2_lightning"]
+        shares = [share(own, rates.get(other, [])) for other in plain] or [""] * 3
+        cells = [f"{TITLES[peer]}, micro batch {batch:,}", short(rate), short(rate * batch)]
+        rows.append(f"| {' | '.join([*cells, *shares, str(len(own))])} |")
+    return rows
 
 
 def share(own: list[float], other: list[float]) -> str:
     """Returns the median of a peer's share of another one within a round; lowest to highest."""
     if not other or own is other:
         return ""
-    shares = [a / b for a, b in zip(own, other, strict=True)]
+    shares = [a / b for a, b in zip(own, other, strict=False)]  # a round may not be complete
     return f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"
 
 
-def profile_table(peers: list[str], **job: Any) -> list[str]:
-    """Lists the kernels, synchronizations and copies per step, as torch's profiler counts them."""
-    kinds = ("kernels", "synchronizations", "copies", "cudaMemcpyAsync")
-    lines = [f"| mean per step | {' | '.join(kinds)} |", "|---" * (1 + len(kinds)) + "|"]
-    job |= {"steps": PROFILED_WARM_UP + PROFILED_STEPS, "warm_up": PROFILED_WARM_UP}
-    for peer in peers:
-        # Without an entry, torch's profiler sees no GPU.
-        seen = train(peer, 1, **job, precision="bf16-mixed", profile=True).get("profile", {})
-        calls = [f"{seen[kind]:.2f}" if kind in seen else "not seen" for kind in kinds]
-        lines.append(f"| {TITLES[peer]} | {' | '.join(calls)} |")
-    return lines
+def profile_job(peer: str, **job: Any) -> dict[str, Any]:
+    """Returns the arguments of a training that is profiled."""
+    steps = {"steps": PROFILED_WARM_UP + PROFILED_STEPS, "warm_up": PROFILED_WARM_UP}
+    return {"peer": peer, "threads": 1, **steps, **job, "precision": "bf16-mixed", "profile": True}
+
+
+def profile_row(peer: str, told: Told) -> str:
+    """Tells the kernels, synchronizations and copies per step, as torch's profiler counts them."""
+    seen = told.get("profile", {})  # none where torch's profiler sees no GPU
+    cells = [short(seen[kind]) if kind in seen else "not seen" for kind in PROFILED]
+    return f"| {TITLES[peer]} | {' | '.join(cells)} |"
+
+
+def job_of(batch: int, steps: int, **job: Any) -> dict[str, Any]:
+    """Returns the arguments of a timed training; where a step is long, few steps tell enough."""
+    steps = max(min(60, steps), min(steps, steps * 2048 // batch))
+    job |= {"precision": "bf16-mixed", "batch_size": batch}
+    return {**job, "steps": steps, "warm_up": max(1, steps // 6)}
 
 
 def measure(options: argparse.Namespace, batch: int, job: dict[str, Any]) -> Measured:
-    """Trains the rounds of a micro batch; where a step is long, few steps tell enough."""
-    steps = max(min(60, options.steps), min(options.steps, options.steps * 2048 // batch))
-    job = {**job, "precision": "bf16-mixed", "batch_size": batch}
-    job |= {"steps": steps, "warm_up": max(1, steps // 6)}
+    """Trains the rounds of a micro batch."""
+    job = job_of(batch, options.steps, **job)
     peers = [peer for peer in options.peers if peer != "4_nemo" or batch == MICRO_BATCH]
     measured: Measured = {}
     for number in range(options.rounds):
@@ -195,7 +279,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="NUMBER")
     parser.add_argument(
-        "--peers", nargs="+", choices=TITLES, default=[*TITLES], help="by default all"
+        "--peers", nargs="+", choices=TITLES, help="by default all that suit the device"
     )
     parser.add_argument("--no-proof", action="store_true", help="do not compare losses first")
     parser.add_argument(
@@ -203,6 +287,9 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
+    options.peers = options.peers or [
+        peer for peer in TITLES if options.device == "gpu" or peer not in GPU_PEERS
+    ]
     options.by_batch = options.device == "gpu" or options.batches != [MICRO_BATCH]
     if options.by_batch:
         options.threads = options.threads[:1]
@@ -219,24 +306,29 @@ def main() -> None:
     job = {"data_dir": data_dir, "dataset": options.dataset, "device": options.device}
     lines = []
     if not options.no_proof:
-        others = [peer for peer in options.peers if peer != "ours"]
+        others = [p for p in options.peers if p != "ours" and not p.endswith("_corrupted")]
         lines = proof_lines(same_mathematics(others, **job))
         print("\n".join(lines), flush=True)
     measured = {batch: measure(options, batch, job) for batch in options.batches}
     python = "{}.{}".format(*sys.version_info)
     section, what = f"steps-{python}", f", micro batch 128, bf16-mixed, Python {python}"
-    table = []
+    tables = []
     if options.by_batch:
         section = f"steps-{options.device}"
-        what = f" on a {options.device.upper()}, by micro batch, bf16-mixed"
-        caption += "; fewer steps where the micro batch is above 2,048"
-        table = batch_table(measured)
+        what = BY_BATCH.format(options.device.upper())
+        caption += FEWER
+        rows = [row for batch, found in measured.items() for row in batch_rows(batch, found)]
+        tables = table(BATCH_HEADER, rows)
     elif "ours" in options.peers:
-        table = [*HEADER, *map(str, rows_of(measured[MICRO_BATCH]))]
+        tables = [*HEADER, *map(str, rows_of(measured[MICRO_BATCH]))]
     if options.profile:
-        table += ["", *profile_table(options.peers, **job, batch_size=options.batches[0])]
+        jobs = {
+            peer: profile_job(peer, **job, batch_size=options.batches[0]) for peer in options.peers
+        }
+        rows = [profile_row(peer, training.result()) for peer, training in in_turns(jobs)]
+        tables += ["", *table(PROFILE_HEADER, rows)]
     heading = f"## Training steps{what}\n\n{caption}.\n{CONTENTS}"
-    text = "\n".join([heading, *table, "", *lines])
+    text = "\n".join([heading, *tables, "", *lines])
     print(text)
     if options.write:
         write_section(section, text)

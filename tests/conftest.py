@@ -58,7 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keeps a file's tests in one worker, and all files that share a costly fixture in one, too."""
+    """Keeps a file's tests in one worker, and all files that share a costly fixture in one, too.
+
+    With `--dist worksteal`, xdist distributes single tests: those marked gpu share nothing.
+    """
+    if config.getoption("dist") == "worksteal":
+        return None
     from xdist.scheduler import LoadFileScheduling
 
     class Sharing(LoadFileScheduling):

@@ -99,6 +99,7 @@ def replace_streams(machine: Machine) -> None:
         stream=lambda stream: contextlib.nullcontext(),
         set_stream=lambda stream: None,
         synchronize=machine.wait,
+        make_graphed_callables=lambda module, samples: module,
     )
     replace(torch.Tensor, record_stream=lambda self, stream: None)
 
