@@ -32,8 +32,7 @@ from megakit.data import (
     IdentityMultiEpochDatasetWrapper,
     MegatronDataModule,
     another_name,
-    bernoulli,
-    on_device,
+    bernoulli_like,
 )
 from megakit.job import Run
 from megakit.models import (
@@ -117,10 +116,7 @@ class DropPixels(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
     seed: int = 42
 
     def apply_transform_batch(self, batch: Any, index: EpochIndex) -> Any:
-        shape = tuple(batch["data"].shape[1:])
-        kept = on_device(
-            bernoulli(1 - self.share, self.seed, index.epoch, index.idx, shape), like=batch["data"]
-        )
+        kept = bernoulli_like(batch["data"], 1 - self.share, self.seed, index)
         # Multiplication by uint8 is faster than multiplication by bool.
         return {**batch, "corrupted": batch["data"] * kept.view(torch.uint8)}
 
@@ -141,7 +137,7 @@ class MNISTDataModule(MegatronDataModule):
         options: Options of `MegatronDataModule`: `global_batch_size`, `seed`, `num_workers`.
     """
 
-    # The GPU receives bytes, and computes the batch. `on_device` copies each array to it.
+    # The images stay on the GPU, which computes the batches from indices: see `take`.
     computes_on_device = True
 
     def __init__(
@@ -439,6 +435,7 @@ def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer
         parallel_devices=run.devices,  # one for each process of this machine
         ddp=DistributedDataParallelConfig(use_distributed_optimizer=False),  # True: shards Adam
         timeout=run.timeout,  # how long a rank waits for another rank
+        cuda_graph=False,  # True: a GPU repeats a step as one CUDA graph, see docs/performance.md
     )
     return nl.Trainer(
         accelerator=run.accelerator.name,

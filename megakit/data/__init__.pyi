@@ -5,6 +5,7 @@ from .datamodule import MegatronDataModule as MegatronDataModule
 from .datamodule import WrappedDataLoader as WrappedDataLoader
 from .datamodule import another_name as another_name
 from .device import on_device as on_device
+from .device import take as take
 from .epochs import BatchedMultiEpochDatasetWrapper as BatchedMultiEpochDatasetWrapper
 from .epochs import IdentityMultiEpochDatasetWrapper as IdentityMultiEpochDatasetWrapper
 from .epochs import MultiEpochDataset as MultiEpochDataset
@@ -14,6 +15,7 @@ from .epochs import SizedDataset as SizedDataset
 from .indices import EpochIndex as EpochIndex
 from .permutation import permute as permute
 from .random_effects import bernoulli as bernoulli
+from .random_effects import bernoulli_like as bernoulli_like
 from .random_effects import sample_generator as sample_generator
 from .random_effects import uniform as uniform
 from .resampling import PRNGResampleDataset as PRNGResampleDataset

@@ -37,7 +37,7 @@ class MegatronDataModule(pl.LightningDataModule):
         val_set: Validation samples, each read once per validation; None for no validation.
         test_set: Samples for test and prediction, each read once.
         computes_on_device: Whether the trainer computes batches on its GPU. All datasets then have
-            to pass their arrays through `on_device`. By default, batches are computed on the CPU.
+            to use `take` and `on_device`. By default, batches are computed on the CPU.
     """
 
     data_sampler: MegatronDataSampler

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
 from megakit.data.batches import fetch_batch, fetch_samples
-from megakit.data.device import CPU, batches_on, copied, on_device
+from megakit.data.device import CPU, batches_on, copied, gpu_lock, on_device
 from megakit.data.indices import IntArray
 from megakit.data.prefetch import CHUNK_BYTES, GPU_CHUNK_BYTES, can_be_prefetched, prefetch
 from megakit.runtime.patching import require_attribute
@@ -47,7 +47,7 @@ def make_loader(
             samples, 0 for padding. If the dataset returns a `loss_mask`, (batch, ...), the two
             masks are multiplied.
         device: Where the batches are needed; the copies to a GPU do not wait for it.
-        computes_on_device: Whether the dataset computes its batches on the device, by `on_device`.
+        computes_on_device: Whether the dataset computes its batches on the device, by `take`.
             Workers compute on the CPU, because a forked process cannot use its parent's GPU.
     """
     is_default = template.collate_fn in (default_collate, default_convert)
@@ -144,7 +144,7 @@ def _fetcher(batches: _Batches, device: torch.device) -> Callable[[IntArray], An
     stream = torch.cuda.current_stream(device)
 
     def fetch(indices: IntArray) -> Any:
-        with torch.cuda.device(device), torch.cuda.stream(stream):
+        with gpu_lock, torch.cuda.device(device), torch.cuda.stream(stream):
             return copied(batches[indices], device)
 
     return fetch

@@ -14,8 +14,7 @@ For batches, one generator per sample would be the slowest part of training. `un
 `bernoulli` compute the numbers of all samples at once; a sample gets the same numbers alone.
 
     def apply_transform_batch(self, batch, index):
-        kept = bernoulli(0.8, seed, index.epoch, index.idx, tuple(batch.shape[1:]))
-        return batch * on_device(kept, like=batch)
+        return batch * bernoulli_like(batch, 0.8, seed, index)
 
 The numbers are outputs of SplitMix64 (Guy Steele, Doug Lea, Christine Flood, "Fast Splittable
 Pseudorandom Number Generators", OOPSLA 2014), which hashes a counter. So every output takes the
@@ -27,14 +26,19 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from megakit.data.indices import Int, as_int_array, as_seed
+from megakit.data.device import on_device
+from megakit.data.indices import EpochIndex, Int, IntArray, as_int_array, as_seed
 
 Ints = Int | NDArray[Any]
 
 # Increment of SplitMix64's counter: 2**64 / golden ratio, rounded to odd.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+# Factors of SplitMix64's hash.
+_FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 # Number of hashes computed at a time; they fit in a core's level-2 cache.
 _BLOCK = 32768
 
@@ -77,13 +81,27 @@ def bernoulli(
     return np.asarray(_integers(seed, epoch, index, shape, "<u2") < round(probability * 2**16))
 
 
+def bernoulli_like(
+    batch: Tensor, probability: float, seed: Int, index: EpochIndex[IntArray]
+) -> Tensor:
+    """Return `bernoulli` for each value of a batch: bool, of the batch's shape, on its device.
+
+    A GPU computes the same booleans as a CPU; 8 bytes for each sample are sent.
+    """
+    num_values = batch[0].numel()
+    if batch.device.type == "cpu":
+        return torch.from_numpy(bernoulli(probability, seed, *index, tuple(batch.shape[1:])))
+    keys = on_device(_keys(seed, *index).view(np.int64), like=batch)
+    parts = _hashes_on_gpu(keys, -(-num_values // 4)).view(torch.int16)[:, :num_values]
+    # torch has few operations for unsigned integers.
+    return ((parts.int() & 0xFFFF) < round(probability * 2**16)).view(batch.shape)
+
+
 def _integers(
     seed: Int, epoch: Ints, index: Ints, shape: tuple[int, ...], dtype: str
 ) -> NDArray[Any]:
     """Return random integers of the given dtype, (B, *shape), with all bits random."""
-    epochs, indices = np.broadcast_arrays(_words(epoch, "Epochs"), _words(index, "Indices"))
-    keys = np.uint64(key_of(as_seed(seed))) ^ epochs.reshape(-1)
-    keys = mix64((mix64(keys + GOLDEN) ^ indices.reshape(-1)) + GOLDEN)
+    keys = _keys(seed, epoch, index)
     num_values, values_per_hash = math.prod(shape), 8 // np.dtype(dtype).itemsize
     num_hashes = -(-num_values // values_per_hash)
     steps = np.arange(1, num_hashes + 1, dtype=np.uint64) * GOLDEN
@@ -93,7 +111,14 @@ def _integers(
         hashes = mix64(keys[start : start + rows, None] + steps)
         parts = hashes.astype("<u8", copy=False).view(dtype)
         values[start : start + rows] = parts[:, :num_values]
-    return values.reshape((*epochs.shape, *shape))
+    return values.reshape((*np.broadcast_shapes(np.shape(epoch), np.shape(index)), *shape))
+
+
+def _keys(seed: Int, epoch: Ints, index: Ints) -> NDArray[np.uint64]:
+    """Return a start state of SplitMix64 for each sample, (B,)."""
+    epochs, indices = np.broadcast_arrays(_words(epoch, "Epochs"), _words(index, "Indices"))
+    keys = np.uint64(key_of(as_seed(seed))) ^ epochs.reshape(-1)
+    return mix64((mix64(keys + GOLDEN) ^ indices.reshape(-1)) + GOLDEN)
 
 
 def _words(values: Ints, name: str) -> NDArray[np.uint64]:
@@ -120,8 +145,27 @@ def stream(key: int, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def mix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Hash 64 bits to 64 bits, one to one ("mix13" by David Stafford), in place."""
     z ^= z >> np.uint64(30)
-    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z *= np.uint64(_FACTORS[0])
     z ^= z >> np.uint64(27)
-    z *= np.uint64(0x94D049BB133111EB)
+    z *= np.uint64(_FACTORS[1])
     z ^= z >> np.uint64(31)
+    return z
+
+
+def _hashes_on_gpu(keys: Tensor, number: int) -> Tensor:
+    """Return the first outputs of SplitMix64 from each key, int64 (B, number), like `mix64`.
+
+    Signed integers have the bits of unsigned ones in sums and products; after a shift, the upper
+    bits are the sign's.
+    """
+
+    def signed(word: int) -> int:
+        return word - (1 << 64) if word >= 1 << 63 else word
+
+    z = keys[:, None] + torch.arange(1, number + 1, device=keys.device) * signed(int(GOLDEN))
+    z ^= (z >> 30) & (1 << 34) - 1
+    z *= signed(_FACTORS[0])
+    z ^= (z >> 27) & (1 << 37) - 1
+    z *= signed(_FACTORS[1])
+    z ^= (z >> 31) & (1 << 33) - 1
     return z

@@ -1,8 +1,9 @@
 """Replaces Megatron's loops over the weights by single calls for all weights.
 
 Megatron loops where neither Apex nor Transformer Engine is installed. For the gradient's norm, it
-then copies the norm of each weight to the host, and the host waits for the GPU each time. On a
-CPU, one call for all weights saves 1% to 3% of a small model's step. The results are the same bits.
+then copies the norm of each weight to the host, and the host waits for the GPU each time. Here, the
+norm stays on the GPU, as a float64 tensor (). On a CPU, one call for all weights saves 1% to 3% of
+a small model's step. The results are the same bits.
 """
 
 import functools
@@ -49,19 +50,22 @@ def replace_loops() -> None:
             return original_norm(grads, norm_type, grad_stats_parallel_group)
         total = torch.stack(_norm(grads)).norm().float().reshape(1) ** 2.0
         distributed.all_reduce(total, group=grad_stats_parallel_group)
-        return total.item() ** 0.5
+        return total.double()[0].sqrt() if total.is_cuda else total.item() ** 0.5
 
     @functools.wraps(original_clip)
     def clip(
-        weights: Any, max_norm: float, total_norm: float, use_decoupled_grad: bool = False
+        weights: Any, max_norm: float, total_norm: float | Tensor, use_decoupled_grad: bool = False
     ) -> None:
         factor = max_norm / (total_norm + 1.0e-6)
-        if factor < 1.0:
-            grads = [weight.grad for weight in weights if weight.grad is not None]
-            if use_decoupled_grad or not _are_plain(grads):
-                original_clip(weights, max_norm, total_norm, use_decoupled_grad)
-            else:
-                _multiply(grads, factor)
+        if isinstance(factor, Tensor):  # whether it is below 1, only the GPU knows
+            factor = factor.clamp(max=1.0).float()
+        elif factor >= 1.0:
+            return
+        grads = [weight.grad for weight in weights if weight.grad is not None]
+        if use_decoupled_grad or not _are_plain(grads):
+            original_clip(weights, max_norm, float(total_norm), use_decoupled_grad)
+        else:
+            _multiply(grads, factor)
 
     for name, function in (
         ("get_grad_norm_fp32", norm),

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch import loops
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -210,6 +211,14 @@ class StepLoop(_TrainingEpochLoop):
 
     def _optimize(self, iterator: Iterator[Any], index: int) -> dict[str, Any]:
         """Makes an optimizer step; returns the values of the training step by name."""
+        graph = getattr(self.trainer.strategy, "step_graph", None)
+        if graph is None:
+            return self._compute(index, iterator)
+        outputs: dict[str, Any] = graph(iterator, partial(self._compute, index))
+        return outputs
+
+    def _compute(self, index: int, iterator: Iterator[Any]) -> dict[str, Any]:
+        """Makes an optimizer step by Python."""
         trainer, strategy = self.trainer, self.trainer.strategy
         outputs: dict[str, Any] = {}
 
@@ -236,8 +245,15 @@ class StepLoop(_TrainingEpochLoop):
         return is_regular or is_last or self.validation_is_due()
 
     def share(self, outputs: dict[str, Any]) -> None:
-        """Gives all pipeline stages the values of a step, which only the last stage has."""
-        values = self._from_last_stage(outputs, self.trainer.strategy.root_device)
+        """Gives all pipeline stages the values of a step, which only the last stage has.
+
+        The values leave a GPU together with the norms of the gradients, which are checked.
+        """
+        strategy = self.trainer.strategy
+        values = self._from_last_stage(outputs, strategy.root_device)
+        if hasattr(strategy, "read"):
+            numbers = strategy.read([*values.values()])
+            values = {n: torch.tensor(v) for n, v in zip(values, numbers, strict=True)}
         self.trainer.callback_metrics.update({f"train_{n}": v for n, v in values.items()})
 
     def _on_before_fetch(self) -> None:

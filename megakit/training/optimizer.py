@@ -36,7 +36,13 @@ class FusedAdam(torch.optim.Optimizer):
     The number of steps is an integer of the parameter group, where Megatron saves and restores it.
     torch's own Adam has a step tensor for each weight, which Megatron restores wrongly, and checks
     hooks and options at each step, which takes longer than the kernel on a small model.
+
+    Attributes:
+        counts: Whether `step` counts the step. If a CUDA graph repeats `step`, its owner calls
+            `count` before each step, because a graph repeats kernels and no Python.
     """
+
+    counts = True
 
     def __init__(
         self,
@@ -49,21 +55,40 @@ class FusedAdam(torch.optim.Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "adam_w_mode": adam_w_mode, "step": 0})
+        # What the kernels read on the weights' device, by the number of the group.
+        self._step_and_lr: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def count(self) -> None:
+        """Counts a step, and writes what changes from step to step to the weights' device."""
+        for number, group in enumerate(self.param_groups):
+            group["step"] += 1
+            if not group["params"]:  # the rank's optimizer shard has no weights of this group
+                continue
+            if number not in self._step_and_lr:
+                device = group["params"][0].device
+                self._step_and_lr[number] = torch.zeros(2, device=device).unbind()
+            step, lr = self._step_and_lr[number]
+            step.fill_(group["step"])
+            if lr.is_cuda:
+                lr.fill_(group["lr"])
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Makes one optimizer step; Megatron passes no closure."""
         self._create_states()
-        for group in self.param_groups:
-            group["step"] += 1
+        if self.counts:
+            self.count()
+        for number, group in enumerate(self.param_groups):
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            if not weights:  # the rank's optimizer shard has no weights of this group
+            if not weights:
                 continue
             gradients = [weight.grad for weight in weights]
             states = [self.state[weight] for weight in weights]
             moments = [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")]
-            step = torch.full((), group["step"], dtype=torch.float32, device=weights[0].device)
+            step, lr = self._step_and_lr[number]
             options = {name: group[name] for name in ("lr", "eps", "weight_decay")}
+            if lr.is_cuda:
+                options["lr"] = lr
             options["beta1"], options["beta2"] = group["betas"]
             update = _adamw if group["adam_w_mode"] else _adam
             tensors = (weights, gradients, *moments, [], [step] * len(weights))

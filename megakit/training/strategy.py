@@ -3,7 +3,7 @@
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from megakit.training.loop import use_step_loop
 from megakit.training.micro_batches import Step, make_step
 from megakit.training.optimizer import check_saved_format, content_metadata, patch_optimizers
 from megakit.training.process_groups import SingleProcessLauncher, one_timeout
+from megakit.training.step_graph import StepGraph, use_stream
 from megakit.training.validation import FromLastStage, log_validated
 
 #: A training step's loss, or a loss and further values by name.
@@ -57,11 +58,17 @@ class ExactStrategy(nl.MegatronStrategy):
     takes longer than the step of a small model. Here, a step only calls Megatron's schedule.
 
     Takes the arguments of NeMo's strategy, and `timeout` of Lightning's: how long a rank waits for
-    another rank. It refuses interleaved pipeline stages, CUDA graphs of whole steps, and
+    another rank. It refuses interleaved pipeline stages, Megatron's CUDA graphs of whole steps, and
     asynchronous saves, which need processes that import the main script again.
 
+    Args:
+        cuda_graph: Whether a GPU repeats a training step as one CUDA graph, see `StepGraph`; it has
+            no effect on a CPU.
+
     Attributes:
-        grad_norm: Norm of the last step's gradient before clipping; None before the first step.
+        grad_norm: Norm of the gradient before clipping, of the last step whose norm was read; None
+            before.
+        norms: The norms that are on the GPU and not read yet, of the last steps.
         observers: Functions that are called with each micro batch of a validation and the model's
             output, on the last pipeline stage.
         opens_data_at: When Lightning began to open the data, by `time.perf_counter()`.
@@ -70,7 +77,7 @@ class ExactStrategy(nl.MegatronStrategy):
     grad_norm: float | None = None
     ckpt_load_strictness: Any  # NeMo sets this attribute without a type
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, cuda_graph: bool = False, **kwargs: Any) -> None:
         ours = {
             "ckpt_async_save": False,
             # In NeMo's default format, a distributed optimizer resumes in some layouts only.
@@ -87,6 +94,9 @@ class ExactStrategy(nl.MegatronStrategy):
             raise refused("ckpt_async_save=True")
         if self.virtual_pipeline_model_parallel_size:
             raise refused("virtual_pipeline_model_parallel_size")
+        self.cuda_graph = cuda_graph
+        self.step_graph: StepGraph | None = None
+        self.norms: list[Tensor] = []
         self.observers: list[Callable[[Any, Any], None]] = []
         self._steps: dict[str, Step] = {}
         self._from_last_stage = FromLastStage()
@@ -122,6 +132,9 @@ class ExactStrategy(nl.MegatronStrategy):
     def setup_environment(self) -> None:
         """Sets up this process; Lightning opens the data next."""
         super().setup_environment()
+        self.cuda_graph &= self.root_device.type == "cuda" and not is_stock()
+        if self.cuda_graph:
+            use_stream(self.root_device)
         self.opens_data_at = time.perf_counter()
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -139,6 +152,8 @@ class ExactStrategy(nl.MegatronStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             config = require_attribute(self.model[0], "config")
             refuse_wrong_gradients(config, self.model, self._step("training").loss)
+            if self.cuda_graph:
+                self.step_graph = StepGraph(self)
 
     def setup_megatron_parallel(self, trainer: pl.Trainer) -> None:
         """Sets up Megatron's parallel model, and forgets the steps of an earlier model."""
@@ -162,6 +177,14 @@ class ExactStrategy(nl.MegatronStrategy):
         check_finite({key: part for key, part in loaded.items() if key != "callbacks"})
         check_steps(loaded, Path(checkpoint_path))
         return loaded
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Saves, if the norm of each step's gradient was finite."""
+        self.read()
+        if self.cuda_graph:
+            # Megatron's threads copy the weights on the default stream.
+            torch.cuda.synchronize(self.root_device)
+        super().save_checkpoint(*args, **kwargs)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Tells NeMo's own data sampler what a loader is for; by default, it is for training."""
@@ -237,24 +260,49 @@ class ExactStrategy(nl.MegatronStrategy):
         model: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, float | Tensor | None, int | None]:
-        """Makes an optimizer step, and checks and stores the norm of the gradient.
+        """Makes an optimizer step, and checks the norm of the gradient, on a GPU in `read`.
 
         Returns:
             What NeMo's optimizer returns: the closure's loss, the norm of the gradient before
             clipping, and the number of zeros in the gradient if Megatron's config asks for it.
         """
-        is_first = self.grad_norm is None  # the first step of this start
         step: Any = optimizer.step
-        if self._has_gradient_hooks:
+        if self.has_gradient_hooks:
             ours = super(nl.MegatronStrategy, self).optimizer_step
             step = functools.partial(ours, optimizer, model=model, **kwargs)
         output: tuple[Tensor, Any, int | None] = step(closure=closure)
-        self.grad_norm = output[1]
-        check_norm(self.grad_norm, self.trainer.global_step + 1, is_first)
+        if isinstance(output[1], Tensor):
+            self.norms.append(output[1])
+        else:
+            self._check_norm(output[1], self.trainer.global_step + 1)
         return output
 
+    def take_norms(self) -> list[Tensor]:
+        """Returns the norms that are not read yet, and forgets them."""
+        norms, self.norms = self.norms, []
+        return norms
+
+    def read(self, values: Sequence[Tensor] = ()) -> list[float]:
+        """Reads values, and checks the norms since the last call; the host waits once for the GPU.
+
+        Args:
+            values: Scalars on this rank's device.
+        """
+        norms = self.take_norms()
+        if not (together := [*norms, *values]):
+            return []
+        numbers: list[float] = torch.stack([one.double() for one in together]).tolist()
+        for step, norm in enumerate(numbers[: len(norms)], self.trainer.global_step - len(norms) + 1):
+            self._check_norm(norm, step)
+        return numbers[len(norms) :]
+
+    def _check_norm(self, norm: float | None, step: int) -> None:
+        is_first = self.grad_norm is None  # the first step of this start
+        self.grad_norm = norm
+        check_norm(norm, step, is_first)
+
     @functools.cached_property
-    def _has_gradient_hooks(self) -> bool:
+    def has_gradient_hooks(self) -> bool:
         """Whether a hook sees the gradients; Lightning's precision plugin calls these hooks."""
         trainer, module = self.trainer, self.lightning_module
         before, clipping = "on_before_optimizer_step", "configure_gradient_clipping"

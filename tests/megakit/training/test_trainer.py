@@ -43,7 +43,7 @@ def test_training_that_goes_wrong_keeps_its_checkpoints(tmp_path: Path) -> None:
 
 def test_in_the_first_step_the_weights_are_the_reason(strategy: Any) -> None:
     """A checkpoint may hold finite weights that no gradient can be computed with."""
-    strategy._has_gradient_hooks = False
+    strategy.has_gradient_hooks = False
     optimizer = SimpleNamespace(step=lambda closure: (1, float("inf"), None))
     with pytest.raises(UserError, match=r"^Step 7: the gradient's norm is inf with the weights"):
         strategy.optimizer_step(optimizer, None)

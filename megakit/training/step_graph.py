@@ -1,0 +1,143 @@
+"""Repeats a training step on a GPU as one CUDA graph.
+
+Python launches some sixty kernels in a step of a small model, one after another, which takes many
+times longer than the kernels. A CUDA graph launches them with one call. The first steps run as
+always. Then a step is captured: Python runs it once more, and CUDA notes its kernels instead of
+running them. Each later step repeats these kernels on the same memory, so the results are the same
+bits, and no Python code of the model, the loss or the optimizer runs.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from megatron.core import parallel_state
+from torch import Tensor
+
+from megakit.data.device import gpu_lock
+from megakit.errors import UserError
+from megakit.runtime.multi_tensor import copy_all
+from megakit.runtime.patching import require_attribute
+from megakit.training.dropout import has_dropout
+from megakit.training.micro_batches import next_batch
+from megakit.training.optimizer import FusedAdam
+
+#: Steps before the capture, in which NCCL, cuBLAS and Megatron allocate what they keep.
+WARM_UP_STEPS = 3
+#: torch's functions of nested containers.
+_flatten = require_attribute("torch.utils._pytree", "tree_flatten")
+_unflatten = require_attribute("torch.utils._pytree", "tree_unflatten")
+
+#: Makes a step by Python, from its micro batches; returns the values of the training step by name.
+Compute = Callable[[Iterator[Any]], dict[str, Tensor]]
+
+
+class StepGraph:
+    """Makes the training steps of a strategy: the first ones by Python, the others by the graph.
+
+    What changes from step to step is in tensors that the graph reads: the batches, and the learning
+    rate and the number of steps of `FusedAdam`.
+
+    Raises:
+        UserError: A graph cannot repeat what the strategy or the model does.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._adams = list(_adams(strategy))
+        if reasons := [*_obstacles(strategy), *([] if self._adams else ["FusedAdam is not used"])]:
+            raise refused(", and ".join(reasons))
+        self._num_eager_steps = 0
+        self._graph: Any = None
+
+    def __call__(self, data: Iterator[Any], compute: Compute) -> dict[str, Tensor]:
+        """Makes a step; returns the values of the training step by name."""
+        strategy = self._strategy
+        count, device = strategy.data_sampler.num_microbatches, strategy.root_device
+        batches = [next_batch(data, device) for _ in range(count)]
+        for adam in self._adams:
+            adam.counts = False
+            adam.count()
+        if self._num_eager_steps < WARM_UP_STEPS:
+            self._num_eager_steps += 1
+            logged = len(self._logged())
+            outputs = compute(iter(batches))
+            if len(self._logged()) > logged:
+                raise refused("training_step logs values, which the loss's report can return")
+            return outputs
+        tensors, form = _flatten(batches)
+        if self._graph is None:
+            self._capture(tensors, form, compute)
+        if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in self._inputs]:
+            raise refused("batches have different shapes")
+        copy_all(tensors, self._inputs)
+        self._graph.replay()
+        values = self._values.clone().unbind()  # the next step overwrites them
+        strategy.norms += values[len(self._names) :]
+        return dict(zip(self._names, values, strict=False))
+
+    def _capture(self, tensors: list[Tensor], form: Any, compute: Compute) -> None:
+        """Captures a step that reads its batches from `_inputs` and writes `_values`."""
+        if not all(isinstance(tensor, Tensor) for tensor in tensors):
+            raise refused("a batch has a value that is no tensor")
+        self._inputs = [torch.empty_like(tensor) for tensor in tensors]
+        graph = torch.cuda.CUDAGraph()
+        # Megatron has prepared the gradients on the current stream, see `use_stream`.
+        stream = torch.cuda.current_stream()
+        try:
+            with (
+                gpu_lock,
+                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            ):
+                outputs = compute(iter(_unflatten(self._inputs, form)))
+                norms = self._strategy.take_norms()
+                together = [*outputs.values(), *norms]
+                self._values = torch.stack([one.detach().double().reshape(()) for one in together])
+        except RuntimeError as error:
+            cause = str(error.__context__ or error).partition("\n")[0]
+            raise refused(f"the step may read a value from the GPU ({cause})") from error
+        self._names, self._graph = [*outputs], graph
+
+    def _logged(self) -> Any:
+        """Returns what `log` was called with."""
+        return self._strategy.trainer.fit_loop.epoch_loop._results
+
+
+def use_stream(device: torch.device) -> None:
+    """Gives this thread a stream of its own: CUDA captures no graph on the default stream.
+
+    Autograd runs a weight's hooks on the stream that was current when Megatron prepared the weight.
+    So this is called before the model is built, and the stream remains for the whole run.
+    """
+    torch.cuda.set_stream(torch.cuda.Stream(device))
+
+
+def refused(reason: str) -> UserError:
+    """Returns the error for a step that a graph cannot repeat."""
+    return UserError(
+        f"cuda_graph=True: a CUDA graph cannot repeat this training step, because {reason}. Leave "
+        "cuda_graph out."
+    )
+
+
+def _adams(strategy: Any) -> Iterator[FusedAdam]:
+    """Yields the optimizers that have weights of this rank, if all of them are `FusedAdam`."""
+    owner = require_attribute(strategy.optimizers[0], "mcore_optimizer")
+    inner = [getattr(one, "optimizer", None) for one in getattr(owner, "chained_optimizers", [owner])]
+    yield from inner if all(isinstance(one, FusedAdam) for one in inner) else ()
+
+
+def _obstacles(strategy: Any) -> Iterator[str]:
+    trainer, module, ddp = strategy.trainer, strategy.lightning_module, strategy.ddp_config
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        yield "pipeline stages wait for each other"
+    if has_dropout(module):
+        yield "each step of dropout has a seed of its own"
+    if any(getattr(ddp, f"overlap_{what}", False) for what in ("grad_reduce", "param_gather")):
+        yield "gradients or weights are sent while the model computes"
+    if strategy.has_gradient_hooks or is_overridden("optimizer_step", module, pl.LightningModule):
+        yield "a hook sees the gradients"
+    if trainer.precision in ("16-mixed", "16-true"):
+        yield "float16 reads from the GPU whether the gradients are finite"
