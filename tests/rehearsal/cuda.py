@@ -77,6 +77,7 @@ def replace_devices(machine: Machine) -> None:
 
 def replace_streams(machine: Machine) -> None:
     """Replaces streams and events; work on the CPU has finished when a call returns."""
+    thread = machine.thread
 
     class Stream(contextlib.nullcontext[None]):
         cuda_stream = 0
@@ -91,13 +92,29 @@ def replace_streams(machine: Machine) -> None:
         query = elapsed_time = lambda self, other=None: True
         synchronize = machine.wait
 
-    stream = Stream()
+    class Current:
+        def __init__(self, stream: Stream | None) -> None:
+            self.stream = stream
+
+        def __enter__(self) -> None:
+            self.before = thread.stream
+            set_stream(self.stream)
+
+        def __exit__(self, *error: object) -> None:
+            thread.stream = self.before
+
+    def set_stream(stream: Stream | None) -> None:
+        if stream is not None:
+            thread.stream = None if stream is default else stream
+
+    default = Stream()
     replace(
         torch.cuda,
         **dict.fromkeys(("Stream", "Event"), Stream),
-        **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: stream),
-        stream=lambda stream: contextlib.nullcontext(),
-        set_stream=lambda stream: None,
+        default_stream=lambda device=None: default,
+        current_stream=lambda device=None: thread.stream or default,
+        stream=Current,
+        set_stream=set_stream,
         synchronize=machine.wait,
         make_graphed_callables=lambda module, samples: module,
     )

@@ -139,6 +139,8 @@ def replace_graphs(machine: Machine) -> None:
             self._generators.append(generator)
 
         def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+            if thread.stream is None:
+                raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
             self._capture = thread.capture = Capture(self._generators)
             machine.capture_of_all = thread.capture if capture_error_mode == "global" else None
 

@@ -31,6 +31,7 @@ CPU = torch.device("cpu")
 class _Thread(threading.local):
     current = 0  # the thread's GPU
     target: int | None = None  # where `Tensor.to` copies to
+    stream: Any = None  # the current stream; None is the default one
     capture: Any = None  # the graph that the thread captures
 
 

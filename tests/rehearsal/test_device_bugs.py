@@ -112,6 +112,14 @@ BUGS = {
         """,
         r"AssertionError: the sum is nan",
     ),
+    "a capture on the default stream": (
+        """
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        with torch.cuda.graph(graph, stream=stream):
+            torch.zeros(1, device="cuda")
+        """,
+        r"RuntimeError: CUDA graphs must be captured on a non-default stream",
+    ),
     "a value that is read in a capture": (
         """
         one = torch.ones(1, device="cuda")
