@@ -20,8 +20,12 @@ from megakit.training.validation import (
     gather_from_ranks,
     has_outputs,
     observers,
+    on_host,
     real_samples,
 )
+
+#: Columns of samples by name, as in `View`.
+Seen = dict[str, NDArray[Any]]
 
 #: A change of this module changes no result, so a run can go on.
 REPORTS_ONLY = True
@@ -50,8 +54,9 @@ class LogPictures(pl.Callback):
     """Draws some reconstructions at each validation, and all pictures after the last validation.
 
     The last pipeline stage, where the model's output is, collects samples from the micro batches of
-    the validation. All ranks gather the samples, and rank 0 logs the pictures with the `RunLogger`
-    of the trainer.
+    the validation. It holds them on its device, and copies `NUM_POINTS` of them to the host at a
+    time, because each copy waits for a GPU. Rank 0 gets the samples that can be in a picture, and
+    logs the pictures with the `RunLogger` of the trainer.
 
     Args:
         make_view: Converts a validation batch and the model's output to a `View`.
@@ -63,15 +68,17 @@ class LogPictures(pl.Callback):
 
     def __init__(self, make_view: Callable[[Any, Any], View]) -> None:
         self.make_view = make_view
-        self._collected: list[dict[str, NDArray[Any]]] = []
-        self._num_missing = 0
+        self._held: list[dict[str, Tensor]] = []
+        self._seen: list[Seen] = []
+        self._num_missing, self._may_be_last = 0, False
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the number of samples to collect, and starts collecting on ranks with outputs."""
         stops = callbacks_of(trainer, EarlyStopping)
         may_stop = any(stop.wait_count + 1 >= stop.patience for stop in stops)
-        may_be_last = may_stop or trainer.global_step == trainer.max_steps
-        self._num_missing = sys.maxsize if may_be_last else self.NUM_RECONSTRUCTIONS
+        self._may_be_last = may_stop or trainer.global_step == trainer.max_steps
+        self._num_missing = sys.maxsize if self._may_be_last else self.NUM_RECONSTRUCTIONS
+        self._held, self._seen = [], []
         if has_outputs() and trainer.state.fn == "fit" and not trainer.sanity_checking:
             observers(trainer).append(self.collect)
 
@@ -82,23 +89,39 @@ class LogPictures(pl.Callback):
         view = self.make_view(batch, output)
         real = real_samples(batch) if "loss_mask" in batch else torch.ones_like(view.label) > 0
         tensors = {name: value for name, value in vars(view).items() if value is not None}
-        self._collected.append({name: _as_array(name, v[real]) for name, v in tensors.items()})
+        self._held.append({"real": real, **{name: _small(name, v) for name, v in tensors.items()}})
         self._num_missing -= len(view.label)
+        if sum(len(samples["real"]) for samples in self._held) >= self.NUM_POINTS:
+            self._take_held()
+
+    def _take_held(self) -> None:
+        """Copies the held samples to the host, and keeps those that can be in a picture."""
+        held, self._held = self._held, []
+        new = on_host({name: torch.cat([samples[name] for samples in held]) for name in held[0]})
+        real = new.pop("real")
+        seen = _joined([*self._seen, {name: new[name][real].numpy() for name in new}])
+        rows, has_points = np.arange(len(seen["label"])), self._may_be_last and "latent" in seen
+        some = rows[: self.NUM_POINTS if has_points else self.NUM_RECONSTRUCTIONS]
+        if self._may_be_last and "logits" in seen:
+            found = Predictions.from_logits(rows, seen["label"], seen["logits"])
+            some = np.union1d(some, most_confident_mistakes(found, self.NUM_MISTAKES))
+        self._seen = [{name: column[some] for name, column in seen.items()}]
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stops collecting, gathers the samples of all ranks, and draws the pictures."""
+        """Stops collecting, sends the samples to rank 0, and draws the pictures there."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         if has_outputs():
             observers(trainer).remove(self.collect)
-        collected, self._collected = self._collected, []
-        batches = [batch for part in gather_from_ranks(collected, trainer) for batch in part]
+        if self._held:
+            self._take_held()
+        own, self._seen = self._seen, []
+        parts = [part for of_rank in gather_from_ranks(own, trainer) for part in of_rank]
         loggers = [logger for logger in trainer.loggers if isinstance(logger, RunLogger)]
-        if not (batches and loggers and trainer.is_global_zero):
+        if not (parts and loggers and trainer.is_global_zero):
             return
-        seen = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
         is_last = trainer.global_step == trainer.max_steps or trainer.should_stop
-        self._draw(loggers[0], seen, trainer.global_step, is_last)
+        self._draw(loggers[0], _joined(parts), trainer.global_step, is_last)
 
     def _draw(
         self, logger: RunLogger, seen: Mapping[str, NDArray[Any]], step: int, is_last: bool
@@ -122,11 +145,20 @@ class LogPictures(pl.Callback):
                 logger.add_image("mistakes", drawing.mistakes(*of), step)
 
 
-def _as_array(name: str, values: Tensor) -> NDArray[Any]:
+def _small(name: str, values: Tensor) -> Tensor:
+    """Returns a copy of what is drawn: of images the first channel, (N, height, width), in bytes.
+
+    A loss may change the output in place.
+    """
     if name in ("images", "reconstructions"):
-        bytes_of_pixels = values.detach().float().clamp(0, 1).mul(255).round().byte()
-        return bytes_of_pixels[:, 0].cpu().numpy()  # (N, height, width): the first channel
-    return (values.float() if values.is_floating_point() else values).detach().cpu().numpy()
+        return values[:, 0].detach().float().clamp(0, 1).mul(255).round().byte()
+    values = values.detach().clone()
+    return values.float() if values.is_floating_point() else values
+
+
+def _joined(parts: list[Seen]) -> Seen:
+    """Concatenates the columns of samples, in the order of the parts."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def view_of_autoencoder(batch: Mapping[str, Any], output: Mapping[str, Any]) -> View:

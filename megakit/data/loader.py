@@ -59,7 +59,7 @@ def make_loader(
     context: Any = template.multiprocessing_context or multiprocessing
     # A fork server is the parent of its workers.
     parent = 0 if context.get_start_method() == "forkserver" else os.getpid()
-    kept = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+    kept = ("num_workers", "prefetch_factor", "persistent_workers")
     loader = _Loader(
         batches,
         batch_size=None,
@@ -71,6 +71,8 @@ def make_loader(
         worker_init_fn=functools.partial(_begin_worker, template.worker_init_fn, parent),
         timeout=(template.timeout or WORKER_TIMEOUT) if template.num_workers else 0,
         multiprocessing_context=template.multiprocessing_context,
+        # By a thread of torch, beside the training, before `copied` copies the workers' batches.
+        pin_memory=template.pin_memory or device.type == "cuda",
         **{name: getattr(template, name) for name in kept},
     )
     loader.device = device

@@ -35,8 +35,8 @@ class Cluster:
         devices: Processes per machine.
         num_nodes: Number of machines.
         num_surplus: Processes that remain after every machine has `devices` processes; has to be 0.
-        num_gpus: Number of GPUs of an srun job on this machine; 0 if unknown. With
-            `--gpus-per-task`, a process sees only its own GPU.
+        num_gpus: Number of GPUs of the job on this machine; 0 if unknown. A process may see only
+            its own GPU, with srun's `--gpus-per-task` or by its own `CUDA_VISIBLE_DEVICES`.
     """
 
     launcher: str | None = None
@@ -105,7 +105,10 @@ def _from_torchrun(given: list[str]) -> Cluster:
         raise ValueError(f"RANK={rank} WORLD_SIZE={world_size} LOCAL_WORLD_SIZE={devices}")
     int(os.environ["MASTER_PORT"])
     num_nodes, num_surplus = divmod(world_size, devices)
-    return Cluster("torchrun", rank, devices, num_nodes, num_surplus)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    # `share_plan` checks that the processes see different GPUs. Those of our launcher see the same.
+    is_own = visible and "," not in visible and LAUNCHER not in os.environ
+    return Cluster("torchrun", rank, devices, num_nodes, num_surplus, devices if is_own else 0)
 
 
 def _from_srun(tasks: int) -> Cluster:

@@ -86,7 +86,10 @@ def launch(devices: int, console: Console) -> int:
                 if not is_stopped:
                     send(signal.SIGTERM)
                 deadline = time.monotonic() + (GRACE if is_stopped else GRACE / 2)
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline and signal.SIGKILL not in sent:
+                for number, one in enumerate(ranks):
+                    if one.poll() is None:  # its Python handles no signal during a call of CUDA
+                        console.say(f"Rank {number} (process {one.pid}) does not end; killing it.")
                 send(signal.SIGKILL)
             time.sleep(0.05)
     for number, ended in enumerate(ranks):  # since the last poll

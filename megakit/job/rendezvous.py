@@ -30,7 +30,7 @@ def share_plan(
 
     Raises:
         UserError: Rank 0 found problems; only rank 0's error lists them.
-        OSError: The ranks could not connect, or not in time.
+        OSError: The ranks could not connect, or not in time, or two ranks have the same GPU.
     """
     # Until the log exists, torch's warnings reach the console, e.g. that no name service answers.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -62,6 +62,13 @@ def share_plan(
         store.set(f"{key}/{cluster.rank}", "")
     if plan is None:
         raise UserError([])
+    if cluster.launcher == "torchrun" and cluster.num_gpus and plan.accelerator.name == "gpu":
+        gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+        if store.add(f"{key}/{cluster.rank // cluster.devices}/GPU {gpu}", 1) > 1:
+            raise ConnectionError(
+                f"CUDA_VISIBLE_DEVICES={gpu}: another process of this machine has the same value, "
+                "and each process needs its own GPU. Set it for each process, or unset it"
+            )
     return plan, (locks, store)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakit.errors import UserError
-from megakit.training.validation import gather_from_ranks, has_outputs, real_samples
+from megakit.training.validation import gather_from_ranks, has_outputs, on_host, real_samples
 
 #: Size of a block of rows in bytes.
 BLOCK_BYTES = 1 << 20
@@ -118,6 +118,8 @@ class PredictionWriter(pl.Callback):
         """
         # Lightning 2.4 has an error in `return_predictions=False` with NeMo's data loading.
         trainer.predict_loop.predictions.clear()
+        if isinstance(outputs, dict):  # else Lightning would copy each tensor, and wait for each
+            outputs.update(on_host(outputs))
         if not has_outputs() or not len(rows := _as_rows(outputs)):
             return
         if self._file is None:

@@ -20,6 +20,8 @@ from megakit.runtime.patching import require_attribute
 T = TypeVar("T")
 #: A micro batch. The type of a model's output is only known to the model.
 Batch = Mapping[str, Tensor]
+#: Bytes of metric arguments that are held on a device.
+HELD_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,15 @@ class ValidationMetrics(pl.Callback):
 
     Each micro batch updates the metrics on the last pipeline stage, where the model's output is. At
     the end of the validation, torchmetrics gathers the metric states over the data-parallel ranks.
+
+    To remove padding, the host has to know which samples are padding, and would wait for the GPU in
+    each micro batch. So micro batches are held, and the host reads once which of them have padding.
     """
 
     def __init__(self, metrics: Mapping[str, ValidationMetric]) -> None:
         self.metrics = metrics
+        self._held: list[tuple[Tensor, dict[str, tuple[Tensor, ...]]]] = []
+        self._held_bytes = 0
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resets the metrics, and begins to observe the micro batches."""
@@ -58,21 +65,43 @@ class ValidationMetrics(pl.Callback):
             metric.process_group = parallel_state.get_data_parallel_group()
             metric.sync_on_compute = parallel_state.get_data_parallel_world_size() > 1
             metric.reset()
+        self._held, self._held_bytes = [], 0
         observers(trainer).append(self._update)
 
     def _update(self, batch: Batch, output: Any) -> None:
-        for name, each in self.metrics.items():
-            arguments = each.arguments(batch, output)
-            if "loss_mask" in batch:
-                real = real_samples(batch)
-                if not all(len(argument) == len(real) for argument in arguments):
-                    raise ValueError(
-                        f"validation metric {name}: its arguments have {len(arguments[0])} rows, "
-                        f"and the batch has {len(real)} samples. Return tensors (B, ...)."
-                    )
-                arguments = tuple(argument[real] for argument in arguments)
+        found = {name: each.arguments(batch, output) for name, each in self.metrics.items()}
+        if "loss_mask" not in batch:
+            self._update_metrics(found)
+            return
+        real = real_samples(batch)
+        for name, arguments in found.items():
+            if not all(len(argument) == len(real) for argument in arguments):
+                raise ValueError(
+                    f"validation metric {name}: its arguments have {len(arguments[0])} rows, "
+                    f"and the batch has {len(real)} samples. Return tensors (B, ...)."
+                )
+            # A loss may change the output in place.
+            found[name] = tuple(argument.clone() for argument in arguments)
+            self._held_bytes += sum(argument.nbytes for argument in arguments)
+        self._held.append((real, found))
+        if self._held_bytes > HELD_BYTES:
+            self._update_from_held()
+
+    def _update_from_held(self) -> None:
+        held, self._held, self._held_bytes = self._held, [], 0
+        if not held:
+            return
+        is_whole = torch.stack([real.all() for real, _ in held]).tolist()
+        for (real, found), needs_no_filter in zip(held, is_whole, strict=True):
+            if not needs_no_filter:
+                for name, arguments in found.items():
+                    found[name] = tuple(argument[real] for argument in arguments)
+            self._update_metrics(found)
+
+    def _update_metrics(self, found: Mapping[str, tuple[Tensor, ...]]) -> None:
+        for name, arguments in found.items():
             if len(arguments[0]):
-                each.metric.update(*arguments)
+                self.metrics[name].metric.update(*arguments)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Logs the value of each metric; all ranks log the same value.
@@ -81,6 +110,7 @@ class ValidationMetrics(pl.Callback):
             UserError: The loss returned a value with the name of a metric.
         """
         values = {}
+        self._update_from_held()
         if parallel_state.is_pipeline_last_stage():
             values = {name: each.metric.compute() for name, each in self.metrics.items()}
             values = scalars_of(values, "a validation metric")
@@ -205,11 +235,26 @@ def has_outputs() -> bool:
 
 
 def gather_from_ranks(value: T, trainer: pl.Trainer) -> list[T]:
-    """Returns the values of all ranks, on all ranks."""
-    values = [value] * trainer.world_size
-    if trainer.world_size > 1:
-        torch.distributed.all_gather_object(values, value)
-    return values
+    """Returns the values of all ranks on rank 0, and an empty list on other ranks."""
+    if trainer.world_size == 1:
+        return [value]
+    values = [value] * trainer.world_size if trainer.is_global_zero else None
+    torch.distributed.gather_object(value, values)
+    return values or []
+
+
+def on_host(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copies the tensors among some values to the host; waits for a GPU once, not for each."""
+    found = {name: each.detach() for name, each in tensors.items() if isinstance(each, Tensor)}
+    copies = {}
+    for name, tensor in found.items():
+        copies[name] = tensor
+        if tensor.is_cuda:  # without page-locked memory, the copy waits
+            copies[name] = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            copies[name].copy_(tensor, non_blocking=True)
+    if any(tensor.is_cuda for tensor in found.values()):
+        torch.cuda.current_stream().synchronize()
+    return copies
 
 
 def callbacks_of(trainer: pl.Trainer, kind: type[T]) -> list[T]:

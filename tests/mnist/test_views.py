@@ -1,8 +1,9 @@
-"""What TensorBoard shows: pictures of samples that have a height and a width, nothing of others."""
+"""What TensorBoard shows: some samples that have a height and a width, nothing of others."""
 
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,5 +21,53 @@ def test_only_images_are_drawn(shape: tuple[int, ...], expected: list[str]) -> N
     batch = {"data": torch.rand(4, *shape), "label": torch.zeros(4, dtype=torch.long)}
     x_hat = torch.rand(4, batch["data"][0].numel())
     pictures.collect(batch, {"x_hat": x_hat, "z": torch.rand(4, 3)})
-    pictures._draw(logger, pictures._collected[0], step=1, is_last=False)
+    pictures._take_held()
+    pictures._draw(logger, pictures._seen[0], step=1, is_last=False)
     assert drawn == expected
+
+
+def drawn_from(pictures: Any, seen: Any) -> dict[str, Any]:
+    """What a last validation draws of samples."""
+    drawn: dict[str, Any] = {}
+    logger: Any = SimpleNamespace(
+        add_image=lambda name, image, step: drawn.update({name: image}),
+        add_latent_space=lambda *columns: drawn.update(zip("zlis", columns, strict=True)),
+    )
+    pictures._draw(logger, seen, step=1, is_last=True)
+    return drawn
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_rank_sends_the_samples_that_can_be_drawn(num_ranks: int) -> None:
+    """They give the pictures of all samples: equal mistakes stay in order, padding is none."""
+    from mnist.views import LogPictures, View, _joined
+
+    total, size = 1500 * num_ranks, 60
+    dice = torch.Generator().manual_seed(1)
+    columns = {
+        "images": torch.randint(0, 256, (total, 1, 5, 5), generator=dice) / 255,
+        "label": torch.randint(0, 4, (total,), generator=dice),
+        "reconstructions": torch.randint(0, 256, (total, 1, 5, 5), generator=dice) / 255,
+        "latent": torch.rand(total, 3, generator=dice),
+        "logits": torch.randint(0, 9, (total, 4), generator=dice).float(),  # many are equal
+    }
+    mask = (torch.arange(total) < total - 70).float()
+    sent: list[Any] = []
+    for rank in torch.arange(total).split(total // num_ranks):
+        pictures = LogPictures(lambda batch, output: View(**output))
+        pictures._num_missing, pictures._may_be_last = total, True
+        for rows in rank.split(size):
+            output = {name: column[rows] for name, column in columns.items()}
+            pictures.collect({"loss_mask": mask[rows]}, output)
+            for tensor in output.values():  # as a loss may do
+                tensor.zero_()
+        pictures._take_held()
+        sent += pictures._seen
+        assert len(sent[-1]["label"]) <= pictures.NUM_POINTS + pictures.NUM_MISTAKES
+    real: Any = {name: column[mask > 0].numpy() for name, column in columns.items()}
+    for name in ("images", "reconstructions"):
+        real[name] = (real[name][:, 0] * 255).round().astype(np.uint8)
+    found, expected = (drawn_from(pictures, seen) for seen in (_joined(sent), real))
+    assert found.keys() == {"reconstructions", "mistakes", *"zlis"}
+    for name, drawn in expected.items():
+        assert np.array_equal(found[name], drawn), name

@@ -43,3 +43,31 @@ def test_two_gpus_train_as_one(tmp_path: Path) -> None:
     assert losses == pytest.approx(train(tmp_path / "one"), rel=1e-5)
     reports = [*map(read_json, (tmp_path / "two" / "report").iterdir())]
     assert sorted((report["rank"], report["opened"]) for report in reports) == [(0, [0]), (1, [1])]
+
+
+def waits(script: str, folder: Path, *options: object) -> int:
+    """How often the host waits for a GPU in a start of a script."""
+    report = folder / f"report-{script}"
+    given = ("--dataset", "digits", "--accelerator", "gpu", "--output-dir", folder, *options)
+    run_script(script, *given, **rehearsed(1, report)).output()
+    (found,) = map(read_json, report.iterdir())
+    return int(found["synchronizations"])
+
+
+def test_the_waits_of_validation_and_prediction(tmp_path: Path) -> None:
+    """A validation does not wait in each micro batch, and a prediction waits once in a batch."""
+    found = {}
+    for micro in (8, 64):
+        folder, size = tmp_path / str(micro), ("--micro-batch-size", micro)
+        training = ("--global-batch-size", 64, "--max-steps", 2, *size)
+        found[micro] = (
+            waits("model_pretrain.py", folder, *training),
+            waits("model_finetune.py", folder, *training),
+            waits("model_predict.py", folder, *size),
+        )
+    pretrain, finetune, predict = (few - many for few, many in zip(*found.values(), strict=True))
+    num_samples = len(read_csv(folder / "predict" / "predictions.csv"))
+    assert pretrain == 0
+    # The two arguments of the accuracy, for each micro batch of the padded last batch.
+    assert 0 <= finetune <= 2 * 64 // 8
+    assert predict == -(-num_samples // 8) - -(-num_samples // 64)

@@ -55,7 +55,7 @@ def no_job() -> Iterator[None]:
     """No job around this test, and none after it."""
     before = dict(os.environ)
     for name in before:
-        if re.search("^SLURM_|^TORCHELASTIC_|^MASTER_|RANK|WORLD_SIZE", name):
+        if re.search("^SLURM_|^TORCHELASTIC_|^MASTER_|^CUDA_|RANK|WORLD_SIZE", name):
             del os.environ[name]
     yield
     os.environ.clear()
@@ -74,6 +74,8 @@ def test_srun_and_what_it_sets() -> None:
     assert [os.environ[name] for name in NAMES] == ["3", "4", "1", "2", "gpu03", "19711"]
     assert os.environ["SLURM_JOB_NAME"] == "interactive"  # Lightning does not requeue the job
     assert read(TORCHRUN, SRUN) == Cluster("torchrun", 5, devices=4, num_nodes=2)
+    for visible, num_gpus in {"0,1": 0, "3": 4}.items():
+        assert read(TORCHRUN, {"CUDA_VISIBLE_DEVICES": visible}).num_gpus == num_gpus
     read(SRUN, {"MASTER_ADDR": "mine", "MASTER_PORT": "4000"})
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("mine", "4000")
 

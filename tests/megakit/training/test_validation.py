@@ -47,6 +47,7 @@ def validate(trainer: Any, module: Any, callback: Any, batches: list[Any]) -> di
     for batch, output in batches:
         for observe in trainer.strategy.observers:
             observe(batch, output)
+        output.zero_()  # as a loss may do
     callback.on_validation_epoch_end(trainer, module)
     callback.on_validation_end(trainer, module)
     return dict(module.logged)
@@ -63,9 +64,13 @@ def batch_of(right: int, wrong: int, padding: int = 0, weights: Any = None) -> A
 
 
 class TestMetrics:
-    def test_over_all_micro_batches_without_padding(self, trainer: Any) -> None:
-        from megakit.training import ValidationMetrics
+    @pytest.mark.parametrize("held_bytes", [0, 1 << 20])
+    def test_over_all_micro_batches_without_padding(
+        self, trainer: Any, held_bytes: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from megakit.training import ValidationMetrics, validation
 
+        monkeypatch.setattr(validation, "HELD_BYTES", held_bytes)
         module: Any = Module(accuracy=accuracy())
         callback = ValidationMetrics(module.metrics)
         batches = [batch_of(3, 1), batch_of(0, 1, padding=3), batch_of(0, 0, padding=4)]
