@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
 from megakit.checkpoints.writer import CheckpointWriter, logged_values
+from megakit.data.device import copied
 from megakit.errors import Stopped, UserError
 from megakit.runtime.signals import StopRequest, handle_signals
 from megakit.training.validation import higher_is_better
@@ -121,7 +122,7 @@ class StopOnSignal(pl.Callback):
 
     #: The largest number of steps between two agreements of several ranks on whether to stop. The
     #: ranks agree about once a second, or more often because of this limit.
-    AGREE_AT_MOST_EVERY = 8
+    AGREE_AT_MOST_EVERY = 32
 
     def __init__(self, writer: CheckpointWriter) -> None:
         self.writer = writer
@@ -171,9 +172,8 @@ class StopOnSignal(pl.Callback):
             self._agree_at, self._agreed_at = step, now
         if step < self._agree_at:
             return 0
-        message = torch.tensor(
-            [self.request.received, now - self._agreed_at], device=trainer.strategy.root_device
-        )
+        values = torch.tensor([self.request.received, now - self._agreed_at])
+        message = copied(values, trainer.strategy.root_device)
         torch.distributed.all_reduce(message, torch.distributed.ReduceOp.MAX)
         number, seconds = message.tolist()
         # The first agreement has no earlier one to measure from; the next step may be a long one.
