@@ -70,15 +70,14 @@ class LogPictures(pl.Callback):
         self.make_view = make_view
         self._held: list[dict[str, Tensor]] = []
         self._seen: list[Seen] = []
-        self._num_missing, self._may_be_last = 0, False
+        self._num_missing = 0
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the number of samples to collect, and starts collecting on ranks with outputs."""
         stops = callbacks_of(trainer, EarlyStopping)
         may_stop = any(stop.wait_count + 1 >= stop.patience for stop in stops)
-        self._may_be_last = may_stop or trainer.global_step == trainer.max_steps
-        self._num_missing = sys.maxsize if self._may_be_last else self.NUM_RECONSTRUCTIONS
-        self._held, self._seen = [], []
+        may_be_last = may_stop or trainer.global_step == trainer.max_steps
+        self._num_missing = sys.maxsize if may_be_last else self.NUM_RECONSTRUCTIONS
         if has_outputs() and trainer.state.fn == "fit" and not trainer.sanity_checking:
             observers(trainer).append(self.collect)
 
@@ -100,9 +99,9 @@ class LogPictures(pl.Callback):
         new = on_host({name: torch.cat([samples[name] for samples in held]) for name in held[0]})
         real = new.pop("real")
         seen = _joined([*self._seen, {name: new[name][real].numpy() for name in new}])
-        rows, has_points = np.arange(len(seen["label"])), self._may_be_last and "latent" in seen
-        some = rows[: self.NUM_POINTS if has_points else self.NUM_RECONSTRUCTIONS]
-        if self._may_be_last and "logits" in seen:
+        rows = np.arange(len(seen["label"]))
+        some = rows[: self.NUM_POINTS if self._num_missing > 0 else self.NUM_RECONSTRUCTIONS]
+        if "logits" in seen:
             found = Predictions.from_logits(rows, seen["label"], seen["logits"])
             some = np.union1d(some, most_confident_mistakes(found, self.NUM_MISTAKES))
         self._seen = [{name: column[some] for name, column in seen.items()}]

@@ -55,7 +55,7 @@ class ValidationMetrics(pl.Callback):
 
     def __init__(self, metrics: Mapping[str, ValidationMetric]) -> None:
         self.metrics = metrics
-        self._held: list[tuple[Tensor, dict[str, tuple[Tensor, ...]]]] = []
+        self._held: list[tuple[str, Tensor, tuple[Tensor, ...]]] = []
         self._held_bytes = 0
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -65,43 +65,30 @@ class ValidationMetrics(pl.Callback):
             metric.process_group = parallel_state.get_data_parallel_group()
             metric.sync_on_compute = parallel_state.get_data_parallel_world_size() > 1
             metric.reset()
-        self._held, self._held_bytes = [], 0
         observers(trainer).append(self._update)
 
     def _update(self, batch: Batch, output: Any) -> None:
-        found = {name: each.arguments(batch, output) for name, each in self.metrics.items()}
-        if "loss_mask" not in batch:
-            self._update_metrics(found)
-            return
-        real = real_samples(batch)
-        for name, arguments in found.items():
-            if not all(len(argument) == len(real) for argument in arguments):
+        real = real_samples(batch) if "loss_mask" in batch else torch.tensor(True)
+        for name, each in self.metrics.items():
+            arguments = each.arguments(batch, output)
+            if real.dim() and not all(len(argument) == len(real) for argument in arguments):
                 raise ValueError(
                     f"validation metric {name}: its arguments have {len(arguments[0])} rows, "
                     f"and the batch has {len(real)} samples. Return tensors (B, ...)."
                 )
-            # A loss may change the output in place.
-            found[name] = tuple(argument.clone() for argument in arguments)
+            # The loss may change the output in place.
+            self._held.append((name, real, tuple(argument.clone() for argument in arguments)))
             self._held_bytes += sum(argument.nbytes for argument in arguments)
-        self._held.append((real, found))
         if self._held_bytes > HELD_BYTES:
             self._update_from_held()
 
     def _update_from_held(self) -> None:
         held, self._held, self._held_bytes = self._held, [], 0
-        if not held:
-            return
-        is_whole = torch.stack([real.all() for real, _ in held]).tolist()
-        for (real, found), needs_no_filter in zip(held, is_whole, strict=True):
-            if not needs_no_filter:
-                for name, arguments in found.items():
-                    found[name] = tuple(argument[real] for argument in arguments)
-            self._update_metrics(found)
-
-    def _update_metrics(self, found: Mapping[str, tuple[Tensor, ...]]) -> None:
-        for name, arguments in found.items():
-            if len(arguments[0]):
-                self.metrics[name].metric.update(*arguments)
+        is_whole = torch.stack([real.all() for _, real, _ in held]).tolist() if held else []
+        for (name, real, arguments), whole in zip(held, is_whole, strict=True):
+            kept = arguments if whole else tuple(argument[real] for argument in arguments)
+            if len(kept[0]):
+                self.metrics[name].metric.update(*kept)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Logs the value of each metric; all ranks log the same value.
@@ -243,18 +230,17 @@ def gather_from_ranks(value: T, trainer: pl.Trainer) -> list[T]:
     return values or []
 
 
-def on_host(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Copies the tensors among some values to the host; waits for a GPU once, not for each."""
-    found = {name: each.detach() for name, each in tensors.items() if isinstance(each, Tensor)}
-    copies = {}
-    for name, tensor in found.items():
-        copies[name] = tensor
-        if tensor.is_cuda:  # without page-locked memory, the copy waits
-            copies[name] = torch.empty_like(tensor, device="cpu", pin_memory=True)
-            copies[name].copy_(tensor, non_blocking=True)
-    if any(tensor.is_cuda for tensor in found.values()):
+def on_host(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces tensors of a GPU by copies on the host; waits once, not for each tensor."""
+    copies = {
+        # Without page-locked memory, each copy would wait.
+        name: torch.empty_like(each, device="cpu", pin_memory=True).copy_(each, non_blocking=True)
+        for name, each in values.items()
+        if isinstance(each, Tensor) and each.is_cuda
+    }
+    if copies:
         torch.cuda.current_stream().synchronize()
-    return copies
+    return {**values, **copies}
 
 
 def callbacks_of(trainer: pl.Trainer, kind: type[T]) -> list[T]:

@@ -55,7 +55,7 @@ def test_a_rank_sends_the_samples_that_can_be_drawn(num_ranks: int) -> None:
     sent: list[Any] = []
     for rank in torch.arange(total).split(total // num_ranks):
         pictures = LogPictures(lambda batch, output: View(**output))
-        pictures._num_missing, pictures._may_be_last = total, True
+        pictures._num_missing = 2 * total
         for rows in rank.split(size):
             output = {name: column[rows] for name, column in columns.items()}
             pictures.collect({"loss_mask": mask[rows]}, output)
