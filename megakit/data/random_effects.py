@@ -76,9 +76,8 @@ def bernoulli(
     The probability of True is from 0 to 1, and rounded to a multiple of 2**-16. The other arguments
     are those of `uniform`.
     """
-    if not 0 <= probability <= 1:
-        raise ValueError(f"A probability is from 0 to 1, got {probability}.")
-    return np.asarray(_integers(seed, epoch, index, shape, "<u2") < round(probability * 2**16))
+    limit = _limit(probability)
+    return np.asarray(_integers(seed, epoch, index, shape, "<u2") < limit)
 
 
 def bernoulli_like(
@@ -88,13 +87,20 @@ def bernoulli_like(
 
     A GPU computes the same booleans as a CPU; 8 bytes for each sample are sent.
     """
-    num_values = batch[0].numel()
     if batch.device.type == "cpu":
         return torch.from_numpy(bernoulli(probability, seed, *index, tuple(batch.shape[1:])))
+    limit, num_values = _limit(probability), batch[0].numel()
     keys = on_device(_keys(seed, *index).view(np.int64), like=batch)
     parts = _hashes_on_gpu(keys, -(-num_values // 4)).view(torch.int16)[:, :num_values]
     # torch has few operations for unsigned integers.
-    return ((parts.int() & 0xFFFF) < round(probability * 2**16)).view(batch.shape)
+    return ((parts.int() & 0xFFFF) < limit).view(batch.shape)
+
+
+def _limit(probability: float) -> int:
+    """Return the limit below which a random integer of 16 bits counts as True."""
+    if not 0 <= probability <= 1:
+        raise ValueError(f"A probability is from 0 to 1, got {probability}.")
+    return round(probability * 2**16)
 
 
 def _integers(
