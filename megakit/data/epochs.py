@@ -26,6 +26,8 @@ U_co = TypeVar("U_co", covariant=True)
 # Number of indices to map in advance when batches are read in order: numpy takes nearly as long for
 # 128 indices as for thousands. Uses 256 KiB in each process.
 _AHEAD = 16384
+# Range of epochs up to which each epoch's part of a batch is mapped by itself.
+_FEW = 4
 
 
 class SizedDataset(Protocol[T_co]):
@@ -130,10 +132,14 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
 
     def _compute(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         epochs, idx = np.divmod(indices, self._epoch_length)
-        if self.shuffle:
-            one_epoch = epochs.min() == epochs.max()  # `permute` is faster with a single seed
-            seeds = int(self.epoch_seeds[epochs[0]]) if one_epoch else self.epoch_seeds[epochs]
-            idx = permute(idx, self._epoch_length, seeds)
+        if not self.shuffle:
+            return epochs, idx
+        first, last = epochs.min(), epochs.max()
+        if last - first > _FEW:
+            return epochs, permute(idx, self._epoch_length, self.epoch_seeds[epochs])
+        for epoch in range(first, last + 1):  # `permute` is faster with a single seed
+            is_in = epochs == epoch
+            idx[is_in] = permute(idx[is_in], self._epoch_length, int(self.epoch_seeds[epoch]))
         return epochs, idx
 
 
