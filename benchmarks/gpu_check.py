@@ -280,7 +280,10 @@ class Row:
     is_alone: bool = False
 
 
-FIRST, CORRUPTED = ("ours", "ours_graph", "fused", "fused_by_hand"), ("ours_corrupted", "ours_graph_corrupted")
+FIRST, CORRUPTED = (
+    ("ours", "ours_graph", "fused", "fused_by_hand"),
+    ("ours_corrupted", "ours_graph_corrupted"),
+)
 LARGE = (*FIRST, *CORRUPTED)
 PEERS = (*FIRST, "1_torch", "fused_graph", "2_lightning", "3_megatron", *CORRUPTED)
 ROWS = {

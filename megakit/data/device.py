@@ -91,7 +91,6 @@ def copied(batch: Any, device: torch.device) -> Any:
     The host has to wait for a copy unless the tensor is in page-locked memory. torch keeps this
     memory until the copy has been made.
     """
-
     if device.type == "cpu" or _is_there(batch, device):
         return batch
     # Here, because the first files of the ladder read their samples without Lightning.

@@ -56,7 +56,8 @@ class StepGraph:
         """Makes a step; returns the values of the training step by name."""
         strategy = self._strategy
         count, device = strategy.data_sampler.num_microbatches, strategy.root_device
-        batches = [next_batch(data, device) for _ in range(count)]
+        # With two numbers, as Lightning gives them to whoever reads the data.
+        batches = [(next_batch(data, device), number, 0) for number in range(count)]
         for adam in self._adams:
             adam.counts = False
             adam.count()
@@ -67,11 +68,13 @@ class StepGraph:
             if len(self._logged()) > logged:
                 raise refused("training_step logs values, which the loss's report can return")
             return outputs
-        tensors, form = _flatten(batches)
+        tensors, form = _flatten([batch for batch, *_ in batches])
         if self._graph is None:
             self._capture(tensors, form, compute)
         if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in self._inputs]:
             raise refused("batches have different shapes")
+        if self._options() != self._captured_options:
+            raise refused("the optimizer's options change, and not only the learning rate")
         copy_all(tensors, self._inputs)
         self._graph.replay()
         values = self._values.clone().unbind()  # the next step overwrites them
@@ -83,6 +86,11 @@ class StepGraph:
         if not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise refused("a batch has a value that is no tensor")
         self._inputs = [torch.empty_like(tensor) for tensor in tensors]
+        batches = [
+            (batch, number, 0) for number, batch in enumerate(_unflatten(self._inputs, form))
+        ]
+        self._captured_options = self._options()
+        norms_before = self._strategy.take_norms()
         graph = torch.cuda.CUDAGraph()
         # Megatron has prepared the gradients on the current stream, see `use_stream`.
         stream = torch.cuda.current_stream()
@@ -91,14 +99,21 @@ class StepGraph:
                 gpu_lock,
                 torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
             ):
-                outputs = compute(iter(_unflatten(self._inputs, form)))
+                outputs = compute(iter(batches))
                 norms = self._strategy.take_norms()
                 together = [*outputs.values(), *norms]
                 self._values = torch.stack([one.detach().double().reshape(()) for one in together])
         except RuntimeError as error:
             cause = str(error.__context__ or error).partition("\n")[0]
             raise refused(f"the step may read a value from the GPU ({cause})") from error
+        self._strategy.norms = norms_before
         self._names, self._graph = [*outputs], graph
+
+    def _options(self) -> list[tuple[Any, ...]]:
+        """Returns the optimizer's options that the graph contains as numbers."""
+        names = ("betas", "eps", "weight_decay")
+        groups = [group for adam in self._adams for group in adam.param_groups]
+        return [tuple(group[name] for name in names) for group in groups]
 
     def _logged(self) -> Any:
         """Returns what `log` was called with."""
@@ -111,7 +126,8 @@ def use_stream(device: torch.device) -> None:
     Autograd runs a weight's hooks on the stream that was current when Megatron prepared the weight.
     So this is called before the model is built, and the stream remains for the whole run.
     """
-    torch.cuda.set_stream(torch.cuda.Stream(device))
+    stream: Any = torch.cuda.Stream
+    torch.cuda.set_stream(stream(device))
 
 
 def refused(reason: str) -> UserError:
@@ -123,10 +139,12 @@ def refused(reason: str) -> UserError:
 
 
 def _adams(strategy: Any) -> Iterator[FusedAdam]:
-    """Yields the optimizers that have weights of this rank, if all of them are `FusedAdam`."""
+    """Yields the optimizers of this rank's weights, if all of them are `FusedAdam`."""
     owner = require_attribute(strategy.optimizers[0], "mcore_optimizer")
-    inner = [getattr(one, "optimizer", None) for one in getattr(owner, "chained_optimizers", [owner])]
-    yield from inner if all(isinstance(one, FusedAdam) for one in inner) else ()
+    owners = getattr(owner, "chained_optimizers", [owner])
+    found = [getattr(one, "optimizer", None) for one in owners]
+    adams = [one for one in found if isinstance(one, FusedAdam)]
+    yield from adams if len(adams) == len(found) else ()
 
 
 def _obstacles(strategy: Any) -> Iterator[str]:

@@ -292,7 +292,8 @@ class ExactStrategy(nl.MegatronStrategy):
         if not (together := [*norms, *values]):
             return []
         numbers: list[float] = torch.stack([one.double() for one in together]).tolist()
-        for step, norm in enumerate(numbers[: len(norms)], self.trainer.global_step - len(norms) + 1):
+        first = self.trainer.global_step - len(norms) + 1
+        for step, norm in enumerate(numbers[: len(norms)], first):
             self._check_norm(norm, step)
         return numbers[len(norms) :]
 

@@ -114,13 +114,45 @@ def test_without_megakits_patches_there_is_no_graph(
     assert report["launches"] == launches
 
 
+#: In the step of this number, the gradient is infinite.
+GOES_WRONG = """
+import torch
+report, counts = parts.MSELossReduction.report, []
+def wrong(self, *args, **values):
+    loss, told = report(self, *args, **values)
+    if not counts:
+        counts.append(torch.zeros((), device="cuda"))
+    counts[0].add_(1)
+    return loss * torch.where(counts[0] == {step}, torch.inf, 1.0), told
+parts.MSELossReduction.report = wrong
+"""
+
+
 @pytest.mark.long
-def test_a_norm_that_is_not_finite_is_named_before_a_save(tmp_path: Path) -> None:
-    """The norms are read later than they are computed; the error names the step."""
-    given = (*SHORT, "--lr", 100, "--save-interval", 4, "--accelerator", "gpu")
-    changes = rehearsed(1, REHEARSE_GRAPH="1")
-    done = run_script("model_pretrain.py", *given, "--output-dir", tmp_path, **changes)
+@pytest.mark.parametrize("step", [2, 7])
+def test_a_norm_that_is_not_finite_is_named_before_a_save(tmp_path: Path, step: int) -> None:
+    """The norms are read later than they are computed, by Python or by the graph."""
+    change = GOES_WRONG.format(step=step)
+    done = start(tmp_path, change, "--save-interval", 8, "--val-interval", 8)
     assert done.status == 1
-    assert "Step 2: the gradient's norm is inf. Earlier checkpoints are not changed." in done.err
+    assert f"Step {step}: the gradient's norm is inf. Earlier checkpoints are" in done.err
     checkpoints = tmp_path / "pretrain" / "checkpoints"
     assert not checkpoints.exists() or not [*checkpoints.iterdir()]
+
+
+#: The weight decay changes at each step.
+CHANGING_DECAY = """
+class Decay(parts.pl.Callback):
+    def on_train_batch_start(self, trainer, *args):
+        for group in trainer.optimizers[0].param_groups:
+            group["weight_decay"] = 0.01 * (1 + trainer.global_step)
+build = parts.build_trainer
+parts.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Decay()])
+"""
+
+
+@pytest.mark.long
+def test_an_option_of_the_optimizer_that_changes_is_refused(tmp_path: Path) -> None:
+    done = start(tmp_path, CHANGING_DECAY)
+    assert done.status == 2, done.err
+    assert "because the optimizer's options change, and not only the learning rate." in done.err
