@@ -74,6 +74,7 @@ class LogPictures(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the number of samples to collect, and starts collecting on ranks with outputs."""
+        self._held, self._seen = [], []  # of a validation that was interrupted
         stops = callbacks_of(trainer, EarlyStopping)
         may_stop = any(stop.wait_count + 1 >= stop.patience for stop in stops)
         may_be_last = may_stop or trainer.global_step == trainer.max_steps

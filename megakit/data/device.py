@@ -39,7 +39,7 @@ def take(array: NDArray[Any], indices: IntArray) -> torch.Tensor:
         array: Any array of numbers, (N, ...), that does not change. Pass the same object for every
             batch, such as an attribute of the dataset: a GPU keeps a copy of each object, unless
             the copy would take more than a quarter of the GPU's free memory.
-        indices: The rows, int64 (B,).
+        indices: The rows, int64 (B,), from 0 to N - 1. A GPU ends the process for another index.
 
     Returns:
         A tensor (B, ...) of the array's type.
@@ -56,7 +56,7 @@ def on_device(array: NDArray[Any], like: torch.Tensor | None = None) -> torch.Te
 
     Args:
         array: Any array that `torch.from_numpy` accepts. Within a batch, the same object is sent to
-            a GPU once.
+            a GPU once, so it must not change.
         like: A tensor of the batch; the result is on its device. Use it in a transform, because the
             wrapped dataset may compute on the CPU.
 

@@ -2,7 +2,7 @@
 
 Megatron loops where neither Apex nor Transformer Engine is installed. For the gradient's norm, it
 then copies the norm of each weight to the host, and the host waits for the GPU each time. Here, the
-norm stays on the GPU, as a float64 tensor (). On a CPU, one call for all weights saves 1% to 3% of
+norm stays on the GPU, as a scalar in float64. On a CPU, one call for all weights saves 1% to 3% of
 a small model's step. The results are the same bits.
 """
 

@@ -4,10 +4,14 @@ Python launches some sixty kernels in a step of a small model, one after another
 times longer than the kernels. A CUDA graph launches them with one call. The first steps run as
 always. Then a step is captured: Python runs it once more, and CUDA notes its kernels instead of
 running them. Each later step repeats these kernels on the same memory, so the results are the same
-bits, and no Python code of the model, the loss or the optimizer runs.
+bits, and no Python code of the model, the loss or the optimizer runs. A number that Python changes
+from step to step, such as a loss weight, keeps the value of the captured step, without an error.
 """
 
+import os
+import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -47,8 +51,9 @@ class StepGraph:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._adams = list(_adams(strategy))
-        if reasons := [*_obstacles(strategy), *([] if self._adams else ["FusedAdam is not used"])]:
+        if reasons := list(_obstacles(strategy, self._adams)):
             raise refused(", and ".join(reasons))
+        self._weights = list(strategy.model.parameters())
         self._num_eager_steps = 0
         self._graph: Any = None
 
@@ -71,10 +76,9 @@ class StepGraph:
         tensors, form = _flatten([batch for batch, *_ in batches])
         if self._graph is None:
             self._capture(tensors, form, compute)
-        if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in self._inputs]:
-            raise refused("batches have different shapes")
-        if self._options() != self._captured_options:
-            raise refused("the optimizer's options change, and not only the learning rate")
+        now = self._fixed(tensors, form)
+        if changed := [name for name, value in now.items() if value != self._captured[name]]:
+            raise refused(f"{' and '.join(changed)} changed since the step was captured")
         copy_all(tensors, self._inputs)
         self._graph.replay()
         values = self._values.clone().unbind()  # the next step overwrites them
@@ -85,11 +89,12 @@ class StepGraph:
         """Captures a step that reads its batches from `_inputs` and writes `_values`."""
         if not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise refused("a batch has a value that is no tensor")
-        self._inputs = [torch.empty_like(tensor) for tensor in tensors]
+        self._inputs = [tensor.clone() for tensor in tensors]
         batches = [
             (batch, number, 0) for number, batch in enumerate(_unflatten(self._inputs, form))
         ]
-        self._captured_options = self._options()
+        self._captured = self._fixed(tensors, form)
+        self._states = [adam.state for adam in self._adams]  # no other has their identity
         norms_before = self._strategy.take_norms()
         graph = torch.cuda.CUDAGraph()
         # Megatron has prepared the gradients on the current stream, see `use_stream`.
@@ -104,16 +109,24 @@ class StepGraph:
                 together = [*outputs.values(), *norms]
                 self._values = torch.stack([one.detach().double().reshape(()) for one in together])
         except RuntimeError as error:
-            cause = str(error.__context__ or error).partition("\n")[0]
-            raise refused(f"the step may read a value from the GPU ({cause})") from error
+            cause = error.__context__ or error  # the end of a capture that failed fails, too
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise
+            told = str(cause).partition("\n")[0]
+            raise refused(f"it may read a value from the GPU{_place(cause)} ({told})") from error
         self._strategy.norms = norms_before
         self._names, self._graph = [*outputs], graph
 
-    def _options(self) -> list[tuple[Any, ...]]:
-        """Returns the optimizer's options that the graph contains as numbers."""
-        names = ("betas", "eps", "weight_decay")
+    def _fixed(self, tensors: list[Tensor], form: Any) -> dict[str, Any]:
+        """Returns what the graph cannot follow if it changes."""
+        options = ("betas", "eps", "weight_decay")
         groups = [group for adam in self._adams for group in adam.param_groups]
-        return [tuple(group[name] for name in names) for group in groups]
+        return {
+            "the form of the batches": (form, [(one.shape, one.dtype) for one in tensors]),
+            "the optimizer's options": [[group[name] for name in options] for group in groups],
+            "the optimizer's state": [id(adam.state) for adam in self._adams],
+            "the choice of trained weights": [weight.requires_grad for weight in self._weights],
+        }
 
     def _logged(self) -> Any:
         """Returns what `log` was called with."""
@@ -126,8 +139,10 @@ def use_stream(device: torch.device) -> None:
     Autograd runs a weight's hooks on the stream that was current when Megatron prepared the weight.
     So this is called before the model is built, and the stream remains for the whole run.
     """
-    stream: Any = torch.cuda.Stream
-    torch.cuda.set_stream(stream(device))
+    make: Any = torch.cuda.Stream
+    stream = make(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    torch.cuda.set_stream(stream)
 
 
 def refused(reason: str) -> UserError:
@@ -136,6 +151,13 @@ def refused(reason: str) -> UserError:
         f"cuda_graph=True: a CUDA graph cannot repeat this training step, because {reason}. Leave "
         "cuda_graph out."
     )
+
+
+def _place(error: BaseException) -> str:
+    """Returns where an error was raised: the innermost line outside torch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename]
+    return f" in {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
 
 
 def _adams(strategy: Any) -> Iterator[FusedAdam]:
@@ -147,7 +169,7 @@ def _adams(strategy: Any) -> Iterator[FusedAdam]:
     yield from adams if len(adams) == len(found) else ()
 
 
-def _obstacles(strategy: Any) -> Iterator[str]:
+def _obstacles(strategy: Any, adams: list[FusedAdam]) -> Iterator[str]:
     trainer, module, ddp = strategy.trainer, strategy.lightning_module, strategy.ddp_config
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
         yield "pipeline stages wait for each other"
@@ -155,6 +177,10 @@ def _obstacles(strategy: Any) -> Iterator[str]:
         yield "each step of dropout has a seed of its own"
     if any(getattr(ddp, f"overlap_{what}", False) for what in ("grad_reduce", "param_gather")):
         yield "gradients or weights are sent while the model computes"
+    if getattr(require_attribute(strategy.model[0], "config"), "calculate_per_token_loss", False):
+        yield "Megatron reads the number of tokens from the GPU"
+    if not adams:
+        yield "the optimizer is not FusedAdam"
     if strategy.has_gradient_hooks or is_overridden("optimizer_step", module, pl.LightningModule):
         yield "a hook sees the gradients"
     if trainer.precision in ("16-mixed", "16-true"):

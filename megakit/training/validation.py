@@ -60,12 +60,14 @@ class ValidationMetrics(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resets the metrics, and begins to observe the micro batches."""
+        self._held, self._held_bytes = [], 0  # of a validation that was interrupted
         for each in self.metrics.values():
             metric = each.metric.to(trainer.strategy.root_device)
             metric.process_group = parallel_state.get_data_parallel_group()
             metric.sync_on_compute = parallel_state.get_data_parallel_world_size() > 1
             metric.reset()
-        observers(trainer).append(self._update)
+        if self._update not in observers(trainer):
+            observers(trainer).append(self._update)
 
     def _update(self, batch: Batch, output: Any) -> None:
         real = real_samples(batch) if "loss_mask" in batch else torch.tensor(True)

@@ -109,7 +109,9 @@ class _Operation:
         if self.labels[0] != self.gpu:
             self._refuse("indices should be either on cpu or on the same device as the tensor")
         for tensor, label in zip(self.tensors[1:], self.labels[1:], strict=True):
-            is_boolean = tensor.dtype in (torch.bool, torch.uint8)
+            # torch writes a single number through `masked_fill_`.
+            is_number = label_of(self.tensors[-1]) == HOST and self.tensors[-1].dim() == 0
+            is_boolean = tensor.dtype in (torch.bool, torch.uint8) and not is_number
             if self.gpu != HOST and (is_boolean or (label == HOST and tensor.dim())):
                 self.machine.wait()
             if self.gpu != HOST and label == HOST and tensor.dim():

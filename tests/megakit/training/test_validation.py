@@ -82,6 +82,16 @@ class TestMetrics:
         batches = [batch_of(1, 3, 2, weights)]
         assert validate(trainer, module, callback, batches) == {"val_accuracy": 0.25}
 
+    def test_an_interrupted_validation_is_forgotten(self, trainer: Any) -> None:
+        from megakit.training import ValidationMetrics
+
+        module: Any = Module(accuracy=accuracy())
+        callback = ValidationMetrics(module.metrics)
+        callback.on_validation_start(trainer, module)
+        trainer.strategy.observers[0](*batch_of(0, 4))
+        assert validate(trainer, module, callback, [batch_of(4, 0)]) == {"val_accuracy": 1.0}
+        assert trainer.strategy.observers == []
+
     def test_arguments_have_a_row_for_each_sample(self, trainer: Any) -> None:
         from megakit.training import ValidationMetric, ValidationMetrics
 
