@@ -105,6 +105,15 @@ def test_pipeline_stages_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_losses_that_count_tokens_are_refused(tmp_path: Path) -> None:
+    options = ("--max-steps", 4, "--accelerator", "gpu", "--output-dir", tmp_path)
+    changes = rehearsed(1, REHEARSE_GRAPH="1")
+    done = run_script("examples/gpt/model_pretrain.py", *options, **changes)
+    assert done.status == 2, done.err
+    assert "because Megatron reads the number of tokens from the GPU. Leave" in done.err
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("variable", "launches"), [("MEGAKIT_STOCK", 0), ("UNUSED", 5)])
 def test_without_megakits_patches_there_is_no_graph(
     tmp_path: Path, variable: str, launches: int
