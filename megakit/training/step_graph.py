@@ -22,7 +22,6 @@ from torch import Tensor
 
 from megakit.data.device import gpu_lock
 from megakit.errors import UserError
-from megakit.runtime.multi_tensor import copy_all
 from megakit.runtime.patching import require_attribute
 from megakit.training.dropout import has_dropout
 from megakit.training.micro_batches import next_batch
@@ -30,7 +29,8 @@ from megakit.training.optimizer import FusedAdam
 
 #: Steps before the capture, in which NCCL, cuBLAS and Megatron allocate what they keep.
 WARM_UP_STEPS = 3
-#: torch's functions of nested containers.
+#: torch's functions of many tensors, and of nested containers.
+_copy = require_attribute(torch, "_foreach_copy_")
 _flatten = require_attribute("torch.utils._pytree", "tree_flatten")
 _unflatten = require_attribute("torch.utils._pytree", "tree_unflatten")
 
@@ -79,7 +79,7 @@ class StepGraph:
         now = self._fixed(tensors, form)
         if changed := [name for name, value in now.items() if value != self._captured[name]]:
             raise refused(f"{' and '.join(changed)} changed since the step was captured")
-        copy_all(tensors, self._inputs)
+        _copy(self._inputs, tensors)
         self._graph.replay()
         values = self._values.clone().unbind()  # the next step overwrites them
         strategy.norms += values[len(self._names) :]
