@@ -121,16 +121,15 @@ class StopOnSignal(pl.Callback):
     """
 
     #: The largest number of steps between two agreements of several ranks on whether to stop. The
-    #: ranks agree about once a second, or more often because of this limit.
+    #: ranks agree about once a second, more often because of this limit, and after each validation.
     AGREE_AT_MOST_EVERY = 32
 
     def __init__(self, writer: CheckpointWriter) -> None:
         self.writer = writer
         self.request = StopRequest()
         self._before: dict[int, Any] = {}
-        self._agree_at: int | None = None
-        self._agreed_at = 0.0
-        self._num_steps = 1  # between the last two agreements
+        self._agree_at = 0  # a step
+        self._agreed: tuple[int, float] | None = None  # the step and the time of the last agreement
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Installs the signal handlers for training."""
@@ -153,6 +152,10 @@ class StopOnSignal(pl.Callback):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Lets the ranks agree before the next step: they have waited for each other anyway."""
+        self._agree_at = trainer.global_step
+
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
         """Stops after a signal, when the previous step, its validation and its save are complete.
 
@@ -168,16 +171,15 @@ class StopOnSignal(pl.Callback):
         if trainer.world_size == 1:
             return self.request.received
         step, now = trainer.global_step, time.monotonic()
-        if self._agree_at is None:
-            self._agree_at, self._agreed_at = step, now
         if step < self._agree_at:
             return 0
-        values = torch.tensor([self.request.received, now - self._agreed_at])
+        agreed_step, agreed_at = self._agreed or (step, now)
+        values = torch.tensor([self.request.received, now - agreed_at])
         message = copied(values, trainer.strategy.root_device)
         torch.distributed.all_reduce(message, torch.distributed.ReduceOp.MAX)
         number, seconds = message.tolist()
         # The first agreement has no earlier one to measure from; the next step may be a long one.
-        steps_per_second = self._num_steps / seconds if seconds else 1
-        self._num_steps = int(max(1, min(self.AGREE_AT_MOST_EVERY, steps_per_second)))
-        self._agree_at, self._agreed_at = step + self._num_steps, now
+        steps_per_second = (step - agreed_step) / seconds if seconds else 1
+        self._agree_at = step + int(max(1, min(self.AGREE_AT_MOST_EVERY, steps_per_second)))
+        self._agreed = (step, now)
         return int(number)
