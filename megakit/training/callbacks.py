@@ -129,7 +129,7 @@ class StopOnSignal(pl.Callback):
         self.request = StopRequest()
         self._before: dict[int, Any] = {}
         self._agree_at = 0  # a step
-        self._agreed: tuple[int, float] | None = None  # the step and the time of the last agreement
+        self._agreed = 0, 0.0  # the step and the time of the last agreement
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Installs the signal handlers for training."""
@@ -173,13 +173,12 @@ class StopOnSignal(pl.Callback):
         step, now = trainer.global_step, time.monotonic()
         if step < self._agree_at:
             return 0
-        agreed_step, agreed_at = self._agreed or (step, now)
+        agreed_step, agreed_at = self._agreed
         values = torch.tensor([self.request.received, now - agreed_at])
         message = copied(values, trainer.strategy.root_device)
         torch.distributed.all_reduce(message, torch.distributed.ReduceOp.MAX)
         number, seconds = message.tolist()
-        # The first agreement has no earlier one to measure from; the next step may be a long one.
-        steps_per_second = (step - agreed_step) / seconds if seconds else 1
-        self._agree_at = step + int(max(1, min(self.AGREE_AT_MOST_EVERY, steps_per_second)))
-        self._agreed = (step, now)
+        steps_in_a_second = int((step - agreed_step) / seconds)
+        self._agree_at = step + max(1, min(self.AGREE_AT_MOST_EVERY, steps_in_a_second))
+        self._agreed = step, now
         return int(number)
