@@ -225,6 +225,7 @@ def finish_prediction(
     sources: Sequence[str] | None = None,
     report: Callable[[Path, Results], None] | None = None,
     rows: Callable[[Outputs], Columns] | None = None,
+    scores: Callable[[], Mapping[str, float]] | None = None,
 ) -> Path:
     """Writes predictions.csv, summary.json and, for a classifier with labels, figures.
 
@@ -239,13 +240,15 @@ def finish_prediction(
         report: Writes report.html from its path and a classifier's results.
         rows: For a model that is no classifier: returns the columns of predictions.csv for a block
             of outputs, by name, with one value for each sample.
+        scores: Returns numbers by name, for summary.json and the console, on rank 0 after all rows
+            are written.
 
     Returns:
         The path of predictions.csv.
 
     Raises:
         UserError: An output is NaN or infinite, or does not fit a classifier, or `rows` returns
-            columns of another shape.
+            columns of another shape, or `scores` uses a name of summary.json.
     """
     from megakit.training import PredictionWriter
 
@@ -265,12 +268,22 @@ def finish_prediction(
     finally:
         with contextlib.suppress(OSError, RunDirectoryLostError):  # the first error matters more
             remove_incomplete(run)
-    scores = results.scores() if results is not None else {"num_samples": len(outputs)}
-    speed = {"seconds": writer.seconds, "samples_per_second": len(outputs) / writer.seconds}
-    summary = _summary(run) | speed | {"checkpoint": run.start} | scores
-    write_json(run.directory.summary, summary)
+    summary = _summary(run) | {
+        **{"seconds": writer.seconds, "samples_per_second": len(outputs) / writer.seconds},
+        **{"checkpoint": run.start, "num_samples": len(outputs)},
+        **({} if results is None else results.scores()),
+    }
+    own = {name: float(value) for name, value in (scores() if scores else {}).items()}
+    if taken := sorted({*summary, "time", "predictions"} & own.keys()):
+        raise UserError(
+            f"scores returned {', '.join(taken)}, which megakit writes itself. Use another name."
+        )
+    write_json(run.directory.summary, summary | own)
     table = show(results, run.path, dataset, sources, report)
+    table |= {name.replace("_", " "): f"{value:.4f}" for name, value in own.items()}
     run.console.say(f"Samples predicted: {len(outputs):,}.")
+    if results is None and run.precision == "bf16-mixed":
+        run.console.say("bfloat16 rounds outputs by up to 0.4%. --precision 32 gives float32.")
     table["time"] = f"{time.perf_counter() - run.began:.1f} s in all"
     run.console.table(table | {"predictions": str(path)})
     return path
