@@ -42,7 +42,7 @@ def weights(tensor: int = 1, parts: str = "12", rank: int = 0) -> list[tuple[str
     return [row for part in parts for row in rows[part]]
 
 
-def draw(name: str, title: str, ranks: list[Rank], between: dict[int, str], below: str) -> Path:
+def draw(name: str, title: str, ranks: list[Rank], between: dict[int, str], below: str) -> None:
     """Writes one picture: the ranks side by side, and what they communicate.
 
     Args:
@@ -96,9 +96,7 @@ def draw(name: str, title: str, ranks: list[Rank], between: dict[int, str], belo
             )
     out.append(f'<text x="{MARGIN}" y="{height - 12}" font-size="12">{below}</text>')
     out.append("</svg>")
-    path = FOLDER / f"{name}.svg"
-    path.write_text("\n".join(out) + "\n")
-    return path
+    (FOLDER / f"{name}.svg").write_text("\n".join(out) + "\n")
 
 
 def main() -> None:
