@@ -58,7 +58,7 @@ def test_the_checks_find_a_broken_rule(data: Any) -> None:
 def test_shapes(data: Any) -> None:
     import torch
 
-    item = data.mnist_test[0]
+    item = data.test_set[0]
     assert item["data"].shape == SHAPE
     assert item["data"].dtype == torch.float32
     assert item["data"].isfinite().all()
