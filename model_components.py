@@ -52,7 +52,7 @@ from megakit.training import (
     ValidationMetric,
     megatron_adam,
 )
-from megakit.training import MetricTracker as MetricTracker  # for the published tutorial
+from megakit.training import MetricTracker as MetricTracker  # only the published tutorial uses it
 from mnist.dataset import MnistBatch as MnistBatch
 from mnist.dataset import MNISTCustom as MNISTCustom
 from mnist.dataset import MnistItem as MnistItem
@@ -94,22 +94,22 @@ class ClassifierLossReduction(MeanLossReduction):
 
 
 # --- Data -----------------------------------------------------------------------------------------
-# All ranks of one model replica load the same samples, each rank on its own. Megatron does not
-# check that the samples are equal. A sample must therefore depend only on its index. The dataset is
-# `MNISTCustom` in `mnist/dataset.py`.
+# All ranks of a replica, one copy of the model, load the same samples, each rank on its own.
+# Megatron does not check that the samples are equal. A sample must therefore depend only on its
+# index. The dataset is `MNISTCustom` in `mnist/dataset.py`.
 #
-# By default, NeMo's sampler reads the samples of the indices 0, 1, 2, ... in this order. A resumed
-# run skips the indices that were consumed. Wrappers around the dataset compute the epoch, the
-# shuffled sample and the random effects from the index.
+# NeMo requires a `data_sampler` with the batch sizes. By default, it reads the indices 0, 1, 2, ...
+# in this order. A resumed run skips the consumed indices. The base class of the data module, in
+# `megakit/data/datamodule.py`, builds the sampler, and its method `resample` computes the epoch and
+# the shuffled sample from the index. `DropPixels` computes the random effects from both.
 
 
 @dataclass
 class DropPixels(BatchedMultiEpochDatasetWrapper[MnistItem, MnistItem]):
     """Sets random pixels of each image to 0, for the autoencoder to reconstruct.
 
-    The random numbers depend only on the seed, the epoch and the sample's index. All ranks of a
-    model replica therefore get equal samples. A resumed run gets the samples of an uninterrupted
-    run. Each epoch has other random pixels. Use this pattern for your own random effects.
+    The random numbers depend only on the seed, the epoch and the sample's index. So all ranks of a
+    replica, and a resumed run, get equal samples. Use this pattern for your own random effects.
     """
 
     share: float = 0.0
@@ -152,7 +152,7 @@ class MNISTDataModule(MegatronDataModule):
         **options: Any,
     ) -> None:
         super().__init__(batch_size, output_log=output_log, **options)
-        self.max_len = self.data_sampler.seq_len  # a name of the published tutorial
+        self.max_len = self.data_sampler.seq_len  # only the published tutorial uses it
         self.data_dir, self.dataset = Path(data_dir or "data"), dataset
         self.corruption, self.num_labels = corruption, num_labels
 
@@ -171,7 +171,8 @@ class MNISTDataModule(MegatronDataModule):
             return DropPixels(train, self.corruption, self.seed)
         return IdentityMultiEpochDatasetWrapper(train)  # equal images in every epoch
 
-    mnist_train = another_name("train_set")  # names of the published tutorial
+    # The published tutorial's names. A copy can delete these, `max_len` and `MetricTracker`.
+    mnist_train = another_name("train_set")
     mnist_val = another_name("val_set")
     mnist_test = another_name("test_set")
 
@@ -207,7 +208,7 @@ class ExampleModelTrunk(MegatronModule):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
-        self.model_type = ModelType.encoder_or_decoder
+        self.model_type = ModelType.encoder_or_decoder  # Megatron's only type, for every model
         # Whether this rank's stage is the first or the last. With one stage, both values are true.
         self.pre_process = parallel_state.is_pipeline_first_stage()
         self.post_process = parallel_state.is_pipeline_last_stage()
@@ -274,7 +275,7 @@ class ExampleFineTuneModel(ExampleModelTrunk):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         if self.post_process:
-            # Seeded by its name, so all ranks initialize their replica with equal weights.
+            # All ranks draw equal weights, from `seed` (of the config's base class) and the name.
             with seeded(config.seed, "digit_classifier"):
                 self.digit_classifier = nn.Linear(config.latent_size, 10)
 
@@ -292,9 +293,11 @@ class ExampleFineTuneModel(ExampleModelTrunk):
 # has set up the process groups. The Lightning module receives a config instead of a model, and the
 # Trainer calls `configure_model` when the process groups exist.
 #
-# The config also names the loss class and the checkpoint of the initial weights. NeMo writes the
-# config into each checkpoint. The next script reads the sizes of the trunk from the checkpoint. A
-# field whose name is in `override_parent_fields` keeps the value that the script sets.
+# The config also names the loss class and the checkpoint of the initial weights. Its base class in
+# `megakit/models/config.py` has more fields, such as `seed`. `IOMixinWithGettersSetters` records
+# the fields, also when they change, and NeMo writes the record into each checkpoint. From it, the
+# next script reads the sizes of the trunk. The fields in the list `override_parent_fields` keep the
+# script's values instead: by default the classes, seed, layout, precision and start checkpoint.
 
 ExampleModelT = TypeVar("ExampleModelT", bound=ExampleModelTrunk)
 
@@ -348,8 +351,8 @@ def accuracy_of_classes() -> ValidationMetric:
 # --- Lightning module -----------------------------------------------------------------------------
 # NeMo's strategy replaces Lightning's training step by a call of Megatron's schedule, which calls
 # `training_step` for each micro batch. `training_step` returns the model's output, not the loss.
-# The schedule computes the loss with the object that `training_loss_reduction` returns. The config
-# names the model and the loss, so this module works with any pair of model and loss.
+# Megatron's schedule then calls the loss, which `training_loss_reduction` returns. The config names
+# the model and the loss, so this module works with any pair of model and loss.
 
 
 class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroughPredictionMixin):
@@ -394,7 +397,7 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
 
         Before the last pipeline stage, this method returns only the output, for the next stage.
         """
-        has_latent = returns_latent(self.config.model_cls)
+        has_latent = returns_latent(self.config.model_cls)  # whether `forward` has `return_latent`
         output = self(batch, return_latent=True) if has_latent else self(batch)
         if not parallel_state.is_pipeline_last_stage():
             return output

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-WIDTH, ROW, GAP, MARGIN = 330, 40, 110, 20
+WIDTH, ROW, GAP, MARGIN = 330, 40, 150, 20
 FILL = {"cut": "#d7e8fb", "whole": "#e6f4e3", "data": "#fdf0d5"}
 #: The borders differ too, for readers who cannot distinguish the colours.
 BORDER = {
@@ -33,24 +33,23 @@ def weights(tensor: int = 1, parts: str = "12", rank: int = 0) -> list[tuple[str
     here = f"of 64: {rank * width} to {(rank + 1) * width - 1}"
     how = "cut" if tensor > 1 else "whole"
     note = f" ({here})" if tensor > 1 else ""
-    bias = "whole" if tensor > 1 else how
     rows = {
         "1": [(how, "linear1", f"{width} x 784, bias {width}{note}")],
-        "2": [(how, "linear2", f"3 x {width}{note}"), (bias, "linear2", "bias 3")],
+        "2": [(how, "linear2", f"3 x {width}{note}"), ("whole", "linear2", "bias 3")],
         "3": [(how, "linear3", f"{width} x 3, bias {width}{note}")],
-        "4": [(how, "linear4", f"784 x {width}{note}"), (bias, "linear4", "bias 784")],
+        "4": [(how, "linear4", f"784 x {width}{note}"), ("whole", "linear4", "bias 784")],
     }
     return [row for part in parts for row in rows[part]]
 
 
-def draw(name: str, title: str, ranks: list[Rank], between: list[str], below: str) -> Path:
+def draw(name: str, title: str, ranks: list[Rank], between: dict[int, str], below: str) -> None:
     """Writes one picture: the ranks side by side, and what they communicate.
 
     Args:
         name: Of the file.
         title: Its headline.
-        ranks: From left to right.
-        between: Lines of text on the arrow between two neighbours.
+        ranks: The left one and the right one.
+        between: Two lines of text on each arrow between the ranks, by the number of rows above it.
         below: A line under the picture.
     """
     height = MARGIN * 2 + 90 + ROW * max(len(rank.rows) for rank in ranks)
@@ -62,7 +61,8 @@ def draw(name: str, title: str, ranks: list[Rank], between: list[str], below: st
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {height}" '
         f'font-family="sans-serif" font-size="13" role="img" aria-label="{title}">',
-        f"<title>{title}</title><desc>{held}. Between the ranks: {' '.join(between)}.</desc>",
+        f"<title>{title}</title>",
+        f"<desc>{held}. Between the ranks: {'; '.join(between.values())}.</desc>",
         f'<rect width="{total}" height="{height}" fill="white"/>',
         f'<text x="{MARGIN}" y="30" font-size="16" font-weight="bold">{title}</text>',
     ]
@@ -82,23 +82,21 @@ def draw(name: str, title: str, ranks: list[Rank], between: list[str], below: st
             )
             out.append(f'<text x="{x + 16}" y="{top + 22}">{label}</text>')
             out.append(f'<text x="{x + 85}" y="{top + 22}">{shape}</text>')
-        if place + 1 < len(ranks):
-            left, right, middle = x + WIDTH + 6, x + WIDTH + GAP - 6, y + box // 2
+    for above, text in between.items():
+        left, right, middle = x - GAP + 6, x - 6, y + 28 + above * ROW
+        out.append(
+            f'<path d="M{left + 8},{middle - 5} L{left},{middle} L{left + 8},{middle + 5} '
+            f"M{left},{middle} L{right},{middle} M{right - 8},{middle - 5} L{right},{middle} "
+            f'L{right - 8},{middle + 5}" fill="none" stroke="#444"/>'
+        )
+        for line, part in enumerate(text.splitlines()):
             out.append(
-                f'<path d="M{left + 8},{middle - 5} L{left},{middle} L{left + 8},{middle + 5} '
-                f"M{left},{middle} L{right},{middle} M{right - 8},{middle - 5} L{right},{middle} "
-                f'L{right - 8},{middle + 5}" fill="none" stroke="#444"/>'
+                f'<text x="{(left + right) // 2}" y="{middle - 21 + 13 * line}" '
+                f'text-anchor="middle" font-size="11">{part}</text>'
             )
-            for line, text in enumerate(between):
-                out.append(
-                    f'<text x="{(left + right) // 2}" y="{middle - 12 * len(between) + 14 * line}" '
-                    f'text-anchor="middle" font-size="11">{text}</text>'
-                )
     out.append(f'<text x="{MARGIN}" y="{height - 12}" font-size="12">{below}</text>')
     out.append("</svg>")
-    path = FOLDER / f"{name}.svg"
-    path.write_text("\n".join(out) + "\n")
-    return path
+    (FOLDER / f"{name}.svg").write_text("\n".join(out) + "\n")
 
 
 def main() -> None:
@@ -108,7 +106,11 @@ def main() -> None:
         "tensor_parallel",
         "Tensor parallel 2: each layer is sharded along its dimension of 64",
         [Rank(f"rank {r}", [*weights(2, "1234", r), batch]) for r in (0, 1)],
-        ["all-reduce of", "z (B x 3) and", "x_hat (B x 784)"],
+        {
+            2: "forward: all-reduce\nof z (B x 3)",
+            3: "backward: all-reduce\nof z's gradient (B x 3)",
+            5: "forward: all-reduce\nof x_hat (B x 784)",
+        },
         "Blue, dashed: a shard of a weight. Green, solid: a whole weight. Yellow, dotted: data.",
     )
     draw(
@@ -118,7 +120,7 @@ def main() -> None:
             Rank("rank 0: first stage", [*weights(parts="12"), ("data", "samples", "the images")]),
             Rank("rank 1: last stage", [*weights(parts="34"), ("data", "samples", "the targets")]),
         ],
-        ["z (B x 3) forward,", "its gradient", "backward"],
+        {2: "forward: z (B x 3)\nbackward: its gradient"},
         "Each weight is on one rank only. The micro batches of a step are computed in succession.",
     )
     draw(
@@ -128,7 +130,7 @@ def main() -> None:
             Rank(f"rank {r}", [*weights(parts="1234"), ("data", "samples", f"{half} half")])
             for r, half in ((0, "the first"), (1, "the second"))
         ],
-        ["all-reduce of", "all gradients,", "once a step"],
+        {3: "once a step: all-reduce\nof all gradients"},
         "With the distributed optimizer, each rank stores Adam's moments of half of the weights.",
     )
 

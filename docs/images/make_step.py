@@ -99,7 +99,7 @@ CALLS = [
         6,
         "megakit",
         "megakit.training.micro_batches:Step.run",
-        "calls the schedule, then the loss's reduce",
+        "calls Megatron's schedule, then the loss's reduce",
         instead="NeMo's MegatronParallel.training_step",
         is_numbered=False,
     ),

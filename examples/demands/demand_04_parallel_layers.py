@@ -1,13 +1,13 @@
-"""4. Column-parallel and row-parallel layers, and equal replicas.
+"""4. Column-parallel and row-parallel layers, and equal copies.
 
 What happens if linear1 is a plain `nn.Linear`, and linear2 one of Megatron's layers? And if two
-tensor-parallel ranks hold replicas of a plain layer, `mixing`, with different initial weights: does
-training make the replicas equal?
+tensor-parallel ranks hold copies of a plain layer, `mixing`, with different initial weights: does
+training make the copies equal?
 
 linear2 expects the features of one rank, a half. Megatron does not synchronize replicated weights
-over tensor-parallel ranks, so the replicas stay different, and no error is raised.
+over tensor-parallel ranks, so the copies stay different, and no error is raised.
 
-Try: train for `steps=50` in `weight_of`. Do the replicas approach each other?
+Try: train for `steps=50` in `weight_of`. Do the copies approach each other?
 """
 
 from typing import Any

@@ -4,7 +4,7 @@ In Lightning, `training_step` returns the loss. Does the error tell you that NeM
 model's output instead? And what happens if `training_step` calls `backward` itself?
 
 Neither error names `training_step`. The loss object receives the loss instead of the output. In the
-other run, the schedule's backward pass is the second one.
+other run, the backward pass of Megatron's schedule is the second one.
 
 Try: call `backward(retain_graph=True)`. Is the error gone? Does the loss show that the gradients
 are wrong?

@@ -6,7 +6,7 @@ features does each rank drop if both draw from torch's default generator?
 NeMo seeds the default generators of both ranks equally, so feature n and feature n + 32 are always
 dropped together. Megatron's second generator has another seed on each rank.
 
-Try: rename `on_hidden` to `on_latent`, so dropout acts on z, a replica of which each rank computes.
+Try: rename `on_hidden` to `on_latent`, so dropout acts on z, a copy of which each rank computes.
 Which generator is right now?
 """
 

@@ -1,4 +1,4 @@
-"""Prints what each rank of a cluster would hold; the cluster is not needed.
+"""Prints which rank of a cluster would hold what; the cluster is not needed.
 
     ./run layout [pretrain | finetune | SCRIPT.py] [the script's options]
     python -m megakit.testing.layout SCRIPT.py [the script's options]
@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -41,11 +41,7 @@ from megakit.testing.shares_table import description
 
 
 class _Built(BaseException):
-    """Ends a script's work where training would begin; holds what `train` receives."""
-
-    def __init__(self, *, model: Any, data: Any, trainer: Any, **_: Any) -> None:
-        self.module, self.data, self.trainer = model, data, trainer
-        super().__init__()
+    """Ends a script's work where training would begin; its arguments are those of `train`."""
 
 
 class _Run(Run[Any]):
@@ -90,13 +86,11 @@ def _describe(
     options = parse_options(options_class)
     status = 0
     try:
-        print(describe(stage, options, work))
+        print(describe(stage, options, work), flush=True)
     except UserError as error:
         for problem in error.problems:
             print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr)
         status = 2
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
     os._exit(status)  # a normal exit waits for the frameworks
 
 
@@ -129,20 +123,16 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
 
         resume_collector()
 
-        def build() -> tuple[Any, Any]:
-            built = _build(work, run)
-            return built.module, built.trainer
-
         with _capturing():
-            built = _build(work, run)
-            batch = first_batch(built.data, layout.micro_batch_size)
+            module, data, _ = _build(work, run)
+            batch = first_batch(data, layout.micro_batch_size)
             try:
-                shares = compute_shares(build, batch, layout)
-            except (NotImplementedError, RuntimeError) as error:
+                shares = compute_shares(partial(_build, work, run), batch, layout)
+            except RuntimeError as error:
                 if "meta" not in str(error):
                     raise
-                raise UserError(f"{_model_of(built)}: {_reader(error)}") from error
-    return "\n".join(description(_model_of(built), layout, precision, shares))
+                raise UserError(f"{_model_of(module)}: {_reader(error)}") from error
+    return "\n".join(description(_model_of(module), layout, precision, shares))
 
 
 def _check(options: CommonOptions) -> tuple[Layout, str]:
@@ -157,11 +147,7 @@ def _check(options: CommonOptions) -> tuple[Layout, str]:
             "give the model's sizes as options."
         )
     # As if the job had been started: this machine may have other devices than the cluster.
-    cluster = replace(
-        Cluster(launcher="torchrun"),
-        devices=options.devices or 1,
-        num_nodes=options.num_nodes or 1,
-    )
+    cluster = Cluster("torchrun", devices=options.devices or 1, num_nodes=options.num_nodes or 1)
     layout, found = plan_layout(options, cluster, Sizes.find(options, {}))
     if problems := problems + found:
         raise UserError(problems)
@@ -171,17 +157,12 @@ def _check(options: CommonOptions) -> tuple[Layout, str]:
 @contextlib.contextmanager
 def _capturing() -> Iterator[None]:
     """Makes the function that trains raise `_Built`."""
-    from megakit import training
     from megakit.training import trainer
 
-    def capture(**named: Any) -> NoReturn:
-        raise _Built(**named)
+    def capture(*, model: Any, data: Any, trainer: Any, **_: Any) -> NoReturn:
+        raise _Built(model, data, trainer)
 
-    # A script imports the function from either.
-    with (
-        mock.patch.object(training, "train", capture),
-        mock.patch.object(trainer, "train", capture),
-    ):
+    with mock.patch.object(trainer, "train", capture):  # megakit.training looks it up here
         yield
 
 
@@ -196,11 +177,12 @@ def _reader(error: Exception) -> str:
     )
 
 
-def _build(work: Callable[..., Path], run: Run[Any]) -> _Built:
+def _build(work: Callable[..., Path], run: Run[Any]) -> tuple[Any, ...]:
+    """Returns the Lightning module, the data module and the trainer of a script."""
     try:
         work(run)
     except _Built as built:
-        return built
+        return built.args
     raise UserError(
         f"{Path(sys.argv[0]).name}: its work does not call train of megakit.training. Call it."
     )
@@ -221,9 +203,9 @@ def first_batch(data: Any, size: int) -> Any:
     return loader.collate_fn(fetch_samples(loader.dataset, indices))
 
 
-def _model_of(built: _Built) -> str:
+def _model_of(module: Any) -> str:
     """Returns the name of the class of the model."""
-    model_class: type = getattr(getattr(built.module, "config", None), "model_cls", _Built)
+    model_class: type = getattr(getattr(module, "config", None), "model_cls", _Built)
     return model_class.__name__
 
 

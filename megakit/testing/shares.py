@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
 from torch.utils import _python_dispatch
@@ -35,6 +34,7 @@ class Share:
     such as the loss and the gradient's norm, are left out.
 
     Attributes:
+        ranks: The ranks with this share, in the order of their data-parallel coordinate.
         tensor_rank: Tensor-parallel coordinate.
         pipeline_rank: Pipeline coordinate, the stage.
         shapes: Shape of each parameter, by name.
@@ -47,6 +47,7 @@ class Share:
         data_bytes: Bytes of the gradients that are reduced over the data-parallel ranks.
     """
 
+    ranks: range
     tensor_rank: int
     pipeline_rank: int
     shapes: dict[str, tuple[int, ...]]
@@ -62,26 +63,24 @@ class Share:
     def figures(self) -> tuple[int, ...]:
         """Returns the numbers that are compared to find equal shares."""
         return (
-            *(self.num_parameters, self.weight_bytes, self.gradient_bytes, self.optimizer_bytes),
-            *(self.tensor_bytes, self.pipeline_bytes, self.data_bytes),
+            self.num_parameters,
+            self.weight_bytes,
+            self.gradient_bytes,
+            self.optimizer_bytes,
+            self.tensor_bytes,
+            self.pipeline_bytes,
+            self.data_bytes,
         )
 
-    def ranks(self, layout: Layout) -> list[int]:
-        """Returns the ranks with this share: one for each data-parallel coordinate."""
-        first = self.tensor_rank + layout.tensor * layout.data * self.pipeline_rank
-        return [first + layout.tensor * data for data in range(layout.data)]
 
-
-def compute_shares(
-    build: Callable[[], tuple[pl.LightningModule, pl.Trainer]], batch: Any, layout: Layout
-) -> list[Share]:
+def compute_shares(build: Callable[[], tuple[Any, ...]], batch: Any, layout: Layout) -> list[Share]:
     """Computes the share of each tensor- and pipeline-parallel coordinate.
 
     Data-parallel ranks have equal shares, so each coordinate is built once.
 
     Args:
-        build: Returns a new Lightning module, whose model is not built yet, and a new trainer with
-            NeMo's strategy and precision plugin.
+        build: Returns a new Lightning module, whose model is not built yet, a data module, and a
+            new trainer with NeMo's strategy and precision plugin.
         batch: A micro batch of this job, as the module's `training_step` receives it.
         layout: The parallel sizes, which are also those of the strategy, and the batch sizes.
 
@@ -98,7 +97,7 @@ def compute_shares(
     for pipeline_rank in range(layout.pipeline):
         for tensor_rank in range(layout.tensor):
             rank = tensor_rank + layout.tensor * pipeline_rank
-            module, trainer = build()
+            module, _, trainer = build()
             precision = trainer.precision
             inputs = tree_map_only(
                 torch.Tensor, partial(_without_memory, precision=precision), batch
@@ -147,6 +146,8 @@ class _Stage:
         self.model = module.module
         strategy.precision_plugin.convert_module(module)
         self.is_sharded = bool(strategy.ddp_config.use_distributed_optimizer)
+        # Tensor-parallel ranks are neighbours; then data-parallel ranks, or else stages.
+        self.stages_first = bool(strategy.use_tp_pp_dp_mapping)
 
     def run(self, batch: Any, received: Any) -> tuple[int, int, Any]:
         """Runs one micro batch forward and backward.
@@ -181,6 +182,11 @@ class _Stage:
     def share(self, reduced: int, sent: int) -> Share:
         """Returns this rank's share of the whole job, from the bytes of one micro batch."""
         layout, weights = self.layout, dict(self.model.named_parameters())
+        tensor_rank = parallel_state.get_tensor_model_parallel_rank()
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        # Ranks of one data-parallel group are `step` apart.
+        step = layout.tensor * (layout.pipeline if self.stages_first else 1)
+        first = tensor_rank + stage * layout.tensor * (1 if self.stages_first else layout.data)
         trained = [weight for weight in weights.values() if weight.requires_grad]
         number = sum(weight.numel() for weight in trained)
         originals = sum(w.numel() for w in trained if w.dtype != torch.float32)
@@ -189,8 +195,9 @@ class _Stage:
             optimizer_bytes = -(-optimizer_bytes // layout.data)
         num_micro_batches = layout.global_batch_size // (layout.data * layout.micro_batch_size)
         return Share(
-            tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
-            pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
+            ranks=range(first, first + step * layout.data, step),
+            tensor_rank=tensor_rank,
+            pipeline_rank=stage,
             shapes={name: tuple(weight.shape) for name, weight in weights.items()},
             num_parameters=sum(weight.numel() for weight in weights.values()),
             weight_bytes=sum(weight.nbytes for weight in weights.values()),

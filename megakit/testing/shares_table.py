@@ -9,8 +9,11 @@ from megakit.job.layout import Layout
 if TYPE_CHECKING:
     from megakit.testing.shares import Share
 
-STORED = ("ranks", "tensor rank", "stage", "parameters", "weights", "gradients", "optimizer")
-SENT = ("ranks", "tensor", "pipeline", "data")
+#: A job of at most so many ranks gets a row for the coordinates of each rank.
+FEW = 16
+PLACES = ("rank", "tensor rank", "data rank", "stage")
+STORED: tuple[str, ...] = ("ranks", "stage", "parameters", "weights", "gradients", "optimizer")
+SENT: tuple[str, ...] = ("ranks", "tensor", "pipeline", "data")
 NOTE = """\
 tensor: collectives with the tensor-parallel ranks, counted as whole tensors.
 pipeline: what a rank sends to the neighbouring stages.
@@ -23,8 +26,9 @@ def description(
 ) -> Iterator[str]:
     """Yields the lines that `./run layout` prints.
 
-    Tensor-parallel ranks with equal figures share a row. What a rank stores and what it
-    communicates are two tables, because one would be wider than a terminal.
+    The coordinates of each rank come first; of a large job, the rule for them. Ranks of a stage
+    with equal figures share a row. What a rank stores and what it communicates are two tables,
+    because one would be wider than a terminal.
     """
     micro = layout.micro_batch_size
     number = layout.global_batch_size // (layout.data * micro)
@@ -33,15 +37,26 @@ def description(
         f"Each rank computes {number:,} micro batch{'es' * (number > 1)} of {micro:,} "
         f"sample{'s' * (micro > 1)} in a step; precision {precision}."
     )
-    stored: list[tuple[str, ...]] = [STORED]
-    sent: list[tuple[str, ...]] = [SENT]
+    if layout.world_size <= FEW:
+        places = (
+            (rank, share.tensor_rank, data_rank, share.pipeline_rank)
+            for share in shares
+            for data_rank, rank in enumerate(share.ranks)
+        )
+        yield ""
+        yield from _aligned([PLACES, *sorted(places)])
+    else:
+        last = shares[-layout.tensor].ranks  # of the last stage, on tensor rank 0
+        step = last.start // max(1, layout.pipeline - 1)
+        stages = f" + {step} x stage" * (layout.pipeline > 1)
+        yield f"Rank = tensor rank + {last.step} x data rank{stages}."
+    stored, sent = [STORED], [SENT]
     for _, group in groupby(shares, lambda share: (share.pipeline_rank, share.figures)):
         equal = list(group)
-        ranks = _listed(sorted(rank for share in equal for rank in share.ranks(layout)))
-        tensor_ranks = _listed([share.tensor_rank for share in equal])
+        ranks = _listed(sorted(rank for share in equal for rank in share.ranks))
         parameters, *sizes = equal[0].figures
-        where = ranks, tensor_ranks, str(equal[0].pipeline_rank)
-        stored.append((*where, f"{parameters:,}", *map(in_bytes, sizes[:3])))
+        stage = str(equal[0].pipeline_rank)
+        stored.append((ranks, stage, f"{parameters:,}", *map(in_bytes, sizes[:3])))
         sent.append((ranks, *map(in_bytes, sizes[3:])))
     yield "\nA rank stores, besides the activations of its micro batches:\n"
     yield from _aligned(stored)
@@ -50,11 +65,11 @@ def description(
     yield f"\n{NOTE}"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        yield "  ".join([first.ljust(widths[0]), *cells])
+def _aligned(rows: Sequence[tuple[object, ...]]) -> Iterator[str]:
+    first, *widths = (max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True))
+    for row in rows:
+        cells = [f"  {cell:>{width}}" for cell, width in zip(row[1:], widths, strict=True)]
+        yield f"{row[0]:<{first}}{''.join(cells)}"
 
 
 def _listed(numbers: Sequence[int]) -> str:

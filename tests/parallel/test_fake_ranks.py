@@ -84,6 +84,7 @@ def real(stage, layout, folder, precision):
     found |= {name: counts.total(group, least=4) for name, group in GROUPS.items()}
     place = (
         parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_data_parallel_rank(),
         parallel_state.get_pipeline_model_parallel_rank(),
     )
     return place, found
@@ -102,13 +103,41 @@ def fake(stage, layout, folder, precision):
     }
     return {
         rank: (
-            (share.tensor_rank, share.pipeline_rank),
+            (share.tensor_rank, data_rank, share.pipeline_rank),
             {"shapes": share.shapes}
             | {name: getattr(share, f"{field}_bytes") for name, field in names.items()},
         )
-        for share in compute_shares(lambda: jobs.built_by(work, run)[::2], batch, layout)
-        for rank in share.ranks(layout)
+        for share in compute_shares(lambda: jobs.built_by(work, run), batch, layout)
+        for data_rank, rank in enumerate(share.ranks)
     }
+
+
+def groups(layout, folder, stages_first):
+    """The ranks of each share, and Megatron's data-parallel groups in NeMo's two orders."""
+    from megatron.core.parallel_state import RankGenerator
+
+    from megakit.testing import layout as command
+    from megakit.testing.shares import compute_shares
+
+    work, run = make_run("pretrain", layout, folder, "32")
+
+    def build():
+        built = jobs.built_by(work, run)
+        built[-1].strategy.use_tp_pp_dp_mapping = stages_first
+        return built
+
+    batch = command.first_batch(build()[1], layout.micro_batch_size)
+    order = "tp-pp-dp" if stages_first else "tp-dp-pp"
+    expected = RankGenerator(layout.tensor, 1, layout.data, layout.pipeline, 1, order)
+    found = [[*share.ranks] for share in compute_shares(build, batch, layout)]
+    return found, expected.get_ranks("dp")
+
+
+@pytest.mark.parametrize("stages_first", [False, True])
+def test_the_ranks_are_those_of_megatron(ranks, tmp_path, stages_first):
+    layout = jobs.layout(16, tensor=2, pipeline=2)
+    ((found, expected),) = ranks.run(groups, layout, tmp_path, stages_first, world_size=1)
+    assert found == expected
 
 
 @pytest.mark.parametrize(("stage", "name", "precision"), CASES)

@@ -28,14 +28,14 @@ def data(megatron: None) -> Any:
     return module
 
 
-@pytest.mark.parametrize("name", ["mnist_train", "mnist_val", "mnist_test"])
+@pytest.mark.parametrize("name", ["train_set", "val_set", "test_set"])
 def test_rules(data: Any, name: str) -> None:
     assert_dataset_compatible_with_megatron(getattr(data, name))
 
 
 def test_corruption_differs_between_epochs(data: Any) -> None:
     """The assertion also checks the rules at both indices, so ranks get equal corruption."""
-    images = data.mnist_train.dataset
+    images = data.train_set.dataset
     assert_dataset_elements_not_equal(images, EpochIndex(0, 5), EpochIndex(1, 5))
 
 
@@ -58,7 +58,7 @@ def test_the_checks_find_a_broken_rule(data: Any) -> None:
 def test_shapes(data: Any) -> None:
     import torch
 
-    item = data.mnist_test[0]
+    item = data.test_set[0]
     assert item["data"].shape == SHAPE
     assert item["data"].dtype == torch.float32
     assert item["data"].isfinite().all()

@@ -18,9 +18,18 @@ def layout(script, *options):
 
 
 def rows(out):
-    """The cells of both tables, without their headings."""
-    tables = out.split("\n\n")[2:5:2]
+    """The cells of each table, without their headings."""
+    tables = [text for text in out.split("\n\n") if text.startswith("rank")]
     return [[re.split(" {2,}", line) for line in text.splitlines()[1:]] for text in tables]
+
+
+def test_the_coordinates_of_eight_ranks():
+    done = layout(REPOSITORY / "model_pretrain.py", *DIGITS, "--devices", 8, *SIZES)
+    # Tensor-parallel ranks are neighbours; the last 4 ranks are the second stage.
+    places = [[str(rank), str(rank % 4), "0", str(rank // 4)] for rank in range(8)]
+    found, stored, _ = rows(done.output())
+    assert found == places
+    assert [row[:2] for row in stored] == [["0 to 3", "0"], ["4 to 7", "1"]]
 
 
 def test_a_cluster_of_1024_ranks(tmp_path):
@@ -34,6 +43,7 @@ def test_a_cluster_of_1024_ranks(tmp_path):
     assert done.output().startswith(
         "PretrainModel, 1024 processes: tensor 4 x pipeline 2 x data 128.\n"
         "Each rank computes 2 micro batches of 2 samples in a step; precision bf16-mixed.\n"
+        "Rank = tensor rank + 4 x data rank + 512 x stage.\n"
     )
     encoder, decoder = width * (784 + 1 + 3) + 3, width * (3 + 1 + 784) + 784
     z, x_hat = 2 * (2 * 3 * 2), 2 * (2 * 784 * 2)  # micro batches, samples, values, bfloat16
@@ -41,7 +51,7 @@ def test_a_cluster_of_1024_ranks(tmp_path):
     stored, sent = rows(done.out)
     assert stored == [
         [
-            *(ranks[stage], "0 to 3", str(stage), f"{number:,}"),
+            *(ranks[stage], str(stage), f"{number:,}"),
             *(in_bytes(size * number) for size in (2, 4, 12)),
         ]
         for stage, number in enumerate([encoder, decoder])
