@@ -135,6 +135,26 @@ def test_another_learning_rate_is_found(alone, tmp_path, factor):
     assert "Look for another learning rate or schedule." in done.out
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed"])
+def test_batch_statistics_are_no_bug(tmp_path, precision):
+    """With equal micro batches, training differs by rounding; other micro batches are refused."""
+    for path in REPOSITORY.glob("model_*.py"):
+        new = "nn.Sequential(nn.BatchNorm1d(config.hidden_size), nn.ReLU())"
+        (tmp_path / path.name).write_text(path.read_text().replace("nn.ReLU()", new, 1))
+    layouts = {"one": (), "halves": ("--micro-batch-size", "128"), "dp2": DP2}
+    runs = {
+        name: train(tmp_path / name, "finetune", "--precision", precision, *how, scripts=tmp_path)
+        for name, how in layouts.items()
+    }
+    done = compare(runs["one"], runs["dp2"])
+    assert done.status == 2
+    assert "BatchNorm, whose statistics are those of a micro batch, of 256 and 128" in done.err
+    done = compare(runs["halves"], runs["dp2"])
+    assert done.status == 0, done.out
+    assert "validation loss    not judged" in done.out
+
+
 def test_a_run_equals_itself(alone):
     done = compare(alone("pretrain", "32"), alone("pretrain", "32").parent)
     assert "Verdict: equal." in done.output()

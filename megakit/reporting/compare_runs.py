@@ -31,12 +31,14 @@ LIMITS = {
     MIXED: {"lr": 1e-6, "train_loss": 2e-2, "grad_norm": 1e-1, "val_loss": 5e-1},
 }
 #: Options that determine neither the model nor the samples nor the learning rate.
-MAY_DIFFER = {"best_by", "layout", "precision", "start", "stop_after"}
+MAY_DIFFER = {"batch_norm", "best_by", "layout", "precision", "start", "stop_after"}
 #: What to look for, by the column that differs first; `later`: after the first logged step.
 CAUSES = {
     "lr": "another learning rate or schedule",
-    "train_loss": "weights or samples that depend on the rank, a loss that is not averaged",
-    "grad_norm": "gradients that are not synchronized or not averaged, replicas that differ",
+    "train_loss": "weights or samples that depend on the rank, a loss that is not averaged, "
+    "BatchNorm with micro batches of another size",
+    "grad_norm": "gradients that are not synchronized or not averaged, replicas that differ, a "
+    "gather of sequence parallelism that needs tensor_parallel_output_grad=False",
     "val_loss": "a validation that counts padding, or does not average over data-parallel ranks",
     "later": "the optimizer, gradients or weights that depend on the rank, the order of samples",
 }
@@ -67,7 +69,8 @@ def read_run(path: Path) -> TrainingRun:
             content.append(dict(json.loads(file.read_bytes())) if file.exists() else {})
             sizes = " x ".join(f"{k} {v}" for k, v in content[-1].get("parallel", {}).items())
     options = {k: v for k, v in content[0].items() if k not in ("changes", "code", "places")}
-    options |= {"layout": sizes} if options and sizes else {}
+    if options and sizes:
+        options |= {"layout": sizes, "batch_norm": content[1].get("batch_norm_samples")}
     return TrainingRun(folder, {row.step: row for row in read_metrics(files[0])}, options)
 
 
@@ -123,6 +126,9 @@ class Comparison(NamedTuple):
             most = max(values, key=values.__getitem__, default=0)
             end = f"   most: {_short(values[most])} at step {most}" if values else ""
             yield f"{in_words(column):<19}{cells}{end}"
+        if "val_loss" not in self.differences:
+            yield "validation loss    not judged: each micro batch updates BatchNorm's running"
+            yield "                   statistics, and a step of one run has more micro batches"
         different = [at for values in self.differences.values() for at in values if values[at]]
         yield f"\nThe first difference is at step {min(different)}." if different else ""
         step, column = self.beyond
@@ -170,6 +176,12 @@ def compare(a: TrainingRun, b: TrainingRun, precision: str | None = None) -> Com
     precisions = {precision or run.options.get("precision", "absent") for run in (a, b)}
     if not precisions <= {"32", "bf16-mixed"}:
         problems.append(f"{where}: run.json names no known precision. Add --precision.")
+    samples = [n for run in (a, b) if (n := run.options.get("batch_norm"))]
+    if len({*samples}) > 1:
+        problems.append(
+            f"{where}: the model has BatchNorm, whose statistics are those of a micro batch, of "
+            f"{' and '.join(map(str, samples))} samples. Train both with one --micro-batch-size."
+        )
     pairs = [(row, b.rows[step]) for step, row in a.rows.items() if step in b.rows]
     if not any(row.step <= LAST_STEP for row, _ in pairs):
         problems.append(f"{where}: no common steps up to {LAST_STEP}. Log such steps in both runs.")
@@ -186,6 +198,9 @@ def compare(a: TrainingRun, b: TrainingRun, precision: str | None = None) -> Com
         }
         for column in LIMITS[limits]
     }
+    num_replicas = {run.options.get("layout", "").rpartition("data")[2] for run in (a, b)}
+    if samples and len(num_replicas) > 1:
+        del differences["val_loss"]
     return Comparison((a, b), limits, differences)
 
 

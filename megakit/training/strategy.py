@@ -21,6 +21,11 @@ from megakit.errors import UserError
 from megakit.models.loading import check_finite
 from megakit.runtime.patching import is_stock, require_attribute
 from megakit.runtime.saving import write_in_threads
+from megakit.training.buffers import (
+    average_running_statistics,
+    batch_norms,
+    refuse_different_buffers,
+)
 from megakit.training.checks import (
     check_norm,
     check_steps,
@@ -69,6 +74,7 @@ class ExactStrategy(nl.MegatronStrategy):
         grad_norm: Norm of the gradient before clipping, of the last step whose norm was read; None
             before.
         norms: The norms that are on the GPU and not read yet, of the last steps.
+        batch_norms: In training, the layers of this rank that have statistics of a micro batch.
         observers: Functions that are called with each micro batch of a validation and the model's
             output, on the last pipeline stage.
         opens_data_at: When Lightning began to open the data, by `time.perf_counter()`.
@@ -152,6 +158,7 @@ class ExactStrategy(nl.MegatronStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             config = require_attribute(self.model[0], "config")
             refuse_wrong_gradients(config, self.model, self._step("training").loss)
+            self.batch_norms = batch_norms(self.model)
             if self.cuda_graph:
                 self.step_graph = StepGraph(self)
 
@@ -179,8 +186,9 @@ class ExactStrategy(nl.MegatronStrategy):
         return loaded
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Saves, if the norm of each step's gradient was finite."""
+        """Saves, if all gradients' norms were finite, and the data-parallel ranks' models equal."""
         self.read()
+        refuse_different_buffers(self.lightning_module, self.root_device)
         if self.cuda_graph:
             # Megatron's threads copy the weights on the default stream.
             torch.cuda.synchronize(self.root_device)
@@ -209,8 +217,17 @@ class ExactStrategy(nl.MegatronStrategy):
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
             if is_stock() and parallel_state.get_pipeline_model_parallel_world_size() == 1:
-                return self.model.training_step(dataloader_iter)  # by NeMo's MegatronParallel
-            return self._run_schedule("training", dataloader_iter)
+                output = self.model.training_step(dataloader_iter)  # by NeMo's MegatronParallel
+            else:
+                output = self._run_schedule("training", dataloader_iter)
+        # At every step: a signal can stop the run after any of them.
+        average_running_statistics(self.batch_norms)
+        return output
+
+    def on_validation_start(self) -> None:
+        """Checks that all data-parallel ranks validate one model."""
+        super().on_validation_start()
+        refuse_different_buffers(self.lightning_module, self.root_device)
 
     def validation_step(
         self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any

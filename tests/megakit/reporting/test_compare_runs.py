@@ -100,6 +100,44 @@ def test_other_start_checkpoints_in_bfloat16(tmp_path):
     assert compare(read_run(one), read_run(other)).limits == MIXED
 
 
+class TestBatchNorm:
+    """Statistics are those of a micro batch; each micro batch updates running statistics."""
+
+    @pytest.fixture
+    def compared(self, tmp_path):
+        """The status of a comparison, by micro batch size and data-parallel size of two runs."""
+
+        def make(*sizes, val_loss=0.5):
+            for name, (samples, data) in zip("ab", sizes, strict=True):
+                changes = {("val_loss", 30): val_loss} if name == "a" else ()
+                folder = write(tmp_path / name, changes)
+                parallel = {"tensor": 1, "pipeline": 1, "data": data}
+                summary = {"parallel": parallel, "batch_norm_samples": samples} if data else {}
+                (folder / "summary.json").write_text(json.dumps(summary))
+            return main([str(tmp_path / "a"), str(tmp_path / "b")])
+
+        return make
+
+    def test_other_micro_batches_are_refused(self, capsys, compared):
+        assert compared((64, 1), (32, 2)) == 2
+        told = capsys.readouterr().err
+        assert "BatchNorm, whose statistics are those of a micro batch, of 64 and 32" in told
+        assert "Train both with one --micro-batch-size." in told
+
+    @pytest.mark.parametrize("other", [(32, 2), (None, None)])  # or it has no summary yet
+    def test_other_numbers_of_micro_batches_are_not_validated_alike(self, capsys, compared, other):
+        assert compared((32, 1), other) == 0
+        told = capsys.readouterr().out
+        assert "validation loss    not judged: each micro batch updates" in told
+        assert "Verdict: equal." in told
+
+    def test_all_else_is_judged(self, compared):
+        assert compared((32, 2), (32, 2)) == 1
+
+    def test_another_model_may_have_any_micro_batches(self, compared):
+        assert compared((None, 1), (None, 2), val_loss=1) == 0
+
+
 class TestRefusals:
     @pytest.fixture(autouse=True)
     def runs(self, tmp_path, monkeypatch):
