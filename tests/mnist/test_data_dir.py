@@ -17,11 +17,10 @@ from tests.scripts import read_json, run_script
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> Path:
-    """The current folder, without any data; no mirror answers, and no variable is set."""
+    """The current folder, without any data; no mirror answers."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.delenv("MNIST_DATA_DIR", raising=False)
     return folder
 
 
