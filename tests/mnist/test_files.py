@@ -129,6 +129,7 @@ class TestChoosing:
         told = problem(choose, "auto", "a run", tmp_path)
         assert told.startswith("a run: ")
         assert "digits" not in told, "another dataset would be refused"
+        assert problem(choose, "mnist", "", tmp_path).endswith(", or choose --dataset digits.")
         assert lines == []
 
     def test_half_of_mnist_is_an_error_under_auto_too(self, root):

@@ -47,13 +47,14 @@ CALLS = {
 
 def test_verbs_call_what_they_stand_for_in_the_folder_of_the_caller(project, tmp_path):
     """Only pytest runs in the project, where its settings are; `-P` keeps modules of others out."""
-    as_if_set_up(project, "IFS='|'; echo \"$PWD:$*\"")
+    as_if_set_up(project, "IFS='|'; echo \"$PWD:$MEGAKIT_COMMAND:$*\"")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for command, called in CALLS.items():
         done = start(project, *command.split(), cwd=elsewhere, python=None)
-        folder = "<root>" if command.startswith("tests") else str(elsewhere)
-        assert done.stdout.replace(str(project), "<root>") == f"{folder}:{called}\n"
+        verb = command.removeprefix("help ").split()[0]
+        place = "<root>:" if verb == "tests" else f"{elsewhere}:run {verb}"
+        assert done.stdout.replace(str(project), "<root>") == f"{place}:{called}\n"
         assert (done.stderr, done.returncode) == ("", 0)
 
 
