@@ -39,6 +39,14 @@ def named_by(option: Path | None) -> str:
     return f"--data-dir {option}" if option else f"{VARIABLE}={value}" if value else ""
 
 
+def used_by(runs: Path) -> dict[Path, str]:
+    """Returns the folders that the runs below an output directory remember, the last run first."""
+    from megakit.job.runs import RunDirectory
+
+    places = {run: RunDirectory(run).places() for run in (runs / "finetune", runs / "pretrain")}
+    return {run: paths["data_dir"] for run, paths in places.items() if "data_dir" in paths}
+
+
 def choose_data_dir(
     named: Path | None,
     used: Mapping[Path, str],

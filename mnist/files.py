@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from megakit.errors import UserError
-from mnist.data_dir import DEFAULT, choose_data_dir, locate, named_by, print_to_stderr
+from mnist.data_dir import DEFAULT, choose_data_dir, locate, named_by, print_to_stderr, used_by
 from mnist.data_dir import MNIST_SHA256 as MNIST_SHA256
 from mnist.digits import Split as Split
 from mnist.digits import digits_table
@@ -151,10 +151,7 @@ def find_data(
     Raises:
         UserError: As in `find_dataset`; `auto` chooses digits only if no folder was named.
     """
-    from megakit.job.runs import RunDirectory
-
-    places = {run: RunDirectory(run).places() for run in (runs / "finetune", runs / "pretrain")}
-    used = {run: paths["data_dir"] for run, paths in places.items() if "data_dir" in paths}
+    used = used_by(runs)
     data_dir = choose_data_dir(None, used, report, default)
     required_by = named_by(None) or AS_BEFORE * bool(used)
     return data_dir, find_dataset(data_dir, "auto", required_by, report)

@@ -81,12 +81,18 @@ def test_a_start_that_was_trained_on_another_dataset_is_refused(mine):
 @pytest.mark.parametrize("name", ["--data-dir ", "MNIST_DATA_DIR="])
 def test_a_named_folder_without_mnist(name, tmp_path):
     """The command itself, which would otherwise train on digits, and end with status 0."""
-    options, variables = ("--data-dir", tmp_path), {"MNIST_DATA_DIR": str(tmp_path)}
+    is_option = name == "--data-dir "
     done = run_script(
-        *("model_pretrain.py", "--accelerator", "cpu", "--max-steps", 1),
-        *(options if name == "--data-dir " else ()),
+        "model_pretrain.py",
+        *(
+            "--accelerator",
+            "cpu",
+            "--max-steps",
+            1,
+            *(("--data-dir", tmp_path) if is_option else ()),
+        ),
         cwd=tmp_path,
-        **(variables if name == "MNIST_DATA_DIR=" else {}),
+        MNIST_DATA_DIR=None if is_option else str(tmp_path),
         **dict.fromkeys(("https_proxy", "HTTPS_PROXY"), CLOSED_PROXY),
     )
     assert (done.status, done.out) == (2, "")
