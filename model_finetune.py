@@ -21,8 +21,8 @@ class FinetuneOptions(DataOptions, CheckpointSizeOptions, TrainingOptions):
     """Fine-tune the pretrained trunk as a digit classifier."""
 
     checkpoint: str | None = None
-    """Checkpoint to start from; by default the best one of pretraining. none: start from random
-    weights."""
+    """Checkpoint to start from, or the folder of a pretraining, for its best one; by default that
+    of --output-dir. none: start from random weights."""
 
     max_steps: int = 1500
     """Optimizer steps to train for."""

@@ -26,7 +26,8 @@ class PredictOptions(DataOptions, CommonOptions):
     num_layers: ClassVar[int] = NUM_PARTS
 
     checkpoint: str | None = None
-    """Checkpoint of a classifier; by default the best one of fine-tuning."""
+    """Checkpoint of a classifier, or the folder of a fine-tuning, for its best one; by default that
+    of --output-dir."""
 
     input: Path | None = None
     """Your own pictures instead of the test images: a PNG, JPEG or WebP file, a folder of such

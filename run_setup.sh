@@ -143,8 +143,12 @@ install() { # LOCK...
     refuse "PYTHON=$PYTHON: name 3.11, 3.12 or 3.13, or the path of one"
   [[ -z $(ls -A "$venv" 2>/dev/null) || -e $installed ]] ||
     refuse "$venv was not made by ./run; move it away, or name another place: VENV=/path ./run ..."
-  mkdir -p "$installed" 2>/dev/null && [[ -w $installed ]] ||
+  mkdir -p "$installed" 2>/dev/null && [[ -w $installed ]] || {
+    [[ ! -L $venv/bin/python || -x $venv/bin/python ]] ||
+      refuse "$venv uses $(readlink "$venv/bin/python"), which is gone or closed to you; let its" \
+        "owner make it readable, or name a place for another: VENV=/path ./run ..."
     refuse "$venv can't be written; name a place that can: VENV=/path ./run ..."
+  }
   trap 'say "Interrupted. The same command resumes the set-up." && exit 130' INT
   exec 9>>"$installed/lock" # uv inherits it, should only this script be killed
   flock -n 9 || { say "Another ./run is setting up $venv: waiting for it." && flock 9; }

@@ -33,6 +33,20 @@ def print_to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
 
+def named_by(option: Path | None) -> str:
+    """Returns how the user has named a folder, for messages; empty if no folder is named."""
+    value = os.environ.get(VARIABLE)
+    return f"--data-dir {option}" if option else f"{VARIABLE}={value}" if value else ""
+
+
+def used_by(runs: Path) -> dict[Path, str]:
+    """Returns the folders that the runs below an output directory remember, the last run first."""
+    from megakit.job.runs import RunDirectory
+
+    places = {run: RunDirectory(run).places() for run in (runs / "finetune", runs / "pretrain")}
+    return {run: paths["data_dir"] for run, paths in places.items() if "data_dir" in paths}
+
+
 def choose_data_dir(
     named: Path | None,
     used: Mapping[Path, str],
@@ -58,25 +72,6 @@ def choose_data_dir(
             return Path(folder)
         report(f"{printable(folder)}, which {run} used, does not contain MNIST any more.")
     return default
-
-
-def find_data_dir(
-    runs: Path,
-    default: Path = DEFAULT,
-    report: Callable[[str], object] = print_to_stderr,
-) -> Path:
-    """Chooses the folder for a program without options, such as a notebook.
-
-    Args:
-        runs: The output directory of the scripts, whose runs remember their folder.
-        default: The folder if neither MNIST_DATA_DIR nor a run names a folder with the files.
-        report: As in `choose_data_dir`.
-    """
-    from megakit.job.runs import RunDirectory
-
-    places = {run: RunDirectory(run).places() for run in (runs / "finetune", runs / "pretrain")}
-    used = {run: paths["data_dir"] for run, paths in places.items() if "data_dir" in paths}
-    return choose_data_dir(None, used, report, default)
 
 
 def holds_mnist(data_dir: Path) -> bool:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from megakit.errors import UserError
-from mnist.data_dir import DEFAULT, choose_data_dir, locate, print_to_stderr
+from mnist.data_dir import DEFAULT, choose_data_dir, locate, named_by, print_to_stderr, used_by
 from mnist.data_dir import MNIST_SHA256 as MNIST_SHA256
 from mnist.digits import Split as Split
 from mnist.digits import digits_table
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 DatasetName = Literal["mnist", "digits"]
 
+#: What requires MNIST if an earlier run used it.
+AS_BEFORE = "--dataset auto (mnist, as in the earlier run)"
+
 
 @dataclass(kw_only=True)
 class DataOptions:
@@ -40,8 +43,9 @@ class DataOptions:
 
     dataset: Literal["auto", "mnist", "digits"] = "auto"
     """mnist: 60,000 + 10,000 images; downloaded if missing. digits: 1,797 scans from scikit-learn,
-    enlarged. auto: the dataset of the run that is resumed, or of the start checkpoint; else mnist
-    if it exists or can be downloaded; else digits."""
+    enlarged. auto: mnist if --data-dir or MNIST_DATA_DIR names a folder; else the dataset of the
+    run that is resumed, or of the start checkpoint; else mnist if it exists or can be downloaded;
+    else digits."""
 
     def fingerprint(self) -> str:
         """Finds and checks the images, and returns the name of the dataset; see `find_dataset`.
@@ -49,24 +53,29 @@ class DataOptions:
         Without `--data-dir`, sets `data_dir` to the chosen folder, if the dataset is mnist.
 
         Raises:
-            UserError: As in `find_dataset`; or `--dataset` names another dataset than that of the
+            UserError: As in `find_dataset`; or the command names another dataset than that of the
                 start checkpoint.
         """
         earlier: Sequence[Any] = getattr(self, "earlier", ())
+        named = named_by(self.data_dir)
+        asked = "mnist" if named and self.dataset == "auto" else self.dataset
         for run in earlier:
-            if run.is_start and run.dataset and self.dataset not in ("auto", run.dataset):
+            if run.is_start and run.dataset and asked not in ("auto", run.dataset):
                 raise UserError(
-                    f"--dataset {self.dataset}: the start checkpoint, of {run.path}, was trained "
-                    f"on {run.dataset}. Leave --dataset out, or start from a checkpoint that was "
-                    f"trained on {self.dataset}."
+                    f"{f'--dataset {asked}' if asked == self.dataset else named}: the start "
+                    f"checkpoint, of {run.path}, was trained on {run.dataset}. Choose --dataset "
+                    f"{run.dataset}, or start from a checkpoint that was trained on {asked}."
                 )
         previous = next((run.dataset for run in earlier if run.dataset), None)
-        if self.dataset == "digits" or (self.dataset == "auto" and previous == "digits"):
+        if asked == "digits" or (asked == "auto" and previous == "digits"):
+            self.data_dir = None  # no run remembers a folder that it does not read
             return find_dataset(DEFAULT, "digits")
         say = getattr(self, "say", print_to_stderr)
         used = {run.path: folder for run in earlier if (folder := run.places.get("data_dir"))}
         data_dir = choose_data_dir(self.data_dir, used, say)
-        found = find_dataset(data_dir, self.dataset, cast("DatasetName | None", previous), say)
+        if asked == "auto" and (previous or used):
+            named = AS_BEFORE
+        found = find_dataset(data_dir, self.dataset, named, say)
         if found == "mnist":
             self.data_dir = data_dir
         return found
@@ -75,7 +84,7 @@ class DataOptions:
 def find_dataset(
     data_dir: Path,
     dataset: Literal["auto", "mnist", "digits"],
-    previous: DatasetName | None = None,
+    required_by: str = "",
     report: Callable[[str], object] = print_to_stderr,
 ) -> DatasetName:
     """Chooses the dataset, downloads its missing files, and checks all of its files.
@@ -86,7 +95,7 @@ def find_dataset(
     Args:
         data_dir: Folder that contains `MNIST/raw`, or that the files are downloaded into.
         dataset: As in `DataOptions`.
-        previous: For `auto`: the dataset of the run that is resumed or of the start checkpoint.
+        required_by: What requires MNIST, for messages; empty: `auto` may choose digits.
         report: Called with each line that the user should see.
 
     Returns:
@@ -97,8 +106,7 @@ def find_dataset(
             The same applies to `auto` if at least one file of MNIST exists: then `auto` does not
             fall back to digits.
     """
-    wanted = previous if dataset == "auto" and previous else dataset
-    if wanted == "digits":
+    if dataset == "digits":
         digits_table()
         return "digits"
 
@@ -114,7 +122,7 @@ def find_dataset(
         download({name: unpacked_size(name) for name in missing}, folder, report)
         return "mnist"
     except DownloadError as reason:
-        if wanted == "auto" and not paths:
+        if dataset == "auto" and not (paths or required_by):
             report(
                 f"MNIST is not in {folder} and cannot be downloaded ({reason}): using digits, "
                 "the 1,797 scans that come with scikit-learn. --data-dir names the folder that "
@@ -122,14 +130,31 @@ def find_dataset(
             )
             digits_table()
             return "digits"
-        source = f" ({previous}, as in the earlier run)" if dataset != wanted else ""
-        remedy = "Copy the files there, choose another --data-dir, or choose --dataset digits."
-        if previous == "mnist":  # another dataset would be refused
-            remedy = "Copy the files there, or choose another --data-dir."
+        remedy = "" if required_by else ", or choose --dataset digits"
         raise UserError(
-            f"--dataset {dataset}{source}: {folder} lacks {', '.join(missing)}, unpacked or as "
-            f".gz, and they cannot be downloaded ({reason}). {remedy}"
+            f"{required_by or f'--dataset {dataset}'}: {folder} lacks {', '.join(missing)}, "
+            f"unpacked or as .gz, and they cannot be downloaded ({reason}). Copy the files there, "
+            f"or choose another --data-dir{remedy}."
         ) from None
+
+
+def find_data(
+    runs: Path, default: Path = DEFAULT, report: Callable[[str], object] = print_to_stderr
+) -> tuple[Path, DatasetName]:
+    """Chooses folder and dataset for a program without options, such as a notebook.
+
+    Args:
+        runs: The output directory of the scripts, whose runs remember their folder.
+        default: The folder if neither MNIST_DATA_DIR nor a run names a folder with the files.
+        report: Called with each line that the user should see.
+
+    Raises:
+        UserError: As in `find_dataset`; `auto` chooses digits only if no folder was named.
+    """
+    used = used_by(runs)
+    data_dir = choose_data_dir(None, used, report, default)
+    required_by = named_by(None) or AS_BEFORE * bool(used)
+    return data_dir, find_dataset(data_dir, "auto", required_by, report)
 
 
 def read_splits(

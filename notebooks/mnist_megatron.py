@@ -71,14 +71,13 @@ def draw_images(images: Sequence[Any], titles: Sequence[str] = (), columns: int 
 # %% [markdown]
 # The notebook uses the MNIST that your runs use: it looks in the folder that `MNIST_DATA_DIR`
 # names, in the folder of your last runs, and in `data`. If MNIST is in none of them, the next cell
-# downloads it or, without a network, chooses `digits`, scans from scikit-learn.
+# downloads it. Without a network, the cell chooses `digits`, scans from scikit-learn, unless the
+# variable or a run names a folder.
 
 # %%
-from mnist.data_dir import find_data_dir
-from mnist.files import find_dataset
+from mnist.files import find_data
 
-DATA_DIR = find_data_dir(ROOT / "runs", default=ROOT / "data", report=print)
-DATASET = find_dataset(DATA_DIR, "auto", report=print)
+DATA_DIR, DATASET = find_data(ROOT / "runs", default=ROOT / "data", report=print)
 common: Any = {"data_dir": DATA_DIR, "dataset": DATASET, "output_dir": RUNS}
 print(f"This notebook trains and tests with the dataset {DATASET}.")
 

@@ -49,18 +49,17 @@ def curves(folder: Path) -> dict[str, list[tuple[int, Any]]]:
     Of the speed, which is another each time, only the steps.
     """
     found: dict[str, list[tuple[int, Any]]] = {}
-    for part in ("train", "validation"):
-        events = _events(folder / part)
-        for name in events.Tags()["scalars"]:
-            is_speed = name.endswith("samples_per_second")
-            found[f"{part}/{name}"] = [
-                (p.step, None if is_speed else p.value) for p in events.Scalars(name)
-            ]
-        for name in events.Tags()["images"]:
-            found[f"{part}/{name}"] = [
-                (p.step, hashlib.sha256(p.encoded_image_string).hexdigest())
-                for p in events.Images(name)
-            ]
+    # It lists each folder with such files as a run.
+    assert {path.parent for path in folder.rglob("events.out.tfevents.*")} == {folder}
+    events = _events(folder)
+    for name in events.Tags()["scalars"]:
+        is_speed = name.endswith("samples_per_second")
+        found[name] = [(p.step, None if is_speed else p.value) for p in events.Scalars(name)]
+    for name in events.Tags()["images"]:
+        found[name] = [
+            (p.step, hashlib.sha256(p.encoded_image_string).hexdigest())
+            for p in events.Images(name)
+        ]
     return found
 
 

@@ -147,10 +147,20 @@ CASES = {
         [f"runs/pretrain | no checkpoint | {PRETRAIN_PY} | --checkpoint"],
         is_fresh=True,
     ),
-    "a run instead of a checkpoint": Case(
-        FINETUNE_PY,
+    "a run of another stage instead of a checkpoint": Case(
+        PREDICT_PY,
         "--checkpoint {}/runs/pretrain",
-        ["runs/pretrain: not a complete checkpoint | checkpoints/step="],
+        [f"step=000500 | stage pretrain saved this PretrainModel | Run {FINETUNE_PY}"],
+    ),
+    "a folder of runs instead of a checkpoint": Case(
+        FINETUNE_PY,
+        "--checkpoint {}/runs",
+        ["runs: not a complete checkpoint"],
+    ),
+    "a folder in which the kernel makes no folder": Case(
+        PRETRAIN_PY,
+        "--output-dir /proc/x",
+        ["/proc/x | cannot be | another"],
     ),
     "a checkpoint of another model": Case(
         PREDICT_PY,
@@ -174,10 +184,7 @@ CASES = {
     "no MNIST, and none to download": Case(
         PRETRAIN_PY,
         "--dataset mnist",
-        [
-            "--dataset mnist | data/MNIST/raw | cannot be downloaded | --data-dir "
-            f"| --dataset digits | {' | '.join(MNIST_SHA256)}"
-        ],
+        [f"--data-dir | data/MNIST/raw lacks | cannot be downloaded | {' | '.join(MNIST_SHA256)}"],
         is_fresh=True,
     ),
     "every kind of damaged MNIST together": Case(

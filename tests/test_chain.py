@@ -139,11 +139,9 @@ def test_tensorboard_has_the_values_of_metrics_csv(chain: Chain, stage: str):
     rows = read_csv(chain.runs / stage / "metrics.csv")
     folder = chain.runs / stage / "tensorboard"
     found = curves(folder)
-    columns = {"train/loss": "train_loss", "train/lr": "lr", "validation/loss": "val_loss"}
-    for name, column in columns.items():
-        part, _, name = name.partition("/")
+    for column in ("train_loss", "lr", "val_loss"):
         points = {int(row["step"]): float(row[column]) for row in rows if row[column]}
-        assert dict(found[f"{part}/{stage}/{name}"]) == pytest.approx(points)
+        assert dict(found[f"{stage}/{column}"]) == pytest.approx(points)
     pictures = {
         name.rpartition("/")[2]: [step for step, _ in points]
         for name, points in found.items()
@@ -152,7 +150,7 @@ def test_tensorboard_has_the_values_of_metrics_csv(chain: Chain, stage: str):
     validated = [int(row["step"]) for row in rows if row["val_loss"]]
     every = {"reconstructions": validated}
     assert pictures == (every if stage == "pretrain" else {"mistakes": validated[-1:]})
-    projector = folder / "validation" / "projector_config.pbtxt"
+    projector = folder / "projector_config.pbtxt"
     assert projector.exists() == (stage == "pretrain")
     batch_size, _, lr, _ = TRAININGS[stage]
     expected = {"stage": stage, "dataset": "digits", "lr": lr, "seed": 42, "data_parallel": 1}

@@ -18,7 +18,7 @@ LOSS = "nn.functional.mse_loss", "nn.functional.l1_loss"
 EDITS: dict[str, list[tuple[str, str]]] = {
     "the loss, from squared to absolute differences": [LOSS],
     "the split: the first 200 images left out": [
-        ('    if dataset == "digits":\n', '    first = 200\n    if dataset == "digits":\n')
+        ("    import torch\n", "    import torch\n    first = 200\n"),
     ],
     "the default of a width": [
         ("hidden_size: Annotated[int, SIZE] = 64", "hidden_size: Annotated[int, SIZE] = 32")

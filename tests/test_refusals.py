@@ -64,6 +64,13 @@ def test_a_run_in_use(stage: str, options: list[str], refused: Refusals) -> None
     assert "--output-dir" in problem
 
 
+def test_messages_begin_with_what_was_typed(refused: Refusals) -> None:
+    """A problem of the command line, and one that the plan finds."""
+    for option, value, begin in (("--warp", 9, "--warp 9"), ("--checkpoint", "a/b", "a/b")):
+        told = refused("model_finetune.py", option, value, MEGAKIT_COMMAND="run finetune")
+        assert told.startswith(f"run finetune: {begin}: ")
+
+
 @pytest.mark.skipif(HAS_GPU_DRIVER, reason="this machine has a GPU, or its driver at least")
 def test_no_gpu(refused: Refusals) -> None:
     problem = refused.problem(PRETRAIN_PY, "--accelerator", "gpu", "--fresh")

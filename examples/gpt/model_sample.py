@@ -25,7 +25,8 @@ class SampleOptions(CommonOptions):
     """Folder for runs."""
 
     checkpoint: str | None = None
-    """Checkpoint of a language model; by default the best one of pretraining."""
+    """Checkpoint of a language model, or the folder of a pretraining, for its best one; by default
+    that of --output-dir."""
 
     prompt: Annotated[str, FREE_TEXT] = "import "
     """The beginning of the text."""

@@ -22,7 +22,8 @@ class PredictOptions(FolderOptions, SizeOptions, CommonOptions):
     """Folder for runs."""
 
     checkpoint: str | None = None
-    """Checkpoint of a classifier; by default the best one of training."""
+    """Checkpoint of a classifier, or the folder of a training, for its best one; by default that
+    of --output-dir."""
 
 
 def predict(run: Run[PredictOptions]) -> Path:

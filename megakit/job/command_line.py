@@ -19,6 +19,11 @@ from megakit.job.option_types import flag, members
 OptionsT = TypeVar("OptionsT")
 
 
+def program() -> str:
+    """Returns what the user has typed, without options; `./run` sets the variable."""
+    return os.environ.get("MEGAKIT_COMMAND") or Path(sys.argv[0]).name
+
+
 def parse_options(
     options_class: type[OptionsT], argv: Sequence[str] | None = None, *, checks_values: bool = False
 ) -> OptionsT:
@@ -30,10 +35,9 @@ def parse_options(
         checks_values: Whether to call the options' method `problems`, as the plan of a run does.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    program = Path(sys.argv[0]).name
     needs_help = bool({"-h", "--help"} & {*arguments})
     texts = _texts(options_class) if needs_help else {}
-    parser = _parser(options_class, program, texts)
+    parser = _parser(options_class, texts)
     if needs_help:
         parser.print_help()
         sys.exit(0)
@@ -68,7 +72,7 @@ def parse_options(
         return options
     if {os.environ.get(name, "0") for name in ("RANK", "SLURM_PROCID")} == {"0"}:
         for problem in problems:
-            print(f"{program}: {problem}", file=sys.stderr)
+            print(f"{program()}: {problem}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -82,11 +86,11 @@ class _Formatter(argparse.HelpFormatter):
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
-def _parser(options_class: type, program: str, texts: Mapping[str, str]) -> argparse.ArgumentParser:
+def _parser(options_class: type, texts: Mapping[str, str]) -> argparse.ArgumentParser:
     """Builds the parser, with a heading in the help for each class that introduces options."""
     parser = _Parser(
-        program,
-        f"{program} [options]",
+        program(),
+        f"{program()} [options]",
         " ".join((options_class.__doc__ or "").split()),
         add_help=False,
         allow_abbrev=False,

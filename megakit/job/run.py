@@ -217,7 +217,7 @@ class Run(Generic[OptionsT_co]):
             UsedOptions({} if self.resume else own),
             *([BestValue(writer, options.stop_after)] if is_asked else []),
             Reporter(self.console, self.stage.name, writer, file),
-            StopOnSignal(writer),
+            StopOnSignal(writer, self.console.say),
             writer,
         ]
 

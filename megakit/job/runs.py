@@ -182,12 +182,12 @@ def lock(folder: Path) -> RunLock:
     Raises:
         UserError: Another process uses the directory, or the file system has no locks.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK_FILE).open("a+")
     except OSError as error:
         raise UserError(
-            f"{folder / LOCK_FILE}: cannot be opened ({error.strerror}). Remove it, or use another "
+            f"{error.filename}: cannot be created or opened ({error.strerror}). Use another "
             "--output-dir."
         ) from error
     try:

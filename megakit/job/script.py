@@ -18,7 +18,7 @@ from megakit.checkpoints.manifest import list_checkpoints
 from megakit.errors import RunDirectoryLostError, Stopped, UserError, printable
 from megakit.job.begin_or_resume import begin_run
 from megakit.job.cluster import LAUNCHER, Cluster, has_process_group, is_first_to_fail, read_cluster
-from megakit.job.command_line import parse_options
+from megakit.job.command_line import parse_options, program
 from megakit.job.options import CommonOptions
 from megakit.job.plan import Plan, check_job
 from megakit.job.run import Run
@@ -72,13 +72,13 @@ def run_script(
             status = _say_done(stage, options, console)
         else:
             run = Run(stage, options, plan, console, cluster.rank == 0, began)
-            status = _work(run, work, f"{script.name}{cluster.rank_suffix}")
+            status = _work(run, work, f"{program()}{cluster.rank_suffix}")
     except UserError as error:
         if has_process_group():  # every rank may raise the same error; one rank reports it
             console.silent = not is_first_to_fail()
         for problem in error.problems:
             # A problem may quote a file, which may contain control sequences for the terminal.
-            lines = f"{script.name}: {problem}".split("\n")
+            lines = f"{program()}: {problem}".split("\n")
             console.say("\n".join(map(printable, lines)))
         status = 2
     except KeyboardInterrupt:
@@ -87,7 +87,7 @@ def run_script(
     except (OSError, RunDirectoryLostError) as error:
         if isinstance(error, RunDirectoryLostError) or is_first_to_fail():
             remark = _checkpoint_remark(options, stage) if isinstance(error, OSError) else ""
-            console.error(f"{script.name}{cluster.rank_suffix}: {error}{remark}")
+            console.error(f"{program()}{cluster.rank_suffix}: {error}{remark}")
         status = 1
     except Exception:
         console.error(traceback.format_exc())

@@ -32,7 +32,8 @@ def find_start(
 
     Args:
         stage: The stage that starts.
-        named: The user's `--checkpoint`; `none` for fresh weights.
+        named: The user's `--checkpoint`, or a run directory, whose best checkpoint is meant;
+            `none` for fresh weights.
         output_dir: The folder with the run of the previous stage.
         say: Prints one line for the user.
 
@@ -45,10 +46,10 @@ def find_start(
     before = stage.before
     if before is None or named == "none":
         return None
-    if named is not None:
-        start = _open_checkpoint(Path(named))
+    directory = RunDirectory(Path(named) if named else output_dir / before.name)
+    if named and not directory.checkpoints.is_dir():
+        start = _open_checkpoint(directory.path)
     else:
-        directory = RunDirectory(output_dir / before.name)
         try:
             start = _open_checkpoint(_best(directory, before))
         except UserError:  # the running job of the previous stage may have removed this one

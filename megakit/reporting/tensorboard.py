@@ -1,11 +1,10 @@
 """Logs a run for TensorBoard: curves, pictures, latent space and hyperparameters.
 
-If curves in several folders have the same name, TensorBoard draws them in one chart. Training and
-validation values therefore go to the folders `train` and `validation`, under the same names.
+TensorBoard lists each folder with files as a run of its own. A run therefore has one folder, and
+the curve of each column of metrics.csv has the column's name.
 """
 
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +35,15 @@ class RunLogger(TensorBoardLogger):
         self.section, self.resumed_step = section, resumed_step
         self._logged_steps: dict[str, int | None] = {}
 
-    @cached_property
-    def _writers(self) -> dict[str, Any]:
-        from torch.utils.tensorboard import SummaryWriter
-
-        return {
-            part: SummaryWriter(Path(self.log_dir, part), purge_step=self.resumed_step + 1)
-            for part in ("train", "validation")
-        }
-
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Adds values to the curves `train_<name>` and `val_<name>`; other names are of training.
+        """Adds values to the curves of their names.
 
         A value that a callback logs comes twice: from Lightning, and with the losses of the step.
         """
         for name, value in metrics.items():
             if name != "epoch" and self._logged_steps.get(name, -1) != step:
-                part = "validation" if name.startswith("val_") else "train"
-                tag = name.removeprefix("train_").removeprefix("val_")
-                self._writers[part].add_scalar(f"{self.section}/{tag}", float(value), step)
+                self.experiment.add_scalar(f"{self.section}/{name}", float(value), step)
                 self._logged_steps[name] = step
 
     @rank_zero_only
@@ -63,7 +51,7 @@ class RunLogger(TensorBoardLogger):
         """Adds a picture (height, width, 3) to a series, from which users select by step."""
         # A separate section; otherwise TensorBoard shows pictures among the curves.
         tag = f"{self.section}_pictures/{name}"
-        self._writers["validation"].add_image(tag, image, step, dataformats="HWC")
+        self.experiment.add_image(tag, image, step, dataformats="HWC")
 
     @rank_zero_only
     def add_hyperparameters(self, values: Mapping[str, Any]) -> None:
@@ -81,6 +69,8 @@ class RunLogger(TensorBoardLogger):
         # Written without a step, because a resumed run hides entries of later steps. Lightning's
         # method also requires metrics; TensorBoard reads the metrics from the curves.
         self.experiment.file_writer.add_summary(hparams_pb(plain))
+        losses = [f"{self.section}/{name}" for name in ("train_loss", "val_loss")]
+        self.experiment.add_custom_scalars_multilinechart(losses, self.section, "loss")
 
     @rank_zero_only
     def add_latent_space(
@@ -99,14 +89,7 @@ class RunLogger(TensorBoardLogger):
         pictures = torch.from_numpy(images).unsqueeze(1).float() / 255
         tag = f"{self.section} latent space"
         points = (torch.from_numpy(latent), label.astype(str).tolist(), pictures)
-        self._writers["validation"].add_embedding(*points, step, tag=tag)
-
-    @rank_zero_only
-    def save(self) -> None:
-        """Flushes all files, because a resumed run does not write their content again."""
-        super().save()
-        for writer in vars(self).get("_writers", {}).values():  # a new one would make a folder
-            writer.flush()
+        self.experiment.add_embedding(*points, step, tag=tag)
 
     def __deepcopy__(self, memo: object) -> "RunLogger":
         """Returns the object itself: NeMo copies loggers, and open files cannot be copied."""

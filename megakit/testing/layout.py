@@ -29,7 +29,7 @@ from megakit.errors import UserError
 from megakit.job import Run
 from megakit.job import script as scripts
 from megakit.job.cluster import Cluster
-from megakit.job.command_line import parse_options
+from megakit.job.command_line import parse_options, program
 from megakit.job.layout import Layout, Sizes, plan_layout
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.plan import Plan
@@ -89,7 +89,7 @@ def _describe(
         print(describe(stage, options, work), flush=True)
     except UserError as error:
         for problem in error.problems:
-            print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr)
+            print(f"{program()}: {problem}", file=sys.stderr)
         status = 2
     os._exit(status)  # a normal exit waits for the frameworks
 

@@ -1,9 +1,10 @@
 """Provides callbacks that check options, find the best value, and stop training."""
 
+import contextlib
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -118,14 +119,18 @@ class StopOnSignal(pl.Callback):
     """Saves a checkpoint and ends training after the step in which a stop signal arrived.
 
     A second signal ends the process at once; complete checkpoints are not changed.
+
+    Args:
+        writer: Writes the checkpoint.
+        say: Prints a line for the user.
     """
 
     #: The largest number of steps between two agreements of several ranks on whether to stop. The
     #: ranks agree about once a second, more often because of this limit, and after each validation.
     AGREE_AT_MOST_EVERY = 32
 
-    def __init__(self, writer: CheckpointWriter) -> None:
-        self.writer = writer
+    def __init__(self, writer: CheckpointWriter, say: Callable[[str], object]) -> None:
+        self.writer, self.say = writer, say
         self.request = StopRequest()
         self._before: dict[int, Any] = {}
         self._agree_at = 0  # a step
@@ -148,9 +153,16 @@ class StopOnSignal(pl.Callback):
             signal.signal(*self._before.popitem())
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        is_first = not self.request.received
         if self.request.is_repeated(number):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+        elif is_first:
+            with contextlib.suppress(RuntimeError):  # the signal came while a line was written
+                self.say(
+                    "Stopping: a checkpoint is saved after this step. A second signal ends at "
+                    "once, without it."
+                )
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Lets the ranks agree before the next step: they have waited for each other anyway."""

@@ -23,7 +23,8 @@ class PredictOptions(DataOptions, CommonOptions):
     num_layers: ClassVar[int] = NUM_PARTS
 
     checkpoint: str | None = None
-    """Checkpoint of a classifier; by default the best one of fine-tuning."""
+    """Checkpoint of a classifier, or the folder of a fine-tuning, for its best one; by default that
+    of --output-dir."""
 
 
 def predict(run: Run[PredictOptions]) -> Path:

@@ -160,7 +160,7 @@ def test_commands_run(page: str, copy: Path) -> None:
     output = ""
     for program in PROGRAMS[page]:
         bash = ("bash", "-euo", "pipefail", "-c", f"exec 2>&1\n{program}")
-        done = run(*bash, cwd=copy, timeout=900, VENV=sys.prefix, PYTHON=None, MNIST_DATA_DIR=None)
+        done = run(*bash, cwd=copy, timeout=900, VENV=sys.prefix, PYTHON=None)
         assert done.status == 0, f"{program}\n{done.out[-5000:]}"
         assert "is already done" not in done.out, f"trains nothing: {program}\n{done.out}"
         print(f"{done.seconds:.1f} s: {program}")

@@ -138,9 +138,5 @@ def test_harness_sees_differences(never_stopped: dict[str, Any]) -> None:
     steps = [int(line.split(",")[0]) for line in lines]
     assert steps == [1, 10, 15, 20, 30, 40]
     curves = never_stopped["curves"]
-    assert [step for step, _ in curves["train/pretrain/loss"]] == steps
-    assert [step for step, _ in curves["validation/pretrain_pictures/reconstructions"]] == [
-        15,
-        30,
-        40,
-    ]
+    assert [step for step, _ in curves["pretrain/train_loss"]] == steps
+    assert [step for step, _ in curves["pretrain_pictures/reconstructions"]] == [15, 30, 40]

@@ -1,26 +1,26 @@
-"""Which folder MNIST is read from, and that no stage changes the dataset silently."""
+"""Which folder MNIST is read from, and that no command changes the dataset silently."""
 
 from pathlib import Path
 
 import pytest
 
 from mnist.data_dir import choose_data_dir
+from mnist.files import find_data
 from model_finetune import FINETUNE, FinetuneOptions
 from model_predict import PREDICT, PredictOptions
 from model_pretrain import PRETRAIN, PretrainOptions
 from tests.fabricate import make_run, prepare_run
 from tests.mnist.made_up import link_files
-from tests.refusals import problem
-from tests.scripts import read_json
+from tests.refusals import CLOSED_PROXY, problem
+from tests.scripts import read_json, run_script
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> Path:
-    """The current folder, without any data; no mirror answers, and no variable is set."""
+    """The current folder, without any data; no mirror answers."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.delenv("MNIST_DATA_DIR", raising=False)
     return folder
 
 
@@ -76,3 +76,47 @@ def test_a_start_that_was_trained_on_another_dataset_is_refused(mine):
     assert told.startswith(
         "--dataset digits: the start checkpoint, of runs/pretrain, was trained on mnist."
     )
+
+
+@pytest.mark.parametrize("name", ["--data-dir ", "MNIST_DATA_DIR="])
+def test_a_named_folder_without_mnist(name, tmp_path):
+    """The command itself, which would otherwise train on digits, and end with status 0."""
+    is_option = name == "--data-dir "
+    done = run_script(
+        "model_pretrain.py",
+        *(
+            "--accelerator",
+            "cpu",
+            "--max-steps",
+            1,
+            *(("--data-dir", tmp_path) if is_option else ()),
+        ),
+        cwd=tmp_path,
+        MNIST_DATA_DIR=None if is_option else str(tmp_path),
+        **dict.fromkeys(("https_proxy", "HTTPS_PROXY"), CLOSED_PROXY),
+    )
+    assert (done.status, done.out) == (2, "")
+    assert f": {name}{tmp_path}: {tmp_path}/MNIST/raw lacks train-images-idx3-ubyte," in done.err
+    assert done.err.endswith("Copy the files there, or choose another --data-dir.\n")
+
+
+def test_a_folder_is_not_named_for_a_run_of_digits(mine, monkeypatch):
+    options = PretrainOptions(accelerator="cpu", data_dir=mine, dataset="digits")
+    run = make_run(PRETRAIN, options, (100,))
+    assert run.places() == {}
+    assert prepare_run(FINETUNE, FinetuneOptions(accelerator="cpu")).dataset == "digits"
+    monkeypatch.setenv("MNIST_DATA_DIR", str(mine))
+    told = problem(prepare_run, FINETUNE, FinetuneOptions(accelerator="cpu"))
+    assert told.startswith(f"MNIST_DATA_DIR={mine}: the start checkpoint, of runs/pretrain, was")
+    told = problem(prepare_run, PRETRAIN, PretrainOptions(accelerator="cpu"))
+    assert "--dataset was digits, now mnist" in told
+
+
+def test_a_run_whose_folder_is_lost_does_not_start_over_on_digits(mine, elsewhere):
+    make_run(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine), (100,), dataset="mnist")
+    assert find_data(Path("runs")) == (mine, "mnist")
+    mine.rename(mine.with_name("moved"))
+    told = problem(prepare_run, PRETRAIN, PretrainOptions(accelerator="cpu", fresh=True))
+    assert told.startswith("--dataset auto (mnist, as in the earlier run): data/MNIST/raw lacks")
+    assert problem(find_data, Path("runs")) == told
+    assert find_data(Path("others")) == (Path("data"), "digits")

@@ -120,16 +120,16 @@ def test_scikit_learn_has_other_digits(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("offline")
 class TestChoosing:
-    def test_what_it_goes_on_from(self, made_up_mnist, tmp_path, lines):
-        def choose(dataset: Any, previous: Any = None, root: Path = made_up_mnist) -> str:
-            return find_dataset(root, dataset, previous, lines.append)
+    def test_what_requires_mnist(self, made_up_mnist, tmp_path, lines):
+        def choose(dataset: Any, required_by: str = "", root: Path = made_up_mnist) -> str:
+            return find_dataset(root, dataset, required_by, lines.append)
 
-        assert [choose("auto"), choose("mnist"), choose("mnist", "digits")] == ["mnist"] * 3
-        assert [choose("digits", "mnist"), choose("auto", "digits")] == ["digits"] * 2
-        assert choose("auto", "mnist") == "mnist"
-        told = problem(choose, "auto", "mnist", tmp_path)
-        assert told.startswith("--dataset auto (mnist, as in the earlier run): ")
+        assert [choose("auto"), choose("mnist"), choose("auto", "a run")] == ["mnist"] * 3
+        assert choose("digits") == "digits"
+        told = problem(choose, "auto", "a run", tmp_path)
+        assert told.startswith("a run: ")
         assert "digits" not in told, "another dataset would be refused"
+        assert problem(choose, "mnist", "", tmp_path).endswith(", or choose --dataset digits.")
         assert lines == []
 
     def test_half_of_mnist_is_an_error_under_auto_too(self, root):

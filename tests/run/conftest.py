@@ -97,8 +97,8 @@ def bare_environment(project, python=BASE_PYTHON):
     return environment | ({"PYTHON": str(python)} if python else {})
 
 
-def start(project, *arguments, cwd=None, python=BASE_PYTHON, **environment):
-    """`./run ARGUMENTS` to its end."""
+def start(project, *arguments, cwd=None, python=BASE_PYTHON, before=None, **environment):
+    """`./run ARGUMENTS` to its end; `before` is called in its process."""
     return subprocess.run(
         [project / "run", *arguments],
         cwd=cwd or project,
@@ -107,6 +107,7 @@ def start(project, *arguments, cwd=None, python=BASE_PYTHON, **environment):
         capture_output=True,
         text=True,
         timeout=300,
+        preexec_fn=before,
     )
 
 

@@ -1,5 +1,6 @@
 """The set-up of .venv from the locks: what is installed, refused, interrupted, carried along."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import time
 
 from tests.run.conftest import (
     BASE_PYTHON,
+    as_if_set_up,
     bare_environment,
     holds,
     lacks,
@@ -64,6 +66,33 @@ def test_the_second_lock_is_set_up_when_it_is_first_needed(project):
     )
     assert holds(project, "import beta; print(beta.version)") == "1.0\n"
     assert set_up(project, "--dev") == f"{project}/.venv is set up.\n"
+
+
+def obey_modes():
+    """Takes from root what lets it read and write every file: CAP_DAC_OVERRIDE and _READ_SEARCH."""
+    PR_CAPBSET_DROP = 24
+    for capability in (1, 2):
+        ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability)
+
+
+def test_a_set_up_of_another_user(project):
+    """Either its Python is closed to this user, or only the next set-up is."""
+    as_if_set_up(project, "echo ran")
+    locks, python, home = project / ".venv/.locks", project / ".venv/bin/python", project / "home"
+    locks.chmod(0o555)
+    assert start(project, "predict", python=None, before=obey_modes).stdout == "ran\n"
+    home.mkdir()
+    python.rename(home / "python")
+    python.symlink_to(home / "python")
+    home.chmod(0)
+    closed = start(project, "predict", python=None, before=obey_modes)
+    home.chmod(0o755)
+    (project / "requirements.lock").write_text("another==1\n")
+    changed = start(project, "predict", python=None, before=obey_modes)
+    locks.chmod(0o755)
+    assert (closed.returncode, changed.returncode) == (2, 2)
+    assert closed.stderr.startswith(f"run: {project}/.venv uses {home}/python, which is gone or")
+    assert changed.stderr.startswith(f"run: {project}/.venv can't be written; name a place that")
 
 
 # ---- Interrupted -------------------------------------------------------------------------------

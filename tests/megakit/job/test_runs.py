@@ -17,6 +17,7 @@ STAGE = Stage("first")
 @dataclass(kw_only=True)
 class Options(TrainingOptions):
     fruits: Path | None = None
+    checkpoint: str | None = None
     kind: str = "plums"
 
     def fingerprint(self) -> str:
@@ -32,7 +33,7 @@ MAY_CHANGE = {
     **{"devices": 4, "num_nodes": 1, "tensor_parallel": 2, "pipeline_parallel": 2},
     **{"micro_batch_size": 8, "num_workers": 2, "verbose": True, "timeout": 5},
     **{"val_interval": 3, "save_interval": 7, "accelerator": "auto", "keep_changes": True},
-    **{"fruits": Path("elsewhere")},
+    **{"fruits": Path("elsewhere"), "checkpoint": "another"},
 }
 
 
@@ -77,3 +78,11 @@ def test_an_old_run_is_set_aside_under_the_first_free_name(tmp_path: Path) -> No
         directory = RunDirectory(tmp_path / "first")
         directory.path.mkdir()
         assert directory.set_aside() == tmp_path / expected
+
+
+@pytest.mark.parametrize("best_by", ["val_loss", "last"])
+def test_a_run_as_start_checkpoint_means_its_best(options: Options, best_by: str) -> None:
+    before = make_run(STAGE, replace(options, best_by=best_by), (20, 10), done=False)
+    given = replace(options, checkpoint=str(before.path), output_dir=options.output_dir / "new")
+    plan = prepare_run(Stage("second", STAGE), given)
+    assert plan.start == str(before.checkpoints / "step=000020")
