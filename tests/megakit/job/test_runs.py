@@ -8,6 +8,7 @@ import pytest
 
 from megakit.job import Stage, TrainingOptions
 from megakit.job.runs import RunDirectory
+from megakit.job.start_checkpoint import find_start
 from tests.fabricate import make_run, prepare_run
 from tests.refusals import problem as problem_of
 
@@ -34,6 +35,11 @@ MAY_CHANGE = {
     **{"val_interval": 3, "save_interval": 7, "accelerator": "auto", "keep_changes": True},
     **{"fruits": Path("elsewhere")},
 }
+
+
+@dataclass(kw_only=True)
+class LongerOptions(Options):
+    resumable_options = Options.resumable_options | {"max_steps"}
 
 
 @pytest.fixture
@@ -77,3 +83,18 @@ def test_an_old_run_is_set_aside_under_the_first_free_name(tmp_path: Path) -> No
         directory = RunDirectory(tmp_path / "first")
         directory.path.mkdir()
         assert directory.set_aside() == tmp_path / expected
+
+
+@pytest.mark.parametrize(("kind", "told"), [(Options, ["has not ended"]), (LongerOptions, [])])
+def test_a_stage_says_that_the_run_before_has_not_ended_if_it_is_known(
+    tmp_path: Path, kind: type[Options], told: list[str]
+) -> None:
+    """The manifest of a run that may resume with other max_steps does not have the number."""
+    options = kind(output_dir=tmp_path, accelerator="cpu", max_steps=20)
+    make_run(STAGE, options, (10,), done=False)
+    said: list[str] = []
+    start = find_start(Stage("second", STAGE), None, tmp_path, said.append)
+    assert start is not None
+    start.file.close()
+    assert len(said) == len(told)
+    assert all(words in line for words, line in zip(told, said, strict=True))
