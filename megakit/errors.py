@@ -40,8 +40,9 @@ class RunDirectoryLostError(Exception):
     """The run directory was removed, renamed or replaced while the run was writing to it."""
 
 
-#: What messages about a checkpoint's files end with.
-USE_ANOTHER = "The checkpoint is damaged or unsafe. Use another checkpoint."
+#: What messages about the content of a checkpoint's files end with.
+DAMAGED = "The checkpoint is damaged or unsafe. "
+USE_ANOTHER = f"{DAMAGED}Use another checkpoint."
 
 
 @contextlib.contextmanager
@@ -62,6 +63,8 @@ def reading(what: object, remedy: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
+        if isinstance(error, OSError | MemoryError):  # the system's reason, not the content's
+            remedy = remedy.removeprefix(DAMAGED)
         raise UserError(
             printable(f"{what}: cannot be read ({reason_of(error)}). {remedy}")
         ) from error

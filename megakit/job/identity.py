@@ -45,8 +45,6 @@ def refuse_another_run(
         before, now = old.get(name, ABSENT), new.get(name, ABSENT)
         if before != now:
             problems.append(f"{flag(name)} was {before!s:.200}, now {now}")
-            if name == "max_steps":
-                problems[-1] += " (the schedule depends on it)"
     if old.get("start", ABSENT) != new["start"]:
         problems.append(
             f"it started from another checkpoint than {start or 'none'} (the previous stage "

@@ -55,7 +55,8 @@ def find_start(
         except UserError:  # the running job of the previous stage may have removed this one
             start = _open_checkpoint(_best(directory, before))
         newest = directory.newest_of(before.name, start.manifest.run)
-        if newest is not None and not newest.ends(newest.run.get("max_steps")):
+        # Without max_steps in its identity, a run can be continued after any number of steps.
+        if newest is not None and not newest.ends(newest.run.get("max_steps", newest.step)):
             say(f"{directory.path} has not ended; its best checkpoint so far is used.")
     manifest = start.manifest
     if manifest.stage not in (before.name, IMPORTED):

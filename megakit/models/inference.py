@@ -15,7 +15,7 @@ import torch
 
 from megakit.checkpoints.context import read_config_class, read_model_settings
 from megakit.checkpoints.manifest import verify_if_possible
-from megakit.errors import USE_ANOTHER, UserError, reading
+from megakit.errors import UserError, reading
 from megakit.runtime import find_accelerator, use_accelerator
 from megakit.runtime.patching import require_attribute
 
@@ -102,7 +102,8 @@ def _config(checkpoint: Path, config: "Config | None") -> "Config":
         # A checkpoint has None in place of a function such as `init_method`.
         if name in names and not (value is None and callable(getattr(config or cls, name, None)))
     } | {**ONE_RANK, "initial_ckpt_path": None}
-    with reading(f"{checkpoint}: its settings of {cls.__name__}", USE_ANOTHER):
+    fit = "They do not fit the class: use the code that wrote them, or another checkpoint."
+    with reading(f"{checkpoint}: its settings of {cls.__name__}", fit):
         return cls(**values) if config is None else dataclasses.replace(config, **values)
 
 

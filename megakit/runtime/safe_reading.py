@@ -32,6 +32,8 @@ NO_OPTIMIZER = (
     "from an earlier checkpoint with AutoResume(resume_from_path=...), or use only the weights: "
     "name the checkpoint as initial_ckpt_path in the model's config."
 )
+#: What the message about another error than of a file's content ends with.
+SEE_LOG = "The traceback shows which code failed; the scripts write it to log.txt."
 #: Paths are plain values. Python 3.13 pickles them under another module.
 _PATHS = {(module, "PosixPath"): pathlib.PosixPath for module in ("pathlib", "pathlib._local")}
 
@@ -137,22 +139,27 @@ def read_common(path: Path) -> dict[str, Any]:
 
 
 def refusal_of(folder: Any, error: Any) -> UserError:
-    """Returns the `UserError` for a torch error that contains the errors of all ranks."""
-    cause = next(iter(error.failures.values()))[0]
+    """Returns the `UserError` for an error, or for torch's that contains those of all ranks."""
+    failures = error.failures if isinstance(error, CheckpointException) else {0: [error]}
+    cause = next(iter(failures.values()))[0]
     if isinstance(cause, UserError):
         return cause
     if isinstance(cause, KeyError) and str(cause).strip("\"'").startswith("optimizer."):
         return UserError(f"{folder}: {NO_OPTIMIZER}")
-    return UserError(printable(f"{folder}: cannot be read ({reason_of(cause)}). {USE_ANOTHER}"))
+    return UserError(printable(f"{folder}: could not be loaded ({reason_of(cause)}). {SEE_LOG}"))
 
 
 @contextlib.contextmanager
-def _loading(folder: Any) -> Iterator[None]:
-    """Turns every error of a load, on any rank, into a `UserError` that names the checkpoint."""
+def loading(folder: Any) -> Iterator[None]:
+    """Turns every error of a load, on any rank, into a `UserError` that names the checkpoint.
+
+    The readers of the files have refused what is damaged; other errors may come from any code.
+    """
     try:
-        with reading(folder, USE_ANOTHER):
-            yield
-    except CheckpointException as error:
+        yield
+    except UserError:
+        raise
+    except (Exception, CheckpointException) as error:  # torch's is a BaseException
         raise refusal_of(folder, error) from error
 
 
@@ -201,6 +208,11 @@ def install_safe_readers() -> None:
                 raise ValueError(f"its format is {found}; only 'torch_dist' is read")
             return found
 
+    @contextlib.contextmanager
+    def reading_data(self: Any, *_: Any) -> Iterator[None]:
+        with reading(self.path, USE_ANOTHER), only_plain_names():
+            yield
+
     def refuse_adapter(self: Any, adapter_meta_path: Any, model: Any) -> Any:
         """An adapter's file would make NeMo read another folder."""
         raise UserError(f"{adapter_meta_path}: adapters are not read. Use another checkpoint.")
@@ -212,7 +224,7 @@ def install_safe_readers() -> None:
         reason=unsafe,
     )
     registered = "torch also calls two dozen classes that NeMo and Megatron register"
-    _guard(FileSystemReader, "read_data", lambda *_: only_plain_names(), registered)
+    _guard(FileSystemReader, "read_data", reading_data, registered)
     _patch(default_planner.DefaultLoadPlanner, "load_bytes", load_bytes, reason=unsafe)
     _patch(
         *(common.TorchCommonLoadStrategy, "load_common"),
@@ -229,17 +241,17 @@ def install_safe_readers() -> None:
 
     load_strategy = strategies.TorchDistLoadShardedStrategy
     damaged = "an error in a file's content does not name the checkpoint"
-    _guard(load_strategy, "load", lambda self, state, folder: _loading(folder), damaged)
+    _guard(load_strategy, "load", lambda self, state, folder: loading(folder), damaged)
     # Lightning restores callbacks, loops, optimizers and schedulers from unchecked content.
     connectors = "lightning.pytorch.trainer.connectors.checkpoint_connector"
     connector = require_attribute(connectors, "_CheckpointConnector")
     _guard(
         *(connector, "_restore_modules_and_callbacks"),
-        lambda self, path=None: _loading(path),
+        lambda self, path=None: loading(path),
         damaged,
     )
     _guard(
         *(connector, "restore_training_state"),
-        lambda self: _loading(require_attribute(self, "_ckpt_path")),
+        lambda self: loading(require_attribute(self, "_ckpt_path")),
         damaged,
     )

@@ -122,17 +122,19 @@ def _stage_shape(model: Any, sampler: Any) -> tuple[int, ...] | None:
     return tuple(shapes[0])
 
 
-def check_shape(output: torch.Tensor, shape: tuple[int, ...]) -> None:
+def check_shape(output: Any, shape: tuple[int, ...]) -> None:
     """Checks what a pipeline stage sends; the next stage would wait for the rest without end.
 
     Raises:
         UserError: The model's output has another shape than the config says.
     """
-    if tuple(output.shape) != shape:
+    found = tuple(getattr(output, "shape", ())) or type(output).__name__
+    if found != shape:
         raise UserError(
-            f"A pipeline stage returned a tensor {tuple(output.shape)}, and the next stage expects "
-            f"{shape}: (sequence length, micro batch, width). Set `stage_shape` in the model's "
-            "config to (sequence length, width)."
+            f"A pipeline stage returned {found}, and the next stage expects a tensor {shape}: "
+            "(sequence length, micro batch, width). If the model does not split into pipeline "
+            "stages, use --pipeline-parallel 1; otherwise set `stage_shape` in the model's config "
+            "to (sequence length, width)."
         )
 
 

@@ -12,6 +12,7 @@ from megatron.core import dist_checkpointing
 from megatron.core import optimizer as megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig, distrib_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 from nemo.lightning.io.pl import MegatronCheckpointIO
 from nemo.lightning.megatron_parallel import MegatronParallel
 from nemo.lightning.pytorch.optim import (
@@ -28,6 +29,7 @@ _adamw, _adam = require_attribute(torch, "_fused_adamw_"), require_attribute(tor
 #: Megatron's method that saves the state of a distributed optimizer so that any layout loads it.
 _RESHARDABLE = "sharded_param_state_fully_reshardable"
 _megatrons_state = require_attribute(DistributedOptimizer, _RESHARDABLE)
+_init = MegatronOptimizer.__init__
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -113,8 +115,16 @@ class FusedAdam(torch.optim.Optimizer):
 def patch_optimizers() -> None:
     """Makes Megatron build `FusedAdam` if Apex is not installed.
 
-    Also corrects how Megatron saves and loads the state of a distributed optimizer.
+    Also corrects how Megatron loads the state of SGD, and how it saves and loads the state of a
+    distributed optimizer.
     """
+    patch(
+        *(MegatronOptimizer, "__init__"),
+        _init_with_state,
+        group="safe",
+        reason="for SGD, Megatron passes no function that creates the state, and resuming calls it",
+        when="with SGD",
+    )
     patch(
         *(DistributedOptimizer, _RESHARDABLE, _reshardable_state),
         group="safe",
@@ -145,6 +155,23 @@ def patch_optimizers() -> None:
             worth="13% of a step: torch's fused kernel",
             when="without Apex and Transformer Engine",
         )
+
+
+def _init_with_state(self: Any, optimizer: Any, config: Any, init_state_fn: Any = None) -> None:
+    """Adds what Megatron lacks for SGD: a function that creates the state, before a load."""
+    if isinstance(self, DistributedOptimizer) and isinstance(optimizer, megatron_optimizer.SGD):
+        raise UserError(
+            "use_distributed_optimizer=True: Megatron's distributed optimizer can save only Adam, "
+            "not SGD. Leave use_distributed_optimizer out, or use Adam."
+        )
+    _init(self, optimizer, config, init_state_fn or _create_momenta)
+
+
+def _create_momenta(optimizer: Any, config: OptimizerConfig) -> None:
+    """Creates SGD's state before its first step; without momentum, there is none."""
+    for group in optimizer.param_groups:
+        for weight in group["params"] if group.get("momentum") else ():
+            optimizer.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
 
 
 def _reshardable_state(

@@ -17,7 +17,7 @@ from megatron.core.optimizer import OptimizerConfig
 from nemo import lightning as nl
 from torch import Tensor
 
-from megakit.errors import UserError
+from megakit.errors import USE_ANOTHER, UserError, reading
 from megakit.models.loading import check_finite
 from megakit.runtime.patching import is_stock, require_attribute
 from megakit.runtime.saving import write_in_threads
@@ -181,7 +181,8 @@ class ExactStrategy(nl.MegatronStrategy):
         is_distributed = getattr(self.ddp_config, "use_distributed_optimizer", False)
         check_saved_format(content_metadata(checkpoint_path), is_distributed)
         loaded = super().load_checkpoint(checkpoint_path)
-        check_finite({key: part for key, part in loaded.items() if key != "callbacks"})
+        with reading(checkpoint_path, USE_ANOTHER):
+            check_finite({key: part for key, part in loaded.items() if key != "callbacks"})
         check_steps(loaded, Path(checkpoint_path))
         return loaded
 

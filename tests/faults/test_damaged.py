@@ -49,3 +49,17 @@ def test_neither_resumption_nor_a_named_start_runs_it(tmp_path: Path) -> None:
         assert f"{folder}/weights/.metadata: cannot be read" in refused.err
         assert "Traceback" not in refused.err
     assert not trace.exists()
+
+
+def test_an_error_of_the_code_is_not_called_damage(tmp_path: Path) -> None:
+    """The frameworks and a reader's callbacks also run while a checkpoint is loaded."""
+    training = Training(tmp_path)
+    assert training.start(Fault(BEFORE_STEP, 8, name="SIGTERM")).status == 143
+    place = "megatron.core.optimizer.optimizer:ChainedOptimizer.load_state_dict"
+    refused = training.start(Fault(place, name="TypeError"))
+    assert refused.status == 2, refused.err
+    assert "/weights: could not be loaded (made to fail here). The traceback" in refused.err
+    assert "damaged" not in refused.err
+    assert "Traceback" not in refused.err
+    assert "TypeError: made to fail here" in (training.path / "log.txt").read_text()
+    assert training.start().status == 0

@@ -8,6 +8,7 @@ import pytest
 
 from megakit.job import Stage, TrainingOptions
 from megakit.job.runs import RunDirectory
+from megakit.job.start_checkpoint import find_start
 from tests.fabricate import make_run, prepare_run
 from tests.refusals import problem as problem_of
 
@@ -35,6 +36,11 @@ MAY_CHANGE = {
     **{"val_interval": 3, "save_interval": 7, "accelerator": "auto", "keep_changes": True},
     **{"fruits": Path("elsewhere"), "checkpoint": "another"},
 }
+
+
+@dataclass(kw_only=True)
+class LongerOptions(Options):
+    resumable_options = Options.resumable_options | {"max_steps"}
 
 
 @pytest.fixture
@@ -86,3 +92,18 @@ def test_a_run_as_start_checkpoint_means_its_best(options: Options, best_by: str
     given = replace(options, checkpoint=str(before.path), output_dir=options.output_dir / "new")
     plan = prepare_run(Stage("second", STAGE), given)
     assert plan.start == str(before.checkpoints / "step=000020")
+
+
+@pytest.mark.parametrize(("kind", "told"), [(Options, ["has not ended"]), (LongerOptions, [])])
+def test_a_stage_says_that_the_run_before_has_not_ended_if_it_is_known(
+    tmp_path: Path, kind: type[Options], told: list[str]
+) -> None:
+    """The manifest of a run that may resume with other max_steps does not have the number."""
+    options = kind(output_dir=tmp_path, accelerator="cpu", max_steps=20)
+    make_run(STAGE, options, (10,), done=False)
+    said: list[str] = []
+    start = find_start(Stage("second", STAGE), None, tmp_path, said.append)
+    assert start is not None
+    start.file.close()
+    assert len(said) == len(told)
+    assert all(words in line for words, line in zip(told, said, strict=True))

@@ -175,3 +175,17 @@ def test_layers_without_a_plain_form_are_listed(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         load(checkpoint, LanguageConfig(num_layers=1, **limited))
     assert f"these layers cannot be replaced by torch layers: {layer}. Use" in str(error.value)
+
+
+def test_settings_that_the_class_refuses_are_not_called_damage(checkpoint: Path) -> None:
+    from tests.megakit.models.networks import NetConfig
+
+    class Changed(NetConfig):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.initial_ckpt_path is None:  # when the checkpoint's settings are set
+                raise TypeError("its width has another meaning")
+
+    told = r"its settings of Changed: cannot be read \(its width .*They do not fit the class: use"
+    with pytest.raises(UserError, match=told), pytest.warns(UserWarning, match="verified"):
+        load(checkpoint, Changed(initial_ckpt_path="x"))

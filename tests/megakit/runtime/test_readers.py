@@ -1,6 +1,7 @@
 """docs/readers.md lists every place that could read a checkpoint's files; how a file is read."""
 
 import ast
+import errno
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megakit.errors import UserError, brief, first, printable, reading
+from megakit.errors import USE_ANOTHER, UserError, brief, first, printable, reading
 from megakit.runtime.foreign_files import read_regular_file
 from tests.scripts import REPOSITORY
 
@@ -112,6 +113,14 @@ def test_whatever_a_parser_raises_is_one_printable_line() -> None:
         raise RecursionError("too\x1bdeep\nin line 7")
     expected = "a\\nfile: cannot be read (RecursionError: too\\x1bdeep). Use another."
     assert caught.value.problems == [expected]
+
+
+def test_what_the_system_refuses_is_not_called_damage() -> None:
+    with pytest.raises(UserError) as caught, reading("weights", USE_ANOTHER):
+        raise PermissionError(errno.EACCES, "Permission denied")
+    assert (
+        str(caught.value) == "weights: cannot be read (Permission denied). Use another checkpoint."
+    )
 
 
 def test_texts_are_printable_and_short() -> None:

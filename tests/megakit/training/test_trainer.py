@@ -132,3 +132,16 @@ def test_models_that_would_train_wrongly_are_refused() -> None:
     assert "no layer of the model divides the sequence" in wrong_gradients(autoencoder)
     autoencoder.divides_sequence = True
     assert wrong_gradients(autoencoder) == ""
+
+
+def test_a_model_without_pipeline_stages_is_advised_to_use_one() -> None:
+    """It computes all of its layers on each stage."""
+    import torch
+
+    from megakit.training.micro_batches import check_shape
+
+    check_shape(torch.zeros(1, 4, 3), (1, 4, 3))
+    for output, found in ((torch.zeros(4, 10), r"\(4, 10\)"), ({"x_hat": 0}, "dict")):
+        told = f"returned {found}, and .*does not split .*, use --pipeline-parallel 1; otherwise"
+        with pytest.raises(UserError, match=told):
+            check_shape(output, (1, 4, 3))
