@@ -74,7 +74,7 @@ def normal(seed: Int, epoch: Ints, index: Ints, shape: tuple[int, ...] = ()) -> 
     The arguments and the result's shape are those of `uniform`.
     """
     pairs = _integers(seed, epoch, index, (*shape, 2), "<u4")
-    return np.asarray(_box_muller(np, pairs[..., 0], pairs[..., 1]), np.float32)
+    return np.asarray(_box_muller(np, *np.moveaxis(pairs, -1, 0)), np.float32)
 
 
 def normal_like(batch: Tensor, seed: Int, index: EpochIndex[IntArray]) -> Tensor:
@@ -84,17 +84,17 @@ def normal_like(batch: Tensor, seed: Int, index: EpochIndex[IntArray]) -> Tensor
     """
     if batch.device.type == "cpu":
         return torch.from_numpy(normal(seed, *index, tuple(batch.shape[1:])))
-    hashes = _hashes_on_gpu(_keys_on_gpu(batch, seed, index), batch[0].numel())
-    low, high = ((hashes >> bits & 0xFFFFFFFF).double() for bits in (0, 32))
-    return _box_muller(torch, low, high).float().view(batch.shape)
+    hashes = _hashes_on_gpu(batch, seed, index, batch[0].numel())
+    halves = ((hashes >> bits & 0xFFFFFFFF).double() for bits in (0, 32))
+    return _box_muller(torch, *halves).float().view(batch.shape)
 
 
 def _box_muller(library: Any, low: Any, high: Any) -> Any:
-    """Return normal numbers in float64 from pairs of integers below 2**32.
+    """Return normal numbers in float64, of at most 6.7, from pairs of integers below 2**32.
 
     Args:
         library: numpy or torch, whichever has the integers.
-        low: The integers that determine the distance from 0, which is at most 6.7.
+        low: The integers that determine the distance from 0.
         high: The integers that determine the sign.
     """
     # From 2**-32 to 1: the logarithm of 0 is infinite.
@@ -124,8 +124,8 @@ def bernoulli_like(
     if batch.device.type == "cpu":
         return torch.from_numpy(bernoulli(probability, seed, *index, tuple(batch.shape[1:])))
     limit, num_values = _limit(probability), batch[0].numel()
-    keys = _keys_on_gpu(batch, seed, index)
-    parts = _hashes_on_gpu(keys, -(-num_values // 4)).view(torch.int16)[:, :num_values]
+    hashes = _hashes_on_gpu(batch, seed, index, -(-num_values // 4))
+    parts = hashes.view(torch.int16)[:, :num_values]
     # torch has few operations for unsigned integers.
     return ((parts.int() & 0xFFFF) < limit).view(batch.shape)
 
@@ -192,13 +192,8 @@ def mix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z
 
 
-def _keys_on_gpu(batch: Tensor, seed: Int, index: EpochIndex[IntArray]) -> Tensor:
-    """Return `_keys` as int64 on a batch's device."""
-    return on_device(_keys(seed, *index).view(np.int64), like=batch)
-
-
-def _hashes_on_gpu(keys: Tensor, number: int) -> Tensor:
-    """Return the first outputs of SplitMix64 from each key, int64 (B, number), like `mix64`.
+def _hashes_on_gpu(batch: Tensor, seed: Int, index: EpochIndex[IntArray], number: int) -> Tensor:
+    """Return the first outputs of SplitMix64 for each sample, int64 (B, number), like `mix64`.
 
     Signed integers have the bits of unsigned ones in sums and products; after a shift, the upper
     bits are the sign's.
@@ -207,6 +202,7 @@ def _hashes_on_gpu(keys: Tensor, number: int) -> Tensor:
     def signed(word: int) -> int:
         return word - (1 << 64) if word >= 1 << 63 else word
 
+    keys = on_device(_keys(seed, *index).view(np.int64), like=batch)
     z = keys[:, None] + torch.arange(1, number + 1, device=keys.device) * signed(int(GOLDEN))
     z ^= (z >> 30) & (1 << 34) - 1
     z *= signed(_FACTORS[0])
