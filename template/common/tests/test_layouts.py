@@ -34,11 +34,12 @@ def ranks() -> Iterator[Ranks]:
 @pytest.fixture(scope="module")
 def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     """Trains with each script for five steps, from the checkpoint of the script before."""
-    data, found, start = tmp_path_factory.mktemp("data"), Alone(), ()
+    data, found = tmp_path_factory.mktemp("data"), Alone()
+    beginning: tuple[object, ...] = ()
     for script in TRAINING:
-        options = (*options_of(script, data), "--max-steps", 5, *start)
+        options = (*options_of(script, data), "--max-steps", 5, *beginning)
         loss, checkpoint = train(ranks, 1, script, tmp_path_factory.mktemp("alone"), *options)
-        found[script], start = (options, loss), ("--checkpoint", checkpoint)
+        found[script], beginning = (options, loss), ("--checkpoint", checkpoint)
     return found
 
 
