@@ -154,6 +154,11 @@ def has_process_group() -> bool:
 
 def is_first_to_fail() -> bool:
     """Returns whether this rank is the first to fail; the first failure causes later failures."""
+    return is_first("failed")
+
+
+def is_first(event: str) -> bool:
+    """Returns whether this rank is the first to report an event, and the event's first report."""
     if not has_process_group():  # no other rank waits for this rank
         return True
     from torch import distributed as dist
@@ -161,5 +166,5 @@ def is_first_to_fail() -> bool:
     # An error means that the rank that hosts the store has ended, and has reported the reason.
     with contextlib.suppress(RuntimeError):
         store = dist.distributed_c10d._get_default_store()
-        return dist.get_world_size() == 1 or bool(store.add("megakit/failed", 1) == 1)
+        return dist.get_world_size() == 1 or bool(store.add(f"megakit/{event}", 1) == 1)
     return False

@@ -65,13 +65,17 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:LISTED]) + more
 
 
+def project_of(script: Path) -> Path:
+    """Returns the folder of the project that a script belongs to; else the script's own folder."""
+    above = script.resolve().parents
+    marks = ("pyproject.toml", ".git")
+    return next((f for f in above if any((f / mark).exists() for mark in marks)), above[0])
+
+
 def _modules(script: Path) -> Iterator[tuple[str, ast.Module]]:
     """Yields the syntax trees of the script and of its project's modules that it imports."""
-    above = script.resolve().parents
-    root = next(
-        (f for f in above if (f / "pyproject.toml").is_file() or (f / ".git").exists()), above[0]
-    )
-    folders = [above[0], *(Path(entry).resolve() for entry in sys.path)]
+    root = project_of(script)
+    folders = [script.resolve().parent, *(Path(entry).resolve() for entry in sys.path)]
     folders = [
         folder
         for folder in dict.fromkeys(folders)

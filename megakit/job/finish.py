@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import shlex
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -16,8 +19,11 @@ from numpy.typing import NDArray
 
 from megakit.checkpoints.manifest import CHANGES, installed_versions
 from megakit.errors import RunDirectoryLostError, UserError, printable
+from megakit.job.cluster import is_first
+from megakit.job.code import project_of
 from megakit.job.options import CommonOptions
 from megakit.reporting.classifier import classify, show
+from megakit.reporting.console import Console
 from megakit.reporting.files import remove_partial, write_json
 from megakit.reporting.metrics import in_words
 from megakit.reporting.predictions import Columns, write_rows
@@ -60,6 +66,34 @@ def _say_replaced(run: Run) -> None:
     if names != (run.start, run.dataset):
         replaced = printable("the predictions of {} on {}".format(*names))
         run.console.say(f"Replaces {replaced} in {run.path}.")
+
+
+def show_warnings(console: Console) -> None:
+    """Shows warnings about the user's computation also on the console, each once in a job.
+
+    Their place is a file of the project, or megakit's call of the criterion. All warnings are in
+    the log; with `--verbose`, the log is the console.
+    """
+    if not console.is_diverted:
+        return
+    from megakit.training import losses
+
+    root, process = project_of(Path(sys.argv[0])), os.getpid()
+    log, shown = warnings.showwarning, set[str]()
+
+    def tell(message: Any, category: Any, filename: str, lineno: int, *more: Any) -> None:
+        log(message, category, filename, lineno, *more)
+        parts = {*Path(os.path.relpath(os.path.realpath(filename), root)).parts}
+        is_own = filename == losses.__file__ or (
+            filename[0] != "<" and not parts & {"..", "site-packages", "megakit"}
+        )
+        place = f"{Path(filename).name}, line {lineno}"
+        if is_own and category in (UserWarning, RuntimeWarning) and place not in shown:
+            shown.add(place)
+            if os.getpid() == process and is_first(place):  # a loader's worker has no connection
+                console.error(printable(f"Warning: {place}: {message}"))
+
+    warnings.showwarning = tell  # type: ignore[assignment]  # Python calls it by position
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -191,6 +225,7 @@ def finish_prediction(
     sources: Sequence[str] | None = None,
     report: Callable[[Path, Results], None] | None = None,
     rows: Callable[[Outputs], Columns] | None = None,
+    scores: Callable[[], Mapping[str, float]] | None = None,
 ) -> Path:
     """Writes predictions.csv, summary.json and, for a classifier with labels, figures.
 
@@ -205,13 +240,15 @@ def finish_prediction(
         report: Writes report.html from its path and a classifier's results.
         rows: For a model that is no classifier: returns the columns of predictions.csv for a block
             of outputs, by name, with one value for each sample.
+        scores: Returns numbers by name, for summary.json and the console, on rank 0 after all rows
+            are written.
 
     Returns:
         The path of predictions.csv.
 
     Raises:
         UserError: An output is NaN or infinite, or does not fit a classifier, or `rows` returns
-            columns of another shape.
+            columns of another shape, or `scores` uses a name of summary.json.
     """
     from megakit.training import PredictionWriter
 
@@ -231,12 +268,22 @@ def finish_prediction(
     finally:
         with contextlib.suppress(OSError, RunDirectoryLostError):  # the first error matters more
             remove_incomplete(run)
-    scores = results.scores() if results is not None else {"num_samples": len(outputs)}
-    speed = {"seconds": writer.seconds, "samples_per_second": len(outputs) / writer.seconds}
-    summary = _summary(run) | speed | {"checkpoint": run.start} | scores
-    write_json(run.directory.summary, summary)
+    summary = _summary(run) | {
+        **{"seconds": writer.seconds, "samples_per_second": len(outputs) / writer.seconds},
+        **{"checkpoint": run.start, "num_samples": len(outputs)},
+        **({} if results is None else results.scores()),
+    }
+    own = {name: float(value) for name, value in (scores() if scores else {}).items()}
+    if taken := sorted({*summary, "time", "predictions"} & own.keys()):
+        raise UserError(
+            f"scores returned {', '.join(taken)}, which megakit writes itself. Use another name."
+        )
+    write_json(run.directory.summary, summary | own)
     table = show(results, run.path, dataset, sources, report)
+    table |= {name.replace("_", " "): f"{value:.4f}" for name, value in own.items()}
     run.console.say(f"Samples predicted: {len(outputs):,}.")
+    if results is None and run.precision == "bf16-mixed":
+        run.console.say("bfloat16 rounds outputs by up to 0.4%. --precision 32 gives float32.")
     table["time"] = f"{time.perf_counter() - run.began:.1f} s in all"
     run.console.table(table | {"predictions": str(path)})
     return path

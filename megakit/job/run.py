@@ -182,10 +182,11 @@ class Run(Generic[OptionsT_co]):
         `BestValue` is for --best-by and --stop-after; `Reporter` writes metrics.csv, the loggers
         and the progress.
         """
-        from megakit.job.finish import remove_incomplete, say_header
+        from megakit.job.finish import remove_incomplete, say_header, show_warnings
 
         resume_collector()
         say_header(self)
+        show_warnings(self.console)
         if not self.trains:
             from megakit.training.prediction import PredictionWriter
 

@@ -22,7 +22,12 @@ class Console:
 
     Args:
         silent: Whether to print only errors; true for all ranks but one.
+
+    Attributes:
+        is_diverted: Whether other code writes to the log file.
     """
+
+    is_diverted = False
 
     def __init__(self, silent: bool = False) -> None:
         self.silent = silent
@@ -37,6 +42,7 @@ class Console:
         sys.stdout.flush()
         sys.stderr.flush()
         redirect(log, 1, 2)
+        self.is_diverted = True
 
     def fall_back_to(self, log: Path) -> None:
         """Sets the file that receives the output after a stream's reader has gone."""

@@ -8,6 +8,7 @@ from megatron.core import parallel_state
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 from torch import Tensor
 
+from megakit.errors import UserError
 from megakit.runtime.patching import require_attribute
 
 #: torch's functions of nested containers.
@@ -48,6 +49,32 @@ def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, 
     return {"loss" if n == "avg" else n: mean for n, mean in zip(names, means, strict=True)}
 
 
+def check_shapes(name: str, value: Tensor, other_name: str, other: Tensor, remedy: str) -> None:
+    """Refuses different shapes, with which torch may compute without an error.
+
+    Raises:
+        UserError: The shapes differ.
+    """
+    if value.shape != other.shape:
+        raise UserError(
+            f"{name} has the shape {tuple(value.shape)}, and {other_name} {tuple(other.shape)}. "
+            "The shapes have to be equal, because torch broadcasts others, which mixes the values "
+            f"of different samples. {remedy}"
+        )
+
+
+def _weighted_mean(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """Returns the mean of per-sample values (B, ...), weighted by the batch's `loss_mask` (B,)."""
+    per_sample = values.reshape(len(values), -1).mean(dim=1)
+    if "loss_mask" in batch:
+        weights = batch["loss_mask"]
+        remedy = "Use one value and one weight for each sample, or TokenMeanLossReduction."
+        check_shapes("batch['loss_mask']", weights, "the mean of each sample", per_sample, remedy)
+        # Outputs for padding may be infinite, and infinity times 0 is NaN.
+        per_sample = per_sample.masked_fill(weights <= 0, 0) * weights
+    return per_sample.mean()
+
+
 def mean_over_samples(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
     """Returns the float32 mean of per-sample values over a micro batch, without a gradient.
 
@@ -57,12 +84,7 @@ def mean_over_samples(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
         batch: The micro batch. In evaluation, its `loss_mask` (B,) contains the sample weights: 0
             for padding, and 1 on average over the whole evaluation.
     """
-    per_sample = values.detach().float().reshape(len(values), -1).mean(dim=1)
-    if "loss_mask" in batch:
-        weights = batch["loss_mask"]
-        # Outputs for padding may be infinite, and infinity times 0 is NaN.
-        per_sample = per_sample.masked_fill(weights <= 0, 0) * weights
-    return per_sample.mean()
+    return _weighted_mean(values.detach().float(), batch)
 
 
 class SameSizeLossDict(TypedDict):
@@ -88,15 +110,25 @@ class MeanLossReduction(MegatronLossReduction):
             criterion: A loss function such as `mse_loss`, called as `criterion(output, target)`. In
                 evaluation, the call also has the argument `reduction="none"`.
             output: The model's output, (B, ...).
-            target: The correct output.
+            target: The correct output: class numbers, or values in the shape of the output.
             batch: The micro batch.
             values: Further values of each sample, (B,): `margin=x` logs the mean of x as
                 `train_margin` and `val_margin`.
+
+        Raises:
+            UserError: The target's shape differs from the output's, and the target is floating
+                point, or the output has one value for each sample.
         """
+        if target.is_floating_point() or output.shape[1:].numel() == 1:
+            remedy = (
+                "Reshape output or target; class numbers have to be integers. A criterion that "
+                "needs another tensor, such as a variance, can close over it."
+            )
+            name = f"{type(self).__name__}: the target"
+            check_shapes(name, target, "the output", output, remedy)
         if "loss_mask" in batch:
             # Only evaluation pads its last batch. The mask is 0 for padding, and 1 on average.
-            losses = criterion(output.float(), target, reduction="none")
-            loss = (losses.reshape(len(losses), -1).mean(dim=1) * batch["loss_mask"]).mean()
+            loss = _weighted_mean(criterion(output.float(), target, reduction="none"), batch)
         else:
             loss = criterion(output.float(), target)
             if loss.dim():

@@ -32,13 +32,13 @@ class Outputs:
     Attributes:
         output: The outputs, (N, ...); floating point outputs are float32.
         idx: The index of each sample, int64 (N,).
-        label: The label of each sample, int64 (N,); None if the model returns none.
+        label: The label of each sample, (N,), int64 for a class; None if the model returns none.
         latent: The latent points, float32 (N, dimensions); None if the model returns none.
     """
 
     output: NDArray[Any]
     idx: NDArray[np.int64]
-    label: NDArray[np.int64] | None = None
+    label: NDArray[Any] | None = None
     latent: NDArray[np.float32] | None = None
 
 

@@ -8,6 +8,8 @@ from megatron.core import parallel_state
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 from torch import Tensor
 
+from megakit.training.losses import check_shapes
+
 
 class TokenReport(TypedDict):
     """Holds a loss's report on one micro batch, if micro batches differ in number of tokens."""
@@ -71,6 +73,8 @@ class TokenMeanLossReduction(MegatronLossReduction):
         loss_sum = exact_loss.float()  # Megatron requires a float32 loss
         num_tokens = real.sum(dtype=torch.int32)
         values = self.token_values(batch, forward_out).items()
+        for name, value in values:
+            check_shapes(f"token value {name!r}", value, "the loss", losses, "Reshape one of them.")
         report: TokenReport = {
             "loss_sum": exact_loss.detach(),
             "num_tokens": num_tokens,

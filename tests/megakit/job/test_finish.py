@@ -1,5 +1,7 @@
 """What the console says of a start, and outputs that are refused before they are written."""
 
+import re
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,29 +9,36 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from megakit.errors import UserError
 from tests.parallel import jobs
+from tests.scripts import REPOSITORY, read_csv, read_json
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
 
-def finish(folder: Path, outputs: Any, **options: Any) -> Path:
-    """Finishes a prediction with these outputs."""
+def finish(folder: Path, outputs: Any, precision: str = "auto", **options: Any) -> list[Any]:
+    """Finishes a prediction with these outputs; returns lines and rows of the console."""
     from megakit.job.finish import finish_prediction
     from megakit.training import PredictionWriter
     from model_predict import PREDICT, PredictOptions
 
     writer = PredictionWriter(folder / "parts")
     writer.seconds = 2.0
-    run = jobs.make_run(PREDICT, PredictOptions(output_dir=folder), jobs.layout(), start="step=10")
+    chosen = PredictOptions(output_dir=folder, precision=precision)  # type: ignore[arg-type]
+    run = jobs.make_run(PREDICT, chosen, jobs.layout(), start="step=10")
+    lines: list[Any] = []
+    show = {"say": lines.append, "table": lambda rows: lines.extend(rows.items())}
+    run.console = mock.Mock(**show)
     data = mock.Mock()
     data.predict_dataloader().dataset = range(len(outputs.idx))
     trainer: Any = SimpleNamespace(callbacks=[writer], datamodule=data)
     stored = mock.MagicMock()
     stored.__len__.return_value, stored.__iter__.return_value = len(outputs.idx), iter([outputs])
     with mock.patch.object(PredictionWriter, "outputs", return_value=stored):
-        return finish_prediction(run, trainer, **options)
+        finish_prediction(run, trainer, **options)
+    return lines
 
 
 def outputs(**changed: Any) -> Any:
@@ -58,6 +67,91 @@ def test_what_is_refused(tmp_path: Path, changed: Any, options: Any, told: str) 
     with pytest.raises(UserError, match=told):
         finish(tmp_path, outputs(**changed), **options)
     assert list((tmp_path / "predict").glob("*.csv")) == []
+
+
+def prices(num_samples: int) -> tuple[Any, Any]:
+    """The outputs of a regression, and the program of the page that writes them."""
+    page = (REPOSITORY / "docs" / "inference.md").read_text()
+    (block,) = re.findall(r"^```python\n([^`]*^class Prices:\n[^`]*)^```$", page, re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    target = np.arange(num_samples, dtype=np.float32)
+    output = np.stack([target + 0.5, target], axis=1)
+    return outputs(output=output, label=target, idx=np.arange(num_samples)), names["Prices"]()
+
+
+def test_scores_of_a_regression(tmp_path: Path) -> None:
+    found, program = prices(4)
+    told = finish(tmp_path, found, "32", rows=program.rows, scores=program.scores)
+    rows = read_csv(tmp_path / "predict" / "predictions.csv")
+    assert [row["price"] for row in rows] == ["0.5", "1.5", "2.5", "3.5"]
+    summary = read_json(tmp_path / "predict" / "summary.json")
+    assert summary["num_samples"] == 4
+    assert summary["r2"] == pytest.approx(0.8)
+    assert summary["mean_absolute_error"] == 0.5
+    assert summary["accuracy"] is None
+    assert told[1:3] == [("r2", "0.8000"), ("mean absolute error", "0.5000")]
+
+
+@pytest.mark.parametrize("name", ["precision", "num_samples", "predictions"])
+def test_a_score_has_a_name_of_its_own(tmp_path: Path, name: str) -> None:
+    found, program = prices(4)
+    with pytest.raises(UserError, match=f"^scores returned {name}, which megakit writes itself."):
+        finish(tmp_path, found, rows=program.rows, scores=lambda: {name: 1.0})
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32"])
+@pytest.mark.parametrize("is_classifier", [True, False])
+def test_rounded_outputs(tmp_path: Path, precision: str, is_classifier: bool) -> None:
+    """A class is seldom another one; a price is."""
+    found, program = prices(2)
+    unlabelled = outputs(label=np.full(2, -1))
+    predicted = unlabelled if is_classifier else found
+    told = finish(tmp_path, predicted, precision, rows=None if is_classifier else program.rows)
+    rounded = "bfloat16 rounds outputs by up to 0.4%. --precision 32 gives float32."
+    assert (rounded in told) == (precision == "bf16-mixed" and not is_classifier)
+
+
+@pytest.fixture
+def warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns the console's lines and the log's warnings after warnings at these places."""
+    from megakit.job.finish import show_warnings
+
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "scripts" / "model_predict.py")])
+
+    def warn(*places: tuple[type[Warning], Path], is_diverted: bool = True) -> tuple[Any, Any]:
+        console = mock.Mock(is_diverted=is_diverted)
+        with warnings.catch_warnings(record=True) as log:
+            warnings.simplefilter("always")
+            show_warnings(console)
+            for number, (category, path) in enumerate(places):
+                warnings.warn_explicit(f"note {number}", category, str(path), 7)
+        return [call.args[0] for call in console.error.call_args_list], log
+
+    return warn
+
+
+def test_warnings_about_the_project_reach_the_console_once(tmp_path: Path, warned: Any) -> None:
+    from megakit.training import losses
+
+    own, criterion = tmp_path / "models" / "mine.py", Path(losses.__file__)
+    in_log_only = [
+        (DeprecationWarning, own),
+        (UserWarning, tmp_path / ".venv" / "lib" / "site-packages" / "torch" / "nn.py"),
+        (UserWarning, tmp_path / "megakit" / "strategy.py"),
+        (UserWarning, Path(torch.__file__)),
+        (UserWarning, Path("<frozen importlib._bootstrap>")),
+    ]
+    places = [(UserWarning, own), (RuntimeWarning, own), (UserWarning, criterion), *in_log_only]
+    told, log = warned(*places)
+    assert told == [
+        "Warning: mine.py, line 7: note 0",
+        "Warning: losses.py, line 7: note 2",
+    ]
+    assert len(log) == len(places)
+    assert warned(*places, is_diverted=False)[0] == []  # the log is the console
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
+
+from megakit.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
@@ -107,6 +110,22 @@ class TestTokenMean:
         assert mean.dtype == torch.float32
         torch.testing.assert_close(mean, output[:30, :, 0][mask[:30]].square().mean())
 
+    @pytest.mark.parametrize("shape", [(4, 1), (4, 1, 1), (1, 4, 3)])
+    def test_values_have_the_shape_of_the_losses(self, shape: tuple[int, ...]) -> None:
+        """(4,) and (4, 1) would become (4, 4), and the sum 4 times as large."""
+        from megakit.training import TokenMeanLossReduction
+
+        class TokenLoss(TokenMeanLossReduction):
+            def token_losses(self, batch: Any, forward_out: torch.Tensor) -> torch.Tensor:
+                return forward_out
+
+            def token_values(self, batch: Any, forward_out: torch.Tensor) -> Any:
+                return {"size": torch.ones(shape)}
+
+        losses = torch.ones((4, 3) if len(shape) == 3 else (4,))
+        with pytest.raises(UserError, match=r"^token value 'size' has the shape .*, and the loss"):
+            TokenLoss().forward({}, losses)
+
 
 class TestNamedMeans:
     def test_padding_counts_for_nothing(self) -> None:
@@ -140,6 +159,71 @@ class TestNamedMeans:
         assert not reported["avg"].requires_grad
         loss /= 8
         assert reported["avg"].item() == 9.0
+
+
+MASK = {"loss_mask": torch.ones(4)}
+
+
+class TestShapes:
+    """With other shapes, torch computes a wrong loss, and at most warns."""
+
+    @pytest.mark.parametrize("batch", [{}, MASK])
+    @pytest.mark.parametrize(
+        ("output", "target", "criterion"),
+        [
+            (torch.ones(4, 1), torch.ones(4), functional.huber_loss),
+            (torch.ones(4), torch.ones(4, 1), functional.mse_loss),
+            (torch.ones(4, 1), torch.arange(4), functional.l1_loss),
+            (torch.ones(4, 3), torch.ones(4, 1), functional.poisson_nll_loss),
+        ],
+    )
+    def test_what_is_refused(self, output: Any, target: Any, criterion: Any, batch: Any) -> None:
+        from megakit.training import MeanLossReduction
+
+        class Loss(MeanLossReduction):
+            pass
+
+        told = r"^Loss: the target has the shape \(4.*\), and the output \(4.*\)\. .* over it\.$"
+        with pytest.raises(UserError, match=told):
+            Loss().report(criterion, output, target, batch)
+
+    @pytest.mark.parametrize("batch", [{}, MASK])
+    @pytest.mark.parametrize(
+        ("output", "target", "criterion"),
+        [
+            (torch.ones(4, 3), torch.arange(4) % 3, functional.cross_entropy),
+            (torch.ones(4, 3, 5), torch.zeros(4, 5, dtype=torch.long), functional.cross_entropy),
+            (torch.ones(4, 3), torch.full((4, 3), 1 / 3), functional.cross_entropy),
+            (torch.ones(4, 1), torch.ones(4, 1), functional.huber_loss),
+            (
+                *(torch.ones(4), torch.ones(4)),
+                lambda o, t, **how: functional.gaussian_nll_loss(o, t, torch.ones(4), **how),
+            ),
+        ],
+    )
+    def test_what_is_right(self, output: Any, target: Any, criterion: Any, batch: Any) -> None:
+        from megakit.training import MeanLossReduction
+
+        loss, _ = MeanLossReduction().report(criterion, output, target, batch)
+        assert loss.item() == pytest.approx(criterion(output, target).item())
+
+    def test_one_weight_for_each_sample(self) -> None:
+        from megakit.training import MeanLossReduction, mean_over_samples
+
+        batch = {"loss_mask": torch.tensor([[2.0], [0.0]])}
+        told = r"^batch\['loss_mask'\] has the shape \(2, 1\), and the mean of each sample \(2,\)"
+        with pytest.raises(UserError, match=told):
+            MeanLossReduction().report(functional.mse_loss, torch.eye(2), torch.ones(2, 2), batch)
+        with pytest.raises(UserError, match=told):
+            mean_over_samples(torch.ones(2), batch)
+
+
+def test_the_loss_of_padding_may_be_infinite() -> None:
+    from megakit.training import MeanLossReduction
+
+    output, batch = torch.tensor([3.0, torch.inf]), {"loss_mask": torch.tensor([2.0, 0.0])}
+    loss, _ = MeanLossReduction().report(functional.mse_loss, output, torch.zeros(2), batch)
+    assert loss.item() == 9.0
 
 
 def test_a_loss_of_many_numbers_cannot_be_backpropagated() -> None:
