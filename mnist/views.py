@@ -87,7 +87,10 @@ class LogPictures(pl.Callback):
         if self._num_missing <= 0:
             return
         view = self.make_view(batch, output)
-        real = real_samples(batch) if "loss_mask" in batch else torch.ones_like(view.label) > 0
+        if view.images.ndim != 4:  # a sample without height and width is no picture
+            return
+        all_real = view.images.new_ones(len(view.images), dtype=torch.bool)
+        real = real_samples(batch) if "loss_mask" in batch else all_real
         tensors = {name: value for name, value in vars(view).items() if value is not None}
         self._held.append({"real": real, **{name: _small(name, v) for name, v in tensors.items()}})
         self._num_missing -= len(view.label)
@@ -127,8 +130,6 @@ class LogPictures(pl.Callback):
         self, logger: RunLogger, seen: Mapping[str, NDArray[Any]], step: int, is_last: bool
     ) -> None:
         images, label = seen["images"], seen["label"]
-        if images.ndim != 3:  # a sample without height and width is no picture
-            return
         if "reconstructions" in seen:
             some = slice(self.NUM_RECONSTRUCTIONS)
             rows = [images[some], seen["reconstructions"][some]]
@@ -169,5 +170,6 @@ def view_of_autoencoder(batch: Mapping[str, Any], output: Mapping[str, Any]) -> 
 
 
 def view_of_classifier(batch: Mapping[str, Any], logits: Tensor) -> View:
-    """Selects images and the logits of their classes."""
-    return View(batch["data"], batch["label"], logits=logits)
+    """Selects images and the logits of their classes; of a regression only the images."""
+    images, label = batch["data"], batch["label"]
+    return View(images, label, logits=None if label.is_floating_point() else logits)

@@ -184,6 +184,16 @@ def test_it_runs_and_passes_its_tests_at_once(tmp_path: Path) -> None:
     where = start(".venv/bin/python", "-c", "import megakit; print(megakit.__file__)", cwd=project)
     assert where.out.startswith(f"{project}/.venv/")
 
+    # A head that starts from other weights on another pipeline stage.
+    components = project / "model_components.py"
+    seeded = 'with seeded(config.seed, "digit_classifier"):'
+    assert seeded in components.read_text()
+    components.write_text(components.read_text().replace(seeded, "if True:"))
+    layouts = start("./run", "tests", "tests/test_layouts.py", cwd=project)
+    assert re.findall(r"^FAILED .*\[(.*)\]", layouts.out, re.MULTILINE) == [
+        "model_finetune.py-pipeline"
+    ], layouts.out
+
     (project / "requirements.lock").open("a").write("# changed\n")
     again = start("./run", "setup", cwd=project)
     assert again.status == 0, again.err

@@ -16,6 +16,8 @@ from .indices import EpochIndex as EpochIndex
 from .permutation import permute as permute
 from .random_effects import bernoulli as bernoulli
 from .random_effects import bernoulli_like as bernoulli_like
+from .random_effects import normal as normal
+from .random_effects import normal_like as normal_like
 from .random_effects import sample_generator as sample_generator
 from .random_effects import uniform as uniform
 from .resampling import PRNGResampleDataset as PRNGResampleDataset

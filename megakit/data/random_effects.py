@@ -10,7 +10,7 @@ random effects, use a different seed for each: equal arguments give equal number
         rng = sample_generator(seed, index.epoch, index.idx)  # a numpy Generator
         return sample * (rng.random(sample.shape) >= 0.2)
 
-For batches, one generator per sample would be the slowest part of training. `uniform` and
+For batches, one generator per sample would be the slowest part of training. `uniform`, `normal` and
 `bernoulli` compute the numbers of all samples at once; a sample gets the same numbers alone.
 
     def apply_transform_batch(self, batch, index):
@@ -68,6 +68,40 @@ def uniform(
     return np.asarray(np.multiply(integers >> 8, np.float32(2**-24), dtype=np.float32))
 
 
+def normal(seed: Int, epoch: Ints, index: Ints, shape: tuple[int, ...] = ()) -> NDArray[np.float32]:
+    """Return random numbers of the standard normal distribution for each sample.
+
+    The arguments and the result's shape are those of `uniform`.
+    """
+    pairs = _integers(seed, epoch, index, (*shape, 2), "<u4")
+    return np.asarray(_box_muller(np, *np.moveaxis(pairs, -1, 0)), np.float32)
+
+
+def normal_like(batch: Tensor, seed: Int, index: EpochIndex[IntArray]) -> Tensor:
+    """Return `normal` for each value of a batch: float32, of the batch's shape, on its device.
+
+    A GPU's numbers may differ from a CPU's by rounding in float32.
+    """
+    if batch.device.type == "cpu":
+        return torch.from_numpy(normal(seed, *index, tuple(batch.shape[1:])))
+    hashes = _hashes_on_gpu(batch, seed, index, batch[0].numel())
+    halves = ((hashes >> bits & 0xFFFFFFFF).double() for bits in (0, 32))
+    return _box_muller(torch, *halves).float().view(batch.shape)
+
+
+def _box_muller(library: Any, low: Any, high: Any) -> Any:
+    """Return normal numbers in float64, of at most 6.7, from pairs of integers below 2**32.
+
+    Args:
+        library: numpy or torch, whichever has the integers.
+        low: The integers that determine the distance from 0.
+        high: The integers that determine the sign.
+    """
+    # From 2**-32 to 1: the logarithm of 0 is infinite.
+    radius = library.sqrt(-2 * library.log((low + 1.0) * 2**-32))
+    return radius * library.cos(high * (math.tau * 2**-32))
+
+
 def bernoulli(
     probability: float, seed: Int, epoch: Ints, index: Ints, shape: tuple[int, ...] = ()
 ) -> NDArray[np.bool_]:
@@ -90,8 +124,8 @@ def bernoulli_like(
     if batch.device.type == "cpu":
         return torch.from_numpy(bernoulli(probability, seed, *index, tuple(batch.shape[1:])))
     limit, num_values = _limit(probability), batch[0].numel()
-    keys = on_device(_keys(seed, *index).view(np.int64), like=batch)
-    parts = _hashes_on_gpu(keys, -(-num_values // 4)).view(torch.int16)[:, :num_values]
+    hashes = _hashes_on_gpu(batch, seed, index, -(-num_values // 4))
+    parts = hashes.view(torch.int16)[:, :num_values]
     # torch has few operations for unsigned integers.
     return ((parts.int() & 0xFFFF) < limit).view(batch.shape)
 
@@ -158,8 +192,8 @@ def mix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z
 
 
-def _hashes_on_gpu(keys: Tensor, number: int) -> Tensor:
-    """Return the first outputs of SplitMix64 from each key, int64 (B, number), like `mix64`.
+def _hashes_on_gpu(batch: Tensor, seed: Int, index: EpochIndex[IntArray], number: int) -> Tensor:
+    """Return the first outputs of SplitMix64 for each sample, int64 (B, number), like `mix64`.
 
     Signed integers have the bits of unsigned ones in sums and products; after a shift, the upper
     bits are the sign's.
@@ -168,6 +202,7 @@ def _hashes_on_gpu(keys: Tensor, number: int) -> Tensor:
     def signed(word: int) -> int:
         return word - (1 << 64) if word >= 1 << 63 else word
 
+    keys = on_device(_keys(seed, *index).view(np.int64), like=batch)
     z = keys[:, None] + torch.arange(1, number + 1, device=keys.device) * signed(int(GOLDEN))
     z ^= (z >> 30) & (1 << 34) - 1
     z *= signed(_FACTORS[0])

@@ -2,19 +2,23 @@
 
 import ast
 import json
+import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from megakit.testing import Ranks, distributed_model_parallel_state
 from tests.scripts import REPOSITORY, run
 
 PAGE = REPOSITORY / "docs" / "adapting.md"
 TEXT = PAGE.read_text()
 
 
-STEPS, CHANGES = TEXT.split("\n## What to change for\n")
+STEPS, REST = TEXT.split("\n## A regression\n")
+REGRESSION, CHANGES = REST.split("\n## What to change for\n")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -94,20 +98,25 @@ def instead(source: str, name: str, code: str) -> str:
     return "".join([*lines[: first - 1], code, *lines[node.end_lineno :]])
 
 
+def copy_and_follow(text: str, name: str, folder: Path) -> Path:
+    """Does what a part of the page says that begins with a new copy; returns the copy's folder."""
+    path = folder / name
+    places = {
+        f"./run new ../{name} --venv .venv": (
+            f"VENV={sys.prefix} ./run new {path} --venv {sys.prefix}"
+        ),
+        f"../{name}": str(path),
+    }
+    for here, there in places.items():
+        assert here in text
+        text = text.replace(here, there)
+    return follow(text, REPOSITORY)
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the seven steps lead to."""
-    folder = tmp_path_factory.mktemp("adapting") / "my-model"
-    places = {
-        "./run new ../my-model --venv .venv": (
-            f"VENV={sys.prefix} ./run new {folder} --venv {sys.prefix}"
-        ),
-        "../my-model": str(folder),
-    }
-    text = STEPS
-    for here, there in places.items():
-        text = text.replace(here, there)
-    return follow(text, REPOSITORY)
+    return copy_and_follow(STEPS, "my-model", tmp_path_factory.mktemp("adapting"))
 
 
 @pytest.mark.long
@@ -115,8 +124,70 @@ def test_seven_steps_lead_to_a_model(project: Path) -> None:
     summary = json.loads((project / "runs" / "predict" / "summary.json").read_text())
     assert summary["num_samples"] == 300
     assert summary["accuracy"] > 0.9
+    check_layouts(project)
 
 
 @pytest.mark.long
 def test_what_to_change_for(project: Path) -> None:
     follow(CHANGES, project)
+
+
+@pytest.mark.long
+def test_a_regression(tmp_path: Path) -> None:
+    """Only the files that the page names differ from an unchanged copy."""
+    project = copy_and_follow(REGRESSION, "my-regression", tmp_path)
+    summary = json.loads((project / "runs" / "predict" / "summary.json").read_text())
+    assert (summary["num_samples"], summary["precision"]) == (1000, "32")
+    assert summary["r2"] > 0.9
+    follow(STEPS[STEPS.index("**7. ") : STEPS.index("\n## What a change")], project)
+    check_layouts(project)
+
+
+def check_layouts(project: Path) -> None:
+    """The layouts of step 7 differ by rounding."""
+    for layout in ("tensor", "pipeline", "data"):
+        done = run("./run", "compare", "runs/one/finetune", f"runs/{layout}/finetune", cwd=project)
+        assert "Verdict: rounding" in done.out, done.out
+
+
+@pytest.mark.long
+def test_what_a_gather_does_to_gradients() -> None:
+    """Of the page's model, and of the same model with Megatron's default."""
+    ((_, code),) = (block for block in BLOCK.findall(TEXT) if block[1].startswith("# my_tokens.py"))
+    default = code.replace(", tensor_parallel_output_grad=False", "")
+    assert default != code
+    with Ranks(2) as ranks:
+        (alone,) = ranks.run(gradients, code, world_size=1)
+        for divided in ranks.run(gradients, code):
+            assert divided == pytest.approx(alone, rel=1e-5)
+        for divided in ranks.run(gradients, default):
+            expected = {**alone, "transformer": 2 * alone["transformer"]}
+            assert divided == pytest.approx(expected, rel=1e-5)
+
+
+def gradients(code: str) -> dict[str, float]:
+    """The loss of the page's model, and the norms of the gradients of its two parts."""
+    import torch
+    from torch.distributed import get_world_size
+
+    with distributed_model_parallel_state(tensor_model_parallel_size=int(os.environ["WORLD_SIZE"])):
+        from examples.vit.vit_components import VitClassifierConfig
+
+        names: dict[str, Any] = {}
+        exec(code, names)
+        config: Any = VitClassifierConfig(seed=1)
+        config.tensor_model_parallel_size = get_world_size()
+        config.sequence_parallel = get_world_size() > 1
+        model = names["TokenClassifier"](config)
+        tokens = torch.randn(8, 5, config.hidden_size, generator=torch.Generator().manual_seed(2))
+        loss = torch.nn.functional.cross_entropy(model(tokens), torch.arange(5))
+        loss.backward()
+        squares = {"head": torch.zeros(()), "transformer": torch.zeros(())}
+        for name, weight in model.named_parameters():
+            if getattr(weight, "sequence_parallel", False):
+                torch.distributed.all_reduce(weight.grad)
+            square = weight.grad.square().sum()
+            if getattr(weight, "tensor_model_parallel", False):
+                torch.distributed.all_reduce(square)
+            squares[name.partition(".")[0]] += square
+        return {"loss": float(loss)} | {name: float(sum_**0.5) for name, sum_ in squares.items()}

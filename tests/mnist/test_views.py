@@ -12,18 +12,39 @@ pytestmark = pytest.mark.usefixtures("megatron")
 
 @pytest.mark.parametrize(("shape", "expected"), [((2, 5, 5), ["reconstructions"]), ((30,), [])])
 def test_only_images_are_drawn(shape: tuple[int, ...], expected: list[str]) -> None:
-    from mnist.views import LogPictures, view_of_autoencoder
+    from mnist.views import view_of_autoencoder
 
+    data = torch.rand(4, *shape)
+    output = {"x_hat": data.flatten(1), "z": torch.rand(4, 3)}
+    batch = {"data": data, "label": torch.zeros(4, dtype=torch.long)}
+    assert names_drawn(view_of_autoencoder, batch, output) == expected
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 5), (30,)])
+def test_a_regression_has_no_mistakes(shape: tuple[int, ...]) -> None:
+    """Its outputs are no logits, and its labels no classes."""
+    from mnist.views import view_of_classifier
+
+    batch = {"data": torch.rand(4, *shape), "label": torch.rand(4, 1)}
+    assert names_drawn(view_of_classifier, batch, torch.rand(4, 1)) == []
+
+
+def names_drawn(make_view: Any, batch: Any, output: Any) -> list[str]:
+    """What a last validation of one batch shows."""
+    from mnist.views import LogPictures
+
+    pictures = LogPictures(make_view)
+    pictures._num_missing = len(batch["data"])
+    pictures.collect(batch, output)
+    if pictures._held:
+        pictures._take_held()
     drawn: list[str] = []
-    logger: Any = SimpleNamespace(add_image=lambda name, image, step: drawn.append(name))
-    pictures = LogPictures(view_of_autoencoder)
-    pictures._num_missing = 4
-    batch = {"data": torch.rand(4, *shape), "label": torch.zeros(4, dtype=torch.long)}
-    x_hat = torch.rand(4, batch["data"][0].numel())
-    pictures.collect(batch, {"x_hat": x_hat, "z": torch.rand(4, 3)})
-    pictures._take_held()
-    pictures._draw(logger, pictures._seen[0], step=1, is_last=False)
-    assert drawn == expected
+    logger: Any = SimpleNamespace(
+        add_image=lambda name, *more: drawn.append(name), add_latent_space=lambda *columns: None
+    )
+    for seen in pictures._seen:
+        pictures._draw(logger, seen, step=1, is_last=True)
+    return drawn
 
 
 def drawn_from(pictures: Any, seen: Any) -> dict[str, Any]:

@@ -1,42 +1,75 @@
-"""Tests that two processes compute the loss of one process, with every kind of parallelism."""
+"""Tests that two ranks compute the losses of one rank, with every kind of parallelism."""
 
+import os
+import runpy
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from megakit.job.launch import run_in_fork
+from megakit.testing import Ranks
 from tests.project import MORE_LAYOUTS, SCRIPTS, options_of
-from tests.scripts import read_csv, run_script
+from tests.scripts import REPOSITORY, read_json
 
-LAYOUTS = {
-    "tensor": ("--devices", 2, "--tensor-parallel", 2),
-    "pipeline": ("--devices", 2, "--pipeline-parallel", 2),
-    "data": ("--devices", 2),
+LAYOUTS: dict[str, tuple[object, ...]] = {
+    "tensor": ("--tensor-parallel", 2),
+    "pipeline": ("--pipeline-parallel", 2),
+    "data": (),
     **MORE_LAYOUTS,
 }
+TRAINING = SCRIPTS[:-1]
+#: Of each training script: its options, and the validation loss of one rank.
+Alone = dict[str, tuple[tuple[object, ...], float]]
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
-    """Returns the options of five steps of the first script."""
-    return *options_of(SCRIPTS[0], tmp_path_factory.mktemp("data")), "--max-steps", 5
+def ranks() -> Iterator[Ranks]:
+    """Yields processes that import the frameworks only once, for all tests."""
+    with Ranks(2, timeout=600) as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="module")
-def alone(options: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Returns the validation loss of one process."""
-    return validation_loss(tmp_path_factory.mktemp("alone"), *options)
+def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """Trains with each script for five steps, from the checkpoint of the script before."""
+    data, found = tmp_path_factory.mktemp("data"), Alone()
+    beginning: tuple[object, ...] = ()
+    for script in TRAINING:
+        options = (*options_of(script, data), "--max-steps", 5, *beginning)
+        loss, checkpoint = train(ranks, 1, script, tmp_path_factory.mktemp("alone"), *options)
+        found[script], beginning = (options, loss), ("--checkpoint", checkpoint)
+    return found
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("script", TRAINING)
 def test_as_one_process(
-    layout: str, options: tuple[object, ...], alone: float, tmp_path: Path
+    ranks: Ranks, script: str, layout: str, alone: Alone, tmp_path: Path
 ) -> None:
-    found = validation_loss(tmp_path, *options, *LAYOUTS[layout])
-    assert found == pytest.approx(alone, rel=1e-5)
+    options, loss = alone[script]
+    found, _ = train(ranks, 2, script, tmp_path, *options, *LAYOUTS[layout])
+    assert found == pytest.approx(loss, rel=1e-5)
 
 
-def validation_loss(folder: Path, *options: object) -> float:
-    """Trains with the first script; returns the last validation loss."""
-    run_script(SCRIPTS[0], *options, "--output-dir", folder).output()
-    (metrics,) = folder.glob("*/metrics.csv")
-    return float(read_csv(metrics)[-1]["val_loss"])
+def train(
+    ranks: Ranks, world_size: int, script: str, folder: Path, *options: object
+) -> tuple[float, str]:
+    """Trains with a script; returns the last validation loss and the checkpoint."""
+    arguments = [*map(str, (*options, "--output-dir", folder))]
+    ranks.run(start, script, arguments, world_size=world_size)
+    (summary,) = map(read_json, folder.glob("*/summary.json"))
+    return summary["val_loss"]["last"], summary["checkpoint"]
+
+
+def start(script: str, arguments: list[str]) -> None:
+    """Runs a script on one rank, in a process of its own, because a script ends its process."""
+    path = str(REPOSITORY / script)
+
+    def work() -> None:
+        sys.argv = [path, *arguments]
+        runpy.run_path(path, run_name="__main__")
+
+    if status := run_in_fork(work):
+        os._exit(status)  # the error of `Ranks` then shows what the script has printed

@@ -10,10 +10,10 @@ CPU = ("--precision", "32", "--accelerator", "cpu")
 SCRIPTS = ("model_pretrain.py", "model_sample.py")
 #: Steps of the first script, which a test stops on the way: it must take some time.
 STEPS = 90
-#: Layouts that only this model has.
+#: Options of two ranks in layouts that only this model has.
 MORE_LAYOUTS: dict[str, tuple[object, ...]] = {
-    "sequence": ("--devices", 2, "--tensor-parallel", 2, "--sequence-parallel"),
-    "optimizer": ("--devices", 2, "--distributed-optimizer"),
+    "sequence": ("--tensor-parallel", 2, "--sequence-parallel"),
+    "optimizer": ("--distributed-optimizer",),
 }
 
 

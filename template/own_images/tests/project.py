@@ -12,7 +12,7 @@ SCRIPTS = ("model_train.py", "model_predict.py")
 STEPS = 60
 #: Samples of the test set.
 NUM_TEST = 300
-#: Layouts that only this model has.
+#: Options of two ranks in layouts that only this model has.
 MORE_LAYOUTS: dict[str, tuple[object, ...]] = {}
 
 

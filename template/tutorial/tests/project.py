@@ -10,7 +10,7 @@ CPU = ("--precision", "32", "--accelerator", "cpu")
 SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 #: Steps of the first script, which a test stops on the way: it must take some time.
 STEPS = 600
-#: Layouts that only this model has.
+#: Options of two ranks in layouts that only this model has.
 MORE_LAYOUTS: dict[str, tuple[object, ...]] = {}
 #: Arguments of the data module, the shape of a sample's `data`, and the number of test samples.
 DATA, SHAPE, NUM_TEST = {"dataset": "digits"}, (1, 28, 28), 300

@@ -6,7 +6,7 @@ from tests.scripts import output_of, rehearsed
 
 DRAWS = """
 import numpy as np, torch
-from megakit.data import EpochIndex, bernoulli, bernoulli_like
+from megakit.data import EpochIndex, bernoulli, bernoulli_like, normal, normal_like
 
 rng, count = np.random.default_rng(0), 0
 for probability in (0.8, 0.5, 0.0, 1.0, 0.123):
@@ -19,6 +19,10 @@ for probability in (0.8, 0.5, 0.0, 1.0, 0.123):
         assert np.array_equal(found.cpu().numpy(), expected), (probability, shape)
         assert torch.equal(found.cpu(), bernoulli_like(batch.cpu(), probability, 42, index))
         count += expected.size
+        found = normal_like(batch, 42, index)
+        assert (found.device, found.dtype) == (batch.device, torch.float32)
+        expected = normal(42, *index, shape)
+        assert np.allclose(found.cpu().numpy(), expected, rtol=2e-7, atol=1e-15), shape
 print(count)
 """
 ROWS = """

@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import kstest  # type: ignore[import-untyped]
+from scipy.stats import kstest, kurtosis  # type: ignore[import-untyped]
 
-from megakit.data import (
-    bernoulli,
-    sample_generator,
-    uniform,
-)
+from megakit.data import EpochIndex, bernoulli, normal, normal_like, sample_generator, uniform
 
 
 def fair(*arguments):
@@ -17,7 +13,7 @@ def fair(*arguments):
     return bernoulli(0.5, *arguments)
 
 
-@pytest.fixture(params=[uniform, fair], ids=["uniform", "bernoulli"])
+@pytest.fixture(params=[uniform, fair, normal], ids=["uniform", "bernoulli", "normal"])
 def draw(request):
     return request.param
 
@@ -27,7 +23,7 @@ def test_equal_in_a_batch_and_alone(draw, shape):
     epochs, indices = np.array([0, 0, 3, 10**6]), np.array([0, 1, 1, 10**12])
     batch = draw(42, epochs, indices, shape)
     assert batch.shape == (4, *shape)
-    assert batch.dtype == (np.float32 if draw is uniform else np.bool_)
+    assert batch.dtype == (np.bool_ if draw is fair else np.float32)
     for row in range(4):
         alone = draw(42, int(epochs[row]), int(indices[row]), shape)
         assert torch.from_numpy(alone).shape == shape  # an array, even of a single number
@@ -39,6 +35,9 @@ def test_known_values():
     """What any platform and version must give."""
     np.testing.assert_array_equal(uniform(42, 1, 2, (3,)) * 2**24, [2498672, 13011025, 2052551])
     np.testing.assert_allclose(sample_generator(42, 1, 2).random(), 0.5840890785571974, rtol=1e-12)
+    np.testing.assert_allclose(
+        normal(42, 1, 2, (3,)), [0.31155542, -0.11854161, -0.2434662], rtol=1e-7
+    )
     kept = bernoulli(0.8, 42, 1, 2, (20,)).astype(int)
     assert "".join(map(str, kept)) == "11111111101101111111"
 
@@ -55,6 +54,38 @@ def test_even_in_every_direction(probability):
         assert abs(bernoulli(probability, *arguments).mean() - probability) < 4 * error
     over_seeds = [float(uniform(seed, 0, 0)) for seed in range(2000)]
     assert 1e-3 < kstest(over_seeds, "uniform").pvalue < 1 - 1e-3
+
+
+def test_normal_in_every_direction():
+    """Mean, variance and kurtosis, each within 4 standard errors, and the whole distribution."""
+    many = np.arange(100_000)
+    for arguments in ((3, 0, 0, (100_000,)), (3, 0, many), (3, many, 0)):
+        values = normal(*arguments)
+        for found, expected, power in (
+            (values.mean(), 0, 1),
+            (values.var(), 1, 2),
+            (kurtosis(values), 0, 24),
+        ):
+            assert abs(found - expected) < 4 * (power / values.size) ** 0.5
+        assert 1e-3 < kstest(values, "norm").pvalue < 1 - 1e-3
+
+
+def test_normal_is_finite_at_the_ends_of_its_integers():
+    """The logarithm of the integer 0 would be infinite."""
+    from megakit.data.random_effects import _box_muller
+
+    ends = np.array([0, 2**32 - 1], np.uint32)
+    low, high = np.meshgrid(ends, ends)
+    of_numpy = _box_muller(np, low, high)
+    assert np.abs(of_numpy).max() == pytest.approx(6.66, abs=0.01)
+    found = _box_muller(torch, *(torch.from_numpy(one.astype(float)) for one in (low, high)))
+    np.testing.assert_allclose(found, of_numpy, rtol=1e-14, atol=1e-14)
+
+
+def test_normal_for_each_value_of_a_batch():
+    index = EpochIndex(np.array([0, 3]), np.array([7, 7]))
+    found = normal_like(torch.zeros(2, 1, 4, dtype=torch.uint8), 42, index)
+    np.testing.assert_array_equal(found, normal(42, *index, (1, 4)))
 
 
 def test_probabilities_at_the_ends():
