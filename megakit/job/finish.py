@@ -109,7 +109,6 @@ def _summary(run: Run) -> dict[str, Any]:
         "seed": getattr(run.options, "seed", None),
         **dict.fromkeys(("steps", "seconds", "steps_per_second", "samples_per_second", "times")),
         **dict.fromkeys(("train_loss", "val_loss", "metrics", "checkpoint", "last_checkpoint")),
-        "batch_norm_samples": None,
         "changes": run.plan.identity.get(CHANGES),
         **dict.fromkeys(("num_samples", "accuracy", "cross_entropy", "per_class_accuracy")),
         "versions": installed_versions(),
@@ -170,8 +169,8 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
             "train_loss": spans.pop("train_loss", None),
             "val_loss": spans.pop("val_loss", None),
             "metrics": spans or None,
-            "batch_norm_samples": run.layout.micro_batch_size if normalizes else None,
-        },
+        }
+        | ({"batch_norm_samples": run.layout.micro_batch_size} if normalizes else {}),
     )
     values = {in_words(name): f"{value:.4f}" for name, value in _sorted_columns(reporter.last)}
     parts = [f"{name.replace('_', '-')} {seconds:.1f}" for name, seconds in times.items()]
