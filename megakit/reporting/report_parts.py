@@ -7,7 +7,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from megakit.reporting.figure_style import BAD, DEEP, GOOD, class_color
+from megakit.reporting.figure_style import BAD, DEEP, GOOD, class_color, percent
 from megakit.reporting.metrics import Metrics, further_columns, in_words
 from megakit.reporting.predictions import Predictions, shares_of_rows
 from megakit.reporting.report import ENVIRONMENT, chart, picture
@@ -117,8 +117,7 @@ def confusion_matrix(counts: NDArray[np.int64]) -> Markup:
 
 def mistakes(images: NDArray[np.uint8], predictions: Predictions) -> Markup:
     """Returns pictures (M, H, W), each with label, prediction and probability."""
-    # Rounded down: only a probability of 1 is 100%.
-    percents = np.floor(predictions.probabilities.max(axis=1) * 1000) / 10
+    percents = map(percent, predictions.probabilities.max(axis=1))
     shown = zip(images, predictions.label, predictions.prediction, percents, strict=True)
     part: Markup = MACROS.mistakes(shown)
     return part
