@@ -11,12 +11,8 @@
 # run it again, and the training resumes.
 
 # %%
-import inspect
 import sys
 import tempfile
-import textwrap
-from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -34,39 +30,6 @@ from megakit.job.interactive import import_stack, open_run
 from mnist.sizes import SizeOptions
 
 import_stack(width=SizeOptions.hidden_size)
-
-import lightning.pytorch as pl
-import matplotlib.pyplot as plt
-import numpy as np
-import torch
-from IPython.display import Markdown, display
-
-
-def show_source(*items: Any) -> None:
-    """Shows the source of classes and functions, each below its name and its file."""
-    for item in items:
-        file = Path(inspect.getfile(inspect.unwrap(item))).relative_to(ROOT)
-        code = textwrap.dedent(inspect.getsource(item))
-        display(Markdown(f"`{item.__qualname__}` in {file}\n\n```python\n{code}```"))
-
-
-def show_figure(result: str) -> None:
-    """Shows the current figure with a text that says its result to who does not see the figure."""
-    display(plt.gcf(), metadata={"image/png": {"alt": result}})
-    display(Markdown(f"*{result}*"))
-    plt.close()
-
-
-def draw_images(images: Sequence[Any], titles: Sequence[str] = (), columns: int = 12) -> None:
-    """Draws images (28, 28) in rows, with dark ink on white."""
-    rows = -(-len(images) // columns)
-    figure = plt.figure(figsize=(9, rows * (9 / columns + 0.4 * bool(titles))))
-    for place, (image, title) in enumerate(zip_longest(images, titles, fillvalue="")):
-        ax = figure.add_subplot(rows, columns, place + 1)
-        ax.imshow(image, cmap="gray_r", vmin=0, vmax=1)
-        ax.set_title(title, fontsize=9)
-        ax.set_axis_off()
-
 
 # %% [markdown]
 # The notebook uses the MNIST that your runs use: it looks in the folder that `MNIST_DATA_DIR`
@@ -105,11 +68,28 @@ print(f"This notebook trains and tests with the dataset {DATASET}.")
 # `DropPixels` computes which ones, from seed, epoch and index:
 
 # %%
-from megakit.data import EpochIndex
+import inspect
+import textwrap
+
+from IPython.display import Image, Markdown, display
+
 from model_components import DropPixels, MNISTDataModule
-from model_pretrain import PRETRAIN, PretrainOptions
+
+
+def show_source(*items: Any) -> None:
+    """Shows the source of classes and functions, each below its name and its file."""
+    for item in items:
+        file = Path(inspect.getfile(inspect.unwrap(item))).relative_to(ROOT)
+        code = textwrap.dedent(inspect.getsource(item))
+        display(Markdown(f"`{item.__qualname__}` in {file}\n\n```python\n{code}```"))
+
 
 show_source(DropPixels)
+
+# %%
+from megakit.data import EpochIndex
+from model_pretrain import PRETRAIN, PretrainOptions
+
 MICRO_BATCH = 32  # samples per forward pass; the global batch of a step has 128 samples
 options = PretrainOptions(**common, max_steps=600, micro_batch_size=MICRO_BATCH, val_interval=100)
 data = MNISTDataModule(
@@ -123,12 +103,34 @@ data.setup("fit")
 print("Images at the places 0 to 7:", [int(data.mnist_train[i]["idx"]) for i in range(8)])
 
 # %%
+import torch
+
+from megakit.reporting import drawing
+
+
+def show_figure(figure: Any, result: str) -> None:
+    """Shows a figure, and its result as text for readers who cannot see the figure."""
+    display(figure, metadata={"image/png": {"alt": result}})
+    display(Markdown(f"*{result}*"))
+
+
+def draw_images(images: torch.Tensor, columns: int, titles: tuple[str, ...] = ()) -> Image:
+    """Draws images (N, 28, 28) with values in [0, 1] as dark ink on white."""
+    ink = (255 - 255 * images.clip(0, 1)).byte().numpy()
+    captions = [[[(title, "black")]] for title in titles] or [[]] * len(ink)
+    picture = drawing.captioned(ink, captions, columns, scale=24 // columns, font_size=12)
+    return Image(drawing.to_png(picture))
+
+
 epochs = data.mnist_train.dataset  # the training images, by (epoch, index)
 views = [epochs[EpochIndex(epoch, 7)] for epoch in (0, 1, 2, 0)]
-shown = [views[0]["data"][0], *(view["corrupted"][0] for view in views)]
-draw_images(shown, ["image 7", "epoch 0", "epoch 1", "epoch 2", "epoch 0 again"], columns=7)
+shown = torch.stack([views[0]["data"][0], *(view["corrupted"][0] for view in views)])
+titles = ("image 7", "epoch 0", "epoch 1", "epoch 2", "epoch 0 again")
 others, again = int((shown[1] != shown[2]).sum()), int((shown[1] != shown[4]).sum())
-show_figure(f"Image 7: {others} pixels differ between epochs 0 and 1, {again} in epoch 0 again.")
+show_figure(
+    draw_images(shown, 5, titles),
+    f"Image 7: {others} pixels differ between epochs 0 and 1, {again} in epoch 0 again.",
+)
 
 # %% [markdown]
 # If a dataset breaks this contract, Megatron reports no error, and the ranks train on different
@@ -209,38 +211,47 @@ show_source(
 
 
 # %% [markdown]
-# The next cell trains, and a callback records the micro batches of the first steps.
+# The next cell trains, and a callback records the micro batches of the first step.
 
 # %%
+import lightning.pytorch as pl
+
+
 class Recorder(pl.Callback):
-    """Records the micro batches and the steps of the training, one line for each."""
+    """Records the micro batches and the loss of the first step."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        pl_module.register_forward_hook(self.on_forward)
+        self.hook = pl_module.register_forward_hook(self.on_forward)
 
     def on_forward(self, module: Any, inputs: Any, output: Any) -> None:
         shapes = {name: tuple(value.shape) for name, value in output.items()}
         self.seen.append(f"training_step of {tuple(inputs[0]['data'].shape)} returns {shapes}")
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: object) -> None:
-        self.seen.append(f"the loss reduces the four reports to {float(outputs['loss']):.5f}")
+        if len(self.seen) == 4:
+            self.hook.remove()
+            self.seen.append(f"the loss reduces the four reports to {float(outputs['loss']):.5f}")
 
 
 recorder = Recorder()
 with open_run(PRETRAIN, options) as run:  # checks the options, locks the folder of the run
     trainer = build_trainer(run, callbacks=[recorder])
     train(model=module, data=data, trainer=trainer, resume=run.resume)
-print(*recorder.seen[:5], sep="\n")
+print(*recorder.seen, sep="\n")
 
 
 # %% [markdown]
 # Four micro batches of 32 samples make one global batch of 128, and one step of the optimizer. Here
-# are all 600 steps:
+# is the loss of every tenth of the 600 steps:
 
 # %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+
 def column(run: str, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the steps and the values of a column of a run's metrics.csv."""
     rows = np.genfromtxt(RUNS / run / "metrics.csv", delimiter=",", names=True)
@@ -250,13 +261,15 @@ def column(run: str, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def draw_curves(run: str, quantity: str) -> dict[str, float]:
     """Shows training and validation loss, cut off above 4 times the last; returns the last."""
-    _, ax = plt.subplots(figsize=(7, 2.6))
+    figure, ax = plt.subplots(figsize=(7, 2.6))
     ax.plot(*column(run, "train_loss"), label="train_loss")
     ax.plot(*column(run, "val_loss"), "o--", label="val_loss")
     losses = column(run, "val_loss")[1]
     ax.set(xlabel="optimizer step", ylabel=quantity, ylim=(0, 4 * losses[-1]))
     ax.legend(frameon=False)
-    show_figure(f"The validation's {quantity} goes from {losses[0]:.4f} to {losses[-1]:.4f}.")
+    plt.close(figure)  # otherwise, Jupyter shows it once more
+    result = f"The validation's {quantity} goes from {losses[0]:.4f} to {losses[-1]:.4f}."
+    show_figure(figure, result)
     return {"val_loss": round(float(losses[-1]), 4)}
 
 
@@ -311,17 +324,46 @@ print("manifest:", {name: getattr(manifest, name) for name in ("model", "step", 
 # ## A gradient is in `main_grad`
 #
 # Megatron's `DistributedDataParallel` adds the gradients of all micro batches to one buffer, so
-# that a single all-reduce, a sum that all data-parallel ranks receive, synchronizes them. Therefore
-# `weight.grad` is None after the backward pass, and the gradient is in `weight.main_grad`. Only an
-# optimizer of Megatron reads this buffer, so the module gets its optimizer from `megatron_adam`.
+# that a single all-reduce, a sum that all data-parallel ranks receive, synchronizes them. Its hooks
+# add each gradient to `weight.main_grad`, a part of the buffer, and set `weight.grad` to None. So
+# `weight.grad` is None after the backward pass. Only an optimizer of Megatron reads the buffer, so
+# the module gets its optimizer from `megatron_adam`. This optimizer's step, in float32, first sets
+# `weight.grad` to `weight.main_grad`.
+#
+# The next cell looks after the backward pass of a step, and again after the optimizer's step:
 
 # %%
-parameters: Any = list(module.parameters())
-{
-    "weights": len(parameters),
-    "with grad": sum(weight.grad is not None for weight in parameters),
-    "with main_grad": sum(weight.main_grad is not None for weight in parameters),
-}
+from dataclasses import replace
+
+
+class Looker(pl.Callback):
+    """Counts the weights with a gradient at two moments of a step."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, dict[str, int]] = {}
+
+    def look(self, moment: str, module: pl.LightningModule) -> None:
+        weights: list[Any] = list(module.parameters())
+        self.seen[moment] = {
+            "weights": len(weights),
+            "grad is None": sum(weight.grad is None for weight in weights),
+            "grad is main_grad": sum(weight.grad is weight.main_grad for weight in weights),
+            "main_grad is not 0": sum(bool(weight.main_grad.any()) for weight in weights),
+        }
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.look("after the backward pass", pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: object) -> None:
+        self.look("after the optimizer's step", pl_module)
+
+
+looker = Looker()
+one_step = replace(options, output_dir=RUNS / "one_step", max_steps=1, precision="32")
+with open_run(PRETRAIN, one_step) as run:
+    module, trainer = build_module(one_step), build_trainer(run, callbacks=[looker])
+    train(model=module, data=data, trainer=trainer, resume=run.resume)
+looker.seen
 
 # %% [markdown]
 # # 2. Reconstructions
@@ -337,9 +379,10 @@ show_source(PretrainModel)
 samples = torch.utils.data.default_collate([epochs[EpochIndex(9, i)] for i in range(12)])
 with torch.no_grad():
     restored = autoencoder(samples["corrupted"])["x_hat"].reshape(-1, 28, 28)
-draw_images([*samples["corrupted"][:, 0], *restored])
+figure = draw_images(torch.cat([samples["corrupted"][:, 0], restored]), 12)
 error = float(((restored - samples["data"][:, 0]) ** 2).mean())
-show_figure(f"Twelve corrupted digits and their reconstructions; mean squared error {error:.3f}.")
+result = f"Twelve corrupted digits and their reconstructions; mean squared error {error:.3f}."
+show_figure(figure, result)
 
 # %% [markdown]
 # # 3. Fine-tune
@@ -397,18 +440,21 @@ idx, label, prediction = table[:, :3].astype(int).T
 }
 
 # %% [markdown]
-# These are the mistakes with the highest probabilities. The title of each image is label →
-# prediction, with the probability of the prediction.
+# These are the mistakes with the highest probabilities. Below each image are its label, its
+# prediction and the probability of the prediction.
 
 # %%
+from megakit.reporting.figure_style import percent
+
 data.setup("predict")
 confidence = table[:, 3:].max(axis=1)
 worst = [i for i in np.argsort(-confidence) if label[i] != prediction[i]][:20]
-titles = [f"{label[i]} → {prediction[i]}\n{confidence[i]:.1%}" for i in worst]
-draw_images([data.mnist_test[idx[i]]["data"][0] for i in worst], titles, columns=10)
+pictures = drawing.dark_on_light([data.mnist_test[idx[i]]["data"][0] for i in worst])
+mistakes = drawing.mistakes(pictures, label[worst], prediction[worst], confidence[worst], 10)
 show_figure(
-    f"{len(worst)} wrong predictions with probabilities from {confidence[worst].min():.1%} to "
-    f"{confidence[worst].max():.1%}."
+    Image(drawing.to_png(mistakes)),
+    f"{len(worst)} wrong predictions with probabilities from {percent(confidence[worst].min())} "
+    f"to {percent(confidence[worst].max())}.",
 )
 
 
@@ -426,7 +472,8 @@ with torch.no_grad():
         "fine-tuned": classifier(batch["data"], return_latent=True)[1].numpy(),
     }
 labels, shares = batch["label"].numpy(), []
-_, axes = plt.subplots(1, 2, figsize=(9.5, 4.5), layout="tight", subplot_kw={"projection": "3d"})
+figure = plt.figure(figsize=(9.5, 4.5), layout="tight")
+axes: Any = figure.subplots(1, 2, subplot_kw={"projection": "3d"})
 for ax, (title, z) in zip(axes, points.items(), strict=True):
     ax.set(title=title, xticklabels=[], yticklabels=[], zticklabels=[])
     ax.scatter(*z.T, c=labels, cmap="tab10", s=3, alpha=0.6)
@@ -435,9 +482,11 @@ for ax, (title, z) in zip(axes, points.items(), strict=True):
         ax.text(*mean, str(digit), weight="bold", size=12)
     nearest = np.linalg.norm(z[:, None] - means, axis=2).argmin(axis=1)
     shares.append((nearest == labels).mean())
+plt.close(figure)
 show_figure(
+    figure,
     "Points in the latent space, by digit. The mean point of its own label is the closest for "
-    f"{shares[0]:.0%} of the images after pretraining, for {shares[1]:.0%} after fine-tuning."
+    f"{shares[0]:.0%} of the images after pretraining, for {shares[1]:.0%} after fine-tuning.",
 )
 
 # %% [markdown]
@@ -450,7 +499,6 @@ show_figure(
 
 # %%
 import signal
-from dataclasses import replace
 
 from megakit.errors import Stopped, UserError
 
