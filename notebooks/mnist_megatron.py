@@ -22,8 +22,9 @@ sys.path.insert(0, str(ROOT))
 RUNS = Path(tempfile.mkdtemp())  # for checkpoints and metrics
 
 # %% [markdown]
-# NeMo and Megatron assume an NVIDIA GPU. `import_stack` imports them; without a GPU, it first
-# replaces the functions that would fail (`megakit/runtime` lists them, with reasons).
+# NeMo and Megatron assume an NVIDIA GPU. `import_stack` imports them. Without a GPU, it also
+# replaces the functions that would fail: those of torch before the import, those of NeMo and
+# Megatron after it (`megakit/runtime` lists them, with reasons).
 
 # %%
 from megakit.job.interactive import import_stack, open_run
@@ -162,10 +163,10 @@ sampler = data.data_sampler  # a subclass of NeMo's MegatronDataSampler
 # %% [markdown]
 # ## A config builds the model late
 #
-# A layer has to know its rank before it can allocate its part of the weights, and the ranks exist
-# only after NeMo's strategy has set up the *process groups*, the sets of ranks that communicate. So
-# the Lightning module receives a config instead of a model, and the Trainer calls `configure_model`
-# when the groups exist.
+# A layer has to know its tensor-parallel rank before it can allocate its part of the weights, and a
+# process knows this rank only after NeMo's strategy has set up the *process groups*, the sets of
+# ranks that communicate. So the Lightning module receives a config instead of a model, and the
+# Trainer calls `configure_model` when the groups exist.
 # Until then, the Lightning module has no parameters. The config also names the class of the model
 # and the class of the loss.
 
@@ -359,7 +360,7 @@ class Looker(pl.Callback):
 
 
 looker = Looker()
-one_step = replace(options, output_dir=RUNS / "one_step", max_steps=1, precision="32")
+one_step = replace(options, output_dir=Path(tempfile.mkdtemp()), max_steps=1, precision="32")
 with open_run(PRETRAIN, one_step) as run:
     module, trainer = build_module(one_step), build_trainer(run, callbacks=[looker])
     train(model=module, data=data, trainer=trainer, resume=run.resume)
