@@ -331,40 +331,38 @@ print("manifest:", {name: getattr(manifest, name) for name in ("model", "step", 
 # the module gets its optimizer from `megatron_adam`. This optimizer's step, in float32, first sets
 # `weight.grad` to `weight.main_grad`.
 #
-# The next cell looks after the backward pass of a step, and again after the optimizer's step:
+# The next cell looks at the 8 weights after the backward pass of a step, and again after the
+# optimizer's step:
 
 # %%
 from dataclasses import replace
 
+seen: dict[str, dict[str, int]] = {}
 
-class Looker(pl.Callback):
-    """Counts the weights with a gradient at two moments of a step."""
 
-    def __init__(self) -> None:
-        self.seen: dict[str, dict[str, int]] = {}
+def look(moment: str) -> Any:
+    """Returns a hook that counts the gradients of the weights at a moment of a step."""
 
-    def look(self, moment: str, module: pl.LightningModule) -> None:
-        weights: list[Any] = list(module.parameters())
-        self.seen[moment] = {
-            "weights": len(weights),
+    def hook(trainer: Any, pl_module: Any, *args: object) -> None:
+        weights = list(pl_module.parameters())
+        seen[moment] = {
             "grad is None": sum(weight.grad is None for weight in weights),
             "grad is main_grad": sum(weight.grad is weight.main_grad for weight in weights),
             "main_grad is not 0": sum(bool(weight.main_grad.any()) for weight in weights),
         }
 
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        self.look("after the backward pass", pl_module)
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: object) -> None:
-        self.look("after the optimizer's step", pl_module)
+    return hook
 
 
-looker = Looker()
+hooks = pl.callbacks.LambdaCallback(
+    on_before_optimizer_step=look("after the backward pass"),
+    on_train_batch_end=look("after the optimizer's step"),
+)
 one_step = replace(options, output_dir=Path(tempfile.mkdtemp()), max_steps=1, precision="32")
 with open_run(PRETRAIN, one_step) as run:
-    module, trainer = build_module(one_step), build_trainer(run, callbacks=[looker])
+    module, trainer = build_module(one_step), build_trainer(run, callbacks=[hooks])
     train(model=module, data=data, trainer=trainer, resume=run.resume)
-looker.seen
+seen
 
 # %% [markdown]
 # # 2. Reconstructions
@@ -454,17 +452,19 @@ pictures = drawing.dark_on_light([data.mnist_test[idx[i]]["data"][0] for i in wo
 mistakes = drawing.mistakes(pictures, label[worst], prediction[worst], confidence[worst], 10)
 show_figure(
     Image(drawing.to_png(mistakes)),
-    f"{len(worst)} wrong predictions with probabilities from {percent(confidence[worst].min())} "
-    f"to {percent(confidence[worst].max())}.",
+    f"{len(worst)} wrong predictions with probabilities of at least "
+    f"{percent(confidence[worst].min())}.",
 )
 
 
 # %% [markdown]
 # The trunk maps each image to a point *z* in 3-D space, and the head classifies by its position.
-# Pretraining (left) places images of similar shape together; fine-tuning (right) places images of
-# equal label together.
+# Pretraining (the first figure) places images of similar shape together; fine-tuning (the second)
+# places images of equal label together.
 
 # %%
+from megakit.reporting.figures import latent_space
+
 classifier = ExampleFineTuneConfig(initial_ckpt_path=str(classifier_checkpoint)).configure_model()
 batch = fetch_batch(data.mnist_test, np.arange(300 if DATASET == "digits" else 2000))
 with torch.no_grad():
@@ -472,23 +472,17 @@ with torch.no_grad():
         "pretrained": autoencoder(batch["data"])["z"].numpy(),
         "fine-tuned": classifier(batch["data"], return_latent=True)[1].numpy(),
     }
-labels, shares = batch["label"].numpy(), []
-figure = plt.figure(figsize=(9.5, 4.5), layout="tight")
-axes: Any = figure.subplots(1, 2, subplot_kw={"projection": "3d"})
-for ax, (title, z) in zip(axes, points.items(), strict=True):
-    ax.set(title=title, xticklabels=[], yticklabels=[], zticklabels=[])
-    ax.scatter(*z.T, c=labels, cmap="tab10", s=3, alpha=0.6)
+labels = batch["label"].numpy()
+for model, z in points.items():
     means = np.stack([z[labels == digit].mean(axis=0) for digit in range(10)])
-    for digit, mean in enumerate(means):
-        ax.text(*mean, str(digit), weight="bold", size=12)
     nearest = np.linalg.norm(z[:, None] - means, axis=2).argmin(axis=1)
-    shares.append((nearest == labels).mean())
-plt.close(figure)
-show_figure(
-    figure,
-    "Points in the latent space, by digit. The mean point of its own label is the closest for "
-    f"{shares[0]:.0%} of the images after pretraining, for {shares[1]:.0%} after fine-tuning.",
-)
+    figure = latent_space(z, labels)
+    figure.dpi = 72
+    show_figure(
+        figure,
+        f"The latent space of the {model} encoder, by digit. The mean point of its own label is "
+        f"the closest for {(nearest == labels).mean():.0%} of the images.",
+    )
 
 # %% [markdown]
 # # 5. Stop and resume

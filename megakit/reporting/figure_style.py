@@ -59,8 +59,8 @@ def figure_style() -> Iterator[None]:
 
 def font_file() -> str:
     """Returns the file of the figures' font; importing matplotlib would take half a second."""
-    folder = "matplotlib/mpl-data/fonts/ttf"
-    return str(distribution("matplotlib").locate_file(f"{folder}/DejaVuSans.ttf"))
+    file = "matplotlib/mpl-data/fonts/ttf/DejaVuSans.ttf"
+    return str(distribution("matplotlib").locate_file(file))
 
 
 def percent(probability: float) -> str:

@@ -62,18 +62,22 @@ def confusion_matrix(counts: NDArray[np.int64]) -> Figure:
     return figure
 
 
-def clear_view(middles: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the direction (3,) from which the nearest two of the names at points (K, 3) are apart.
+def clear_view(middles: Iterable[Any], extent: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the direction from which the nearest two of some points look farthest apart.
 
-    No direction is along an axis, because the numbers on this axis would cover each other.
+    No direction is along an axis: the numbers at its ticks would cover each other.
+
+    Args:
+        middles: The points (3,).
+        extent: What each axis of the figure, a cube, shows.
     """
-    up, turn, quarter = np.radians(np.mgrid[20:31:10, 25:66:10, 0:360:90]).reshape(3, -1)
-    around = turn + quarter
-    views = np.stack([np.cos(up) * np.cos(around), np.cos(up) * np.sin(around), np.sin(up)])
-    first, second = np.triu_indices(len(middles), 1)
-    between = middles[first] - middles[second]
-    seen = (between**2).sum(axis=1, keepdims=True) - (between @ views) ** 2
-    return views[:, seen.min(axis=0, initial=np.inf).argmax()]
+    sides = (-2, -1, 1, 2)
+    views = np.array([(x, y, 1.0) for x in sides for y in sides])
+    views /= np.linalg.norm(views, axis=1, keepdims=True)
+    scaled = np.stack([*middles]) / np.maximum(extent, 1e-9)
+    first, second = np.triu_indices(len(scaled), 1)
+    seen = np.linalg.norm(np.cross((scaled[first] - scaled[second])[:, None], views), axis=2)
+    return views[seen.min(axis=0, initial=np.inf).argmax()]
 
 
 def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
@@ -106,7 +110,7 @@ def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
         figure.suptitle("Latent space", x=0.03, y=0.96, ha="left", weight="bold", size=14)
         if is_solid:
             axes: Any = figure.add_axes((0.0, 0.0, 1.0, 1.0), projection="3d")
-            x, y, z = clear_view(np.stack([*middles.values()]) / np.maximum(high - low, 1e-9))
+            x, y, z = clear_view(middles.values(), high - low)
             axes.view_init(elev=np.degrees(np.arcsin(z)), azim=np.degrees(np.arctan2(y, x)))
             axes.set_box_aspect((1, 1, 1), zoom=0.9)
             axes.computed_zorder = False  # otherwise, points hide class names

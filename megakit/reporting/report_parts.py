@@ -85,7 +85,7 @@ def points_in_space(
         place = dict(zip("xyz", middles[-1], strict=True))
         text = {"text": f"<b>{k}</b>", "bgcolor": "rgba(255,255,255,.85)"}
         names.append({"showarrow": False, **place, **text})
-    eye = 1.6 * clear_view(np.stack(middles) / np.maximum(np.ptp(points, axis=0), 1e-9))
+    eye = 1.6 * clear_view(middles, np.ptp(points, axis=0))
     layout = {
         "margin": {"l": 0, "r": 0, "t": 0, "b": 0},
         "legend": {"itemsizing": "constant"},

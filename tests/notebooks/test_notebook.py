@@ -108,7 +108,6 @@ def gradients(folder: Path) -> dict[str, dict[str, int]]:
         def call(*args: Any, **kwargs: Any) -> Any:
             result, weights = method(*args, **kwargs), list[Any](module.parameters())
             seen[moment] = {
-                "weights": len(weights),
                 "grad is None": sum(weight.grad is None for weight in weights),
                 "grad is main_grad": sum(weight.grad is weight.main_grad for weight in weights),
                 "main_grad is not 0": sum(bool(weight.main_grad.any()) for weight in weights),
