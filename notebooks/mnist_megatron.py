@@ -448,7 +448,7 @@ from megakit.reporting.figure_style import percent
 data.setup("predict")
 confidence = table[:, 3:].max(axis=1)
 worst = [i for i in np.argsort(-confidence) if label[i] != prediction[i]][:20]
-pictures = drawing.dark_on_light([data.mnist_test[idx[i]]["data"][0] for i in worst])
+pictures = drawing.dark_on_light(np.stack([data.mnist_test[idx[i]]["data"][0] for i in worst]))
 mistakes = drawing.mistakes(pictures, label[worst], prediction[worst], confidence[worst], 10)
 show_figure(
     Image(drawing.to_png(mistakes)),
@@ -476,10 +476,10 @@ labels = batch["label"].numpy()
 for model, z in points.items():
     means = np.stack([z[labels == digit].mean(axis=0) for digit in range(10)])
     nearest = np.linalg.norm(z[:, None] - means, axis=2).argmin(axis=1)
-    figure = latent_space(z, labels)
-    figure.dpi = 72
+    space = latent_space(z, labels)
+    space.dpi = 72
     show_figure(
-        figure,
+        space,
         f"The latent space of the {model} encoder, by digit. The mean point of its own label is "
         f"the closest for {(nearest == labels).mean():.0%} of the images.",
     )
