@@ -1,7 +1,6 @@
 """Shows what the classifier saw of a user's pictures: `inputs.png`, and remarks on odd pictures."""
 
 import csv
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.reporting import drawing
-from megakit.reporting.figure_style import BAD, INK
+from megakit.reporting.figure_style import BAD, INK, percent
 from megakit.reporting.files import write_atomically
 from mnist.own_pictures import listed
 from mnist.photos import LEAST_PART, ink_of_parts
@@ -81,8 +80,7 @@ def draw_inputs(
     captions = []
     for image, source, answer in zip(shown, sources, answers, strict=False):
         is_odd = bool(oddities(image, answer))
-        # Rounded down: only a probability of 1 is 100%.
-        said = f"{answer.digit}, {math.floor(100 * answer.probability)}%{' ?' if is_odd else ''}"
+        said = f"{answer.digit}, {percent(answer.probability)}{' ?' if is_odd else ''}"
         captions.append([[(source, INK)], [(said, BAD if is_odd else INK)]])
     columns = min(COLUMNS, len(shown))
     return drawing.captioned(shown, captions, columns, SCALE, FONT_SIZE, title)

@@ -11,12 +11,8 @@
 # run it again, and the training resumes.
 
 # %%
-import inspect
 import sys
 import tempfile
-import textwrap
-from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -26,47 +22,15 @@ sys.path.insert(0, str(ROOT))
 RUNS = Path(tempfile.mkdtemp())  # for checkpoints and metrics
 
 # %% [markdown]
-# NeMo and Megatron assume an NVIDIA GPU. `import_stack` imports them; without a GPU, it first
-# replaces the functions that would fail (`megakit/runtime` lists them, with reasons).
+# NeMo and Megatron assume an NVIDIA GPU. `import_stack` imports them. Without a GPU, it also
+# replaces the functions that would fail: those of torch before the import, those of NeMo and
+# Megatron after it (`megakit/runtime` lists them, with reasons).
 
 # %%
 from megakit.job.interactive import import_stack, open_run
 from mnist.sizes import SizeOptions
 
 import_stack(width=SizeOptions.hidden_size)
-
-import lightning.pytorch as pl
-import matplotlib.pyplot as plt
-import numpy as np
-import torch
-from IPython.display import Markdown, display
-
-
-def show_source(*items: Any) -> None:
-    """Shows the source of classes and functions, each below its name and its file."""
-    for item in items:
-        file = Path(inspect.getfile(inspect.unwrap(item))).relative_to(ROOT)
-        code = textwrap.dedent(inspect.getsource(item))
-        display(Markdown(f"`{item.__qualname__}` in {file}\n\n```python\n{code}```"))
-
-
-def show_figure(result: str) -> None:
-    """Shows the current figure with a text that says its result to who does not see the figure."""
-    display(plt.gcf(), metadata={"image/png": {"alt": result}})
-    display(Markdown(f"*{result}*"))
-    plt.close()
-
-
-def draw_images(images: Sequence[Any], titles: Sequence[str] = (), columns: int = 12) -> None:
-    """Draws images (28, 28) in rows, with dark ink on white."""
-    rows = -(-len(images) // columns)
-    figure = plt.figure(figsize=(9, rows * (9 / columns + 0.4 * bool(titles))))
-    for place, (image, title) in enumerate(zip_longest(images, titles, fillvalue="")):
-        ax = figure.add_subplot(rows, columns, place + 1)
-        ax.imshow(image, cmap="gray_r", vmin=0, vmax=1)
-        ax.set_title(title, fontsize=9)
-        ax.set_axis_off()
-
 
 # %% [markdown]
 # The notebook uses the MNIST that your runs use: it looks in the folder that `MNIST_DATA_DIR`
@@ -104,11 +68,28 @@ print(f"This notebook trains and tests with the dataset {DATASET}.")
 # `DropPixels` computes which ones, from seed, epoch and index:
 
 # %%
-from megakit.data import EpochIndex
+import inspect
+import textwrap
+
+from IPython.display import Image, Markdown, display
+
 from model_components import DropPixels, MNISTDataModule
-from model_pretrain import PRETRAIN, PretrainOptions
+
+
+def show_source(*items: Any) -> None:
+    """Shows the source of classes and functions, each below its name and its file."""
+    for item in items:
+        file = Path(inspect.getfile(inspect.unwrap(item))).relative_to(ROOT)
+        code = textwrap.dedent(inspect.getsource(item))
+        display(Markdown(f"`{item.__qualname__}` in {file}\n\n```python\n{code}```"))
+
 
 show_source(DropPixels)
+
+# %%
+from megakit.data import EpochIndex
+from model_pretrain import PRETRAIN, PretrainOptions
+
 MICRO_BATCH = 32  # samples per forward pass; the global batch of a step has 128 samples
 options = PretrainOptions(**common, max_steps=600, micro_batch_size=MICRO_BATCH, val_interval=100)
 data = MNISTDataModule(
@@ -122,12 +103,34 @@ data.setup("fit")
 print("Images at the places 0 to 7:", [int(data.mnist_train[i]["idx"]) for i in range(8)])
 
 # %%
+import torch
+
+from megakit.reporting import drawing
+
+
+def show_figure(figure: Any, result: str) -> None:
+    """Shows a figure, and its result as text for readers who cannot see the figure."""
+    display(figure, metadata={"image/png": {"alt": result}})
+    display(Markdown(f"*{result}*"))
+
+
+def draw_images(images: torch.Tensor, columns: int, titles: tuple[str, ...] = ()) -> Image:
+    """Draws images (N, 28, 28) with values in [0, 1] as dark ink on white."""
+    ink = (255 - 255 * images.clip(0, 1)).byte().numpy()
+    captions = [[[(title, "black")]] for title in titles] or [[]] * len(ink)
+    picture = drawing.captioned(ink, captions, columns, scale=24 // columns, font_size=12)
+    return Image(drawing.to_png(picture))
+
+
 epochs = data.mnist_train.dataset  # the training images, by (epoch, index)
 views = [epochs[EpochIndex(epoch, 7)] for epoch in (0, 1, 2, 0)]
-shown = [views[0]["data"][0], *(view["corrupted"][0] for view in views)]
-draw_images(shown, ["image 7", "epoch 0", "epoch 1", "epoch 2", "epoch 0 again"], columns=7)
+shown = torch.stack([views[0]["data"][0], *(view["corrupted"][0] for view in views)])
+titles = ("image 7", "epoch 0", "epoch 1", "epoch 2", "epoch 0 again")
 others, again = int((shown[1] != shown[2]).sum()), int((shown[1] != shown[4]).sum())
-show_figure(f"Image 7: {others} pixels differ between epochs 0 and 1, {again} in epoch 0 again.")
+show_figure(
+    draw_images(shown, 5, titles),
+    f"Image 7: {others} pixels differ between epochs 0 and 1, {again} in epoch 0 again.",
+)
 
 # %% [markdown]
 # If a dataset breaks this contract, Megatron reports no error, and the ranks train on different
@@ -159,10 +162,10 @@ sampler = data.data_sampler  # a subclass of NeMo's MegatronDataSampler
 # %% [markdown]
 # ## A config builds the model late
 #
-# A layer has to know its rank before it can allocate its part of the weights, and the ranks exist
-# only after NeMo's strategy has set up the *process groups*, the sets of ranks that communicate. So
-# the Lightning module receives a config instead of a model, and the Trainer calls `configure_model`
-# when the groups exist.
+# A layer has to know its tensor-parallel rank before it can allocate its part of the weights, and a
+# process knows this rank only after NeMo's strategy has set up the *process groups*, the sets of
+# ranks that communicate. So the Lightning module receives a config instead of a model, and the
+# Trainer calls `configure_model` when the groups exist.
 # Until then, the Lightning module has no parameters. The config also names the class of the model
 # and the class of the loss.
 
@@ -208,38 +211,47 @@ show_source(
 
 
 # %% [markdown]
-# The next cell trains, and a callback records the micro batches of the first steps.
+# The next cell trains, and a callback records the micro batches of the first step.
 
 # %%
+import lightning.pytorch as pl
+
+
 class Recorder(pl.Callback):
-    """Records the micro batches and the steps of the training, one line for each."""
+    """Records the micro batches and the loss of the first step."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        pl_module.register_forward_hook(self.on_forward)
+        self.hook = pl_module.register_forward_hook(self.on_forward)
 
     def on_forward(self, module: Any, inputs: Any, output: Any) -> None:
         shapes = {name: tuple(value.shape) for name, value in output.items()}
         self.seen.append(f"training_step of {tuple(inputs[0]['data'].shape)} returns {shapes}")
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: object) -> None:
-        self.seen.append(f"the loss reduces the four reports to {float(outputs['loss']):.5f}")
+        if len(self.seen) == 4:
+            self.hook.remove()
+            self.seen.append(f"the loss reduces the four reports to {float(outputs['loss']):.5f}")
 
 
 recorder = Recorder()
 with open_run(PRETRAIN, options) as run:  # checks the options, locks the folder of the run
     trainer = build_trainer(run, callbacks=[recorder])
     train(model=module, data=data, trainer=trainer, resume=run.resume)
-print(*recorder.seen[:5], sep="\n")
+print(*recorder.seen, sep="\n")
 
 
 # %% [markdown]
 # Four micro batches of 32 samples make one global batch of 128, and one step of the optimizer. Here
-# are all 600 steps:
+# is the loss of every tenth of the 600 steps:
 
 # %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+
 def column(run: str, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the steps and the values of a column of a run's metrics.csv."""
     rows = np.genfromtxt(RUNS / run / "metrics.csv", delimiter=",", names=True)
@@ -249,13 +261,15 @@ def column(run: str, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def draw_curves(run: str, quantity: str) -> dict[str, float]:
     """Shows training and validation loss, cut off above 4 times the last; returns the last."""
-    _, ax = plt.subplots(figsize=(7, 2.6))
+    figure, ax = plt.subplots(figsize=(7, 2.6))
     ax.plot(*column(run, "train_loss"), label="train_loss")
     ax.plot(*column(run, "val_loss"), "o--", label="val_loss")
     losses = column(run, "val_loss")[1]
     ax.set(xlabel="optimizer step", ylabel=quantity, ylim=(0, 4 * losses[-1]))
     ax.legend(frameon=False)
-    show_figure(f"The validation's {quantity} goes from {losses[0]:.4f} to {losses[-1]:.4f}.")
+    plt.close(figure)  # otherwise, Jupyter shows it once more
+    result = f"The validation's {quantity} goes from {losses[0]:.4f} to {losses[-1]:.4f}."
+    show_figure(figure, result)
     return {"val_loss": round(float(losses[-1]), 4)}
 
 
@@ -310,17 +324,44 @@ print("manifest:", {name: getattr(manifest, name) for name in ("model", "step", 
 # ## A gradient is in `main_grad`
 #
 # Megatron's `DistributedDataParallel` adds the gradients of all micro batches to one buffer, so
-# that a single all-reduce, a sum that all data-parallel ranks receive, synchronizes them. Therefore
-# `weight.grad` is None after the backward pass, and the gradient is in `weight.main_grad`. Only an
-# optimizer of Megatron reads this buffer, so the module gets its optimizer from `megatron_adam`.
+# that a single all-reduce, a sum that all data-parallel ranks receive, synchronizes them. Its hooks
+# add each gradient to `weight.main_grad`, a part of the buffer, and set `weight.grad` to None. So
+# `weight.grad` is None after the backward pass. Only an optimizer of Megatron reads the buffer, so
+# the module gets its optimizer from `megatron_adam`. This optimizer's step, in float32, first sets
+# `weight.grad` to `weight.main_grad`.
+#
+# The next cell looks at the 8 weights after the backward pass of a step, and again after the
+# optimizer's step:
 
 # %%
-parameters: Any = list(module.parameters())
-{
-    "weights": len(parameters),
-    "with grad": sum(weight.grad is not None for weight in parameters),
-    "with main_grad": sum(weight.main_grad is not None for weight in parameters),
-}
+from dataclasses import replace
+
+seen: dict[str, dict[str, int]] = {}
+
+
+def look(moment: str) -> Any:
+    """Returns a hook that counts the gradients of the weights at a moment of a step."""
+
+    def hook(trainer: Any, pl_module: Any, *args: object) -> None:
+        weights = list(pl_module.parameters())
+        seen[moment] = {
+            "grad is None": sum(weight.grad is None for weight in weights),
+            "grad is main_grad": sum(weight.grad is weight.main_grad for weight in weights),
+            "main_grad is not 0": sum(bool(weight.main_grad.any()) for weight in weights),
+        }
+
+    return hook
+
+
+hooks = pl.callbacks.LambdaCallback(
+    on_before_optimizer_step=look("after the backward pass"),
+    on_train_batch_end=look("after the optimizer's step"),
+)
+one_step = replace(options, output_dir=Path(tempfile.mkdtemp()), max_steps=1, precision="32")
+with open_run(PRETRAIN, one_step) as run:
+    module, trainer = build_module(one_step), build_trainer(run, callbacks=[hooks])
+    train(model=module, data=data, trainer=trainer, resume=run.resume)
+seen
 
 # %% [markdown]
 # # 2. Reconstructions
@@ -336,9 +377,10 @@ show_source(PretrainModel)
 samples = torch.utils.data.default_collate([epochs[EpochIndex(9, i)] for i in range(12)])
 with torch.no_grad():
     restored = autoencoder(samples["corrupted"])["x_hat"].reshape(-1, 28, 28)
-draw_images([*samples["corrupted"][:, 0], *restored])
+figure = draw_images(torch.cat([samples["corrupted"][:, 0], restored]), 12)
 error = float(((restored - samples["data"][:, 0]) ** 2).mean())
-show_figure(f"Twelve corrupted digits and their reconstructions; mean squared error {error:.3f}.")
+result = f"Twelve corrupted digits and their reconstructions; mean squared error {error:.3f}."
+show_figure(figure, result)
 
 # %% [markdown]
 # # 3. Fine-tune
@@ -396,27 +438,32 @@ idx, label, prediction = table[:, :3].astype(int).T
 }
 
 # %% [markdown]
-# These are the mistakes with the highest probabilities. The title of each image is label →
-# prediction, with the probability of the prediction.
+# These are the mistakes with the highest probabilities. Below each image are its label, its
+# prediction and the probability of the prediction.
 
 # %%
+from megakit.reporting.figure_style import percent
+
 data.setup("predict")
 confidence = table[:, 3:].max(axis=1)
 worst = [i for i in np.argsort(-confidence) if label[i] != prediction[i]][:20]
-titles = [f"{label[i]} → {prediction[i]}\n{confidence[i]:.1%}" for i in worst]
-draw_images([data.mnist_test[idx[i]]["data"][0] for i in worst], titles, columns=10)
+pictures = drawing.dark_on_light(np.stack([data.mnist_test[idx[i]]["data"][0] for i in worst]))
+mistakes = drawing.mistakes(pictures, label[worst], prediction[worst], confidence[worst], 10)
 show_figure(
-    f"{len(worst)} wrong predictions with probabilities from {confidence[worst].min():.1%} to "
-    f"{confidence[worst].max():.1%}."
+    Image(drawing.to_png(mistakes)),
+    f"{len(worst)} wrong predictions with probabilities of at least "
+    f"{percent(confidence[worst].min())}.",
 )
 
 
 # %% [markdown]
 # The trunk maps each image to a point *z* in 3-D space, and the head classifies by its position.
-# Pretraining (left) places images of similar shape together; fine-tuning (right) places images of
-# equal label together.
+# Pretraining (the first figure) places images of similar shape together; fine-tuning (the second)
+# places images of equal label together.
 
 # %%
+from megakit.reporting.figures import latent_space
+
 classifier = ExampleFineTuneConfig(initial_ckpt_path=str(classifier_checkpoint)).configure_model()
 batch = fetch_batch(data.mnist_test, np.arange(300 if DATASET == "digits" else 2000))
 with torch.no_grad():
@@ -424,20 +471,17 @@ with torch.no_grad():
         "pretrained": autoencoder(batch["data"])["z"].numpy(),
         "fine-tuned": classifier(batch["data"], return_latent=True)[1].numpy(),
     }
-labels, shares = batch["label"].numpy(), []
-_, axes = plt.subplots(1, 2, figsize=(9.5, 4.5), layout="tight", subplot_kw={"projection": "3d"})
-for ax, (title, z) in zip(axes, points.items(), strict=True):
-    ax.set(title=title, xticklabels=[], yticklabels=[], zticklabels=[])
-    ax.scatter(*z.T, c=labels, cmap="tab10", s=3, alpha=0.6)
+labels = batch["label"].numpy()
+for model, z in points.items():
     means = np.stack([z[labels == digit].mean(axis=0) for digit in range(10)])
-    for digit, mean in enumerate(means):
-        ax.text(*mean, str(digit), weight="bold", size=12)
     nearest = np.linalg.norm(z[:, None] - means, axis=2).argmin(axis=1)
-    shares.append((nearest == labels).mean())
-show_figure(
-    "Points in the latent space, by digit. The mean point of its own label is the closest for "
-    f"{shares[0]:.0%} of the images after pretraining, for {shares[1]:.0%} after fine-tuning."
-)
+    space = latent_space(z, labels)
+    space.dpi = 72
+    show_figure(
+        space,
+        f"The latent space of the {model} encoder, by digit. The mean point of its own label is "
+        f"the closest for {(nearest == labels).mean():.0%} of the images.",
+    )
 
 # %% [markdown]
 # # 5. Stop and resume
@@ -449,7 +493,6 @@ show_figure(
 
 # %%
 import signal
-from dataclasses import replace
 
 from megakit.errors import Stopped, UserError
 

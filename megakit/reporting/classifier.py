@@ -8,7 +8,7 @@ import numpy as np
 
 from megakit.errors import UserError
 from megakit.reporting import drawing, figures
-from megakit.reporting.figure_style import to_png
+from megakit.reporting.figure_style import percent, to_png
 from megakit.reporting.files import write_atomically
 from megakit.reporting.predictions import Columns, Predictions
 from megakit.reporting.results import Results
@@ -92,7 +92,7 @@ def _answers(sources: Sequence[str], results: Results) -> dict[str, str]:
     """Returns a line for each of the first predictions, and the number of further predictions."""
     first = results.shown[np.arange(min(MOST_ANSWERS, len(results.shown)))]
     shown = zip(first.idx, first.prediction, first.probabilities.max(axis=1), strict=True)
-    rows = {sources[idx]: f"{answer}, probability {share:.1%}" for idx, answer, share in shown}
+    rows = {sources[idx]: f"{answer}, probability {percent(share)}" for idx, answer, share in shown}
     if (more := len(sources) - len(first)) > 0:
         rows["and"] = f"{more:,} more in predictions.csv"
     return rows

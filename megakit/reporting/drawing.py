@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.reporting.figure_style import BAD, INK
+from megakit.reporting.figure_style import BAD, INK, font_file, percent
 
 Picture = NDArray[np.uint8]
 #: A line of text below an image: texts with their colours.
@@ -41,7 +41,7 @@ def captioned(
     from PIL import Image, ImageDraw, ImageFont
 
     height, width = (scale * size for size in images.shape[1:])
-    font = ImageFont.load_default(font_size)
+    font = ImageFont.truetype(font_file(), font_size)
     line, gap = font_size * 4 // 3, max(12, width // 8)
     rows, step = math.ceil(len(images) / columns), line * max(map(len, captions)) + gap + height
     top = gap + (2 * line if title else 0)
@@ -82,9 +82,8 @@ def mistakes(
     title: str = "",
 ) -> Picture:
     """Draws images (N, height, width) with label, prediction and probability below each image."""
-    # Rounded down: only a probability of 1 is 100%.
     captions = [
-        [[(str(of_image), INK), (f" as {predicted}, {math.floor(100 * share)}%", BAD)]]
+        [[(str(of_image), INK), (f" as {predicted}", BAD)], [(percent(share), BAD)]]
         for of_image, predicted, share in zip(label, prediction, probability, strict=True)
     ]
     font_size = max(11, scale * images.shape[2] // 8)

@@ -62,8 +62,26 @@ def confusion_matrix(counts: NDArray[np.int64]) -> Figure:
     return figure
 
 
+def clear_view(middles: Iterable[Any], extent: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the direction from which the nearest two of some points look farthest apart.
+
+    No direction is along an axis: the numbers at its ticks would cover each other.
+
+    Args:
+        middles: The points (3,).
+        extent: What each axis of the figure, a cube, shows.
+    """
+    sides = (-2, -1, 1, 2)
+    views = np.array([(x, y, 1.0) for x in sides for y in sides])
+    views /= np.linalg.norm(views, axis=1, keepdims=True)
+    scaled = np.stack([*middles]) / np.maximum(extent, 1e-9)
+    first, second = np.triu_indices(len(scaled), 1)
+    seen = np.linalg.norm(np.cross((scaled[first] - scaled[second])[:, None], views), axis=2)
+    return views[seen.min(axis=0, initial=np.inf).argmax()]
+
+
 def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
-    """Draws the samples in a model's latent space by class, from the view of largest spread.
+    """Draws the samples in a model's latent space by class, from a clear view.
 
     Args:
         points: The points (N, D), with D at least 2. If D is above 3, the figure shows the 3
@@ -78,32 +96,31 @@ def latent_space(points: NDArray[Any], labels: NDArray[np.int64]) -> Figure:
     points = np.asarray(points, np.float64)
     if points.shape[1] < 2:
         raise ValueError(f"points of shape {points.shape}: a picture takes at least 2 dimensions.")
-    axis_name = "z" if points.shape[1] <= 3 else "direction"
-    centered = points - points.mean(axis=0)
-    directions = np.linalg.eigh(centered.T @ centered).eigenvectors.T[::-1]  # widest first
+    axis_name = "z"
     if points.shape[1] > 3:
-        points, directions = points @ directions[:3].T, np.eye(3)
+        axis_name, centered = "direction", points - points.mean(axis=0)
+        points = points @ np.linalg.eigh(centered.T @ centered).eigenvectors[:, :-4:-1]
     is_solid = points.shape[1] == 3
+    # Outliers are left out: they would compress the rest, or cover the labels of the axes.
+    low, high = np.percentile(points, (0.2, 99.8), axis=0)
+    is_inside = ((points >= low) & (points <= high)).all(axis=1)
+    middles = {label: np.median(points[labels == label], axis=0) for label in np.unique(labels)}
     with figure_style():
         figure = Figure((8, 7.6))
         figure.suptitle("Latent space", x=0.03, y=0.96, ha="left", weight="bold", size=14)
         if is_solid:
-            axes: Any = figure.add_axes((0.0, 0.03, 0.9, 0.92), projection="3d")
-            x, y, z = directions[2]  # this view direction hides the fewest points
+            axes: Any = figure.add_axes((0.0, 0.0, 1.0, 1.0), projection="3d")
+            x, y, z = clear_view(middles.values(), high - low)
             axes.view_init(elev=np.degrees(np.arcsin(z)), azim=np.degrees(np.arctan2(y, x)))
-            axes.set_box_aspect(None, zoom=1.05)
+            axes.set_box_aspect((1, 1, 1), zoom=0.9)
             axes.computed_zorder = False  # otherwise, points hide class names
         else:
             axes = figure.add_axes((0.1, 0.1, 0.84, 0.8))
-        # Outliers are left out: they would compress the rest, or cover the labels of the axes.
-        low, high = np.percentile(points, (0.2, 99.8), axis=0)
-        is_inside = ((points >= low) & (points <= high)).all(axis=1)
         colors = [class_color(label) for label in labels[is_inside]]
         area = np.clip(30_000 / max(len(points), 1), 5, 40)  # fewer points are larger
         flat = {"depthshade": False} if is_solid else {}
         axes.scatter(*points[is_inside].T, s=area, c=colors, linewidths=0, **flat)
-        for label in np.unique(labels):
-            middle = np.median(points[labels == label], axis=0)
+        for label, middle in middles.items():
             box = {"boxstyle": "circle,pad=0.25", "fc": "white", "ec": class_color(label), "lw": 2}
             style = {"ha": "center", "va": "center", "weight": "bold", "zorder": 9}
             axes.text(*middle, str(label), bbox=box, **style)

@@ -7,7 +7,8 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from megakit.reporting.figure_style import BAD, DEEP, GOOD, class_color
+from megakit.reporting.figure_style import BAD, DEEP, GOOD, class_color, percent
+from megakit.reporting.figures import clear_view
 from megakit.reporting.metrics import Metrics, further_columns, in_words
 from megakit.reporting.predictions import Predictions, shares_of_rows
 from megakit.reporting.report import ENVIRONMENT, chart, picture
@@ -73,20 +74,22 @@ def points_in_space(
     shown = np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).astype(np.int64))
     points, classes = np.round(points[shown, :3].astype(np.float64), 3), classes[shown]
     points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))  # missing dimensions are 0
-    traces, names = [], []
+    traces, names, middles = [], [], []
     for k in np.unique(classes).tolist():
         of_class = points[classes == k]
         place = dict(zip("xyz", of_class.T, strict=True))
         style = {"mode": "markers", "marker": {"size": 2, "color": class_color(k)}}
         traces.append({"type": "scatter3d", "name": str(k), "hoverinfo": "name", **place, **style})
         # Names at the class medians help users who cannot distinguish the colours.
-        place = dict(zip("xyz", np.median(of_class, axis=0), strict=True))
+        middles.append(np.median(of_class, axis=0))
+        place = dict(zip("xyz", middles[-1], strict=True))
         text = {"text": f"<b>{k}</b>", "bgcolor": "rgba(255,255,255,.85)"}
         names.append({"showarrow": False, **place, **text})
+    eye = 1.6 * clear_view(middles, np.ptp(points, axis=0))
     layout = {
         "margin": {"l": 0, "r": 0, "t": 0, "b": 0},
         "legend": {"itemsizing": "constant"},
-        "scene": {"annotations": names, "camera": {"eye": {"x": 1.05, "y": 1.05, "z": 0.6}}},
+        "scene": {"annotations": names, "camera": {"eye": dict(zip("xyz", eye, strict=True))}},
     }
     part: Markup = MACROS.space(chart(traces, layout, label, name=name, height=540))
     return part
@@ -117,8 +120,7 @@ def confusion_matrix(counts: NDArray[np.int64]) -> Markup:
 
 def mistakes(images: NDArray[np.uint8], predictions: Predictions) -> Markup:
     """Returns pictures (M, H, W), each with label, prediction and probability."""
-    # Rounded down: only a probability of 1 is 100%.
-    percents = np.floor(predictions.probabilities.max(axis=1) * 1000) / 10
+    percents = map(percent, predictions.probabilities.max(axis=1))
     shown = zip(images, predictions.label, predictions.prediction, percents, strict=True)
     part: Markup = MACROS.mistakes(shown)
     return part

@@ -20,6 +20,14 @@ def with_bars(number: int, length: int = 20) -> np.ndarray:
     return image
 
 
+def test_a_probability_is_rounded_down_to_a_tenth_of_a_percent() -> None:
+    shown = [
+        draw_inputs(with_bars(2)[None], ["3.png"], [Answer("3", probability)]).tobytes()
+        for probability in (0.99, 0.999, 0.9996, 1.0)
+    ]
+    assert [image == shown[1] for image in shown] == [False, True, True, False]
+
+
 def test_each_kind() -> None:
     assert oddities(with_bars(2), SURE) == []
     full = np.full((28, 28), 255, np.uint8)

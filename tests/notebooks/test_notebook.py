@@ -89,6 +89,56 @@ def test_each_picture_has_a_text_of_its_own(stored: Any) -> None:
     assert min(map(len, texts)) > 40
 
 
+def gradients(folder: Path) -> dict[str, dict[str, int]]:
+    """Looks at a step's gradients where the strategy's methods return, without a callback."""
+    from megakit.job.interactive import open_run
+    from megakit.training import megatron_adam, train
+    from model_components import (
+        BionemoLightningModule,
+        MNISTDataModule,
+        PretrainConfig,
+        build_trainer,
+    )
+    from model_pretrain import PRETRAIN, PretrainOptions
+
+    data = MNISTDataModule(None, 32, dataset="digits", global_batch_size=128)
+    module, seen = BionemoLightningModule(PretrainConfig(), megatron_adam(1e-3)), {}
+
+    def seen_after(method: Any, moment: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result, weights = method(*args, **kwargs), list[Any](module.parameters())
+            seen[moment] = {
+                "grad is None": sum(weight.grad is None for weight in weights),
+                "grad is main_grad": sum(weight.grad is weight.main_grad for weight in weights),
+                "main_grad is not 0": sum(bool(weight.main_grad.any()) for weight in weights),
+            }
+            return result
+
+        return call
+
+    options = PretrainOptions(
+        dataset="digits", output_dir=folder, max_steps=1, micro_batch_size=32, precision="32"
+    )
+    with open_run(PRETRAIN, options) as run_of_one_step:
+        trainer = build_trainer(run_of_one_step)
+        strategy: Any = trainer.strategy
+        for name, moment in (
+            ("training_step", "after the backward pass"),
+            ("optimizer_step", "after the optimizer's step"),
+        ):
+            setattr(strategy, name, seen_after(getattr(strategy, name), moment))
+        train(model=module, data=data, trainer=trainer, resume=run_of_one_step.resume)
+    return seen
+
+
+def test_gradients_are_where_it_says_at_each_moment(
+    stored: Any, ranks: Any, tmp_path: Path
+) -> None:
+    (seen,) = ranks.run(gradients, tmp_path, world_size=1)
+    assert seen in numbers(stored)
+    assert seen["after the backward pass"]["grad is None"] == 8
+
+
 def with_answers(notebook: Any) -> Any:
     """The notebook as a learner leaves it."""
     answers = [found[1] for cell in notebook.cells if (found := ANSWER.search(cell.source))]

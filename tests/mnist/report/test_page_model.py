@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from megakit.reporting.figure_style import percent
 from megakit.reporting.predictions import Predictions
 from mnist import files as mnist_files
 from mnist.training_form import to_training_form
@@ -39,6 +40,15 @@ def assert_same(page: str, predictions: Predictions, images: NDArray[np.uint8]) 
 def test_of_the_tutorial(page: str, trained: Trained) -> None:
     assert len(set(trained.predictions.prediction.tolist())) == 10  # else little is tested
     assert_same(page, trained.predictions, trained.images[:60])
+
+
+def test_a_probability_reads_as_on_the_console(page: str) -> None:
+    model, scripts = scripts_of(page)
+    shares = [0.0, 0.0006, 0.99, 0.999, 0.9996, 1.0]
+    given = {"model": model, "shares": shares}
+    found = run_javascript(f"{SHIM} {scripts} result = given.shares.map(percent);", given)
+    assert found == ["0.0%", "0.0%", "99.0%", "99.9%", "99.9%", "100.0%"]
+    assert found == [percent(share) for share in shares]
 
 
 def test_of_a_classifier_without_latents(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def test_reconstructions_are_those_of_the_model(trained: Trained) -> None:
 
 def test_each_part_shows_what_its_title_says(page: str, trained: Trained) -> None:
     assert "Left out" not in page
+    assert len(re.findall(r">[^<]*Draw a digit", page)) == 1
     predictions = trained.predictions
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
     scores = results_of(predictions).scores()
