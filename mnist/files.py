@@ -43,9 +43,9 @@ class DataOptions:
 
     dataset: Literal["auto", "mnist", "digits"] = "auto"
     """mnist: 60,000 + 10,000 images; downloaded if missing. digits: 1,797 scans from scikit-learn,
-    enlarged. auto: mnist if --data-dir or MNIST_DATA_DIR names a folder; else the dataset of the
-    run that is resumed, or of the start checkpoint; else mnist if it exists or can be downloaded;
-    else digits."""
+    enlarged. auto: the dataset of the start checkpoint; else mnist if --data-dir or MNIST_DATA_DIR
+    names a folder; else the dataset of the run that is resumed; else mnist if it exists or can be
+    downloaded; else digits."""
 
     def fingerprint(self) -> str:
         """Finds and checks the images, and returns the name of the dataset; see `find_dataset`.
@@ -53,27 +53,30 @@ class DataOptions:
         Without `--data-dir`, sets `data_dir` to the chosen folder, if the dataset is mnist.
 
         Raises:
-            UserError: As in `find_dataset`; or the command names another dataset than that of the
+            UserError: As in `find_dataset`; or `--dataset` names another dataset than that of the
                 start checkpoint.
         """
         earlier: Sequence[Any] = getattr(self, "earlier", ())
-        named = named_by(self.data_dir)
-        asked = "mnist" if named and self.dataset == "auto" else self.dataset
-        for run in earlier:
-            if run.is_start and run.dataset and asked not in ("auto", run.dataset):
-                raise UserError(
-                    f"{f'--dataset {asked}' if asked == self.dataset else named}: the start "
-                    f"checkpoint, of {run.path}, was trained on {run.dataset}. Choose --dataset "
-                    f"{run.dataset}, or start from a checkpoint that was trained on {asked}."
-                )
+        say = getattr(self, "say", print_to_stderr)
+        named, asked = named_by(self.data_dir), self.dataset
+        start = next((run for run in earlier if run.is_start and run.dataset), None)
+        if start and asked not in ("auto", start.dataset):
+            raise UserError(
+                f"--dataset {asked}: the start checkpoint, of {start.path}, was trained on "
+                f"{start.dataset}. Leave --dataset out, or start from a checkpoint that was "
+                f"trained on {asked}."
+            )
         previous = next((run.dataset for run in earlier if run.dataset), None)
-        if asked == "digits" or (asked == "auto" and previous == "digits"):
+        if asked == "auto":
+            asked = start.dataset if start else "mnist" if named else previous or "auto"
+        if asked == "digits":
+            if named and self.dataset == "auto":
+                say(f"{named} is not read: the start checkpoint was trained on digits.")
             self.data_dir = None  # no run remembers a folder that it does not read
             return find_dataset(DEFAULT, "digits")
-        say = getattr(self, "say", print_to_stderr)
         used = {run.path: folder for run in earlier if (folder := run.places.get("data_dir"))}
         data_dir = choose_data_dir(self.data_dir, used, say)
-        if asked == "auto" and (previous or used):
+        if self.dataset == "auto" and not named and (previous or used):
             named = AS_BEFORE
         found = find_dataset(data_dir, self.dataset, named, say)
         if found == "mnist":

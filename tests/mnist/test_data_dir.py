@@ -100,14 +100,17 @@ def test_a_named_folder_without_mnist(name, tmp_path):
     assert done.err.endswith("Copy the files there, or choose another --data-dir.\n")
 
 
-def test_a_folder_is_not_named_for_a_run_of_digits(mine, monkeypatch):
+def test_a_folder_is_not_named_for_a_run_of_digits(mine, monkeypatch, capsys):
     options = PretrainOptions(accelerator="cpu", data_dir=mine, dataset="digits")
     run = make_run(PRETRAIN, options, (100,))
     assert run.places() == {}
     assert prepare_run(FINETUNE, FinetuneOptions(accelerator="cpu")).dataset == "digits"
     monkeypatch.setenv("MNIST_DATA_DIR", str(mine))
-    told = problem(prepare_run, FINETUNE, FinetuneOptions(accelerator="cpu"))
-    assert told.startswith(f"MNIST_DATA_DIR={mine}: the start checkpoint, of runs/pretrain, was")
+    said = []
+    options = FinetuneOptions(accelerator="cpu")
+    vars(options)["say"] = said.append
+    assert prepare_run(FINETUNE, options).dataset == "digits"
+    assert said == []
     told = problem(prepare_run, PRETRAIN, PretrainOptions(accelerator="cpu"))
     assert "--dataset was digits, now mnist" in told
 
