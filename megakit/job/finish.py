@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from megakit.checkpoints.manifest import CHANGES, installed_versions
 from megakit.errors import RunDirectoryLostError, UserError, printable
-from megakit.job.cluster import is_first
+from megakit.job.cluster import has_process_group, is_first
 from megakit.job.code import project_of
 from megakit.job.options import CommonOptions
 from megakit.reporting.classifier import classify, show
@@ -85,13 +85,15 @@ def show_warnings(console: Console) -> None:
         log(message, category, filename, lineno, *more)
         parts = {*Path(os.path.relpath(os.path.realpath(filename), root)).parts}
         is_own = filename == losses.__file__ or (
-            filename[0] != "<" and not parts & {"..", "site-packages", "megakit"}
+            not filename.startswith("<") and not parts & {"..", "site-packages", "megakit"}
         )
         place = f"{Path(filename).name}, line {lineno}"
         if is_own and category in (UserWarning, RuntimeWarning) and place not in shown:
             shown.add(place)
             if os.getpid() == process and is_first(place):  # a loader's worker has no connection
-                console.error(printable(f"Warning: {place}: {message}"))
+                # Before there are connections, all ranks warn alike.
+                show = console.error if has_process_group() else console.say
+                show(printable(f"Warning: {place}: {message}"))
 
     warnings.showwarning = tell  # type: ignore[assignment]  # Python calls it by position
 
@@ -154,7 +156,7 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
     rate = steps / max(reporter.stepping_seconds, 1e-9)
     total = time.perf_counter() - run.began
     times = reporter.times(total)
-    normalizes = getattr(trainer.strategy, "batch_norms", ())
+    normalizes = getattr(trainer.strategy, "has_batch_norm", False)
     write_json(
         run.directory.summary,
         _summary(run)

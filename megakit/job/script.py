@@ -189,7 +189,8 @@ def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str)
         return exit_status(stopped.signal)
     except UserError:
         run.check_directory()  # a lost run directory explains the error better
-        traceback.print_exc()  # to the log, where the reason of an unknown error can be found
+        if run.console.is_diverted:
+            traceback.print_exc()  # to the log, where the reason of an unknown error can be found
         run.withdraw()
         raise
     except OSError:

@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(f"{error}. Name another file by --figure.") from None
     except UserError as error:
         for problem in error.problems:
-            print(f"compare: {problem}", file=sys.stderr)
+            print(f"{parser.prog}: {problem}", file=sys.stderr)
         return 2
     print(f"The figure is {figure}.")
     return 1 if found.is_bug else 0

@@ -146,7 +146,11 @@ def refusal_of(folder: Any, error: Any) -> UserError:
         return cause
     if isinstance(cause, KeyError) and str(cause).strip("\"'").startswith("optimizer."):
         return UserError(f"{folder}: {NO_OPTIMIZER}")
-    return UserError(printable(f"{folder}: could not be loaded ({reason_of(cause)}). {SEE_LOG}"))
+    reason = reason_of(cause)
+    text = f"{folder}: could not be loaded ({reason}). {SEE_LOG}"
+    if "is not a distributed checkpoint" in reason:  # `metadata.json` is missing
+        text = f"{folder}: cannot be read ({reason}). {USE_ANOTHER}"
+    return UserError(printable(text))
 
 
 @contextlib.contextmanager

@@ -1,11 +1,11 @@
 """Keeps buffers equal on all data-parallel ranks: a checkpoint contains those of one rank."""
 
-import re
 import zlib
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.utils import unwrap_model
 from torch import nn
 
 from megakit.errors import UserError
@@ -30,7 +30,7 @@ def batch_norms(model: nn.Module) -> list[Any]:
 def average_running_statistics(layers: list[Any]) -> None:
     """Averages running means and variances over the data-parallel ranks, in float32.
 
-    Each rank updates them from its own samples. A frozen layer is in evaluation mode.
+    Each rank updates them from its own samples. A layer in evaluation mode is frozen, and left out.
     """
     pairs = [(layer.running_mean, layer.running_var) for layer in layers if layer.training]
     buffers = [buffer for pair in pairs for buffer in pair if buffer is not None]
@@ -42,28 +42,23 @@ def average_running_statistics(layers: list[Any]) -> None:
         _copy(buffers, parts)
 
 
-def refuse_different_buffers(model: nn.Module, device: torch.device) -> None:
+def refuse_different_buffers(model: nn.Module) -> None:
     """Refuses a saved buffer that differs between data-parallel ranks.
 
     Raises:
         UserError: A buffer differs; all ranks name the first one.
     """
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    buffers = {
-        re.sub(r"^(module\.)*", "", f"{path}.{name}"): buffer  # without the wrappers' names
-        for path, module in model.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if group.size() > 1
-        if name not in require_attribute(module, "_non_persistent_buffers_set")
-    }
-    if not buffers:
+    if group.size() == 1:
         return
-    copies = on_host(buffers).values()
-    sums = [zlib.crc32(each.reshape(-1).view(torch.uint8).numpy()) for each in copies]
-    extremes = torch.tensor([[number, -number] for number in sums], device=device)
-    torch.distributed.all_reduce(extremes, torch.distributed.ReduceOp.MAX, group)
-    for name, (most, negative_least) in zip(buffers, extremes.tolist(), strict=True):
-        if most != -negative_least:
+    model = unwrap_model(model)
+    saved = model.state_dict().keys()
+    copies = on_host({name: value for name, value in model.named_buffers() if name in saved})
+    own = {n: zlib.crc32(v.reshape(-1).view(torch.uint8).numpy()) for n, v in copies.items()}
+    found = [own] * group.size()
+    torch.distributed.all_gather_object(found, own, group=group)
+    for name, number in own.items():
+        if any(of_rank[name] != number for of_rank in found):
             raise UserError(
                 f"Buffer {name}: its values differ between data-parallel ranks, and a checkpoint "
                 "contains those of one rank. Average it over these ranks where the model changes "

@@ -160,8 +160,7 @@ class StopOnSignal(pl.Callback):
         elif is_first:
             with contextlib.suppress(RuntimeError):  # the signal came while a line was written
                 self.say(
-                    "Stopping: a checkpoint is saved after this step. A second signal ends at "
-                    "once, without it."
+                    "Stopping: a checkpoint will be saved. A second signal ends at once, without."
                 )
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -50,15 +50,16 @@ def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, 
 
 
 def check_shapes(name: str, value: Tensor, other_name: str, other: Tensor, remedy: str) -> None:
-    """Refuses different shapes, with which torch may compute without an error.
+    """Refuses different shapes that torch broadcasts, because it then computes without an error.
 
     Raises:
-        UserError: The shapes differ.
+        UserError: The shapes differ, and torch would broadcast them.
     """
-    if value.shape != other.shape:
+    sizes = zip(reversed(value.shape), reversed(other.shape), strict=False)
+    if value.shape != other.shape and all(a == b or 1 in (a, b) for a, b in sizes):
         raise UserError(
             f"{name} has the shape {tuple(value.shape)}, and {other_name} {tuple(other.shape)}. "
-            "The shapes have to be equal, because torch broadcasts others, which mixes the values "
+            "The shapes have to be equal, because torch broadcasts these, which mixes the values "
             f"of different samples. {remedy}"
         )
 
@@ -116,14 +117,11 @@ class MeanLossReduction(MegatronLossReduction):
                 `train_margin` and `val_margin`.
 
         Raises:
-            UserError: The target's shape differs from the output's, and the target is floating
-                point, or the output has one value for each sample.
+            UserError: Torch would broadcast target and output to one shape, and the target is
+                floating point, or the output has one value for each sample.
         """
         if target.is_floating_point() or output.shape[1:].numel() == 1:
-            remedy = (
-                "Reshape output or target; class numbers have to be integers. A criterion that "
-                "needs another tensor, such as a variance, can close over it."
-            )
+            remedy = "Reshape or expand one of them; class numbers have to be integers."
             name = f"{type(self).__name__}: the target"
             check_shapes(name, target, "the output", output, remedy)
         if "loss_mask" in batch:

@@ -75,6 +75,7 @@ class ExactStrategy(nl.MegatronStrategy):
             before.
         norms: The norms that are on the GPU and not read yet, of the last steps.
         batch_norms: In training, the layers of this rank that have statistics of a micro batch.
+        has_batch_norm: Whether a rank has such layers.
         observers: Functions that are called with each micro batch of a validation and the model's
             output, on the last pipeline stage.
         opens_data_at: When Lightning began to open the data, by `time.perf_counter()`.
@@ -159,6 +160,9 @@ class ExactStrategy(nl.MegatronStrategy):
             config = require_attribute(self.model[0], "config")
             refuse_wrong_gradients(config, self.model, self._step("training").loss)
             self.batch_norms = batch_norms(self.model)
+            number = torch.tensor(len(self.batch_norms), device=self.root_device)
+            torch.distributed.all_reduce(number)  # another pipeline stage may have them
+            self.has_batch_norm = bool(number)
             if self.cuda_graph:
                 self.step_graph = StepGraph(self)
 
@@ -189,7 +193,7 @@ class ExactStrategy(nl.MegatronStrategy):
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Saves, if all gradients' norms were finite, and the data-parallel ranks' models equal."""
         self.read()
-        refuse_different_buffers(self.lightning_module, self.root_device)
+        refuse_different_buffers(self.lightning_module.module)
         if self.cuda_graph:
             # Megatron's threads copy the weights on the default stream.
             torch.cuda.synchronize(self.root_device)
@@ -228,7 +232,7 @@ class ExactStrategy(nl.MegatronStrategy):
     def on_validation_start(self) -> None:
         """Checks that all data-parallel ranks validate one model."""
         super().on_validation_start()
-        refuse_different_buffers(self.lightning_module, self.root_device)
+        refuse_different_buffers(self.lightning_module.module)
 
     def validation_step(
         self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from megakit.job.options import EarlierRun
 from mnist.data_dir import choose_data_dir
 from mnist.files import find_data
 from model_finetune import FINETUNE, FinetuneOptions
@@ -100,19 +101,28 @@ def test_a_named_folder_without_mnist(name, tmp_path):
     assert done.err.endswith("Copy the files there, or choose another --data-dir.\n")
 
 
-def test_a_folder_is_not_named_for_a_run_of_digits(mine, monkeypatch, capsys):
+def test_a_folder_is_not_named_for_a_run_of_digits(mine, monkeypatch):
     options = PretrainOptions(accelerator="cpu", data_dir=mine, dataset="digits")
     run = make_run(PRETRAIN, options, (100,))
     assert run.places() == {}
     assert prepare_run(FINETUNE, FinetuneOptions(accelerator="cpu")).dataset == "digits"
     monkeypatch.setenv("MNIST_DATA_DIR", str(mine))
-    said = []
-    options = FinetuneOptions(accelerator="cpu")
-    vars(options)["say"] = said.append
-    assert prepare_run(FINETUNE, options).dataset == "digits"
-    assert said == []
+    assert prepare_run(FINETUNE, FinetuneOptions(accelerator="cpu")).dataset == "digits"
     told = problem(prepare_run, PRETRAIN, PretrainOptions(accelerator="cpu"))
     assert "--dataset was digits, now mnist" in told
+
+
+@pytest.mark.parametrize("name", ["--data-dir ", "MNIST_DATA_DIR="])
+def test_a_start_from_digits_says_that_a_named_folder_is_not_read(name, mine, monkeypatch):
+    options, said = FinetuneOptions(), []
+    start = EarlierRun(Path("runs/pretrain"), True, "digits", {})
+    vars(options).update(earlier=[start], say=said.append)
+    if name == "--data-dir ":
+        options.data_dir = mine
+    else:
+        monkeypatch.setenv("MNIST_DATA_DIR", str(mine))
+    assert options.fingerprint() == "digits"
+    assert said == [f"{name}{mine} is not read: the start checkpoint was trained on digits."]
 
 
 def test_a_run_whose_folder_is_lost_does_not_start_over_on_digits(mine, elsewhere):

@@ -158,7 +158,7 @@ def test_damaged_files_and_other_formats(
     path.unlink() if content is None else path.write_bytes(content)
     message = refusal(checkpoint)
     assert message.startswith(f"{checkpoint}/weights")
-    assert ("could not be loaded" if content is None else "cannot be read") in message
+    assert "cannot be read" in message
 
 
 def test_what_the_context_names_does_not_run(checkpoint: Path, tmp_path: Path) -> None:
