@@ -62,7 +62,10 @@ def check_norm(norm: float | None, step: int, is_first: bool) -> None:
             f"{found} with the weights that this run starts from. Check the loss and the data; "
             "if the run starts from a checkpoint, use another one."
         )
-    raise RuntimeError(f"{found}. Earlier checkpoints are not changed. Use a lower --lr.")
+    raise RuntimeError(
+        f"{found}. Earlier checkpoints are not changed. Check the "
+        "data for NaN, or use a lower --lr."
+    )
 
 
 def refuse_listeners(strategy: nl.MegatronStrategy) -> None:

@@ -124,9 +124,18 @@ class MeanLossReduction(MegatronLossReduction):
             remedy = "Reshape or expand one of them; class numbers have to be integers."
             name = f"{type(self).__name__}: the target"
             check_shapes(name, target, "the output", output, remedy)
+        if target.dtype == torch.float64:  # a batch of Python's floats
+            target = target.float()
         if "loss_mask" in batch:
             # Only evaluation pads its last batch. The mask is 0 for padding, and 1 on average.
-            loss = _weighted_mean(criterion(output.float(), target, reduction="none"), batch)
+            losses = criterion(output.float(), target, reduction="none")
+            if losses.shape[:1] != output.shape[:1] or losses.numel() > output.numel():
+                raise UserError(
+                    f"{type(self).__name__}: with reduction='none', the criterion returned "
+                    f"{tuple(losses.shape)} for outputs {tuple(output.shape)}. It has to return at "
+                    "most one loss for each number of the output, and the samples come first."
+                )
+            loss = _weighted_mean(losses, batch)
         else:
             loss = criterion(output.float(), target)
             if loss.dim():
