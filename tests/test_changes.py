@@ -211,4 +211,4 @@ def test_what_the_strategy_does_not_have_is_refused(
     change(project, "model_components.py", [edit])
     done = start(project, tmp_path / "runs", *options)
     assert done.status == 2
-    assert "ExactStrategy does not have this. Leave it out" in done.err
+    assert done.err.count("ExactStrategy does not have this. Leave it out") == 1

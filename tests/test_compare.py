@@ -136,15 +136,14 @@ def test_another_learning_rate_is_found(alone, tmp_path, factor):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("precision", ["32", "bf16-mixed"])
-def test_batch_statistics_are_no_bug(tmp_path, precision):
+def test_batch_statistics_are_no_bug(tmp_path):
     """With equal micro batches, training differs by rounding; other micro batches are refused."""
     for path in REPOSITORY.glob("model_*.py"):
         new = "nn.Sequential(nn.BatchNorm1d(config.hidden_size), nn.ReLU())"
         (tmp_path / path.name).write_text(path.read_text().replace("nn.ReLU()", new, 1))
     layouts = {"one": (), "halves": ("--micro-batch-size", "128"), "dp2": DP2}
     runs = {
-        name: train(tmp_path / name, "finetune", "--precision", precision, *how, scripts=tmp_path)
+        name: train(tmp_path / name, "finetune", "--precision", "32", *how, scripts=tmp_path)
         for name, how in layouts.items()
     }
     done = compare(runs["one"], runs["dp2"])

@@ -38,13 +38,8 @@ def names_drawn(make_view: Any, batch: Any, output: Any) -> list[str]:
     pictures.collect(batch, output)
     if pictures._held:
         pictures._take_held()
-    drawn: list[str] = []
-    logger: Any = SimpleNamespace(
-        add_image=lambda name, *more: drawn.append(name), add_latent_space=lambda *columns: None
-    )
-    for seen in pictures._seen:
-        pictures._draw(logger, seen, step=1, is_last=True)
-    return drawn
+    names = [name for seen in pictures._seen for name in drawn_from(pictures, seen)]
+    return [name for name in names if name not in "zlis"]
 
 
 def drawn_from(pictures: Any, seen: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import jupytext
 import pytest
 
+from tests.parallel import jobs
 from tests.scripts import REPOSITORY, run
 
 FOLDER = REPOSITORY / "notebooks"
@@ -91,18 +92,14 @@ def test_each_picture_has_a_text_of_its_own(stored: Any) -> None:
 
 def gradients(folder: Path) -> dict[str, dict[str, int]]:
     """Looks at a step's gradients where the strategy's methods return, without a callback."""
-    from megakit.job.interactive import open_run
-    from megakit.training import megatron_adam, train
-    from model_components import (
-        BionemoLightningModule,
-        MNISTDataModule,
-        PretrainConfig,
-        build_trainer,
-    )
-    from model_pretrain import PRETRAIN, PretrainOptions
+    import model_pretrain as script
+    from megakit.training import train
 
-    data = MNISTDataModule(None, 32, dataset="digits", global_batch_size=128)
-    module, seen = BionemoLightningModule(PretrainConfig(), megatron_adam(1e-3)), {}
+    run = jobs.make_run(
+        script.PRETRAIN, jobs.options_of("pretrain", folder, max_steps=1), jobs.layout()
+    )
+    module, data, trainer = jobs.built_by(script.pretrain, run)
+    strategy, seen = trainer.strategy, {}
 
     def seen_after(method: Any, moment: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -116,18 +113,12 @@ def gradients(folder: Path) -> dict[str, dict[str, int]]:
 
         return call
 
-    options = PretrainOptions(
-        dataset="digits", output_dir=folder, max_steps=1, micro_batch_size=32, precision="32"
-    )
-    with open_run(PRETRAIN, options) as run_of_one_step:
-        trainer = build_trainer(run_of_one_step)
-        strategy: Any = trainer.strategy
-        for name, moment in (
-            ("training_step", "after the backward pass"),
-            ("optimizer_step", "after the optimizer's step"),
-        ):
-            setattr(strategy, name, seen_after(getattr(strategy, name), moment))
-        train(model=module, data=data, trainer=trainer, resume=run_of_one_step.resume)
+    for name, moment in (
+        ("training_step", "after the backward pass"),
+        ("optimizer_step", "after the optimizer's step"),
+    ):
+        setattr(strategy, name, seen_after(getattr(strategy, name), moment))
+    train(model=module, data=data, trainer=trainer)
     return seen
 
 

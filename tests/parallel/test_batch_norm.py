@@ -3,19 +3,19 @@
 `train` and `in_plain_torch` run in the pool's processes.
 """
 
-import hashlib
+import filecmp
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from tests.parallel import jobs, test_step_graph
+from tests.parallel import jobs
 from tests.parallel.test_named_values import in_plain_torch
 from tests.scripts import read_csv, read_json
 
 DP2 = jobs.layout(2)  # with two micro batches in a step
-LAST = "finetune/checkpoints/step=000008"
 
 
 def add_batch_norm(trunk: Any) -> None:
@@ -44,10 +44,6 @@ def add_usage(trunk: Any, persistent: bool = True) -> None:
 
     trunk.register_buffer("usage", torch.zeros(()), persistent)
     trunk.relu.register_forward_hook(count)
-
-
-def add_unsaved_usage(trunk: Any) -> None:
-    add_usage(trunk, persistent=False)
 
 
 def changed(change: Any) -> Any:
@@ -106,19 +102,12 @@ def validated(checkpoint: str) -> list[float]:
         return in_plain_torch(checkpoint)
 
 
-def result(folder: Path) -> list[str]:
-    """The metrics, and the digests of the weights, buffers and states of the optimizer."""
-    files = [folder / "finetune" / "metrics.csv", *sorted((folder / LAST).glob("weights/*.distcp"))]
-    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-
-
 @pytest.mark.parametrize(
     ("layout", "precision"),
     [
         (DP2, "32"),
         pytest.param(DP2, "bf16-mixed", marks=pytest.mark.long),
         pytest.param(jobs.layout(4, pipeline=2), "32", marks=pytest.mark.long),
-        pytest.param(jobs.layout(1), "32", marks=pytest.mark.long),
     ],
 )
 def test_a_resumed_run_and_its_validations(
@@ -134,16 +123,17 @@ def test_a_resumed_run_and_its_validations(
     more = {"precision": precision}
     assert not any(start("whole", 0, None, more))
     assert set(start("stopped", 3, None, more)) == {"SIGTERM after step 3"}
-    saved = tmp_path / "stopped" / "finetune" / "checkpoints" / "step=000003"
+    saved = tmp_path / "stopped" / "finetune/checkpoints/step=000003"
     assert not any(start("stopped", 0, str(saved), more))
-    rows = [read_csv(tmp_path / name / "finetune" / "metrics.csv") for name in ("whole", "stopped")]
-    assert rows[0] == rows[1]
-    assert result(tmp_path / "whole") == result(tmp_path / "stopped")
-    ((*_, loss),) = ranks.run(validated, str(tmp_path / "whole" / LAST), world_size=1)
-    assert float(rows[0][-1]["val_loss"]) == pytest.approx(
+    whole, parts = (tmp_path / name / "finetune" for name in ("whole", "stopped"))
+    last = whole / "checkpoints" / "step=000008"
+    for file in (whole / "metrics.csv", *last.glob("weights/*.distcp")):
+        assert filecmp.cmp(file, parts / file.relative_to(whole), shallow=False)
+    ((*_, loss),) = ranks.run(validated, str(last), world_size=1)
+    summary = read_json(whole / "summary.json")
+    assert summary["val_loss"]["last"] == pytest.approx(
         loss, rel=1e-5 if precision == "32" else 1e-2
     )
-    summary = read_json(tmp_path / "whole" / "finetune" / "summary.json")
     assert summary["batch_norm_samples"] == layout.micro_batch_size
 
 
@@ -169,26 +159,10 @@ def test_another_buffer_that_differs_is_refused(
 @pytest.mark.parametrize(
     ("layout", "change"),
     [
-        (DP2, add_unsaved_usage),
+        (DP2, partial(add_usage, persistent=False)),
         pytest.param(jobs.layout(2, tensor=2), add_usage, marks=pytest.mark.long),
     ],
 )
 def test_a_buffer_is_accepted(ranks: Any, tmp_path: Path, layout: Any, change: Any) -> None:
     """One that is not saved, and one that only other kinds of ranks have another value of."""
     assert not any(ranks.run(train, layout, tmp_path, change, world_size=2))
-
-
-BATCH_NORM = """
-relu = parts.nn.ReLU
-parts.nn.ReLU = lambda: parts.nn.Sequential(parts.nn.BatchNorm1d(64), relu())
-"""
-
-
-@pytest.mark.long
-def test_a_graph_averages_as_python(tmp_path: Path) -> None:
-    tables = []
-    for name, changes in (("python", {"REHEARSE_GRAPH": None}), ("graph", {})):
-        options = ("--devices", 2, "--val-interval", 4)
-        test_step_graph.start(tmp_path / name, BATCH_NORM, *options, **changes).output()
-        tables.append((tmp_path / name / "pretrain" / "metrics.csv").read_bytes())
-    assert tables[0] == tables[1]

@@ -21,22 +21,30 @@ GROUPS = {
     "data": "DATA_PARALLEL_GROUP_WITH_CP",
 }
 CASES = [
-    ("pretrain", "tp2-pp2", "32"),
-    pytest.param("pretrain", "pp2-dp2", "bf16-mixed", marks=pytest.mark.long),
-    pytest.param("finetune", "tp2-dp2", "32", marks=pytest.mark.long),
+    ("pretrain", "tp2-pp2", "32", False),
+    pytest.param("pretrain", "pp2-dp2", "bf16-mixed", False, marks=pytest.mark.long),
+    pytest.param("pretrain", "pp2-dp2", "32", True, marks=pytest.mark.long),
+    pytest.param("finetune", "tp2-dp2", "32", False, marks=pytest.mark.long),
 ]
 
 
-def make_run(stage, layout, folder, precision):
+def builder(layout, folder, stage, precision, stages_first):
+    """A function that builds a job; its ranks are in one of NeMo's two orders."""
     script = importlib.import_module(f"model_{stage}")
     more: dict[str, Any] = {"checkpoint": "none"} if stage == "finetune" else {}
     more |= {"precision": precision, "max_steps": 3, "val_interval": 3, "save_interval": 3}
     options = jobs.options_of(stage, folder, **more)
     run = jobs.make_run(getattr(script, stage.upper()), options, layout)
-    return getattr(script, stage), run
+
+    def build():
+        built = jobs.built_by(getattr(script, stage), run)
+        built[-1].strategy.use_tp_pp_dp_mapping = stages_first
+        return built
+
+    return build
 
 
-def real(stage, layout, folder, precision):
+def real(layout, folder, stage, precision, stages_first):
     """What this rank holds, and communicates in the second step of a real training."""
     import lightning.pytorch as pl
     from megatron.core import parallel_state
@@ -76,8 +84,7 @@ def real(stage, layout, folder, precision):
         def __deepcopy__(self, memo):
             return self
 
-    work, run = make_run(stage, layout, folder, precision)
-    module, data, trainer = jobs.built_by(work, run)
+    module, data, trainer = builder(layout, folder, stage, precision, stages_first)()
     trainer.callbacks.insert(0, Watch())
     train(model=module, data=data, trainer=trainer)
     # Three values or fewer: the loss, the norm, and the shapes that stages exchange.
@@ -90,13 +97,13 @@ def real(stage, layout, folder, precision):
     return place, found
 
 
-def fake(stage, layout, folder, precision):
+def fake(layout, folder, *how):
     """The shares of the same job, computed in one process, by the ranks of each share."""
     from megakit.testing import layout as command
     from megakit.testing.shares import compute_shares
 
-    work, run = make_run(stage, layout, folder, precision)
-    batch = command.first_batch(jobs.built_by(work, run)[1], layout.micro_batch_size)
+    build = builder(layout, folder, *how)
+    batch = command.first_batch(build()[1], layout.micro_batch_size)
     names = {
         **{"weights": "weight", "gradients": "gradient", "optimizer": "optimizer"},
         **{"tensor": "tensor", "pipeline": "pipeline", "data": "data"},
@@ -107,43 +114,17 @@ def fake(stage, layout, folder, precision):
             {"shapes": share.shapes}
             | {name: getattr(share, f"{field}_bytes") for name, field in names.items()},
         )
-        for share in compute_shares(lambda: jobs.built_by(work, run), batch, layout)
+        for share in compute_shares(build, batch, layout)
         for data_rank, rank in enumerate(share.ranks)
     }
 
 
-def groups(layout, folder, stages_first):
-    """The ranks of each share, and Megatron's data-parallel groups in NeMo's two orders."""
-    from megatron.core.parallel_state import RankGenerator
-
-    from megakit.testing import layout as command
-    from megakit.testing.shares import compute_shares
-
-    work, run = make_run("pretrain", layout, folder, "32")
-
-    def build():
-        built = jobs.built_by(work, run)
-        built[-1].strategy.use_tp_pp_dp_mapping = stages_first
-        return built
-
-    batch = command.first_batch(build()[1], layout.micro_batch_size)
-    order = "tp-pp-dp" if stages_first else "tp-dp-pp"
-    expected = RankGenerator(layout.tensor, 1, layout.data, layout.pipeline, 1, order)
-    found = [[*share.ranks] for share in compute_shares(build, batch, layout)]
-    return found, expected.get_ranks("dp")
-
-
-@pytest.mark.parametrize("stages_first", [False, True])
-def test_the_ranks_are_those_of_megatron(ranks, tmp_path, stages_first):
-    layout = jobs.layout(16, tensor=2, pipeline=2)
-    ((found, expected),) = ranks.run(groups, layout, tmp_path, stages_first, world_size=1)
-    assert found == expected
-
-
-@pytest.mark.parametrize(("stage", "name", "precision"), CASES)
-def test_all_that_a_rank_holds_and_communicates(ranks, tmp_path, stage, name, precision):
+@pytest.mark.parametrize(("stage", "name", "precision", "stages_first"), CASES)
+def test_all_that_a_rank_holds_and_communicates(
+    ranks, tmp_path, stage, name, precision, stages_first
+):
     layout = jobs.layout(**LAYOUTS[name])
-    how = (stage, layout, tmp_path, precision)
+    how = (layout, tmp_path, stage, precision, stages_first)
     expected = ranks.run(real, *how, world_size=layout.world_size)
     (found,) = ranks.run(fake, *how, world_size=1)
     assert [found[rank] for rank in range(layout.world_size)] == expected

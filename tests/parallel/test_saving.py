@@ -1,8 +1,5 @@
 """Which rank reads which files of a checkpoint while the job saves it; what SGD saves."""
 
-import importlib
-import itertools
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,41 +42,30 @@ def test_each_rank_hashes_the_files_that_it_wrote(
 
 
 def train_sgd(
-    world_size: int,
-    tensor: int,
+    layout: Any,
     precision: str,
     momentum: float,
     folder: Path,
-    resumes: bool,
+    max_steps: int,
+    resume: str | None = None,
     distributed: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Trains four steps, or the last two from a checkpoint; returns weights and momenta."""
-    import lightning.pytorch as pl
+    """Returns the weights and the momenta after so many steps."""
     from megatron.core.optimizer import OptimizerConfig
     from nemo.lightning.pytorch.optim import MegatronOptimizerModule
 
     import megakit.training
+    import model_pretrain as script
 
     def sgd(lr: float, *_: Any) -> Any:
         config = OptimizerConfig(optimizer="sgd", lr=10 * lr, sgd_momentum=momentum)
         return MegatronOptimizerModule(config=config)
 
-    class Keep(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            if run.is_main and trainer.global_step == 3 and not resumes:
-                shutil.copytree(run.path / "checkpoints" / "step=000002", kept)
-
-        def __deepcopy__(self, memo: object) -> "Keep":
-            return self  # NeMo copies callbacks in order to record them
-
-    script, kept = importlib.import_module("model_pretrain"), folder / "step=000002"
-    how = {"max_steps": 4, "save_interval": 2, "val_interval": 4, "precision": precision}
+    how = {"max_steps": max_steps, "val_interval": 4, "precision": precision}
     options = jobs.options_of("pretrain", folder, **how)
-    layout = jobs.layout(world_size, tensor)
-    run = jobs.make_run(script.PRETRAIN, options, layout, resume=str(kept) if resumes else None)
+    run = jobs.make_run(script.PRETRAIN, options, layout, resume=resume)
     with mock.patch.object(megakit.training, "megatron_adam", sgd):
         module, data, trainer = jobs.built_by(script.pretrain, run)
-    trainer.callbacks.append(Keep())
     trainer.strategy.ddp_config.use_distributed_optimizer = distributed
     megakit.training.train(model=module, data=data, trainer=trainer, resume=run.resume)
     states = trainer.optimizers[0].mcore_optimizer.optimizer.state.values()
@@ -87,29 +73,31 @@ def train_sgd(
     return jobs.weights_of(module) | {f"momentum {i}": one for i, one in enumerate(momenta)}
 
 
-SHORT = (((1, 1), "32", 0.9), ((1, 1), "bf16-mixed", 0.0))
-
-
 @pytest.mark.parametrize(
-    "case",
+    ("layout", "precision", "momentum"),
     [
-        pytest.param(case, marks=[] if case in SHORT else pytest.mark.long, id=str(case))
-        for case in itertools.product(((1, 1), (2, 1), (2, 2)), ("32", "bf16-mixed"), (0.9, 0.0))
+        (jobs.layout(1), "bf16-mixed", 0.9),
+        pytest.param(jobs.layout(2), "32", 0.0, marks=pytest.mark.long),
+        pytest.param(jobs.layout(2, tensor=2), "32", 0.9, marks=pytest.mark.long),
     ],
 )
-def test_sgd_resumes_bit_by_bit(ranks: Any, tmp_path: Path, case: Any) -> None:
+def test_sgd_resumes_bit_by_bit(
+    ranks: Any, tmp_path: Path, layout: Any, precision: str, momentum: float
+) -> None:
     """Megatron has no function that creates the state of SGD before a load."""
-    (world_size, tensor), precision, momentum = case
-    how = (train_sgd, world_size, tensor, precision, momentum, tmp_path)
-    whole, resumed = (ranks.run(*how, flag, world_size=world_size) for flag in (False, True))
-    for before, after in zip(whole, resumed, strict=True):
-        assert ("momentum 0" in before) == bool(momentum)
-        assert after.keys() == before.keys()
-        for name, value in before.items():
-            np.testing.assert_array_equal(after[name], value, err_msg=name)
+
+    def train(name: str, *how: Any) -> Any:
+        arguments = (layout, precision, momentum, tmp_path / name, *how)
+        return ranks.run(train_sgd, *arguments, world_size=layout.world_size)
+
+    whole = train("whole", 4)
+    train("parts", 2)
+    resumed = train("parts", 4, str(tmp_path / "parts" / "pretrain/checkpoints/step=000002"))
+    assert all(("momentum 0" in rank) == bool(momentum) for rank in whole)
+    np.testing.assert_equal(resumed, whole)
 
 
 def test_the_distributed_optimizer_refuses_sgd(ranks: Any, tmp_path: Path) -> None:
     told = "use_distributed_optimizer=True: Megatron's distributed optimizer can save only Adam"
     with pytest.raises(RankError, match=told):
-        ranks.run(train_sgd, 1, 1, "32", 0.9, tmp_path, False, True, world_size=1)
+        ranks.run(train_sgd, jobs.layout(), "32", 0.9, tmp_path, 1, None, True, world_size=1)

@@ -204,10 +204,20 @@ parts.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Weight()
 """
 
 
+BATCH_NORM = """
+relu = parts.nn.ReLU
+parts.nn.ReLU = lambda: parts.nn.Sequential(parts.nn.BatchNorm1d(64), relu())
+"""
+
+
 @pytest.mark.long
-def test_a_loss_weight_in_a_tensor_is_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("change", "devices"), [(WEIGHTED, 1), (BATCH_NORM, 2)], ids=["1", "2"])
+def test_a_loss_weight_and_running_statistics_are_followed(
+    tmp_path: Path, change: str, devices: int
+) -> None:
     tables = []
     for name, changes in (("python", {"REHEARSE_GRAPH": None}), ("graph", {})):
-        start(tmp_path / name, WEIGHTED, "--val-interval", 4, **changes).output()
+        options = ("--val-interval", 4, "--devices", devices)
+        start(tmp_path / name, change, *options, **changes).output()
         tables.append((tmp_path / name / "pretrain" / "metrics.csv").read_bytes())
     assert tables[0] == tables[1]

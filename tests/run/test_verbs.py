@@ -2,12 +2,10 @@
 
 import os
 import re
-import sys
 
 import pytest
 
 from tests.run.conftest import as_if_set_up, start, write_program
-from tests.scripts import REPOSITORY, run
 
 VERBS = (
     "tutorial tests pretrain finetune predict layout compare tensorboard notebook ladder demand "
@@ -55,14 +53,10 @@ def test_verbs_call_what_they_stand_for_in_the_folder_of_the_caller(project, tmp
     for command, called in CALLS.items():
         done = start(project, *command.split(), cwd=elsewhere, python=None)
         verb = command.removeprefix("help ").split()[0]
-        place = "<root>:" if verb == "tests" else f"{elsewhere}:run {verb}"
-        assert done.stdout.replace(str(project), "<root>") == f"{place}:{called}\n"
+        folder = "<root>" if verb == "tests" else elsewhere
+        name = "" if verb in ("tests", "notebook") else f"run {verb}"
+        assert done.stdout.replace(str(project), "<root>") == f"{folder}:{name}:{called}\n"
         assert (done.stderr, done.returncode) == ("", 0)
-
-
-def test_the_tests_say_first_how_long_they_take():
-    done = run(sys.executable, "-m", "pytest", "-n", "2", "-k", "no_test", __file__, cwd=REPOSITORY)
-    assert "\nthe whole short suite takes about 10 minutes" in done.out
 
 
 @pytest.mark.parametrize(

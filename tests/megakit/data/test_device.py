@@ -23,6 +23,7 @@ for probability in (0.8, 0.5, 0.0, 1.0, 0.123):
         assert (found.device, found.dtype) == (batch.device, torch.float32)
         expected = normal(42, *index, shape)
         assert np.allclose(found.cpu().numpy(), expected, rtol=2e-7, atol=1e-15), shape
+        assert np.array_equal(normal_like(batch.cpu(), 42, index), expected)
 print(count)
 """
 ROWS = """

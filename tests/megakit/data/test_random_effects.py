@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import kstest, kurtosis  # type: ignore[import-untyped]
+from scipy.stats import kstest  # type: ignore[import-untyped]
 
-from megakit.data import EpochIndex, bernoulli, normal, normal_like, sample_generator, uniform
+from megakit.data import bernoulli, normal, sample_generator, uniform
 
 
 def fair(*arguments):
@@ -50,24 +50,11 @@ def test_even_in_every_direction(probability):
         values = uniform(*arguments)
         assert 0 <= values.min() <= values.max() < 1
         assert 1e-3 < kstest(values, "uniform").pvalue < 1 - 1e-3
+        assert 1e-3 < kstest(normal(*arguments), "norm").pvalue < 1 - 1e-3
         error = (probability * (1 - probability) / values.size) ** 0.5
         assert abs(bernoulli(probability, *arguments).mean() - probability) < 4 * error
     over_seeds = [float(uniform(seed, 0, 0)) for seed in range(2000)]
     assert 1e-3 < kstest(over_seeds, "uniform").pvalue < 1 - 1e-3
-
-
-def test_normal_in_every_direction():
-    """Mean, variance and kurtosis, each within 4 standard errors, and the whole distribution."""
-    many = np.arange(100_000)
-    for arguments in ((3, 0, 0, (100_000,)), (3, 0, many), (3, many, 0)):
-        values = normal(*arguments)
-        for found, expected, power in (
-            (values.mean(), 0, 1),
-            (values.var(), 1, 2),
-            (kurtosis(values), 0, 24),
-        ):
-            assert abs(found - expected) < 4 * (power / values.size) ** 0.5
-        assert 1e-3 < kstest(values, "norm").pvalue < 1 - 1e-3
 
 
 def test_normal_is_finite_at_the_ends_of_its_integers():
@@ -75,17 +62,7 @@ def test_normal_is_finite_at_the_ends_of_its_integers():
     from megakit.data.random_effects import _box_muller
 
     ends = np.array([0, 2**32 - 1], np.uint32)
-    low, high = np.meshgrid(ends, ends)
-    of_numpy = _box_muller(np, low, high)
-    assert np.abs(of_numpy).max() == pytest.approx(6.66, abs=0.01)
-    found = _box_muller(torch, *(torch.from_numpy(one.astype(float)) for one in (low, high)))
-    np.testing.assert_allclose(found, of_numpy, rtol=1e-14, atol=1e-14)
-
-
-def test_normal_for_each_value_of_a_batch():
-    index = EpochIndex(np.array([0, 3]), np.array([7, 7]))
-    found = normal_like(torch.zeros(2, 1, 4, dtype=torch.uint8), 42, index)
-    np.testing.assert_array_equal(found, normal(42, *index, (1, 4)))
+    assert np.abs(_box_muller(np, ends, 0)).max() == pytest.approx(6.66, abs=0.01)
 
 
 def test_probabilities_at_the_ends():

@@ -40,20 +40,6 @@ def test_values_of_every_type() -> None:
     assert parse_options(Options, []) == Options()
 
 
-def test_a_script_may_change_the_default_of_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    @dataclass(kw_only=True)
-    class Exact(TrainingOptions):
-        precision: Literal["auto", "bf16-mixed", "32"] = "32"
-
-    assert [parse_options(Exact, given).precision for given in ([], ["--precision", "auto"])] == [
-        *("32", "auto")
-    ]
-    with pytest.raises(SystemExit):
-        parse_options(Exact, ["--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"--precision \{[^}]*\} bf16-mixed computes .* \(default:.32\) --acc", told)
-
-
 # ---- The environment ----
 
 

@@ -94,9 +94,9 @@ def test_a_run_as_start_checkpoint_means_its_best(options: Options, best_by: str
     assert plan.start == str(before.checkpoints / "step=000020")
 
 
-@pytest.mark.parametrize(("kind", "told"), [(Options, ["has not ended"]), (LongerOptions, [])])
+@pytest.mark.parametrize(("kind", "told"), [(Options, [True]), (LongerOptions, [])])
 def test_a_stage_says_that_the_run_before_has_not_ended_if_it_is_known(
-    tmp_path: Path, kind: type[Options], told: list[str]
+    tmp_path: Path, kind: type[Options], told: list[bool]
 ) -> None:
     """The manifest of a run that may resume with other max_steps does not have the number."""
     options = kind(output_dir=tmp_path, accelerator="cpu", max_steps=20)
@@ -105,5 +105,4 @@ def test_a_stage_says_that_the_run_before_has_not_ended_if_it_is_known(
     start = find_start(Stage("second", STAGE), None, tmp_path, said.append)
     assert start is not None
     start.file.close()
-    assert len(said) == len(told)
-    assert all(words in line for words, line in zip(told, said, strict=True))
+    assert ["has not ended" in line for line in said] == told

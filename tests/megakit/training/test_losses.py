@@ -110,8 +110,7 @@ class TestTokenMean:
         assert mean.dtype == torch.float32
         torch.testing.assert_close(mean, output[:30, :, 0][mask[:30]].square().mean())
 
-    @pytest.mark.parametrize("shape", [(4, 1), (4, 1, 1), (1, 4, 3)])
-    def test_values_have_the_shape_of_the_losses(self, shape: tuple[int, ...]) -> None:
+    def test_values_have_the_shape_of_the_losses(self) -> None:
         """(4,) and (4, 1) would become (4, 4), and the sum 4 times as large."""
         from megakit.training import TokenMeanLossReduction
 
@@ -120,11 +119,10 @@ class TestTokenMean:
                 return forward_out
 
             def token_values(self, batch: Any, forward_out: torch.Tensor) -> Any:
-                return {"size": torch.ones(shape)}
+                return {"size": torch.ones(4, 1)}
 
-        losses = torch.ones((4, 3) if len(shape) == 3 else (4,))
         with pytest.raises(UserError, match=r"^token value 'size' has the shape .*, and the loss"):
-            TokenLoss().forward({}, losses)
+            TokenLoss().forward({}, torch.ones(4))
 
 
 class TestNamedMeans:
@@ -161,49 +159,34 @@ class TestNamedMeans:
         assert reported["avg"].item() == 9.0
 
 
-MASK = {"loss_mask": torch.ones(4)}
-
-
 class TestShapes:
     """With other shapes, torch computes a wrong loss, and at most warns."""
 
-    @pytest.mark.parametrize("batch", [{}, MASK])
     @pytest.mark.parametrize(
-        ("output", "target", "criterion"),
-        [
-            (torch.ones(4, 1), torch.ones(4), functional.huber_loss),
-            (torch.ones(4), torch.ones(4, 1), functional.mse_loss),
-            (torch.ones(4, 1), torch.arange(4), functional.l1_loss),
-            (torch.ones(4, 3), torch.ones(4, 1), functional.poisson_nll_loss),
-        ],
+        ("width", "target"), [(3, torch.ones(4, 1)), (1, torch.ones(4)), (1, torch.arange(4))]
     )
-    def test_what_is_refused(self, output: Any, target: Any, criterion: Any, batch: Any) -> None:
+    def test_what_is_refused(self, width: int, target: torch.Tensor) -> None:
         from megakit.training import MeanLossReduction
 
-        class Loss(MeanLossReduction):
-            pass
-
-        told = r"^Loss: the target has the shape \(4.*\), and the output \(4.*\)\. .* over it\.$"
+        told = r"^MeanLossReduction: the target has the shape \(4.*\), and the output \(4, .\)\. "
         with pytest.raises(UserError, match=told):
-            Loss().report(criterion, output, target, batch)
+            MeanLossReduction().report(functional.huber_loss, torch.ones(4, width), target, {})
 
-    @pytest.mark.parametrize("batch", [{}, MASK])
     @pytest.mark.parametrize(
         ("output", "target", "criterion"),
         [
             (torch.ones(4, 3), torch.arange(4) % 3, functional.cross_entropy),
-            (torch.ones(4, 3, 5), torch.zeros(4, 5, dtype=torch.long), functional.cross_entropy),
             (torch.ones(4, 3), torch.full((4, 3), 1 / 3), functional.cross_entropy),
-            (torch.ones(4, 1), torch.ones(4, 1), functional.huber_loss),
             (
                 *(torch.ones(4), torch.ones(4)),
                 lambda o, t, **how: functional.gaussian_nll_loss(o, t, torch.ones(4), **how),
             ),
         ],
     )
-    def test_what_is_right(self, output: Any, target: Any, criterion: Any, batch: Any) -> None:
+    def test_what_is_right(self, output: Any, target: Any, criterion: Any) -> None:
         from megakit.training import MeanLossReduction
 
+        batch = {"loss_mask": torch.ones(4)}
         loss, _ = MeanLossReduction().report(criterion, output, target, batch)
         assert loss.item() == pytest.approx(criterion(output, target).item())
 
@@ -216,14 +199,6 @@ class TestShapes:
             MeanLossReduction().report(functional.mse_loss, torch.eye(2), torch.ones(2, 2), batch)
         with pytest.raises(UserError, match=told):
             mean_over_samples(torch.ones(2), batch)
-
-
-def test_the_loss_of_padding_may_be_infinite() -> None:
-    from megakit.training import MeanLossReduction
-
-    output, batch = torch.tensor([3.0, torch.inf]), {"loss_mask": torch.tensor([2.0, 0.0])}
-    loss, _ = MeanLossReduction().report(functional.mse_loss, output, torch.zeros(2), batch)
-    assert loss.item() == 9.0
 
 
 def test_a_loss_of_many_numbers_cannot_be_backpropagated() -> None:
