@@ -137,19 +137,15 @@ def test_another_learning_rate_is_found(alone, tmp_path, factor):
 
 @pytest.mark.long
 def test_batch_statistics_are_no_bug(tmp_path):
-    """With equal micro batches, training differs by rounding; other micro batches are refused."""
+    """With equal micro batches, training differs by rounding."""
     for path in REPOSITORY.glob("model_*.py"):
         new = "nn.Sequential(nn.BatchNorm1d(config.hidden_size), nn.ReLU())"
         (tmp_path / path.name).write_text(path.read_text().replace("nn.ReLU()", new, 1))
-    layouts = {"one": (), "halves": ("--micro-batch-size", "128"), "dp2": DP2}
-    runs = {
-        name: train(tmp_path / name, "finetune", "--precision", "32", *how, scripts=tmp_path)
-        for name, how in layouts.items()
-    }
-    done = compare(runs["one"], runs["dp2"])
-    assert done.status == 2
-    assert "BatchNorm, whose statistics are those of a micro batch, of 256 and 128" in done.err
-    done = compare(runs["halves"], runs["dp2"])
+    one, two = (
+        train(tmp_path / how[0], "finetune", "--precision", "32", *how, scripts=tmp_path)
+        for how in (("--micro-batch-size", "128"), DP2)
+    )
+    done = compare(one, two)
     assert done.status == 0, done.out
     assert "validation loss    not judged" in done.out
 

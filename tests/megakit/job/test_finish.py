@@ -69,19 +69,19 @@ def test_what_is_refused(tmp_path: Path, changed: Any, options: Any, told: str) 
     assert list((tmp_path / "predict").glob("*.csv")) == []
 
 
-def prices(num_samples: int) -> tuple[Any, Any]:
+def prices() -> tuple[Any, Any]:
     """The outputs of a regression, and the program of the page that writes them."""
     page = (REPOSITORY / "docs" / "inference.md").read_text()
     (block,) = re.findall(r"^```python\n([^`]*^class Prices:\n[^`]*)^```$", page, re.MULTILINE)
     names: dict[str, Any] = {}
     exec(block, names)
-    target = np.arange(num_samples, dtype=np.float32)
+    target = np.arange(4, dtype=np.float32)
     output = np.stack([target + 0.5, target], axis=1)
-    return outputs(output=output, label=target, idx=np.arange(num_samples)), names["Prices"]()
+    return outputs(output=output, label=target, idx=np.arange(4)), names["Prices"]()
 
 
 def test_scores_of_a_regression(tmp_path: Path) -> None:
-    found, program = prices(4)
+    found, program = prices()
     told = finish(tmp_path, found, "32", rows=program.rows, scores=program.scores)
     rows = read_csv(tmp_path / "predict" / "predictions.csv")
     assert [row["price"] for row in rows] == ["0.5", "1.5", "2.5", "3.5"]
@@ -94,7 +94,7 @@ def test_scores_of_a_regression(tmp_path: Path) -> None:
 
 
 def test_a_score_has_a_name_of_its_own(tmp_path: Path) -> None:
-    found, program = prices(4)
+    found, program = prices()
     told = r"^scores returned num_samples, predictions, which megakit writes itself\."
     with pytest.raises(UserError, match=told):
         finish(
@@ -104,52 +104,43 @@ def test_a_score_has_a_name_of_its_own(tmp_path: Path) -> None:
 
 def test_rounded_outputs(tmp_path: Path) -> None:
     """A class is seldom another one; a price is."""
-    found, program = prices(2)
+    found, program = prices()
     rounded = "bfloat16 rounds outputs by up to 0.4%. --precision 32 gives float32."
     assert rounded in finish(tmp_path, found, rows=program.rows)
     assert rounded not in finish(tmp_path, outputs(label=np.full(2, -1)))
 
 
-@pytest.fixture
-def warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns the console's lines and the log's warnings after warnings at these places."""
+def test_warnings_about_the_project_reach_the_console_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other warnings are in the log only, which is the console if it is not diverted."""
     from megakit.job.finish import show_warnings
+    from megakit.training import losses
 
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [str(tmp_path / "scripts" / "model_predict.py")])
-
-    def warn(*places: tuple[type[Warning], Path], is_diverted: bool = True) -> tuple[Any, Any]:
+    own = tmp_path / "models" / "mine.py"
+    places = [
+        (UserWarning, own),
+        (RuntimeWarning, own),
+        (UserWarning, losses.__file__),
+        (DeprecationWarning, own),
+        (UserWarning, tmp_path / ".venv" / "lib" / "site-packages" / "torch" / "nn.py"),
+        (UserWarning, tmp_path / "megakit" / "strategy.py"),
+        (UserWarning, torch.__file__),
+        (UserWarning, "<frozen importlib._bootstrap>"),
+    ]
+    shown = ["Warning: mine.py, line 7: note 0", "Warning: losses.py, line 7: note 2"]
+    for is_diverted in (True, False):
         console = mock.Mock(is_diverted=is_diverted)
         with warnings.catch_warnings(record=True) as log:
             warnings.simplefilter("always")
             show_warnings(console)
             for number, (category, path) in enumerate(places):
                 warnings.warn_explicit(f"note {number}", category, str(path), 7)
-        return [call.args[0] for call in console.error.call_args_list], log
-
-    return warn
-
-
-def test_warnings_about_the_project_reach_the_console_once(tmp_path: Path, warned: Any) -> None:
-    from megakit.training import losses
-
-    own, criterion = tmp_path / "models" / "mine.py", Path(losses.__file__)
-    in_log_only = [
-        (DeprecationWarning, own),
-        (UserWarning, tmp_path / ".venv" / "lib" / "site-packages" / "torch" / "nn.py"),
-        (UserWarning, tmp_path / "megakit" / "strategy.py"),
-        (UserWarning, Path(torch.__file__)),
-        (UserWarning, Path("<frozen importlib._bootstrap>")),
-    ]
-    places = [(UserWarning, own), (RuntimeWarning, own), (UserWarning, criterion), *in_log_only]
-    told, log = warned(*places)
-    assert told == [
-        "Warning: mine.py, line 7: note 0",
-        "Warning: losses.py, line 7: note 2",
-    ]
-    assert len(log) == len(places)
-    assert warned(*places, is_diverted=False)[0] == []  # the log is the console
+        assert [call.args[0] for call in console.error.mock_calls] == shown * is_diverted
+        assert len(log) == len(places)
 
 
 @pytest.mark.parametrize(
