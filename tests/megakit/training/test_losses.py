@@ -159,6 +159,11 @@ class TestNamedMeans:
         assert reported["avg"].item() == 9.0
 
 
+def normal_loss(output: torch.Tensor, target: torch.Tensor, **how: Any) -> torch.Tensor:
+    """The loss of a mean and a variance for each sample: the shapes differ, and do not broadcast."""
+    return functional.gaussian_nll_loss(output[:, 0], target, output[:, 1], **how)
+
+
 class TestShapes:
     """With other shapes, torch computes a wrong loss, and at most warns."""
 
@@ -177,10 +182,8 @@ class TestShapes:
         [
             (torch.ones(4, 3), torch.arange(4) % 3, functional.cross_entropy),
             (torch.ones(4, 3), torch.full((4, 3), 1 / 3), functional.cross_entropy),
-            (
-                *(torch.ones(4), torch.ones(4)),
-                lambda o, t, **how: functional.gaussian_nll_loss(o, t, torch.ones(4), **how),
-            ),
+            (torch.ones(4, 2), torch.ones(4), normal_loss),
+            (torch.ones(4), torch.ones(4, dtype=torch.float64), functional.huber_loss),
         ],
     )
     def test_what_is_right(self, output: Any, target: Any, criterion: Any) -> None:
@@ -189,6 +192,15 @@ class TestShapes:
         batch = {"loss_mask": torch.ones(4)}
         loss, _ = MeanLossReduction().report(criterion, output, target, batch)
         assert loss.item() == pytest.approx(criterion(output, target).item())
+
+    @pytest.mark.parametrize("found", [torch.ones(()), torch.ones(4, 4)])
+    def test_validation_needs_a_loss_for_each_sample(self, found: torch.Tensor) -> None:
+        """The mean of all, or more losses than outputs, for example by a closure that broadcasts."""
+        from megakit.training import MeanLossReduction
+
+        batch, pair = {"loss_mask": torch.ones(4)}, (torch.ones(4, 1), torch.ones(4, 1))
+        with pytest.raises(UserError, match="with reduction='none', the criterion returned"):
+            MeanLossReduction().report(lambda *_, reduction: found, *pair, batch)
 
     def test_one_weight_for_each_sample(self) -> None:
         from megakit.training import mean_over_samples
