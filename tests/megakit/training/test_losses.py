@@ -160,7 +160,7 @@ class TestNamedMeans:
 
 
 def normal_loss(output: torch.Tensor, target: torch.Tensor, **how: Any) -> torch.Tensor:
-    """The loss of a mean and a variance for each sample: the shapes differ, and do not broadcast."""
+    """The loss of a mean and a variance per sample: shapes that differ, but do not broadcast."""
     return functional.gaussian_nll_loss(output[:, 0], target, output[:, 1], **how)
 
 
@@ -195,7 +195,7 @@ class TestShapes:
 
     @pytest.mark.parametrize("found", [torch.ones(()), torch.ones(4, 4)])
     def test_validation_needs_a_loss_for_each_sample(self, found: torch.Tensor) -> None:
-        """The mean of all, or more losses than outputs, for example by a closure that broadcasts."""
+        """The mean of all, or more losses than outputs, as of a closure that broadcasts."""
         from megakit.training import MeanLossReduction
 
         batch, pair = {"loss_mask": torch.ones(4)}, (torch.ones(4, 1), torch.ones(4, 1))
