@@ -160,7 +160,7 @@ class StopOnSignal(pl.Callback):
         elif is_first:
             with contextlib.suppress(RuntimeError):  # the signal came while a line was written
                 self.say(
-                    "Stopping: a checkpoint will be saved. A second signal ends at once, without."
+                    "Stopping: a checkpoint will be saved. A second signal ends the run at once."
                 )
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -43,7 +43,7 @@ def test_a_signal_to_every_process(tmp_path: Any, number: int, options: tuple[ob
     os.killpg(process.pid, number)
     out, err = process.communicate(timeout=120)
     assert process.returncode == STATUS[number], err
-    told = err.partition("Stopping: a checkpoint is saved")[2]  # at once, and by one rank
+    told = err.partition("Stopping: a checkpoint will be saved.")[2]  # at once, and by one rank
     assert f"Stopped after step {saved_step(training)};" in told
     assert "Stopping" not in told
     assert "Traceback" not in err
