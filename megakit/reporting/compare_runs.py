@@ -128,7 +128,7 @@ class Comparison(NamedTuple):
             yield f"{in_words(column):<19}{cells}{end}"
         if "val_loss" not in self.differences:
             yield "validation loss    not judged: each micro batch updates BatchNorm's running"
-            yield "                   statistics, and a step of one run has more micro batches"
+            yield "                   statistics, and a rank of one run has more of them in a step"
         different = [at for values in self.differences.values() for at in values if values[at]]
         yield f"\nThe first difference is at step {min(different)}." if different else ""
         step, column = self.beyond
@@ -180,7 +180,8 @@ def compare(a: TrainingRun, b: TrainingRun, precision: str | None = None) -> Com
     if len({*samples}) > 1:
         problems.append(
             f"{where}: the model has BatchNorm, whose statistics are those of a micro batch, of "
-            f"{' and '.join(map(str, samples))} samples. Train both with one --micro-batch-size."
+            f"{' and '.join(map(str, samples))} samples. Train both with the "
+            f"same one: --micro-batch-size {min(samples)}."
         )
     pairs = [(row, b.rows[step]) for step, row in a.rows.items() if step in b.rows]
     if not any(row.step <= LAST_STEP for row, _ in pairs):

@@ -62,5 +62,5 @@ def refuse_different_buffers(model: nn.Module) -> None:
             raise UserError(
                 f"Buffer {name}: its values differ between data-parallel ranks, and a checkpoint "
                 "contains those of one rank. Average it over these ranks where the model changes "
-                "it, or leave it out of checkpoints by register_buffer(..., persistent=False)."
+                "it. If no output depends on it, register_buffer(..., persistent=False) saves none."
             )

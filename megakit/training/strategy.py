@@ -160,7 +160,9 @@ class ExactStrategy(nl.MegatronStrategy):
             config = require_attribute(self.model[0], "config")
             refuse_wrong_gradients(config, self.model, self._step("training").loss)
             self.batch_norms = batch_norms(self.model)
-            number = torch.tensor(len(self.batch_norms), device=self.root_device)
+            number = torch.tensor(
+                sum(layer.training for layer in self.batch_norms), device=self.root_device
+            )
             torch.distributed.all_reduce(number)  # another pipeline stage may have them
             self.has_batch_norm = bool(number)
             if self.cuda_graph:

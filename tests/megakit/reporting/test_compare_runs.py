@@ -122,7 +122,7 @@ class TestBatchNorm:
         assert compared((64, 1), (32, 2)) == 2
         told = capsys.readouterr().err
         assert "BatchNorm, whose statistics are those of a micro batch, of 64 and 32" in told
-        assert "Train both with one --micro-batch-size." in told
+        assert "Train both with the same one: --micro-batch-size 32." in told
 
     @pytest.mark.parametrize("other", [(32, 2), (None, None)])  # or it has no summary yet
     def test_other_numbers_of_micro_batches_are_not_validated_alike(self, capsys, compared, other):
