@@ -62,7 +62,7 @@ class PredictOptions(DataOptions, CommonOptions):
         if self.pictures is None:
             return super().fingerprint()
         remarks = list(self.pictures.remarks)
-        if any(run.dataset == "digits" for run in self.earlier):
+        if self.start_dataset == "digits":
             remarks.append(
                 "The classifier was trained on digits, which are coarse scans. It misclassifies "
                 "most other pictures. To classify your own pictures, train on mnist."
@@ -120,7 +120,6 @@ def predict(run: Run[PredictOptions]) -> Path:
     if pictures and run.is_main:
         from mnist.inputs import write_inputs
 
-        run.check_directory()
         shown = run.path / "inputs.png"
         for remark in write_inputs(shown, pictures.images, pictures.sources, path):
             run.console.say(remark)

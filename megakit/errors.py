@@ -36,10 +36,6 @@ class Stopped(BaseException):
         super().__init__(f"{signal.Signals(signum).name} after step {step}")
 
 
-class RunDirectoryLostError(Exception):
-    """The run directory was removed, renamed or replaced while the run was writing to it."""
-
-
 #: What messages about the content of a checkpoint's files end with.
 DAMAGED = "The checkpoint is damaged or unsafe. "
 USE_ANOTHER = f"{DAMAGED}Use another checkpoint."

@@ -41,7 +41,7 @@ def named_by(option: Path | None) -> str:
 
 def used_by(runs: Path) -> dict[Path, str]:
     """Returns the folders that the runs below an output directory remember, the last run first."""
-    from megakit.job.runs import RunDirectory
+    from megakit.job.run_directory import RunDirectory
 
     places = {run: RunDirectory(run).places() for run in (runs / "finetune", runs / "pretrain")}
     return {run: paths["data_dir"] for run, paths in places.items() if "data_dir" in paths}

@@ -56,25 +56,20 @@ class DataOptions:
             UserError: As in `find_dataset`; or `--dataset` names another dataset than that of the
                 start checkpoint.
         """
-        earlier: Sequence[Any] = getattr(self, "earlier", ())
         say = getattr(self, "say", print_to_stderr)
+        start, ran = getattr(self,"start_dataset",None), getattr(self,"run_dataset",None)
         named, asked = named_by(self.data_dir), self.dataset
-        start = next((run for run in earlier if run.is_start and run.dataset), None)
-        if start and asked not in ("auto", start.dataset):
-            raise UserError(
-                f"--dataset {asked}: the start checkpoint, of {start.path}, was trained on "
-                f"{start.dataset}. Leave --dataset out, or start from a checkpoint that was "
-                f"trained on {asked}."
-            )
-        previous = next((run.dataset for run in earlier if run.dataset), None)
+        if start and asked not in ("auto", start):
+            raise UserError(f"--dataset {asked}: the start checkpoint was trained on {start}. Leave --dataset out, or start from a checkpoint that was trained on {asked}.")
+        previous = start or ran
         if asked == "auto":
-            asked = start.dataset if start else "mnist" if named else previous or "auto"
+            asked = start if start else "mnist" if named else previous or "auto"
         if asked == "digits":
             if named and self.dataset == "auto":
                 say(f"{named} is not read: the start checkpoint was trained on digits.")
             self.data_dir = None  # no run remembers a folder that it does not read
             return find_dataset(DEFAULT, "digits")
-        used = {run.path: folder for run in earlier if (folder := run.places.get("data_dir"))}
+        used = {}
         data_dir = choose_data_dir(self.data_dir, used, say)
         if self.dataset == "auto" and not named and (previous or used):
             named = AS_BEFORE

@@ -50,7 +50,7 @@ class SampleOptions(CommonOptions):
 
     def fingerprint(self) -> str:
         """Returns a name for the console; sampling reads no data."""
-        return self.earlier[-1].dataset or "text"
+        return self.start_dataset or "text"
 
     def problems(self) -> list[str]:
         """Returns the problems of the options, one message each."""

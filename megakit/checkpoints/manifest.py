@@ -29,8 +29,8 @@ OPTIONAL_FIELDS = ("values", "higher_is_better", "final")
 PACKAGES = ("torch", "lightning", "nemo_toolkit", "megatron-core")
 #: The stage of a checkpoint with the weights of another program.
 IMPORTED = "imported"
-#: Entries of `run` that identify the code of a run. A run may resume with other code.
-CODE = "code"
+#: Entries of `run` about its files of code. A run may resume with other files.
+FILES = "files"
 CHANGES = "changes"
 #: Size in bytes and sha256 of files, by path relative to the checkpoint.
 Files = dict[str, dict[str, Any]]
@@ -89,8 +89,8 @@ class Manifest:
 
 
 def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Returns whether two identities belong to the same run; their code may differ."""
-    code = {CODE: None, CHANGES: None}
+    """Returns whether two identities belong to the same run; their files may differ."""
+    code = {FILES: None, CHANGES: None}
     return {**one, **code} == {**other, **code}
 
 

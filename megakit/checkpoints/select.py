@@ -1,16 +1,14 @@
 """Chooses among a run's checkpoints, and cleans up after an interrupted run."""
 
 import contextlib
-import fcntl
 import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import (
-    MANIFEST,
     Manifest,
     OtherFormatError,
     list_checkpoints,
@@ -49,15 +47,19 @@ def is_better(value: float, best: float, higher_is_better: bool) -> bool:
     return value > best if higher_is_better else value < best
 
 
-def own_checkpoints(folder: Path, stage: str, run: Mapping[str, Any]) -> dict[Path, Manifest]:
-    """Returns the readable checkpoints of a run in a folder, oldest first, with their manifests."""
-    own = {}
+def readable_checkpoints(folder: Path) -> dict[Path, Manifest]:
+    """Returns the checkpoints in a folder with their manifests, oldest first, without damaged ones."""
+    found = {}
     for checkpoint in list_checkpoints(folder):
         with contextlib.suppress(UserError):
-            manifest = read_manifest(checkpoint)
-            if manifest.stage == stage and same_run(manifest.run, run):
-                own[checkpoint] = manifest
-    return own
+            found[checkpoint] = read_manifest(checkpoint)
+    return found
+
+
+def own_checkpoints(folder: Path, stage: str, run: Mapping[str, Any]) -> dict[Path, Manifest]:
+    """Returns the readable checkpoints of a run in a folder, oldest first, with their manifests."""
+    found = readable_checkpoints(folder).items()
+    return {path: one for path, one in found if one.stage == stage and same_run(one.run, run)}
 
 
 def keep_own_checkpoints(
@@ -106,32 +108,11 @@ def remove_leftovers(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def lock_checkpoint(checkpoint: Path) -> TextIO:
-    """Locks a checkpoint, so that its run does not remove it until the returned file is closed.
-
-    Verify the checkpoint after this call, since a removal may have come first.
-    """
-    file = (checkpoint / MANIFEST).open()
-    with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(file, fcntl.LOCK_SH)
-    return file
-
-
-def remove(checkpoint: Path) -> bool:
-    """Removes a checkpoint unless another program locks it; returns whether it was removed.
+def remove(checkpoint: Path) -> None:
+    """Removes a checkpoint.
 
     The checkpoint is renamed first, so an interrupted removal leaves nothing that looks complete.
     """
-    try:
-        with (checkpoint / MANIFEST).open("r+") as file:  # NFS locks only files open to write
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):  # another program locks it
-                return False
-            except OSError:
-                pass  # a file system without locks
-            removed = checkpoint.rename(checkpoint.with_name(f".removing-{checkpoint.name}"))
-    except OSError:
-        return False
-    shutil.rmtree(removed, ignore_errors=True)
-    return True
+    with contextlib.suppress(OSError):
+        removed = checkpoint.rename(checkpoint.with_name(f".removing-{checkpoint.name}"))
+        shutil.rmtree(removed, ignore_errors=True)

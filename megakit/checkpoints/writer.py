@@ -10,7 +10,7 @@ import re
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,6 @@ class CheckpointWriter(Checkpoint):
         every_n_steps: The interval in optimizer steps.
         best_by: How the best checkpoint is chosen: see `best_checkpoint`.
         copied: Files to copy into each checkpoint, if they exist.
-        check_place: Raises an error if `folder` no longer belongs to this run.
 
     Attributes:
         last_model_path: The newest checkpoint, or "".
@@ -63,7 +62,6 @@ class CheckpointWriter(Checkpoint):
         best_by: str = "val_loss",
         *,
         copied: Sequence[Path] = (),
-        check_place: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = folder
         self.manifest = manifest
@@ -72,7 +70,6 @@ class CheckpointWriter(Checkpoint):
         self.best_is_highest = False
         self.wanted_step: int | None = None
         self.copied = copied
-        self.check_place = check_place
         self.last_model_path = ""
         self.best_model_path = ""
         self.seconds = 0.0
@@ -127,10 +124,8 @@ class CheckpointWriter(Checkpoint):
         if str(final) != self.last_model_path:
             partial = self.folder / f".{final.name}"
             try:
-                self.check_place()
                 self._write(trainer, partial, final, store_values)
             except BaseException as error:
-                self.check_place()  # if the folder is lost, raises this clearer error
                 if trainer.is_global_zero:
                     shutil.rmtree(partial, ignore_errors=True)
                 reason = why_not_written(error)

@@ -9,6 +9,6 @@ from .option_types import Seed as Seed
 from .options import CommonOptions as CommonOptions
 from .options import TrainingOptions as TrainingOptions
 from .run import Run as Run
-from .runs import RunDirectory as RunDirectory
-from .runs import Stage as Stage
+from .run_directory import RunDirectory as RunDirectory
+from .run_directory import Stage as Stage
 from .script import run_script as run_script

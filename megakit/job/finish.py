@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.checkpoints.manifest import CHANGES, installed_versions
-from megakit.errors import RunDirectoryLostError, UserError, printable
+from megakit.errors import UserError, printable
 from megakit.job.cluster import has_process_group, is_first
-from megakit.job.code import project_of
+from megakit.job.identity import project_of
 from megakit.job.options import CommonOptions
 from megakit.reporting.classifier import classify, show
 from megakit.reporting.console import Console
@@ -50,7 +50,18 @@ def say_header(run: Run) -> None:
     run.console.say(
         f"{run.stage.name}: {run.dataset} on {device.device} ({device.name}), {layout}, {precision}"
     )
-    if run.start and not run.resume:  # the console has said from where the run resumes
+    if device.remark:
+        run.console.say(device.remark)
+    if device.name == "cpu" and layout.devices > device.count:
+        run.console.say(
+            f"{layout.devices} processes share the {device.count} CPU cores of this machine: the "
+            "result is the same up to rounding, but the job takes longer."
+        )
+    if run.resume:
+        run.console.say(f"Resuming from {run.resume}.")
+        if run.changed:
+            run.console.say(f"Changed since it was saved: {', '.join(run.changed)}.")
+    elif run.start:
         run.console.say(f"Starting from {run.start}.")
     if not run.trains:
         _say_replaced(run)
@@ -111,7 +122,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "seed": getattr(run.options, "seed", None),
         **dict.fromkeys(("steps", "seconds", "steps_per_second", "samples_per_second", "times")),
         **dict.fromkeys(("train_loss", "val_loss", "metrics", "checkpoint", "last_checkpoint")),
-        "changes": run.plan.identity.get(CHANGES),
+        "changes": run.identity.get(CHANGES),
         **dict.fromkeys(("num_samples", "accuracy", "cross_entropy", "per_class_accuracy")),
         "versions": installed_versions(),
     }
@@ -148,7 +159,6 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
     best = Path(writer.best_model_path)
     if not run.is_main:
         return best
-    run.check_directory()
     options, steps = run.options, trainer.global_step
     spans: dict[str, Any] = {
         name: {"first": reporter.first[name], "last": last} for name, last in reporter.last.items()
@@ -219,7 +229,6 @@ def _not_default(options: CommonOptions, **names: str) -> list[str]:
 def remove_incomplete(run: Run) -> None:
     """Removes incomplete files from the run directory; a killed prediction leaves some."""
     if run.is_main:
-        run.check_directory()
         remove_partial(run.path)
 
 
@@ -270,7 +279,7 @@ def finish_prediction(
             rows = functools.partial(classify, results)
         write_rows(path, _blocks(run, outputs, rows), sources)
     finally:
-        with contextlib.suppress(OSError, RunDirectoryLostError):  # the first error matters more
+        with contextlib.suppress(OSError):  # the first error matters more
             remove_incomplete(run)
     summary = _summary(run) | {
         **{"seconds": writer.seconds, "samples_per_second": len(outputs) / writer.seconds},
@@ -305,4 +314,3 @@ def _blocks(
                 "too large. Use another checkpoint."
             )
         yield block.idx, rows(block)
-    run.check_directory()  # directly before predictions.csv gets its name

@@ -1,18 +1,20 @@
 """Says what a training run's result depends on, and refuses to resume another run."""
 
+import ast
+import hashlib
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megakit.checkpoints.manifest import CHANGES, CODE, Manifest, same_run
+from megakit.checkpoints.manifest import CHANGES, FILES
 from megakit.errors import UserError
-from megakit.job.code import changed_names, code_of, listed
 from megakit.job.option_types import flag
 from megakit.job.options import TrainingOptions
-from megakit.job.runs import RunDirectory
-from megakit.reporting.console import Console
 
+#: Its version is recorded in the checkpoints instead of its files.
+LIBRARY = "megakit"
 #: Value of an entry that one of two identities lacks.
 ABSENT = "absent"
 
@@ -26,7 +28,7 @@ def identify(
         "precision": precision,
         "start": start,
         "best_by": options.selects_by(),
-        CODE: code_of(script) if script else {},
+        FILES: files_of(script) if script else {},
         CHANGES: [],
     }
     content: dict[str, Any] = json.loads(json.dumps(identity))
@@ -34,14 +36,11 @@ def identify(
 
 
 def refuse_another_run(
-    directory: RunDirectory, identity: Mapping[str, Any], start: str | None
+    folder: Path, old: Mapping[str, Any], new: Mapping[str, Any], start: Path | None
 ) -> None:
-    """Raises UserError if the run in the directory is not the requested run."""
-    old, new = directory.identity(), identity
-    if old is None or same_run(old, new):
-        return
+    """Raises a UserError that names what the requested run has other than the run in the folder."""
     problems = []
-    for name in sorted((old.keys() | new.keys()) - {CODE, CHANGES, "start"}):
+    for name in sorted((old.keys() | new.keys()) - {FILES, CHANGES, "start"}):
         before, now = old.get(name, ABSENT), new.get(name, ABSENT)
         if before != now:
             problems.append(f"{flag(name)} was {before!s:.200}, now {now}")
@@ -51,38 +50,70 @@ def refuse_another_run(
             "has a newer result, or --checkpoint changed)"
         )
     raise UserError(
-        f"{directory.path} holds another run: {'; '.join(problems)}. Use the old values to resume "
+        f"{folder} holds another run: {'; '.join(problems)}. Use the old values to resume "
         "that run, --fresh to start over (the old run is kept under another name), or another "
         f"--output-dir{f' with --checkpoint {start}' if start else ''}."
     )
 
 
-def refuse_changed_code(
-    directory: RunDirectory,
-    identity: Mapping[str, Any],
-    newest: Manifest | None,
-    options: TrainingOptions,
-) -> None:
-    """Raises UserError if the code has changed since the newest checkpoint of the run."""
-    changed = changed_names(newest, identity[CODE]) if newest else []
-    if newest is None or not changed or options.keep_changes:
-        return
-    remedy = "--fresh starts over with the new code (the old run is kept under another name)"
-    if newest.ends(options.max_steps):
-        remedy += "; without the changes the run has already ended"
-    else:
-        remedy += "; --keep-changes resumes the run, and its result then comes from both versions"
-    raise UserError(
-        f"{directory.path}: the code was changed since its last checkpoint: {listed(changed)}. "
-        f"{remedy}."
-    )
+# --- Files of code --------------------------------------------------------------------------------
 
 
-def record_code_changes(identity: dict[str, Any], newest: Manifest, console: Console) -> None:
-    """Adds to a run's identity which code has changed since its newest checkpoint."""
-    identity[CHANGES] = [*newest.run.get(CHANGES, [])]
-    if not identity[CODE]:  # a notebook resumes the run of a script
-        identity[CODE] = newest.run.get(CODE, {})
-    if changed := changed_names(newest, identity[CODE]):
-        identity[CHANGES].append({"step": newest.step, "names": changed})
-        console.say(f"Resuming with changed code: {listed(changed)}.")
+def files_of(script: Path) -> dict[str, str]:
+    """Returns the sha256 of a script and of each project file that it imports, by path.
+
+    The files are parsed and not imported, so that a start stays quick. Imports inside of functions
+    count, too.
+    """
+    root = project_of(script)
+    found = [script.resolve().parent, *(Path(entry).resolve() for entry in sys.path)]
+    own = [one for one in found if one.is_relative_to(root) and not one.is_relative_to(sys.prefix)]
+    waiting, files = [script.resolve()], dict[str, str]()
+    while waiting:
+        file = waiting.pop()
+        name = file.relative_to(root).as_posix()
+        if name not in files:
+            content = file.read_bytes()
+            files[name] = hashlib.sha256(content).hexdigest()
+            waiting += _imported(file, content, own)
+    return dict(sorted(files.items()))
+
+
+def changed_files(before: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:
+    """Returns which files differ from those in the identity of a run.
+
+    The list is empty if one of the two has no files, such as a notebook.
+    """
+    old = before.get(FILES)
+    if not old or not files:
+        return []
+    names = sorted(old.keys() | files.keys())
+    return [name for name in names if old.get(name) != files.get(name)]
+
+
+def project_of(script: Path) -> Path:
+    """Returns the folder of the project that a script belongs to; else the script's own folder."""
+    above = script.resolve().parents
+    marks = ("pyproject.toml", ".git")
+    return next((f for f in above if any((f / mark).exists() for mark in marks)), above[0])
+
+
+def _imported(file: Path, content: bytes, folders: Sequence[Path]) -> Iterator[Path]:
+    """Yields the files that a file imports from the folders, or relative to itself."""
+    for node in ast.walk(ast.parse(content, str(file))):
+        names, places = [], folders
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = f"{node.module}." if node.module else ""
+            names = [above + alias.name for alias in node.names]
+            places = [file.parents[node.level - 1]] if node.level else folders
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == LIBRARY:
+                continue
+            for place in places:
+                for number in range(1, len(parts) + 1):  # a package's own file, too
+                    path = place.joinpath(*parts[:number])
+                    candidates = (path / "__init__.py", path.with_suffix(".py"))
+                    yield from (one for one in candidates if one.is_file())

@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Iterator
 
 from megakit.errors import UserError
-from megakit.job.begin_or_resume import make_plan
 from megakit.job.cluster import Cluster
 from megakit.job.options import CommonOptions
+from megakit.job.plan import begin, plan
 from megakit.job.run import Run
-from megakit.job.runs import Stage
+from megakit.job.run_directory import Stage
 from megakit.reporting.console import Console
 from megakit.reporting.streams import diverted
 from megakit.runtime.accelerator import (
@@ -61,15 +61,13 @@ def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
             f"--devices {options.devices}: open_run uses a single process. Run {stage.script}, "
             "which starts all processes."
         )
-    plan, locks = make_plan(stage, options, Cluster(), console)
-    run = Run(stage, options, plan, console, is_main=True, began=began)
-    with locks, diverted(run.directory.log), handlers_restored():
-        try:
-            use_accelerator(plan.accelerator.name)
-            if plan.precision == "32":
-                use_full_float32()
-            destroy_parallel_state()
-            yield run
-        except UserError:
-            run.withdraw()
-            raise
+    run = plan(stage, options, Cluster(), console)
+    if not run.is_done:
+        begin(run)
+    run.began = began
+    with contextlib.closing(run.lock), diverted(run.directory.log), handlers_restored():
+        use_accelerator(run.accelerator.name)
+        if run.precision == "32":
+            use_full_float32()
+        destroy_parallel_state()
+        yield run

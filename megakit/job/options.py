@@ -4,10 +4,9 @@ This module does not import torch, so `--help` and refusals are quick.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from megakit.errors import brief
 from megakit.job.option_types import (
@@ -20,22 +19,6 @@ from megakit.job.option_types import (
     broken_rules,
     members,
 )
-
-
-class EarlierRun(NamedTuple):
-    """What an earlier run used: the run that a command resumes, or that its checkpoint comes from.
-
-    Attributes:
-        path: The run directory.
-        is_start: Whether it is the run of the checkpoint that the command starts from.
-        dataset: The fingerprint of its data, or None.
-        places: Absolute paths by name of the option.
-    """
-
-    path: Path
-    is_start: bool
-    dataset: str | None
-    places: Mapping[str, str]
 
 
 @dataclass(kw_only=True)
@@ -82,19 +65,21 @@ class CommonOptions:
         (
             *("accelerator", "devices", "num_nodes", "tensor_parallel", "pipeline_parallel"),
             *("micro_batch_size", "num_workers", "timeout", "verbose", "checkpoint"),
-            *("val_interval", "save_interval", "fresh", "keep_changes"),
+            *("val_interval", "save_interval", "fresh"),
         )
     )
     largest_micro_batch: ClassVar[int] = 1024
-    #: The runs that the command goes on with or starts from, for `fingerprint`; no option.
-    earlier: ClassVar[Sequence[EarlierRun]] = ()
+    #: For `fingerprint`: the data of the start checkpoint, and of the run that may be resumed. The
+    #: plan sets these; they are no options.
+    start_dataset: ClassVar[str | None] = None
+    run_dataset: ClassVar[str | None] = None
 
     def fingerprint(self) -> str:
         """Checks that the data is usable, and returns what identifies its content.
 
         A script of your own overrides this method. Two runs on data with equal fingerprints count
         as runs on the same data. The method is called once for each job, before the ranks load the
-        data, so it may also download the data.
+        data, so it may also download the data, or set options, on this copy of them.
 
         Raises:
             UserError: The data is missing or damaged.
@@ -104,12 +89,6 @@ class CommonOptions:
     def say(self, line: str) -> None:
         """Prints a line for the user, from `fingerprint`."""
         print(line, file=sys.stderr)
-
-    def places(self) -> dict[str, Path | None]:
-        """Returns the options that are paths, by name."""
-        kinds = get_type_hints(type(self))
-        names = [field.name for field in fields(self) if Path in members(kinds[field.name])]
-        return {name: getattr(self, name) for name in names}
 
     def run_name(self, stage: str) -> str:
         """Returns the name of the run directory, by default that of the stage."""
@@ -157,16 +136,14 @@ class TrainingOptions(CommonOptions):
     fresh: bool = False
     """Start over; the old run is kept under another name."""
 
-    keep_changes: bool = False
-    """Resume a run although code that its result depends on was changed."""
-
     def identity(self) -> dict[str, Any]:
         """Returns the options that the result depends on, by name."""
         left_out = self.resumable_options
         if self.stop_after is not None:  # the last step then depends on when the run validates
             left_out -= {"val_interval"}
-        names = {field.name for field in fields(self)} - left_out - self.places().keys()
-        return {name: getattr(self, name) for name in sorted(names)}
+        kinds = get_type_hints(type(self))
+        names = sorted({field.name for field in fields(self)} - left_out)
+        return {name: getattr(self, name) for name in names if Path not in members(kinds[name])}
 
     def selects_by(self) -> str:
         """Returns what selects the best checkpoint: a column of metrics.csv, or `last`."""

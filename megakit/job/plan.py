@@ -1,27 +1,30 @@
-"""Makes the plan of a job: checks everything, and changes nothing on the disk."""
+"""Plans a job: checks everything once, under the lock of the run directory."""
 
 import contextlib
+import copy
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from megakit.checkpoints.context import read_model_settings
-from megakit.checkpoints.manifest import Manifest
+from megakit.checkpoints.manifest import CHANGES, FILES, IMPORTED, Manifest, list_checkpoints, verify
+from megakit.checkpoints.select import (
+    keep_own_checkpoints,
+    own_checkpoints,
+    readable_checkpoints,
+    remove_leftovers,
+)
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
-from megakit.job.code import changed_names, code_of, listed
-from megakit.job.identity import (
-    identify,
-    refuse_another_run,
-    refuse_changed_code,
-)
+from megakit.job.identity import changed_files, files_of, identify, refuse_another_run
 from megakit.job.layout import Layout, Sizes, plan_layout
-from megakit.job.option_types import flag
-from megakit.job.options import CommonOptions, EarlierRun, TrainingOptions
-from megakit.job.runs import RunDirectory, Stage, why_not_writable
-from megakit.job.start_checkpoint import StartCheckpoint, find_start
+from megakit.job.option_types import use_sizes_of
+from megakit.job.options import CommonOptions, TrainingOptions
+from megakit.job.run import Run
+from megakit.job.run_directory import RunDirectory, Stage
 from megakit.reporting.console import Console
+from megakit.reporting.files import write_json
 from megakit.runtime.accelerator import (
     Accelerator,
     find_accelerator,
@@ -29,120 +32,161 @@ from megakit.runtime.accelerator import (
     is_certainly_cpu,
 )
 
-
-@dataclass(kw_only=True)
-class Plan:
-    """The decisions that one process makes for all ranks of a job.
-
-    Attributes:
-        layout: How the job's processes share the work.
-        accelerator: The device that the job runs on.
-        precision: `bf16-mixed` or `32`.
-        dataset: The fingerprint of the data.
-        start: Checkpoint of the previous stage to start from, or None.
-        resume: Checkpoint of this run to resume from, or None.
-        identity: Everything that the run's result depends on; empty for a script that does not
-            train.
-        is_done: Whether the run has already ended.
-        work: Multiplications in the product of a micro batch and a square weight of the model.
-        chosen: Values that the plan has chosen for options that the command leaves out.
-        lock: Device and inode number of the lock file in the run directory; None: no lock.
-        old_run: The run that `--fresh` has set aside, or None.
-    """
-
-    layout: Layout
-    accelerator: Accelerator
-    precision: str
-    dataset: str = ""
-    start: str | None = None
-    resume: str | None = None
-    identity: dict[str, Any] = field(default_factory=dict)
-    is_done: bool = False
-    work: int = 0
-    chosen: dict[str, Any] = field(default_factory=dict)
-    lock: tuple[int, int] | None = None
-    old_run: Path | None = None
+OptionsT = TypeVar("OptionsT", bound=CommonOptions)
 
 
-def check_job(
+class Start(NamedTuple):
+    """The verified checkpoint that a stage starts from."""
+
+    path: Path
+    manifest: Manifest
+
+
+def plan(
     stage: Stage,
-    options: CommonOptions,
+    options: OptionsT,
     cluster: Cluster,
     console: Console,
     script: Path | None = None,
-) -> tuple[Plan, StartCheckpoint | None]:
-    """Checks everything without a lock, and changes nothing on the disk; may download data.
+) -> Run[OptionsT]:
+    """Decides everything about a job before any work begins.
 
-    A process that only starts the ranks does not check a GPU, since the check would take a part of
-    its memory.
+    If the run directory exists, it is locked until `run.lock` is closed. Nothing is written, except
+    that damaged checkpoints are renamed. The data may be downloaded.
 
     Args:
         stage: The stage to run.
-        options: Options of the command line. Options that the command leaves out may get a value.
+        options: Options of the command line, which are not changed.
         cluster: The job, and the rank of this process.
         console: Receives the messages.
-        script: The script whose code is compared with the run's; None: no code is compared.
+        script: The script whose files are recorded and compared; None: no file is.
 
     Returns:
-        The plan and the checkpoint to start from. `is_done` is a guess, and so are accelerator and
-        precision if the GPU was not checked.
+        The run, with a copy of the options in which every open choice is made. In a process that
+        only starts the ranks, accelerator and precision are a guess: to test a GPU would take a
+        part of its memory.
 
     Raises:
-        UserError: Lists the problems that can be found together.
+        UserError: The job is impossible. The problems of options, start checkpoint, layout and
+            device come together.
     """
-    training = options if isinstance(options, TrainingOptions) else None
-    problems = options.problems()
-    given = {option.name: getattr(options, option.name) for option in fields(options)}
+    # Options: each value has to be in its range.
+    options, problems = copy.copy(options), options.problems()
+    stage = Stage(options.run_name(stage.name), stage.before)
+    directory = RunDirectory(options.output_dir / stage.name)
+
+    # Start checkpoint: it decides the sizes of the model.
     start, settings = None, dict[str, Any]()
     with _collecting(problems):
-        named = getattr(options, "checkpoint", None)
-        start = find_start(stage, named, options.output_dir, console.say)
+        start = find_start(stage, options, console)
         if start is not None:
             settings = read_model_settings(start.path)
-            _choose_sizes(options, settings, start.path)
+            use_sizes_of(options, settings, start.path)
+
+    # Layout: it has to divide the model, the batch and the processes.
     sizes = Sizes.find(options, settings)
     layout, layout_problems = plan_layout(options, cluster, sizes)
     problems += layout_problems
-    directory = RunDirectory(options.output_dir / stage.name)
-    old: dict[str, Any] = {}
-    if why := why_not_writable(directory.path):
-        problems.append(why)
-    elif training is None or not training.fresh:
-        with _collecting(problems):
-            old = directory.identity() or {}
+
+    # Device and precision: a run keeps the precision that it began with, also on another device.
     accelerator = find_accelerator("cpu")
-    only_launches = layout.world_size > 1 and cluster.launcher is None
-    if not only_launches or is_certainly_cpu("auto"):
+    only_starts_ranks = layout.world_size > 1 and cluster.launcher is None
+    if not only_starts_ranks or is_certainly_cpu("auto"):
         with _collecting(problems):
             accelerator = find_accelerator(options.accelerator, options.precision)
             problems += _too_few_gpus(layout, accelerator, cluster)
     if problems:
         raise UserError(problems)
+    with contextlib.ExitStack() as on_error:
+        lock = directory.lock() if os.path.isdir(directory.path) else None
+        if lock is not None:
+            on_error.enter_context(lock)
+        earlier = _identity_in(directory, options)
+        precision = _choose_precision(options, accelerator, earlier.get("precision"))
 
-    earlier = _earlier_runs(directory, start, old)
-    vars(options).update(earlier=earlier, say=console.say)
-    plan = Plan(
-        layout=layout,
-        accelerator=accelerator,
-        precision=_choose_precision(options, accelerator, old),
-        dataset=options.fingerprint(),
-        start=str(start.path) if start else None,
-        work=layout.micro_batch_size * sizes.seq_length * sizes.hidden_size**2,
-    )
-    now = {name: getattr(options, name) for name in given}
-    plan.chosen = {name: value for name, value in now.items() if value != given[name]}
-    if training is not None:
-        plan.identity = identify(
-            *(training, plan.dataset, plan.precision),
-            *(start.manifest.digest if start else None, script),
+        # Identity: what the result depends on decides whether the run begins, resumes, or is done.
+        options.start_dataset = start.manifest.dataset if start else None
+        options.run_dataset = earlier.get("dataset")
+        vars(options)["say"] = console.say
+        run = Run(
+            stage=stage,
+            options=options,
+            layout=layout,
+            accelerator=accelerator,
+            precision=precision,
+            dataset=options.fingerprint(),
+            console=console,
+            start=str(start.path) if start else None,
+            lock=lock,
+            work=layout.micro_batch_size * sizes.seq_length * sizes.hidden_size**2,
         )
-        if not training.fresh:
-            newest = directory.newest_of(stage.name, plan.identity)
-            refuse_another_run(directory, plan.identity, plan.start)
-            refuse_changed_code(directory, plan.identity, newest, training)
-            plan.is_done = has_ended(directory, newest, training)
-    _say_changes_before(stage, start, console, script)
-    return plan, start
+        _say_older_code(stage, start, console, script)
+        if isinstance(options, TrainingOptions):
+            digest = start.manifest.digest if start else None
+            run.identity = identify(options, run.dataset, precision, digest, script)
+            if not options.fresh:
+                _resume(run, options.max_steps, earlier)
+        on_error.pop_all()
+    return run
+
+
+def begin(run: Run[Any]) -> None:
+    """Takes the run directory: locks a new one, and records a training in run.json.
+
+    Raises:
+        UserError: Another process has taken the directory since the plan.
+    """
+    directory = run.directory
+    if run.lock is not None and getattr(run.options, "fresh", False):
+        run.console.say(f"The old run is now {directory.set_aside()}.")
+        run.lock.close()
+        run.lock = None
+    if run.lock is None:
+        run.lock = directory.lock()
+        if run.trains and list_checkpoints(directory.checkpoints):
+            raise UserError(
+                f"{directory.path}: another process has begun this run since the command was "
+                "given. Give the command again."
+            )
+    if run.trains:
+        remove_leftovers(directory.checkpoints)
+        write_json(directory.path / "run.json", run.identity)
+        directory.summary.unlink(missing_ok=True)
+
+
+def find_start(stage: Stage, options: CommonOptions, console: Console) -> Start | None:
+    """Finds the checkpoint that a stage starts from; None for fresh weights.
+
+    It is the user's `--checkpoint`, or the best one of a run directory: of the named one, or of the
+    stage before.
+
+    Raises:
+        UserError: The checkpoint is missing, damaged, unfinished or of another stage.
+    """
+    before, named = stage.before, getattr(options, "checkpoint", None)
+    if before is None or named == "none":
+        return None
+    directory = RunDirectory(Path(named) if named else options.output_dir / before.name)
+    path: Path | None = directory.path
+    if not named or directory.checkpoints.is_dir():
+        path = directory.best_checkpoint()
+    if path is None:
+        raise UserError(
+            f"{directory.checkpoints}: no checkpoint to start from. Run {before.script} with the "
+            "same --output-dir first, or name one with --checkpoint."
+        )
+    manifest = verify(path)
+    if manifest.stage not in (before.name, IMPORTED):
+        raise UserError(
+            f"{path}: stage {manifest.stage} saved this {manifest.model}, but {stage.script} "
+            f"starts from a checkpoint of stage {before.name}. Run {before.script}, or name one of "
+            "its checkpoints with --checkpoint."
+        )
+    newest = [*own_checkpoints(directory.checkpoints, before.name, manifest.run).values()][-1:]
+    # Without max_steps in its identity, a run can be continued after any number of steps.
+    if any(not one.ends(one.run.get("max_steps", one.step)) for one in newest):
+        console.say(f"{directory.path} has not ended; its best checkpoint so far is used.")
+    return Start(path, manifest)
 
 
 @contextlib.contextmanager
@@ -154,28 +198,6 @@ def _collecting(problems: list[str]) -> Iterator[None]:
         problems += error.problems
     except OSError as error:
         problems.append(f"{error.filename}: {error.strerror}.")
-
-
-def _choose_sizes(options: CommonOptions, settings: Mapping[str, Any], start: Path) -> None:
-    """Sets the options without a value that are sizes of the start checkpoint's model.
-
-    Raises:
-        UserError: An option differs from the checkpoint's size.
-    """
-    problems = []
-    for option in fields(options):
-        if option.default is not None or option.name not in settings:
-            continue
-        given, size = getattr(options, option.name), settings[option.name]
-        if given not in (None, size):
-            problems.append(
-                f"{flag(option.name)} {given}: the model of {start} has {size}, and its weights "
-                f"fit no other size. Leave {flag(option.name)} out, or start from fresh weights "
-                "with --checkpoint none."
-            )
-        setattr(options, option.name, size)
-    if problems:
-        raise UserError(problems)
 
 
 def _too_few_gpus(layout: Layout, accelerator: Accelerator, cluster: Cluster) -> list[str]:
@@ -190,49 +212,53 @@ def _too_few_gpus(layout: Layout, accelerator: Accelerator, cluster: Cluster) ->
     ]
 
 
-def _choose_precision(
-    options: CommonOptions, accelerator: Accelerator, old: Mapping[str, Any]
-) -> str:
-    """Returns the precision; `auto` continues a run in its precision, also on another device."""
+def _identity_in(directory: RunDirectory, options: CommonOptions) -> dict[str, Any]:
+    """Returns the identity of the run that a command may resume: of its newest checkpoint."""
+    if not isinstance(options, TrainingOptions) or options.fresh:
+        return {}
+    found = [*readable_checkpoints(directory.checkpoints).values()]
+    return found[-1].run if found else {}
+
+
+def _choose_precision(options: CommonOptions, accelerator: Accelerator, earlier: Any) -> str:
     if options.precision != "auto":
         return options.precision
-    if old.get("precision") in ("bf16-mixed", "32"):
-        return str(old["precision"])
+    if earlier in ("bf16-mixed", "32"):
+        return str(earlier)
     return "32" if accelerator.name == "cpu" and not has_fast_bfloat16() else "bf16-mixed"
 
 
-def _earlier_runs(
-    directory: RunDirectory, start: StartCheckpoint | None, old: Mapping[str, Any]
-) -> list[EarlierRun]:
-    own = EarlierRun(directory.path, False, old.get("dataset"), directory.places())
-    if start is None:
-        return [own]
-    run = RunDirectory(start.path.absolute().parent.parent)  # above `checkpoints`
-    near = directory.path.with_name(start.manifest.stage)
-    shown = near if near.absolute() == run.path else run.path
-    return [own, EarlierRun(shown, True, start.manifest.dataset, run.places())]
+def _resume(run: Run[Any], max_steps: int, earlier: Mapping[str, Any]) -> None:
+    """Finds the checkpoint to resume from, and what has changed since it; may find the run done."""
+    directory, console = run.directory, run.console
+    if earlier and not own_checkpoints(directory.checkpoints, run.stage.name, run.identity):
+        start = Path(run.start) if run.start else None
+        refuse_another_run(directory.path, earlier, run.identity, start)
+    path, newest = keep_own_checkpoints(
+        directory.checkpoints, run.stage.name, run.identity, console.say
+    )
+    if newest is None:
+        return
+    run.resume = str(path)
+    run.is_done = newest.ends(max_steps) and directory.summary.is_file()
+    run.changed = changed_files(newest.run, run.identity[FILES])
+    run.identity[FILES] = run.identity[FILES] or newest.run.get(FILES, {})  # {}: of a notebook
+    run.identity[CHANGES] = [*newest.run.get(CHANGES, [])]
+    if run.changed:
+        run.identity[CHANGES].append({"step": newest.step, "files": run.changed})
 
 
-def has_ended(directory: RunDirectory, newest: Manifest | None, options: TrainingOptions) -> bool:
-    """Returns whether a run has made its last checkpoint and written its summary."""
-    return newest is not None and newest.ends(options.max_steps) and directory.summary.is_file()
-
-
-def _say_changes_before(
-    stage: Stage,
-    start: StartCheckpoint | None,
-    console: Console,
-    script: Path | None,
+def _say_older_code(
+    stage: Stage, start: Start | None, console: Console, script: Path | None
 ) -> None:
     """Reports that the code of the previous stage is newer than the start checkpoint."""
     if start is None or script is None or stage.before is None:
         return
     before = script.with_name(stage.before.script)
     # Otherwise the previous stage belongs to another project.
-    code = code_of(before) if before.is_file() else {}
-    if changed := changed_names(start.manifest, code):
+    files = files_of(before) if before.is_file() else {}
+    if changed := changed_files(start.manifest.run, files):
         console.say(
-            f"The code of {before.name} or of its imports has changed since it made {start.path}: "
-            f"{listed(changed)}. To start from the new code's result, run {before.name} again with "
-            "--fresh."
+            f"{', '.join(changed)}: changed since {before.name} made {start.path}. To start from "
+            f"the new code's result, run {before.name} again with --fresh."
         )

@@ -10,14 +10,11 @@ from typing import Any
 
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
-from megakit.job.plan import Plan
 
 KEY = "megakit/plan"
 
 
-def share_plan(
-    cluster: Cluster, make: Callable[[], tuple[Plan, Any]], timeout: int
-) -> tuple[Plan, Any]:
+def share(cluster: Cluster, make: Callable[[], Any], timeout: int) -> tuple[Any, Any]:
     """Makes the plan on rank 0, and sends it to the other ranks through torch's store.
 
     Args:
@@ -35,10 +32,10 @@ def share_plan(
     # Until the log exists, torch's warnings reach the console, e.g. that no name service answers.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # else by torchrun
-    plan, locks, failure = None, None, None
+    plan, failure = None, None
     if cluster.rank == 0:
         try:
-            plan, locks = make()
+            plan = make()
         except Exception as error:  # the other ranks have to learn that there is no plan
             failure = error
     store = _join_store(cluster, timeout, is_hosted)
@@ -69,7 +66,7 @@ def share_plan(
                 f"CUDA_VISIBLE_DEVICES={gpu}: another process of this machine has the same value, "
                 "and each process needs its own GPU. Set it for each process, or unset it"
             )
-    return plan, (locks, store)
+    return plan, store
 
 
 def _join_store(cluster: Cluster, timeout: int, is_hosted: bool) -> Any:

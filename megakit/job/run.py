@@ -1,15 +1,13 @@
 """Defines one start of a script, and what it adds to a trainer: callbacks, logger, results."""
 
-import contextlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from megakit.checkpoints.manifest import (
     CHANGES,
-    CODE,
+    FILES,
     METRICS,
     Manifest,
     installed_versions,
@@ -17,9 +15,8 @@ from megakit.checkpoints.manifest import (
     step_of,
 )
 from megakit.job.layout import Layout
-from megakit.job.options import CommonOptions, TrainingOptions
-from megakit.job.plan import Plan
-from megakit.job.runs import RunDirectory, Stage, check_still_ours
+from megakit.job.options import CommonOptions
+from megakit.job.run_directory import RunDirectory, Stage
 from megakit.reporting.console import Console
 from megakit.reporting.files import partial_path
 from megakit.runtime.accelerator import Accelerator, devices_of_ranks
@@ -34,57 +31,54 @@ if TYPE_CHECKING:
 OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, covariant=True)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Run(Generic[OptionsT_co]):
-    """One start of a script; the script's work function receives it.
+    """One start of a script, as `plan` decided it; the script's work function receives it.
 
     Attributes:
         stage: The stage of the chain.
-        options: Options of the command line.
-        plan: The plan made from the options.
+        options: Options of the command line, with all open choices made.
+        layout: How the job's processes share the work.
+        accelerator: The device that the job runs on.
+        precision: The precision that the job computes in, `bf16-mixed` or `32`.
+        dataset: The fingerprint of the data, as the options returned it.
         console: Prints messages for the user.
+        start: The checkpoint of the previous stage that this run starts from; None: fresh weights.
+        resume: The checkpoint of this run that this start resumes from; None: from the first step.
+        identity: Everything that the result depends on; empty for a script that does not train.
+        changed: The project's files that were changed since `resume` was saved.
+        is_done: Whether the run has already ended.
+        work: Multiplications in the product of a micro batch and a square weight of the model.
         is_main: Whether this process writes files and prints messages; one process of a job does.
         began: When the script began, by `time.perf_counter()`.
+        lock: The locked file in the run directory; None before the directory exists, and on other
+            ranks.
     """
 
     stage: Stage
     options: OptionsT_co
-    plan: Plan
+    layout: Layout
+    accelerator: Accelerator
+    precision: str
+    dataset: str
     console: Console
-    is_main: bool
-    began: float
+    start: str | None = None
+    resume: str | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+    is_done: bool = False
+    work: int = 0
+    is_main: bool = True
+    began: float = 0.0
+    lock: IO[str] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what rank 0 sends to the other ranks, which have a console of their own."""
+        given = {one.name: getattr(self.options, one.name) for one in fields(self.options)}
+        options = type(self.options)(**given)
+        return vars(self) | {"options": options, "console": None, "lock": None, "is_main": False}
 
     @property
-    def layout(self) -> Layout:
-        """How the job's processes share the work."""
-        return self.plan.layout
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """The device that the job runs on."""
-        return self.plan.accelerator
-
-    @property
-    def precision(self) -> str:
-        """The precision that the job computes in, `bf16-mixed` or `32`."""
-        return self.plan.precision
-
-    @property
-    def dataset(self) -> str:
-        """The fingerprint of the data, as the options returned it."""
-        return self.plan.dataset
-
-    @property
-    def start(self) -> str | None:
-        """The checkpoint of the previous stage that this run starts from; None: fresh weights."""
-        return self.plan.start
-
-    @property
-    def resume(self) -> str | None:
-        """The checkpoint of this run that this start resumes from; None: from the first step."""
-        return self.plan.resume
-
-    @cached_property
     def directory(self) -> RunDirectory:
         """The run directory."""
         return RunDirectory(self.options.output_dir / self.stage.name)
@@ -94,31 +88,15 @@ class Run(Generic[OptionsT_co]):
         """The path of the run directory."""
         return self.directory.path
 
-    def check_directory(self) -> None:
-        """Checks that the run directory is still the directory that this job has locked.
-
-        Raises:
-            RunDirectoryLostError: The directory was removed, renamed or replaced.
-        """
-        if self.plan.lock is not None and self.is_main:
-            check_still_ours(self.path, self.plan.lock)
-
-    def withdraw(self) -> None:
-        """Undoes the start of a training run that was refused before its first checkpoint."""
-        if self.is_main and self.trains:
-            with contextlib.suppress(OSError):  # the reason of the refusal matters more
-                if self.directory.withdraw(self.plan.old_run):
-                    self.console.say(f"The old run is {self.path} again.")
-
     @property
     def trains(self) -> bool:
         """Whether this script trains; otherwise it predicts."""
-        return bool(self.plan.identity)
+        return bool(self.identity)
 
     @property
     def best_by(self) -> str:
         """The criterion for the best checkpoint."""
-        return str(self.plan.identity["best_by"])
+        return str(self.identity["best_by"])
 
     @property
     def devices(self) -> "list[torch.device]":
@@ -159,7 +137,7 @@ class Run(Generic[OptionsT_co]):
             model="",
             dataset=self.dataset,
             step=0,
-            run=self.plan.identity,
+            run=self.identity,
             versions=installed_versions(),
         )
 
@@ -173,7 +151,11 @@ class Run(Generic[OptionsT_co]):
 
         logger = RunLogger(self.path, self.stage.name, self.resumed_step)
         if self.is_main:
-            logger.add_hyperparameters(self._hyperparameters())
+            left_out = {"start", FILES, CHANGES}
+            identity = {k: v for k, v in self.identity.items() if k not in left_out}
+            sizes = {f"{name}_parallel": size for name, size in self.layout.parallel.items()}
+            sizes["micro_batch_size"] = self.layout.micro_batch_size
+            logger.add_hyperparameters({"stage": self.stage.name, **identity, **sizes})
         return logger
 
     def callbacks(self) -> "list[pl.Callback]":
@@ -194,27 +176,23 @@ class Run(Generic[OptionsT_co]):
             return [PredictionWriter(partial_path(self.path / "outputs"))]
         from megakit.checkpoints.writer import CheckpointWriter
         from megakit.reporting.metrics import MetricsFile
-        from megakit.training.callbacks import BestValue, StopOnSignal, UsedOptions
+        from megakit.training.callbacks import BestValue, StopOnSignal
         from megakit.training.reporter import Reporter
 
         options: Any = self.options
         path, file = self.path / METRICS, None
         if self.is_main:
             saved = Path(self.resume, METRICS) if self.resume else None
-            file = MetricsFile(path, self.resumed_step, saved, self.check_directory)
+            file = MetricsFile(path, self.resumed_step, saved)
         writer = CheckpointWriter(
             self.directory.checkpoints,
             self.manifest(),
             options.save_interval,
             self.best_by,
             copied=[path],
-            check_place=self.check_directory,
         )
         is_asked = self.best_by not in ("val_loss", "last") or options.stop_after is not None
-        every_project_has = {option.name for option in fields(TrainingOptions)}
-        own = {n: value for n, value in vars(options).items() if n not in every_project_has}
         return [
-            UsedOptions({} if self.resume else own),
             *([BestValue(writer, options.stop_after)] if is_asked else []),
             Reporter(self.console, self.stage.name, writer, file),
             StopOnSignal(writer, self.console.say),
@@ -234,17 +212,3 @@ class Run(Generic[OptionsT_co]):
         from megakit.job.finish import finish_prediction, finish_training
 
         return (finish_training if self.trains else finish_prediction)(self, trainer, **options)
-
-    def _hyperparameters(self) -> dict[str, Any]:
-        """Returns the settings of a run by which a user compares runs."""
-        layout, identity = self.layout, dict(self.plan.identity)
-        for name in ("start", CODE, CHANGES):
-            identity.pop(name, None)
-        return {
-            "stage": self.stage.name,
-            **identity,
-            "micro_batch_size": layout.micro_batch_size,
-            "tensor_parallel": layout.tensor,
-            "pipeline_parallel": layout.pipeline,
-            "data_parallel": layout.data,
-        }

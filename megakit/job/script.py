@@ -14,15 +14,13 @@ from pathlib import Path
 from signal import SIGINT
 from typing import NoReturn, TypeVar
 
-from megakit.checkpoints.manifest import list_checkpoints
-from megakit.errors import RunDirectoryLostError, Stopped, UserError, printable
-from megakit.job.begin_or_resume import begin_run
+from megakit.errors import Stopped, UserError, printable
 from megakit.job.cluster import LAUNCHER, Cluster, has_process_group, is_first_to_fail, read_cluster
 from megakit.job.command_line import parse_options, program
 from megakit.job.options import CommonOptions
-from megakit.job.plan import Plan, check_job
+from megakit.job.plan import begin, plan
 from megakit.job.run import Run
-from megakit.job.runs import RunDirectory, Stage
+from megakit.job.run_directory import Stage
 from megakit.reporting.console import Console
 from megakit.reporting.streams import secure_streams
 from megakit.runtime.accelerator import (
@@ -37,12 +35,6 @@ from megakit.runtime.signals import exit_status, reset_signals
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
 
-#: Error messages of gloo and NCCL after a rank was killed. A rank that fails reports its own error.
-LOST_CONNECTION_ERRORS = (
-    *("Connection closed by peer", "Connection reset by peer"),
-    *("Broken pipe", "remote process exited"),
-)
-
 
 def run_script(
     stage: Stage, options_class: type[OptionsT], work: Callable[[Run[OptionsT]], Path]
@@ -55,43 +47,31 @@ def run_script(
         work: Does the work of one rank; returns the path to print on standard output.
     """
     began = time.perf_counter()
-    script = Path(sys._getframe(1).f_code.co_filename)  # its code is compared with the run's
+    script = Path(sys._getframe(1).f_code.co_filename)  # its files are compared with the run's
     begin_script()
     options = parse_options(options_class)
-    stage = Stage(options.run_name(stage.name), stage.before)
-    console, cluster = Console(), Cluster()
+    console, cluster, run, status = Console(), Cluster(), None, 0
     try:
         cluster = _read_cluster(options)
         console.silent = cluster.rank != 0
-        plan, locks = _plan(stage, options, cluster, console, script)
-        if locks is None:
+        if options.tensor_parallel > 1:
+            # On a GPU before Blackwell, Megatron's all-reduce of a layer's backward pass overlaps
+            # with the next matrix product only if all kernels share one queue. CUDA reads this at
+            # its start.
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        run, _kept = _open(stage, options, cluster, console, script if script.is_file() else None)
+        run.console, run.is_main, run.began = console, cluster.rank == 0, began
+        console.fall_back_to(run.directory.log)
+        if run.is_done:
+            _say_done(run)
+        elif _needs_ranks(run, cluster):
             from megakit.job.launch import launch
 
-            status = launch(plan.layout.devices, console)
-        elif plan.is_done:
-            status = _say_done(stage, options, console)
+            status = launch(run.layout.devices, console)
         else:
-            run = Run(stage, options, plan, console, cluster.rank == 0, began)
-            status = _work(run, work, f"{program()}{cluster.rank_suffix}")
-    except UserError as error:
-        if has_process_group():  # every rank may raise the same error; one rank reports it
-            console.silent = not is_first_to_fail()
-        for problem in error.problems:
-            # A problem may quote a file, which may contain control sequences for the terminal.
-            lines = f"{program()}: {problem}".split("\n")
-            console.say("\n".join(map(printable, lines)))
-        status = 2
-    except KeyboardInterrupt:
-        console.say("Interrupted.")
-        status = exit_status(SIGINT)
-    except (OSError, RunDirectoryLostError) as error:
-        if isinstance(error, RunDirectoryLostError) or is_first_to_fail():
-            remark = _checkpoint_remark(options, stage) if isinstance(error, OSError) else ""
-            console.error(f"{program()}{cluster.rank_suffix}: {error}{remark}")
-        status = 1
-    except Exception:
-        console.error(traceback.format_exc())
-        status = 1
+            _work(run, work)
+    except (Exception, KeyboardInterrupt, Stopped) as error:
+        status = report(error, console, cluster, run and run.directory.log)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # of the log, on a full disk
             stream.flush()
@@ -107,6 +87,51 @@ def begin_script() -> None:
     reset_signals()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def report(
+    error: BaseException, console: Console, cluster: Cluster, log: Path | None
+) -> int:
+    """Tells the user why a script ends, on one of the ranks that fail; returns the exit status.
+
+    | error | status | what the console shows |
+    |---|---|---|
+    | `Stopped`, `KeyboardInterrupt` | of the signal | the step, if training had begun |
+    | `UserError` | 2 | value, rule and remedy of each problem |
+    | `OSError` | 1 | the system's reason |
+    | another | 1 | the traceback |
+    """
+    reset_signals()
+    name = f"{program()}{cluster.rank_suffix}"
+    if isinstance(error, Stopped):
+        console.say(f"Stopped after step {error.step}; the same command resumes from there.")
+        return exit_status(error.signal)
+    if isinstance(error, KeyboardInterrupt):
+        console.say("Interrupted.")
+        return exit_status(SIGINT)
+    if console.is_diverted:
+        traceback.print_exception(error)  # to the log, where a programming error can be found
+    if isinstance(error, UserError) and not has_process_group():
+        tell = console.say  # rank 0 has found the problems, for all ranks
+    elif is_first_to_fail():
+        tell = console.error
+    else:
+        return 2 if isinstance(error, UserError) else 1
+    if isinstance(error, UserError):
+        for problem in error.problems:
+            # A problem may quote a file, which may contain control sequences for the terminal.
+            tell("\n".join(map(printable, f"{program()}: {problem}".split("\n"))))
+        return 2
+    if isinstance(error, OSError):
+        tell(f"{name}: {error}. Complete checkpoints are unchanged.")
+        return 1
+    if cluster.num_processes > 1:
+        # If another rank was killed, this error is a consequence. Meanwhile, the launcher names
+        # that rank and ends this one.
+        time.sleep(1)
+    tell("".join(traceback.format_exception(error)))
+    tell(f"{name} failed{f'; the log is {log}' if log else ''}.")
+    return 1
 
 
 def _is_profiled() -> bool:
@@ -125,98 +150,58 @@ def _read_cluster(options: CommonOptions) -> Cluster:
         raise UserError([*error.problems, *options.problems()]) from error
 
 
-def _plan(
-    stage: Stage, options: CommonOptions, cluster: Cluster, console: Console, script: Path
-) -> tuple[Plan, object]:
-    """Returns the plan and the locks of the job; no locks if its ranks have to be started first."""
-    source = script if script.is_file() else None
-    if options.tensor_parallel > 1:
-        # On a GPU before Blackwell, Megatron's all-reduce of a layer's backward pass overlaps with
-        # the next matrix product only if all kernels share one queue. CUDA reads this at its start.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    # Our launcher has checked everything before, and has said what there is to say.
+def _open(
+    stage: Stage, options: OptionsT, cluster: Cluster, console: Console, script: Path | None
+) -> tuple[Run[OptionsT], object]:
+    """Returns the run, and what has to be kept until it ends."""
+    # Our launcher has planned the same before, and has said what there is to say.
     told = Console(silent=True) if LAUNCHER in os.environ else console
 
-    def make() -> tuple[Plan, object]:
-        plan, start = check_job(stage, options, cluster, told, source)
-        has_ranks = plan.layout.world_size == 1 or cluster.launcher is not None
-        if has_ranks or plan.is_done:
-            locks = begin_run(stage, options, plan, start, console)
-            if has_ranks or plan.is_done:
-                return plan, locks
-            locks.close()  # the checkpoint of the last step was damaged
-        return plan, None
+    def make() -> Run[OptionsT]:
+        run = plan(stage, options, cluster, told, script)
+        if _needs_ranks(run, cluster):
+            if run.lock is not None:
+                run.lock.close()  # rank 0 locks the directory again
+        elif not run.is_done:
+            run.console = console
+            begin(run)
+        return run
 
     if cluster.num_processes == 1:
-        plan, locks = make()
-        limit_threads(plan.work, plan.layout.devices if locks is None else 1)
-    else:
-        from megakit.job.rendezvous import share_plan
+        run = make()
+        needs_ranks = _needs_ranks(run, cluster)
+        limit_threads(run.work, run.layout.devices if needs_ranks else 1)
+        return run, None
+    from megakit.job.rendezvous import share
 
-        # As torchrun sets it: the other ranks import torch before they know the plan.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        # Rank 0 refuses an option out of range. All ranks need a usable timeout to learn this.
-        plan, locks = share_plan(cluster, make, min(max(1, options.timeout), 7 * 24 * 3600))
-    vars(options).update(plan.chosen)
-    console.fall_back_to(RunDirectory(options.output_dir / stage.name).log)
-    return plan, locks
+    # As torchrun sets it: the other ranks import torch before they know the plan.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Rank 0 refuses an option out of range. All ranks need a usable timeout to learn this.
+    return share(cluster, make, min(max(1, options.timeout), 7 * 24 * 3600))
 
 
-def _say_done(stage: Stage, options: CommonOptions, console: Console) -> int:
-    directory = RunDirectory(options.output_dir / stage.name)
-    best = directory.best_checkpoint()
+def _needs_ranks(run: Run[OptionsT], cluster: Cluster) -> bool:
+    """Returns whether this process only starts the ranks of the job."""
+    return run.layout.world_size > 1 and cluster.launcher is None and not run.is_done
+
+
+def _say_done(run: Run[OptionsT]) -> None:
+    best = run.directory.best_checkpoint()
     assert best is not None, "a run that has ended has a checkpoint"
-    console.say(f"{stage.name} is already done: {directory.path}. --fresh starts over.")
-    console.result(best)
-    return 0
+    changed = f" {', '.join(run.changed)}: changed since." if run.changed else ""
+    run.console.say(
+        f"{run.stage.name} is already done: {run.path}.{changed} --fresh starts over."
+    )
+    run.console.result(best)
 
 
-def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], where: str) -> int:
-    log = run.directory.log
+def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path]) -> None:
     if not run.options.verbose:
-        run.console.divert(log)
-        paths = (f"{name}={path}" for name, path in run.options.places().items() if path)
-        print("paths:", *paths, *(["MEGAKIT_STOCK=1"] if is_stock() else []))
+        run.console.divert(run.directory.log)
+        print("command:", *sys.argv, *(["MEGAKIT_STOCK=1"] if is_stock() else []))
     suspend_collector()
     keep_freed_memory()
-    try:
-        use_accelerator(run.accelerator.name)
-        if run.precision == "32":
-            use_full_float32()
-        path = work(run)
-    except Stopped as stopped:
-        run.console.say(f"Stopped after step {stopped.step}; the same command resumes from there.")
-        return exit_status(stopped.signal)
-    except UserError:
-        run.check_directory()  # a lost run directory explains the error better
-        if run.console.is_diverted:
-            traceback.print_exc()  # to the log, where the reason of an unknown error can be found
-        run.withdraw()
-        raise
-    except OSError:
-        run.check_directory()  # as above
-        traceback.print_exc()  # to the log: a programming error may have caused the OSError
-        raise
-    except RunDirectoryLostError:
-        raise
-    except Exception as error:
-        # The failure of another rank causes such an error.
-        other_rank_ended = any(words in str(error) for words in LOST_CONNECTION_ERRORS)
-        is_first = is_first_to_fail()
-        if is_first and not other_rank_ended:
-            run.console.error(traceback.format_exc())
-        else:
-            traceback.print_exc()  # to the log
-        if is_first:
-            what = "ended because another rank ended" if other_rank_ended else "failed"
-            run.console.error(f"{where} {what}; the log is {log}.")
-        if other_rank_ended:
-            time.sleep(1)  # so that the launcher sees and reports the end of the other rank first
-        return 1
-    run.console.result(path)
-    return 0
-
-
-def _checkpoint_remark(options: CommonOptions, stage: Stage) -> str:
-    has_checkpoint = list_checkpoints(options.output_dir / stage.name / "checkpoints")
-    return ". The last complete checkpoint is unchanged." if has_checkpoint else "."
+    use_accelerator(run.accelerator.name)
+    if run.precision == "32":
+        use_full_float32()
+    run.console.result(work(run))

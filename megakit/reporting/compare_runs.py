@@ -68,7 +68,7 @@ def read_run(path: Path) -> TrainingRun:
         with reading(file, "Name another run."):
             content.append(dict(json.loads(file.read_bytes())) if file.exists() else {})
             sizes = " x ".join(f"{k} {v}" for k, v in content[-1].get("parallel", {}).items())
-    options = {k: v for k, v in content[0].items() if k not in ("changes", "code", "places")}
+    options = {k: v for k, v in content[0].items() if k not in ("changes", "files")}
     if options and sizes:
         options |= {"layout": sizes, "batch_norm": content[1].get("batch_norm_samples")}
     return TrainingRun(folder, {row.step: row for row in read_metrics(files[0])}, options)

@@ -52,8 +52,6 @@ class MetricsFile:
         after: The step that the run resumes from. Rows of later steps are dropped; 0 drops all.
         saved: The copy in the checkpoint that the run resumes from. If the copy exists, its rows
             are kept instead of the rows of `path`.
-        check_place: Raises an error if `path` no longer belongs to this run; called before each row
-            is written.
 
     Attributes:
         kept: The rows of the run's earlier starts.
@@ -62,14 +60,8 @@ class MetricsFile:
         UserError: The existing rows cannot be read.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        after: int = 0,
-        saved: Path | None = None,
-        check_place: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.path, self.check_place = path, check_place
+    def __init__(self, path: Path, after: int = 0, saved: Path | None = None) -> None:
+        self.path = path
         source = saved if saved is not None and saved.exists() else path
         rows, self._columns = _read(source) if after and source.exists() else ([], [*COLUMNS])
         self.kept = [row for row in rows if row.step <= after]
@@ -80,7 +72,6 @@ class MetricsFile:
 
         If the row has columns that the file lacks, the file is rewritten with a longer header.
         """
-        self.check_place()
         if new := [name for name in row.values if name not in self._columns]:
             self._columns += new
             rows = [*read_metrics(self.path), row]

@@ -17,7 +17,6 @@ import io
 import os
 import runpy
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -32,8 +31,7 @@ from megakit.job.cluster import Cluster
 from megakit.job.command_line import parse_options, program
 from megakit.job.layout import Layout, Sizes, plan_layout
 from megakit.job.options import CommonOptions, TrainingOptions
-from megakit.job.plan import Plan
-from megakit.job.runs import Stage
+from megakit.job.run_directory import Stage
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import find_accelerator, use_accelerator
 from megakit.runtime.deferred import resume_collector, suspend_collector
@@ -107,14 +105,16 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
     """
     layout, dataset = _check(options)
     precision = "bf16-mixed" if options.precision == "auto" else options.precision
-    plan = Plan(
+    run = _Run(
+        stage=stage,
+        options=options,
         layout=layout,
         accelerator=find_accelerator("cpu"),
         precision=precision,
         dataset=dataset,
+        console=Console(silent=True),
         identity={"best_by": "last"},
     )
-    run = _Run(stage, options, plan, Console(silent=True), True, time.perf_counter())
     suspend_collector()
     # Hides the frameworks' messages.
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):

@@ -19,42 +19,6 @@ from megakit.runtime.signals import StopRequest, handle_signals
 from megakit.training.validation import higher_is_better
 
 
-class UsedOptions(pl.Callback):
-    """Refuses a project's own option, such as a size, if the model's config has another value.
-
-    An option that a script accepts and does not pass on would have no effect.
-
-    Args:
-        options: The options by name.
-    """
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.options = options
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Compares the options with the fields of their names.
-
-        Raises:
-            UserError: A field has another value than the option.
-        """
-        config = getattr(pl_module, "config", None)
-        problems = []
-        for name, value in self.options.items():
-            used = getattr(config, name, value)
-            if value is not None and type(used) is type(value) and used != value:
-                flag, owner = f"--{name.replace('_', '-')}", type(config).__name__
-                problems.append(
-                    f"{flag} {value}: {owner}.{name} is {used}, so the option has no effect. Pass "
-                    f"the option to {owner} in the script, or repeat the start checkpoint's value."
-                )
-        if problems:
-            raise UserError(problems)
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compares again: the config may have got its sizes from a start checkpoint."""
-        self.setup(trainer, pl_module, "fit")
-
-
 class BestValue(EarlyStopping):
     """Checks the column that `--best-by` names, and stops after validations without a better value.
 
