@@ -57,10 +57,12 @@ class DataOptions:
                 start checkpoint.
         """
         say = getattr(self, "say", print_to_stderr)
-        start, ran = getattr(self,"start_dataset",None), getattr(self,"run_dataset",None)
+        start, ran = getattr(self, "start_dataset", None), getattr(self, "run_dataset", None)
         named, asked = named_by(self.data_dir), self.dataset
         if start and asked not in ("auto", start):
-            raise UserError(f"--dataset {asked}: the start checkpoint was trained on {start}. Leave --dataset out, or start from a checkpoint that was trained on {asked}.")
+            raise UserError(
+                f"--dataset {asked}: the start checkpoint was trained on {start}. Leave --dataset out, or start from a checkpoint that was trained on {asked}."
+            )
         previous = start or ran
         if asked == "auto":
             asked = start if start else "mnist" if named else previous or "auto"

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from megakit.checkpoints.manifest import Manifest, checkpoint_name, list_files, write_manifest
-from megakit.job.begin_or_resume import make_plan
 from megakit.job.cluster import Cluster
-from megakit.job.plan import Plan
-from megakit.job.runs import RunDirectory, Stage
+from megakit.job.plan import begin, plan
+from megakit.job.run import Run
+from megakit.job.run_directory import RunDirectory, Stage
 from megakit.reporting.console import Console
 from model_pretrain import PretrainOptions
 
@@ -86,11 +86,13 @@ def make_checkpoint(
     return checkpoint
 
 
-def prepare_run(stage: Stage, options: Any, script: Path | None = None) -> Plan:
+def prepare_run(stage: Stage, options: Any, script: Path | None = None) -> Run:
     """What a script does before its work begins, in this process; the directory is free after."""
-    plan, guard = make_plan(stage, options, Cluster(), Console(silent=True), script)
-    guard.close()
-    return plan
+    run = plan(stage, options, Cluster(), Console(silent=True), script)
+    if not run.is_done:
+        begin(run)
+    run.close()
+    return run
 
 
 def make_run(
@@ -104,8 +106,8 @@ def make_run(
 
     If the run is done, a checkpoint of its last step comes on top, which is the best then.
     """
-    plan = prepare_run(stage, options)
-    directory = RunDirectory(options.output_dir / stage.name)
+    run = prepare_run(stage, options)
+    directory = run.directory
     for step in (*steps, *([options.max_steps] if done else [])):
         make_checkpoint(
             directory.checkpoints,
@@ -113,7 +115,7 @@ def make_run(
             stage=stage.name,
             dataset=dataset,
             val_loss=1 / step,
-            run=plan.identity,
+            run=run.identity,
         )
     if done:
         (directory.path / "summary.json").write_text("{}")

@@ -1,7 +1,6 @@
 """One table: commands that the scripts refuse, and the words in which they do it."""
 
 import gzip
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,12 +57,6 @@ def make_bad_pictures(folder: Path) -> None:
     (folder / "scans" / "drawing.svg").write_text("<svg/>")
     (folder / "scans" / "empty.png").touch()
     Image.new("L", (200, 200), 230).save(folder / "scans" / "blank.png")
-
-
-def lose_run_json(folder: Path) -> None:
-    """Without a checkpoint, only run.json says whose run it is."""
-    shutil.rmtree(folder / "runs" / "pretrain" / "checkpoints")
-    (folder / "runs" / "pretrain" / "run.json").write_text("{")
 
 
 IMAGES, LABELS, TEST_IMAGES, TEST_LABELS = MNIST_SHA256
@@ -177,9 +170,6 @@ CASES = {
             "weights/__0_0.distcp",
         ],
         change=damage_best,
-    ),
-    "a run of which nobody knows whose it is": Case(
-        PRETRAIN_PY, "", ["pretrain/run.json | --fresh"], change=lose_run_json
     ),
     "no MNIST, and none to download": Case(
         PRETRAIN_PY,

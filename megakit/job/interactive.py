@@ -65,7 +65,7 @@ def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
     if not run.is_done:
         begin(run)
     run.began = began
-    with contextlib.closing(run.lock), diverted(run.directory.log), handlers_restored():
+    with contextlib.closing(run), diverted(run.directory.log), handlers_restored():
         use_accelerator(run.accelerator.name)
         if run.precision == "32":
             use_full_float32()

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from megakit.checkpoints.context import read_model_settings
-from megakit.checkpoints.manifest import CHANGES, FILES, IMPORTED, Manifest, list_checkpoints, verify
+from megakit.checkpoints.manifest import (
+    CHANGES,
+    FILES,
+    IMPORTED,
+    Manifest,
+    list_checkpoints,
+    verify,
+)
 from megakit.checkpoints.select import (
     keep_own_checkpoints,
     own_checkpoints,
@@ -51,7 +58,7 @@ def plan(
 ) -> Run[OptionsT]:
     """Decides everything about a job before any work begins.
 
-    If the run directory exists, it is locked until `run.lock` is closed. Nothing is written, except
+    If the run directory exists, it is locked until `run.close()`. Nothing is written, except
     that damaged checkpoints are renamed. The data may be downloaded.
 
     Args:
@@ -105,9 +112,11 @@ def plan(
         precision = _choose_precision(options, accelerator, earlier.get("precision"))
 
         # Identity: what the result depends on decides whether the run begins, resumes, or is done.
-        options.start_dataset = start.manifest.dataset if start else None
-        options.run_dataset = earlier.get("dataset")
-        vars(options)["say"] = console.say
+        vars(options).update(
+            start_dataset=start.manifest.dataset if start else None,
+            run_dataset=earlier.get("dataset"),
+            say=console.say,
+        )
         run = Run(
             stage=stage,
             options=options,
@@ -139,7 +148,7 @@ def begin(run: Run[Any]) -> None:
     directory = run.directory
     if run.lock is not None and getattr(run.options, "fresh", False):
         run.console.say(f"The old run is now {directory.set_aside()}.")
-        run.lock.close()
+        run.close()
         run.lock = None
     if run.lock is None:
         run.lock = directory.lock()

@@ -78,6 +78,11 @@ class Run(Generic[OptionsT_co]):
         options = type(self.options)(**given)
         return vars(self) | {"options": options, "console": None, "lock": None, "is_main": False}
 
+    def close(self) -> None:
+        """Unlocks the run directory for other processes."""
+        if self.lock is not None:
+            self.lock.close()
+
     @property
     def directory(self) -> RunDirectory:
         """The run directory."""

@@ -71,7 +71,7 @@ def run_script(
         else:
             _work(run, work)
     except (Exception, KeyboardInterrupt, Stopped) as error:
-        status = report(error, console, cluster, run and run.directory.log)
+        status = report(error, console, cluster, run.directory.log if run else None)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # of the log, on a full disk
             stream.flush()
@@ -89,9 +89,7 @@ def begin_script() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def report(
-    error: BaseException, console: Console, cluster: Cluster, log: Path | None
-) -> int:
+def report(error: BaseException, console: Console, cluster: Cluster, log: Path | None) -> int:
     """Tells the user why a script ends, on one of the ranks that fail; returns the exit status.
 
     | error | status | what the console shows |
@@ -160,8 +158,7 @@ def _open(
     def make() -> Run[OptionsT]:
         run = plan(stage, options, cluster, told, script)
         if _needs_ranks(run, cluster):
-            if run.lock is not None:
-                run.lock.close()  # rank 0 locks the directory again
+            run.close()  # rank 0 locks the directory again
         elif not run.is_done:
             run.console = console
             begin(run)
@@ -189,9 +186,7 @@ def _say_done(run: Run[OptionsT]) -> None:
     best = run.directory.best_checkpoint()
     assert best is not None, "a run that has ended has a checkpoint"
     changed = f" {', '.join(run.changed)}: changed since." if run.changed else ""
-    run.console.say(
-        f"{run.stage.name} is already done: {run.path}.{changed} --fresh starts over."
-    )
+    run.console.say(f"{run.stage.name} is already done: {run.path}.{changed} --fresh starts over.")
     run.console.result(best)
 
 

@@ -21,11 +21,11 @@ from megakit.checkpoints import writer as writer_module
 from megakit.checkpoints.manifest import METRICS, Manifest
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
-from megakit.job.begin_or_resume import make_plan
 from megakit.job.cluster import Cluster
 from megakit.job.options import TrainingOptions
-from megakit.job.plan import Plan
-from megakit.job.runs import RunDirectory, Stage, check_still_ours
+from megakit.job.plan import begin, plan
+from megakit.job.run import Run
+from megakit.job.run_directory import Stage
 from megakit.reporting.console import Console
 from megakit.reporting.files import write_json
 from megakit.reporting.metrics import Metrics, MetricsFile
@@ -105,41 +105,35 @@ def _kill_at_change(count: int) -> None:
 
 
 def _train(options: Options, stop_after: int | None) -> int:
-    plan, guard = make_plan(STAGE, options, Cluster(), Console(silent=True))
-    with guard:
-        if plan.is_done:
-            return 0
-        return _Training(options, plan).run(stop_after)
+    run = plan(STAGE, options, Cluster(), Console(silent=True))
+    if run.is_done:
+        return 0
+    begin(run)
+    return _Training(options, run).run(stop_after)
 
 
 class _Training:
-    def __init__(self, options: Options, plan: Plan) -> None:
-        self.options, self.plan = options, plan
-        self.directory = RunDirectory(options.output_dir / STAGE.name)
-        resume = Path(plan.resume) if plan.resume else None
-        self.state = json.dumps(plan.identity)
+    def __init__(self, options: Options, run: Run) -> None:
+        self.options, self.directory = options, run.directory
+        resume = Path(run.resume) if run.resume else None
+        self.state = json.dumps(run.identity)
         self.step = 0
         if resume:
             self.state = (resume / WEIGHTS).read_text()
             self.step = int(self.state.split()[0])
         path = self.directory.path / METRICS
         saved = resume / METRICS if resume else None
-        self.metrics = MetricsFile(path, self.step, saved, self._check)
-        manifest = Manifest(STAGE.name, "Hash", "plums", 0, run=plan.identity)
+        self.metrics = MetricsFile(path, self.step, saved)
+        manifest = Manifest(STAGE.name, "Hash", "plums", 0, run=run.identity)
         self.writer = CheckpointWriter(
             self.directory.checkpoints,
             manifest,
             options.save_interval,
             copied=[path],
-            check_place=self._check,
         )
         self.trainer: Any = SavingTrainer(options.val_interval, options.max_steps)
         self.trainer.global_step = self.step
         self.trainer.save_checkpoint = self._save
-
-    def _check(self) -> None:
-        assert self.plan.lock is not None
-        check_still_ours(self.directory.path, self.plan.lock)
 
     def _save(self, folder: Path) -> None:
         (folder / WEIGHTS).parent.mkdir()

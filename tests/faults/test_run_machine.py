@@ -15,9 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from megakit.checkpoints import manifest
 from megakit.checkpoints.manifest import METRICS, checkpoint_name, list_checkpoints
-from megakit.checkpoints.select import best_of, own_checkpoints
-from megakit.errors import UserError
-from megakit.job.runs import RUN_FILE, SUMMARY, RunDirectory
+from megakit.checkpoints.select import best_of, own_checkpoints, readable_checkpoints
+from megakit.job.run_directory import RunDirectory
 from tests.faults.recorded import (
     KILLED,
     REFUSED,
@@ -30,6 +29,7 @@ from tests.faults.recorded import (
 )
 
 SEEDS = (1, 2)
+RUN_FILE, SUMMARY = "run.json", "summary.json"
 FILES = st.sampled_from((RUN_FILE, SUMMARY, METRICS))
 LAST = checkpoint_name(Options.max_steps)
 
@@ -89,7 +89,9 @@ class Runs(RuleBasedStateMachine):
 
     def _start(self, options: Options, **fault: Any) -> int:
         before = self._snapshot()
-        has_to_go_on = options.fresh or self._lives_here() in (None, options.seed)
+        in_checkpoints = [one.run for one in readable_checkpoints(self.checkpoints).values()]
+        own = [run for run in in_checkpoints if run["seed"] == options.seed]
+        has_to_go_on = options.fresh or own or not in_checkpoints
         good = find_whole(self.folder)
         ended = start(options, **fault)
         assert ended.status in (0, KILLED, STOPPED, REFUSED), ended.message
@@ -98,16 +100,6 @@ class Runs(RuleBasedStateMachine):
             assert self._snapshot() == before
         self._check_nothing_good_is_lost(good, find_whole(self.folder))
         return ended.status
-
-    def _lives_here(self) -> int | str | None:
-        """The seed of the run that lives in the directory; None if none does."""
-        try:
-            identity = self.directory.identity()
-        except UserError:
-            return "nobody knows"
-        if identity is None:
-            return None
-        return next((seed for seed in SEEDS if identity == identity_of(seed)), "another run")
 
     def _snapshot(self) -> dict[str, Any]:
         return {
@@ -124,13 +116,12 @@ class Runs(RuleBasedStateMachine):
         expected = (undisturbed / "checkpoints" / LAST / WEIGHTS).read_text()
         assert (last / WEIGHTS).read_text() == expected
         assert (last / METRICS).read_text() == (undisturbed / METRICS).read_text()
-        assert (self.directory.path / RUN_FILE).is_file()
 
     def _check_nothing_good_is_lost(self, before: dict[str, Path], after: dict[str, Path]) -> None:
         """A start removes only its own run's checkpoints that are neither the best nor the last."""
         for digest in before.keys() - after.keys():
             step = int((before[digest].name.rpartition("=")[2]).partition(".")[0])
-            own = own_checkpoints(self.checkpoints, STAGE.name, self.directory.identity() or {})
+            own = own_checkpoints(self.checkpoints, STAGE.name, identity_of(self.options.seed))
             if before[digest].name.startswith("."):
                 continue  # an earlier start was killed before it had this one's name, or after
             assert before[digest].parent == self.checkpoints

@@ -14,9 +14,8 @@ import numpy as np
 
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
-from megakit.job.plan import Plan
 from megakit.job.run import Run
-from megakit.job.runs import Stage
+from megakit.job.run_directory import Stage
 from megakit.reporting.console import Console
 from megakit.runtime.accelerator import find_accelerator
 
@@ -69,22 +68,24 @@ def make_run(
     resume: str | None = None,
     dataset: str = "digits",
 ) -> Run:
-    """What a script's work is given, as `make_plan` would have planned it."""
+    """What a script's work is given, as `plan` would have planned it."""
     identity: dict[str, Any] = {}
     if isinstance(options, TrainingOptions):
         identity = options.identity()
         identity |= {"dataset": dataset, "best_by": options.selects_by()}
-    plan = Plan(
+    run = Run(
+        stage=stage,
+        options=options,
         layout=layout,
         accelerator=find_accelerator("cpu"),
         precision="bf16-mixed" if options.precision == "auto" else options.precision,
         dataset=dataset,
+        console=Console(silent=True),
         start=start,
         resume=resume,
         identity=identity,
+        is_main=os.environ.get("RANK", "0") == "0",
     )
-    is_main = os.environ.get("RANK", "0") == "0"
-    run = Run(stage, options, plan, Console(silent=True), is_main, began=0.0)
     run.path.mkdir(parents=True, exist_ok=True)
     return run
 

@@ -13,7 +13,7 @@ import pytest
 from megakit.checkpoints import read_manifest
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
-from megakit.job.runs import Stage
+from megakit.job.run_directory import Stage
 from tests.parallel import jobs
 from tests.scripts import read_csv
 

@@ -11,7 +11,6 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megakit.checkpoints.manifest import Manifest, read_manifest, verify, write_manifest
-from megakit.checkpoints.select import lock_checkpoint
 from megakit.checkpoints.writer import CheckpointWriter, validation_is_due
 from tests.disk import Disk
 from tests.fabricate import SavingTrainer
@@ -110,16 +109,15 @@ def test_a_stop_s_checkpoint_is_never_the_best_and_goes(
     assert steps(writer) == [10, 20]
 
 
-def test_others_checkpoints_and_locked_ones_stay(writer: CheckpointWriter, trainer: Any) -> None:
+def test_others_checkpoints_stay(writer: CheckpointWriter, trainer: Any) -> None:
     run_to(writer, trainer, 10, 0.5)
     own = writer.folder / "step=000010"
     other = Path(shutil.copytree(own, writer.folder / "step=000011"))
     manifest = replace(read_manifest(own), step=11, run={"seed": 7}, val_loss=0.001)
     write_manifest(other, manifest)
     shutil.copytree(own, writer.folder / "step=000012")  # damaged
-    with lock_checkpoint(own):
-        run_to(writer, trainer, 20, 0.4)
-    assert steps(writer) == [10, 11, 12, 20]
+    run_to(writer, trainer, 20, 0.4)
+    assert steps(writer) == [11, 12, 20]
     assert writer.best_model_path.endswith("step=000020")
     run_to(writer, trainer, 30, 0.3)
     assert steps(writer) == [11, 12, 30]

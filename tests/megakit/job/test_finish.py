@@ -172,13 +172,14 @@ def test_a_prediction_says_what_it_replaces(
 
 @pytest.mark.parametrize("resume", [None, "step=000020"])
 def test_only_a_new_run_says_where_it_starts(tmp_path: Path, resume: str | None) -> None:
-    """A resumed run goes on from its own checkpoint, which `begin_run` has named."""
+    """A resumed run goes on from its own checkpoint."""
     from megakit.job.finish import say_header
     from model_finetune import FINETUNE, FinetuneOptions
 
     options = FinetuneOptions(output_dir=tmp_path)
     run = jobs.make_run(FINETUNE, options, jobs.layout(), start="step=10", resume=resume)
-    assert said_by(run, say_header) == ([] if resume else ["Starting from step=10."])
+    told = "Resuming from step=000020." if resume else "Starting from step=10."
+    assert said_by(run, say_header) == [told]
 
 
 def said_by(run: Any, function: Any) -> list[str]:

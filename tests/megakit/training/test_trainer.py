@@ -49,15 +49,6 @@ def test_in_the_first_step_the_weights_are_the_reason(strategy: Any) -> None:
         strategy.optimizer_step(optimizer, None)
 
 
-def test_a_size_from_a_start_checkpoint_is_compared_with_the_option() -> None:
-    """Only when the config has read the checkpoint, which is after `setup`."""
-    from megakit.training.callbacks import UsedOptions
-
-    module: Any = SimpleNamespace(config=SimpleNamespace(latent_size=16))
-    with pytest.raises(UserError, match=r"--latent-size 3: .* is 16, so the option has no effect"):
-        UsedOptions({"latent_size": 3}).on_fit_start(SimpleNamespace(), module)  # type: ignore[arg-type]
-
-
 def test_nemos_own_strategy_shows_no_micro_batches() -> None:
     from nemo import lightning as nl
 

@@ -3,12 +3,15 @@
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from megakit.job import Stage, TrainingOptions
-from megakit.job.runs import RunDirectory
-from megakit.job.start_checkpoint import find_start
+from megakit.job.cluster import Cluster
+from megakit.job.plan import begin, find_start, plan
+from megakit.job.run_directory import RunDirectory
+from megakit.reporting.console import Console
 from tests.fabricate import make_run, prepare_run
 from tests.refusals import problem as problem_of
 
@@ -33,7 +36,7 @@ DECIDE = {
 MAY_CHANGE = {
     **{"devices": 4, "num_nodes": 1, "tensor_parallel": 2, "pipeline_parallel": 2},
     **{"micro_batch_size": 8, "num_workers": 2, "verbose": True, "timeout": 5},
-    **{"val_interval": 3, "save_interval": 7, "accelerator": "auto", "keep_changes": True},
+    **{"val_interval": 3, "save_interval": 7, "accelerator": "auto"},
     **{"fruits": Path("elsewhere"), "checkpoint": "another"},
 }
 
@@ -74,9 +77,9 @@ def test_the_intervals_of_a_run_that_may_end_early_decide(options: Options) -> N
 def test_a_run_keeps_its_precision(options: Options, precision: Any) -> None:
     """Also on a machine where another one is the default."""
     make_run(STAGE, replace(options, precision=precision), (10,), done=False)
-    plan = prepare_run(STAGE, options)
-    assert plan.resume
-    assert plan.precision == plan.identity["precision"] == precision
+    run = prepare_run(STAGE, options)
+    assert run.resume
+    assert run.precision == run.identity["precision"] == precision
 
 
 def test_an_old_run_is_set_aside_under_the_first_free_name(tmp_path: Path) -> None:
@@ -90,8 +93,8 @@ def test_an_old_run_is_set_aside_under_the_first_free_name(tmp_path: Path) -> No
 def test_a_run_as_start_checkpoint_means_its_best(options: Options, best_by: str) -> None:
     before = make_run(STAGE, replace(options, best_by=best_by), (20, 10), done=False)
     given = replace(options, checkpoint=str(before.path), output_dir=options.output_dir / "new")
-    plan = prepare_run(Stage("second", STAGE), given)
-    assert plan.start == str(before.checkpoints / "step=000020")
+    run = prepare_run(Stage("second", STAGE), given)
+    assert run.start == str(before.checkpoints / "step=000020")
 
 
 @pytest.mark.parametrize(("kind", "told"), [(Options, [True]), (LongerOptions, [])])
@@ -101,8 +104,32 @@ def test_a_stage_says_that_the_run_before_has_not_ended_if_it_is_known(
     """The manifest of a run that may resume with other max_steps does not have the number."""
     options = kind(output_dir=tmp_path, accelerator="cpu", max_steps=20)
     make_run(STAGE, options, (10,), done=False)
-    said: list[str] = []
-    start = find_start(Stage("second", STAGE), None, tmp_path, said.append)
-    assert start is not None
-    start.file.close()
-    assert ["has not ended" in line for line in said] == told
+    console = mock.Mock()
+    assert find_start(Stage("second", STAGE), options, console)
+    assert ["has not ended" in call.args[0] for call in console.say.call_args_list] == told
+
+
+def test_a_run_without_a_checkpoint_may_begin_with_other_options(options: Options) -> None:
+    prepare_run(STAGE, options)
+    assert prepare_run(STAGE, replace(options, lr=0.5)).resume is None
+
+
+def test_the_options_of_the_command_stay_as_they_are(options: Options) -> None:
+    before = vars(options).copy()
+    run = prepare_run(STAGE, options)
+    assert vars(options) == before
+    assert run.options is not options
+
+
+def test_a_directory_that_another_process_has_begun_since_the_plan(options: Options) -> None:
+    late = plan(STAGE, options, Cluster(), Console(silent=True))
+    make_run(STAGE, options, (10,), done=False)
+    assert "another process has begun this run" in problem_of(begin, late)
+    late.close()
+
+
+def test_the_same_command_twice_at_the_same_time(options: Options) -> None:
+    first, second = (plan(STAGE, options, Cluster(), Console(silent=True)) for _ in range(2))
+    begin(first)
+    assert f"{first.path} is in use by process" in problem_of(begin, second)
+    first.close()
