@@ -58,7 +58,7 @@ def say_header(run: Run) -> None:
             "result is the same up to rounding, but the job takes longer."
         )
     if run.resume:
-        run.console.say(f"Resuming from {run.resume}.")
+        run.console.say(f"Resuming from {run.resume}, step {run.resumed_step}.")
         if run.changed:
             run.console.say(f"Changed since it was saved: {', '.join(run.changed)}.")
     elif run.start:

@@ -96,9 +96,10 @@ def plan(
     problems += layout_problems
 
     # Device and precision: a run keeps the precision that it began with, also on another device.
+    # What is found in the run directory stays true, because no other process can lock it.
     accelerator = find_accelerator("cpu")
-    only_starts_ranks = layout.world_size > 1 and cluster.launcher is None
-    if not only_starts_ranks or is_certainly_cpu("auto"):
+    needs_ranks = layout.world_size > 1 and cluster.launcher is None
+    if not needs_ranks or is_certainly_cpu("auto"):
         with _collecting(problems):
             accelerator = find_accelerator(options.accelerator, options.precision)
             problems += _too_few_gpus(layout, accelerator, cluster)
@@ -127,6 +128,7 @@ def plan(
             console=console,
             start=str(start.path) if start else None,
             lock=lock,
+            needs_ranks=needs_ranks,
             work=layout.micro_batch_size * sizes.seq_length * sizes.hidden_size**2,
         )
         _say_older_code(stage, start, console, script)

@@ -64,7 +64,7 @@ def run_script(
         console.fall_back_to(run.directory.log)
         if run.is_done:
             _say_done(run)
-        elif _needs_ranks(run, cluster):
+        elif run.needs_ranks:
             from megakit.job.launch import launch
 
             status = launch(run.layout.devices, console)
@@ -157,7 +157,7 @@ def _open(
 
     def make() -> Run[OptionsT]:
         run = plan(stage, options, cluster, told, script)
-        if _needs_ranks(run, cluster):
+        if run.needs_ranks:
             run.close()  # rank 0 locks the directory again
         elif not run.is_done:
             run.console = console
@@ -166,8 +166,7 @@ def _open(
 
     if cluster.num_processes == 1:
         run = make()
-        needs_ranks = _needs_ranks(run, cluster)
-        limit_threads(run.work, run.layout.devices if needs_ranks else 1)
+        limit_threads(run.work, run.layout.devices if run.needs_ranks else 1)
         return run, None
     from megakit.job.rendezvous import share
 
@@ -177,16 +176,12 @@ def _open(
     return share(cluster, make, min(max(1, options.timeout), 7 * 24 * 3600))
 
 
-def _needs_ranks(run: Run[OptionsT], cluster: Cluster) -> bool:
-    """Returns whether this process only starts the ranks of the job."""
-    return run.layout.world_size > 1 and cluster.launcher is None and not run.is_done
-
-
 def _say_done(run: Run[OptionsT]) -> None:
     best = run.directory.best_checkpoint()
     assert best is not None, "a run that has ended has a checkpoint"
-    changed = f" {', '.join(run.changed)}: changed since." if run.changed else ""
-    run.console.say(f"{run.stage.name} is already done: {run.path}.{changed} --fresh starts over.")
+    run.console.say(f"{run.stage.name} is already done: {run.path}. --fresh starts over.")
+    if run.changed:
+        run.console.say(f"Changed since then: {', '.join(run.changed)}.")
     run.console.result(best)
 
 

@@ -178,7 +178,7 @@ def test_only_a_new_run_says_where_it_starts(tmp_path: Path, resume: str | None)
 
     options = FinetuneOptions(output_dir=tmp_path)
     run = jobs.make_run(FINETUNE, options, jobs.layout(), start="step=10", resume=resume)
-    told = "Resuming from step=000020." if resume else "Starting from step=10."
+    told = "Resuming from step=000020, step 20." if resume else "Starting from step=10."
     assert said_by(run, say_header) == [told]
 
 
