@@ -140,10 +140,10 @@ class Refusals:
 
 
 def snapshot(folder: Path) -> dict[Path, Any]:
-    """All that lies below a folder, with content and time."""
+    """All that lies below a folder, with content and time; the name in a lock file does not count."""
 
     def entries() -> Iterator[tuple[Path, Any]]:
-        for path in [folder, *folder.rglob("*")]:
+        for path in {folder, *folder.rglob("*")} - {*folder.rglob(".lock")}:
             yield path, (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
 
     return dict(entries())

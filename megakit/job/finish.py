@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import shlex
 import sys
@@ -42,7 +41,7 @@ Run: TypeAlias = Any
 
 
 def say_header(run: Run) -> None:
-    """Prints what the run does, on which device, in which layout, and what it replaces."""
+    """Prints what the run does, on which device, in which layout, and from which checkpoint."""
     layout, device, precision = run.layout, run.accelerator, run.precision
     is_chosen = run.options.precision == "auto" and precision == "32" and device.name == "cpu"
     if is_chosen and not has_fast_bfloat16():
@@ -63,20 +62,6 @@ def say_header(run: Run) -> None:
             run.console.say(f"Changed since it was saved: {', '.join(run.changed)}.")
     elif run.start:
         run.console.say(f"Starting from {run.start}.")
-    if not run.trains:
-        _say_replaced(run)
-
-
-def _say_replaced(run: Run) -> None:
-    """Reports that a prediction replaces that of another checkpoint, or on other data."""
-    try:
-        old = json.loads(run.directory.summary.read_bytes())
-        names = old["checkpoint"], old["dataset"]
-    except (OSError, ValueError, TypeError, KeyError):  # there is none, or its file is damaged
-        return
-    if names != (run.start, run.dataset):
-        replaced = printable("the predictions of {} on {}".format(*names))
-        run.console.say(f"Replaces {replaced} in {run.path}.")
 
 
 def show_warnings(console: Console) -> None:

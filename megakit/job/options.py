@@ -169,10 +169,4 @@ class TrainingOptions(CommonOptions):
                 "validation is better than another. Leave the option out, or choose the best "
                 "checkpoint by a validated value."
             )
-        elif self.stop_after is not None and self.val_interval >= self.max_steps:
-            found.append(
-                f"--stop-after {self.stop_after}: with --val-interval {self.val_interval} the run "
-                f"validates only after its last step, {self.max_steps}. Validate more often, or "
-                "leave the option out."
-            )
         return found

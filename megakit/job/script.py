@@ -52,7 +52,7 @@ def run_script(
     options = parse_options(options_class)
     console, cluster, run, status = Console(), Cluster(), None, 0
     try:
-        cluster = _read_cluster(options)
+        cluster = read_cluster()
         console.silent = cluster.rank != 0
         if options.tensor_parallel > 1:
             # On a GPU before Blackwell, Megatron's all-reduce of a layer's backward pass overlaps
@@ -138,14 +138,6 @@ def _is_profiled() -> bool:
     if monitoring is not None and monitoring.get_tool(monitoring.PROFILER_ID) is not None:
         return True
     return sys.getprofile() is not None
-
-
-def _read_cluster(options: CommonOptions) -> Cluster:
-    """Reads the job from the environment; an error also lists the problems of the options."""
-    try:
-        return read_cluster()
-    except UserError as error:
-        raise UserError([*error.problems, *options.problems()]) from error
 
 
 def _open(

@@ -143,33 +143,6 @@ def test_warnings_about_the_project_reach_the_console_once(
         assert len(log) == len(places)
 
 
-@pytest.mark.parametrize(
-    ("old", "replaced"),
-    [
-        (None, []),
-        ('{"checkpoint": "step=10", "dataset": "digits"}', []),
-        ("[1", []),
-        ("[1]", []),
-        (
-            '{"checkpoint": "step=5\\u001b", "dataset": "mnist"}',
-            [r"Replaces the predictions of step=5\x1b on mnist in {}/predict."],
-        ),
-    ],
-)
-def test_a_prediction_says_what_it_replaces(
-    tmp_path: Path, old: str | None, replaced: list[str]
-) -> None:
-    from megakit.job.finish import say_header
-    from model_predict import PREDICT, PredictOptions
-
-    options = PredictOptions(output_dir=tmp_path)
-    run = jobs.make_run(PREDICT, options, jobs.layout(), start="step=10")
-    if old is not None:
-        run.directory.summary.write_text(old)
-    told = [line.format(tmp_path) for line in replaced]
-    assert said_by(run, say_header) == ["Starting from step=10.", *told]
-
-
 @pytest.mark.parametrize("resume", [None, "step=000020"])
 def test_only_a_new_run_says_where_it_starts(tmp_path: Path, resume: str | None) -> None:
     """A resumed run goes on from its own checkpoint."""
