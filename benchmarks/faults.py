@@ -4,11 +4,11 @@
 
 Each run is disturbed once or twice, drawn by the seed: killed with SIGKILL at a call of one of the
 functions that train, save, clean up or report, which has to happen, or any number of seconds after
-its start; hung up with SIGHUP; left without a reader of its messages; its folder removed while it
-trains; its checkpoints swapped between two starts. Then it is started again and compared with one
-that nothing happened to: weights and optimizer states byte by byte, metrics.csv, TensorBoard's
-curves, names of checkpoints, the choice of the best, and processes left behind. A run that ended
-before its disturbance does not count. `--write` puts the count into RESULTS.md.
+its start; hung up with SIGHUP; left without a reader of its messages; its checkpoints swapped
+between two starts. Then it is started again and compared with one that nothing happened to: weights
+and optimizer states byte by byte, metrics.csv, TensorBoard's curves, names of checkpoints, the
+choice of the best, and processes left behind. A run that ended before its disturbance does not
+count. `--write` puts the count into RESULTS.md.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from megakit.checkpoints.manifest import checkpoint_name, list_checkpoints  # no
 from tests.faults.harness import PLACES, Fault, Training  # noqa: E402
 
 #: How often each kind is drawn, and the exit statuses that it may end with.
-KINDS = {"SIGKILL": 4, "SIGHUP": 1, "closed pipe": 1, "removed folder": 1, "swapped checkpoints": 1}
+KINDS = {"SIGKILL": 4, "SIGHUP": 1, "closed pipe": 1, "swapped checkpoints": 1}
 
 
 def disturb(
@@ -59,16 +59,6 @@ def disturb(
         status = training.start_without_reader()
         assert status == 0, f"status {status} without a reader"
         return True, kind
-    if kind == "removed folder":
-        moment = round(dice.uniform(0, seconds), 2)
-        process = training.process()
-        time.sleep(moment)
-        while training.path.exists():  # the run may make new files in between
-            shutil.rmtree(training.path, ignore_errors=True)
-        _, err = process.communicate(timeout=600)
-        told = "was removed" in err
-        assert process.returncode == 0 or (process.returncode == 1 and told), err
-        return told, f"{kind} after {moment} s"
     training.start(draw(dice, seconds, is_first))
     found = list_checkpoints(training.checkpoints)
     if len(found) > 1:

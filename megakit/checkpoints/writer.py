@@ -78,6 +78,8 @@ class CheckpointWriter(Checkpoint):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Finds the checkpoints of earlier starts, and removes those that a killed start left."""
+        if trainer.is_global_zero:
+            self.folder.mkdir(parents=True, exist_ok=True)
         if own := self._find_own():
             last = next(reversed(own))
             self.last_model_path = str(last)
@@ -143,7 +145,7 @@ class CheckpointWriter(Checkpoint):
     def _write(self, trainer: pl.Trainer, partial: Path, final: Path, store_values: bool) -> None:
         if trainer.is_global_zero:
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            partial.mkdir()  # an error if the run directory was removed
         trainer.strategy.barrier("folder made")
         trainer.save_checkpoint(partial)  # into partial/weights
         hashed = hash_weights(trainer, partial)
