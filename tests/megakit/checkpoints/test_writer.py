@@ -37,6 +37,7 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointWriter:
     monkeypatch.setattr(
         "megakit.checkpoints.writer.write_context", lambda folder, module: folder.mkdir()
     )
+    (tmp_path / "checkpoints").mkdir()
     return CheckpointWriter(tmp_path / "checkpoints", Manifest("pretrain", "M", "digits", 0), 10)
 
 
