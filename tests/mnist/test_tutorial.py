@@ -44,10 +44,10 @@ def start(project: Path, *options: object) -> tuple[Result, dict[str, Any]]:
 
 
 def test_each_script_gets_the_options_that_it_has(project: Path) -> None:
-    options = ("--seed", 7, "--fresh", "--dataset", "digits", "--precision", "auto")
+    options = ("--seed", 7, "--fresh", "--data-dir", "a folder", "--precision", "auto")
     result, given = start(project, *options)
     assert result.output() == "model_predict\n"  # what the others print is not the result
-    common, training = ["--dataset", "digits", "--devices", "2"], ["--fresh", "--seed", "7"]
+    common, training = ["--data-dir", "a folder", "--devices", "2"], ["--fresh", "--seed", "7"]
     for name, (_, *arguments) in given.items():
         expected = common if name == "model_predict" else common + training
         assert sorted(arguments) == sorted(expected)
