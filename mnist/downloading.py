@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from megakit.errors import printable
-from mnist.data_dir import MNIST_SHA256
 from mnist.digits import GZIP
+from mnist.idx_files import MNIST_SHA256
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",

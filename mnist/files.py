@@ -7,19 +7,20 @@ imported only when images are read, urllib only when a file is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from megakit.errors import UserError
-from mnist.data_dir import DEFAULT, choose_data_dir, locate, named_by, print_to_stderr, used_by
-from mnist.data_dir import MNIST_SHA256 as MNIST_SHA256
 from mnist.digits import Split as Split
 from mnist.digits import digits_table
 from mnist.digits import read_digits as read_digits
+from mnist.idx_files import MNIST_SHA256 as MNIST_SHA256
 from mnist.idx_files import check_mnist as check_mnist
-from mnist.idx_files import damages, unpacked_size
+from mnist.idx_files import damages, locate, unpacked_size
 from mnist.idx_files import read_mnist as read_mnist
 
 if TYPE_CHECKING:
@@ -28,8 +29,23 @@ if TYPE_CHECKING:
 
 DatasetName = Literal["mnist", "digits"]
 
-#: What requires MNIST if an earlier run used it.
-AS_BEFORE = "--dataset auto (mnist, as in the earlier run)"
+
+def print_to_stderr(line: str) -> None:
+    """Prints a line for the user."""
+    print(line, file=sys.stderr)
+
+
+def named_folder(option: Path | None = None) -> tuple[Path | None, str]:
+    """Returns the folder that the user names, and how, for messages; None if no folder is named.
+
+    Args:
+        option: The value of `--data-dir`, which counts before the variable MNIST_DATA_DIR.
+    """
+    if option is not None:
+        return option, f"--data-dir {option}"
+    if value := os.environ.get("MNIST_DATA_DIR"):
+        return Path(value), f"MNIST_DATA_DIR={value}"
+    return None, ""
 
 
 @dataclass(kw_only=True)
@@ -38,8 +54,7 @@ class DataOptions:
 
     data_dir: Path | None = None
     """Folder that contains MNIST/raw. Missing files are downloaded to this folder; existing files
-    are never changed. By default: the variable MNIST_DATA_DIR, else the folder that the run or its
-    start checkpoint used, else data."""
+    are never changed. By default: the variable MNIST_DATA_DIR, else data."""
 
     dataset: Literal["auto", "mnist", "digits"] = "auto"
     """mnist: 60,000 + 10,000 images; downloaded if missing. digits: 1,797 scans from scikit-learn,
@@ -50,34 +65,30 @@ class DataOptions:
     def fingerprint(self) -> str:
         """Finds and checks the images, and returns the name of the dataset; see `find_dataset`.
 
-        Without `--data-dir`, sets `data_dir` to the chosen folder, if the dataset is mnist.
+        Sets `data_dir` to the folder that the user names; None if no folder is named, or not read.
 
         Raises:
             UserError: As in `find_dataset`; or `--dataset` names another dataset than that of the
                 start checkpoint.
         """
         say = getattr(self, "say", print_to_stderr)
-        start, ran = getattr(self, "start_dataset", None), getattr(self, "run_dataset", None)
-        named, asked = named_by(self.data_dir), self.dataset
+        # `CommonOptions` has these two, the programs of ladder/ have neither.
+        start, run = getattr(self, "start_dataset", None), getattr(self, "run_dataset", None)
+        asked: Any = self.dataset
         if start and asked not in ("auto", start):
             raise UserError(
-                f"--dataset {asked}: the start checkpoint was trained on {start}. Leave --dataset out, or start from a checkpoint that was trained on {asked}."
+                f"--dataset {asked}: the start checkpoint was trained on {start}. Leave --dataset "
+                f"out, or start from a checkpoint that was trained on {asked}."
             )
-        previous = start or ran
+        folder, required_by = named_folder(self.data_dir)
         if asked == "auto":
-            asked = start if start else "mnist" if named else previous or "auto"
-        if asked == "digits":
-            if named and self.dataset == "auto":
-                say(f"{named} is not read: the start checkpoint was trained on digits.")
-            self.data_dir = None  # no run remembers a folder that it does not read
-            return find_dataset(DEFAULT, "digits")
-        used = {}
-        data_dir = choose_data_dir(self.data_dir, used, say)
-        if self.dataset == "auto" and not named and (previous or used):
-            named = AS_BEFORE
-        found = find_dataset(data_dir, self.dataset, named, say)
-        if found == "mnist":
-            self.data_dir = data_dir
+            asked = start or ("mnist" if required_by else run or "auto")
+            if asked == "mnist":
+                required_by = required_by or "--dataset auto (mnist, as in the earlier run)"
+            elif required_by:
+                say(f"{required_by} is not read: the start checkpoint was trained on digits.")
+        found = find_dataset(folder or Path("data"), asked, required_by, say)
+        self.data_dir = folder if found == "mnist" else None
         return found
 
 
@@ -134,27 +145,9 @@ def find_dataset(
         raise UserError(
             f"{required_by or f'--dataset {dataset}'}: {folder} lacks {', '.join(missing)}, "
             f"unpacked or as .gz, and they cannot be downloaded ({reason}). Copy the files there, "
-            f"or choose another --data-dir{remedy}."
+            "or name the folder that contains MNIST/raw with --data-dir or MNIST_DATA_DIR"
+            f"{remedy}."
         ) from None
-
-
-def find_data(
-    runs: Path, default: Path = DEFAULT, report: Callable[[str], object] = print_to_stderr
-) -> tuple[Path, DatasetName]:
-    """Chooses folder and dataset for a program without options, such as a notebook.
-
-    Args:
-        runs: The output directory of the scripts, whose runs remember their folder.
-        default: The folder if neither MNIST_DATA_DIR nor a run names a folder with the files.
-        report: Called with each line that the user should see.
-
-    Raises:
-        UserError: As in `find_dataset`; `auto` chooses digits only if no folder was named.
-    """
-    used = used_by(runs)
-    data_dir = choose_data_dir(None, used, report, default)
-    required_by = named_by(None) or AS_BEFORE * bool(used)
-    return data_dir, find_dataset(data_dir, "auto", required_by, report)
 
 
 def read_splits(

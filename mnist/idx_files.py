@@ -1,4 +1,4 @@
-"""Reads MNIST's four files, and checks that they are the published ones."""
+"""Finds and reads MNIST's four files, and checks that they are the published ones."""
 
 from __future__ import annotations
 
@@ -9,16 +9,49 @@ from typing import TYPE_CHECKING
 
 from megakit.errors import UserError, reading
 from megakit.runtime.foreign_files import read_regular_file
-from mnist.data_dir import MNIST_SHA256, locate
 from mnist.digits import unpack
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+MNIST_SHA256 = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+"""The sha256 of the four unpacked files as published by LeCun, Cortes and Burges."""
+
+FOLDERS = ("MNIST/raw", "MNISTCustom/raw")
+"""Folders below `data_dir`. torchvision names a dataset's folder after its class."""
+
 REMEDY = (
     "The file is damaged, or it is not MNIST's. Copy it again, or delete it to download it again."
 )
+
+
+def locate(data_dir: Path) -> tuple[Path, dict[str, Path]]:
+    """Returns the folder that has most of the four files, and the paths of its files by name.
+
+    Raises:
+        UserError: The folder cannot be read.
+    """
+    candidates = []
+    for folder in (data_dir / below for below in FOLDERS):
+        rule = f"--data-dir is the folder that contains {FOLDERS[0]}. Choose one that you may read."
+        with reading(folder, rule):
+            try:
+                there = {path.name for path in folder.iterdir()}
+            except FileNotFoundError:
+                there = set()
+        paths = {
+            name: folder / (name if name in there else f"{name}.gz")
+            for name in MNIST_SHA256
+            if name in there or f"{name}.gz" in there
+        }
+        candidates.append((folder, paths))
+    return max(candidates, key=lambda candidate: len(candidate[1]))
 
 
 def read_mnist(data_dir: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

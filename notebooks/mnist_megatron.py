@@ -33,15 +33,16 @@ from mnist.sizes import SizeOptions
 import_stack(width=SizeOptions.hidden_size)
 
 # %% [markdown]
-# The notebook uses the MNIST that your runs use: it looks in the folder that `MNIST_DATA_DIR`
-# names, in the folder of your last runs, and in `data`. If MNIST is in none of them, the next cell
-# downloads it. Without a network, the cell chooses `digits`, scans from scikit-learn, unless the
-# variable or a run names a folder.
+# The images are those of the scripts: MNIST in the folder that the variable `MNIST_DATA_DIR` names,
+# else in the project's folder `data`. If MNIST is not there, the next cell downloads it. Without a
+# network, the cell chooses `digits`, scans from scikit-learn, unless the variable names a folder.
 
 # %%
-from mnist.files import find_data
+from mnist.files import find_dataset, named_folder
 
-DATA_DIR, DATASET = find_data(ROOT / "runs", default=ROOT / "data", report=print)
+folder, required_by = named_folder()
+DATA_DIR = folder or ROOT / "data"
+DATASET = find_dataset(DATA_DIR, "auto", required_by, report=print)
 common: Any = {"data_dir": DATA_DIR, "dataset": DATASET, "output_dir": RUNS}
 print(f"This notebook trains and tests with the dataset {DATASET}.")
 

@@ -1,128 +1,145 @@
 """Which folder MNIST is read from, and that no command changes the dataset silently."""
 
+import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from megakit.job.options import EarlierRun
-from mnist.data_dir import choose_data_dir
-from mnist.files import find_data
 from model_finetune import FINETUNE, FinetuneOptions
-from model_predict import PREDICT, PredictOptions
 from model_pretrain import PRETRAIN, PretrainOptions
 from tests.fabricate import make_run, prepare_run
 from tests.mnist.made_up import link_files
 from tests.refusals import CLOSED_PROXY, problem
-from tests.scripts import read_json, run_script
+from tests.scripts import run_script
+
+REMEDY = (
+    "Copy the files there, or name the folder that contains MNIST/raw with --data-dir or "
+    "MNIST_DATA_DIR."
+)
+MINE, EMPTY = Path("mine"), Path("empty")
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> Path:
-    """The current folder, without any data; no mirror answers."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
+def here(
+    made_up_mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None
+) -> Path:
+    """The current folder: it has `mine` with MNIST, no `empty` and no `data`. No mirror answers."""
+    monkeypatch.chdir(tmp_path)
+    link_files(made_up_mnist, tmp_path / MINE / "MNIST" / "raw")
+    return tmp_path
 
 
-@pytest.fixture
-def mine(made_up_mnist: Path, tmp_path: Path) -> Path:
-    """A folder of the user's with the files, for a test to remove."""
-    return link_files(made_up_mnist, tmp_path / "mine" / "MNIST" / "raw")
+def choose(
+    option: Path | None = None,
+    *,
+    dataset: Any = "auto",
+    start: str | None = None,
+    run: str | None = None,
+) -> tuple[str, Path | None, list[str]]:
+    """The dataset, the folder that was chosen, and what the user is told."""
+    options, said = FinetuneOptions(data_dir=option, dataset=dataset), list[str]()
+    vars(options).update(start_dataset=start, run_dataset=run, say=said.append)
+    return options.fingerprint(), options.data_dir, said
 
 
-def test_the_option_before_the_variable_before_the_run(mine, tmp_path, lines, monkeypatch):
-    used = {Path("runs/finetune"): str(tmp_path / "lost"), Path("runs/pretrain"): str(mine)}
-    monkeypatch.setenv("MNIST_DATA_DIR", "/of/the/variable")
-    assert choose_data_dir(Path("x"), used, lines.append) == Path("x")
-    assert choose_data_dir(None, used, lines.append) == Path("/of/the/variable")
-    monkeypatch.setenv("MNIST_DATA_DIR", "")
-    assert lines == []
-    assert choose_data_dir(None, used, lines.append) == mine
-    assert lines == [
-        f"{tmp_path / 'lost'}, which runs/finetune used, does not contain MNIST any more."
-    ]
+@pytest.mark.parametrize(
+    ("given", "variable"),
+    [
+        ({"option": MINE}, ""),
+        ({}, "mine"),
+        ({"option": MINE}, "empty"),
+        ({"option": MINE, "run": "digits"}, ""),  # the plan refuses to resume this run
+        ({"start": "mnist", "run": "digits"}, "mine"),
+    ],
+)
+def test_the_option_counts_before_the_variable(given, variable, monkeypatch):
+    monkeypatch.setenv("MNIST_DATA_DIR", variable)
+    assert choose(**given) == ("mnist", MINE, [])
 
 
-def test_a_run_and_the_stages_after_it_read_the_same_folder(mine):
-    make_run(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine), (100,), dataset="mnist")
-    make_run(FINETUNE, FinetuneOptions(accelerator="cpu"), (100,), dataset="mnist")
+def test_without_a_name_it_is_data(here):
+    (found, folder, (said,)) = choose()
+    assert (found, folder) == ("digits", None)
+    assert said.startswith("MNIST is not in data/MNIST/raw and cannot be downloaded (")
+    (here / "data").symlink_to(MINE)
+    assert choose() == ("mnist", None, [])
+    for name in ("mnist", "digits"):
+        assert choose(dataset=name) == choose(start=name) == choose(run=name) == (name, None, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "told"),
+    [
+        ({"option": EMPTY}, "mine", "--data-dir empty: empty/MNIST/raw lacks "),
+        ({"option": EMPTY, "start": "mnist"}, "", "--data-dir empty: empty/MNIST/raw lacks "),
+        ({}, "empty", "MNIST_DATA_DIR=empty: empty/MNIST/raw lacks "),
+        ({"start": "mnist"}, "", "--dataset auto (mnist, as in the earlier run): data/MNIST/raw "),
+        ({"run": "mnist"}, "", "--dataset auto (mnist, as in the earlier run): data/MNIST/raw "),
+    ],
+)
+def test_what_requires_mnist(given, variable, told, monkeypatch):
+    """Otherwise the command would train on digits, and end with status 0."""
+    monkeypatch.setenv("MNIST_DATA_DIR", variable)
+    refusal = problem(choose, **given)
+    assert refusal.startswith(told)
+    assert refusal.endswith(REMEDY)
+
+
+def test_a_start_that_was_trained_on_another_dataset_is_refused():
+    told = problem(choose, dataset="digits", start="mnist")
+    assert told.startswith("--dataset digits: the start checkpoint was trained on mnist. ")
+
+
+def test_the_folder_is_no_part_of_the_identity():
+    """A run goes on with moved data, and only if the command names the new place."""
+    make_run(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=MINE), (100,), dataset="mnist")
+    moved = MINE.rename("moved")
+    assert prepare_run(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=moved)).is_done
     for stage, options in (
         (PRETRAIN, PretrainOptions(accelerator="cpu")),
         (FINETUNE, FinetuneOptions(accelerator="cpu")),
-        (PREDICT, PredictOptions(accelerator="cpu")),
-        (PRETRAIN, PretrainOptions(accelerator="cpu", fresh=True)),
     ):
-        plan = prepare_run(stage, options)
-        assert (plan.dataset, plan.chosen["data_dir"]) == ("mnist", mine)
-        assert options.data_dir == mine
+        assert ": data/MNIST/raw lacks " in problem(prepare_run, stage, options)
 
 
-def test_the_folder_is_no_part_of_the_identity(mine, made_up_mnist, tmp_path):
-    """Moved data goes on with the run, and the run then remembers the new place."""
-    options = PretrainOptions(accelerator="cpu", data_dir=mine)
-    pretrained = make_run(PRETRAIN, options, (100,), dataset="mnist")
-    moved = link_files(made_up_mnist, tmp_path / "moved" / "MNIST" / "raw")
-    for path in (mine / "MNIST" / "raw").iterdir():
-        path.unlink()
-    plan = prepare_run(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=moved))
-    assert plan.is_done
-    assert pretrained.identity() == plan.identity
-    assert read_json(pretrained.path / "run.json")["places"] == {"data_dir": str(moved)}
-
-
-def test_a_start_that_was_trained_on_another_dataset_is_refused(mine):
-    make_run(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine), (100,), dataset="mnist")
-    told = problem(prepare_run, FINETUNE, FinetuneOptions(accelerator="cpu", dataset="digits"))
-    assert told.startswith(
-        "--dataset digits: the start checkpoint, of runs/pretrain, was trained on mnist."
-    )
-
-
-def test_a_named_folder_without_mnist(tmp_path):
-    """The command itself, which would otherwise train on digits, and end with status 0."""
+def test_a_named_folder_without_mnist(here):
+    """The command itself."""
     done = run_script(
-        *("model_pretrain.py", "--max-steps", 1, "--data-dir", tmp_path, "--accelerator", "cpu"),
-        cwd=tmp_path,
+        *("model_pretrain.py", "--max-steps", 1, "--data-dir", EMPTY, "--accelerator", "cpu"),
+        cwd=here,
         **dict.fromkeys(("https_proxy", "HTTPS_PROXY"), CLOSED_PROXY),
     )
     assert (done.status, done.out) == (2, "")
-    assert (
-        f": --data-dir {tmp_path}: {tmp_path}/MNIST/raw lacks train-images-idx3-ubyte," in done.err
-    )
-    assert done.err.endswith("Copy the files there, or choose another --data-dir.\n")
+    assert ": --data-dir empty: empty/MNIST/raw lacks train-images-idx3-ubyte," in done.err
+    assert done.err.endswith(f"{REMEDY}\n")
 
 
-def test_a_folder_is_not_named_for_a_run_of_digits(mine, monkeypatch):
-    options = PretrainOptions(accelerator="cpu", data_dir=mine, dataset="digits")
-    run = make_run(PRETRAIN, options, (100,))
-    assert run.places() == {}
-    assert prepare_run(FINETUNE, FinetuneOptions(accelerator="cpu")).dataset == "digits"
-    monkeypatch.setenv("MNIST_DATA_DIR", str(mine))
+def test_a_folder_is_not_named_for_a_run_of_digits(monkeypatch):
+    make_run(PRETRAIN, PretrainOptions(accelerator="cpu", dataset="digits"), (100,))
+    monkeypatch.setenv("MNIST_DATA_DIR", "mine")
     assert prepare_run(FINETUNE, FinetuneOptions(accelerator="cpu")).dataset == "digits"
     told = problem(prepare_run, PRETRAIN, PretrainOptions(accelerator="cpu"))
     assert "--dataset was digits, now mnist" in told
 
 
 @pytest.mark.parametrize("name", ["--data-dir ", "MNIST_DATA_DIR="])
-def test_a_start_from_digits_says_that_a_named_folder_is_not_read(name, mine, monkeypatch):
-    said: list[str] = []
-    options = FinetuneOptions()
-    start = EarlierRun(Path("runs/pretrain"), True, "digits", {})
-    vars(options).update(earlier=[start], say=said.append)
-    if name == "--data-dir ":
-        options.data_dir = mine
-    else:
-        monkeypatch.setenv("MNIST_DATA_DIR", str(mine))
-    assert options.fingerprint() == "digits"
-    assert said == [f"{name}{mine} is not read: the start checkpoint was trained on digits."]
+def test_a_start_from_digits_says_that_a_named_folder_is_not_read(name, monkeypatch):
+    option = MINE if name == "--data-dir " else None
+    monkeypatch.setenv("MNIST_DATA_DIR", "mine" if option is None else "")
+    said = [f"{name}mine is not read: the start checkpoint was trained on digits."]
+    assert choose(option, start="digits") == ("digits", None, said)
 
 
-def test_a_run_whose_folder_is_lost_does_not_start_over_on_digits(mine, elsewhere):
-    make_run(PRETRAIN, PretrainOptions(accelerator="cpu", data_dir=mine), (100,), dataset="mnist")
-    assert find_data(Path("runs")) == (mine, "mnist")
-    mine.rename(mine.with_name("moved"))
-    told = problem(prepare_run, PRETRAIN, PretrainOptions(accelerator="cpu", fresh=True))
-    assert told.startswith("--dataset auto (mnist, as in the earlier run): data/MNIST/raw lacks")
-    assert problem(find_data, Path("runs")) == told
-    assert find_data(Path("others")) == (Path("data"), "digits")
+@pytest.mark.long
+def test_the_next_command_names_the_folder(mnist_dir, here):
+    """As it stands on the console, it finds the images."""
+    folder = here / "a folder"
+    folder.symlink_to(mnist_dir)
+    common = ("--accelerator", "cpu", "--max-steps", 1, "--output-dir", "runs 2")
+    first = run_script("model_pretrain.py", "--data-dir", folder, *common, cwd=here)
+    (command,) = re.findall(r"^  next +\./run finetune (.*)$", first.err, re.MULTILINE)
+    second = run_script("model_finetune.py", *shlex.split(command), *common[:4], cwd=here)
+    assert second.output().startswith("runs 2/finetune/")
+    assert " mnist on " in second.err
