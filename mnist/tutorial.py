@@ -77,7 +77,7 @@ def import_stack(options: TutorialOptions) -> None:
     keep_freed_memory()
     with contextlib.nullcontext() if options.verbose else diverted():
         use_accelerator("cpu")
-        for module in ("megakit.training.trainer", "megakit.job.finish", "model_components"):
+        for module in ("megakit.training.fit", "megakit.job.finish", "model_components"):
             importlib.import_module(module)
 
 

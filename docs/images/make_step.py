@@ -62,7 +62,7 @@ CALLS = [
     Call(
         0,
         "megakit",
-        "megakit.training.trainer:train",
+        "megakit.training.fit:train",
         "sets up the loop and the callbacks, and calls trainer.fit",
         instead="NeMo's llm.train",
         is_numbered=False,

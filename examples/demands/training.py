@@ -20,7 +20,7 @@ from torch import Tensor
 
 from megakit.checkpoints.context import write_context
 from megakit.runtime.accelerator import destroy_parallel_state
-from megakit.runtime.saving import write_in_threads
+from megakit.runtime.writer_threads import write_in_threads
 from megakit.testing import distributed_model_parallel_state
 from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig, PretrainModel
 

@@ -173,7 +173,7 @@ def _write(checkpoint: Path, model: Any, config: "Config", source: str) -> None:
     from megakit.checkpoints.writer import publish, why_not_written
     from megakit.models.loading import PREFIX
     from megakit.models.settings import ImportedModule
-    from megakit.runtime.saving import write_in_threads
+    from megakit.runtime.writer_threads import write_in_threads
 
     partial = checkpoint.with_name(f".partial-{checkpoint.name}")
     weights = partial / manifests.WEIGHTS

@@ -9,7 +9,7 @@ from megakit.runtime.patching import PATCHES, Patch
 #: Functions that make further patches when a strategy or an optimizer needs them. They have names
 #: here, because nothing in `megakit.runtime` imports `megakit.training`.
 FUNCTIONS = (
-    "megakit.runtime.saving:write_in_threads",
+    "megakit.runtime.writer_threads:write_in_threads",
     "megakit.training.optimizer:patch_optimizers",
     "megakit.training.process_groups:replace_timeouts",
 )

@@ -189,7 +189,7 @@ def serve(accelerator: Literal["cpu", "gpu"], descriptor: str) -> None:
         # Not for GPUs: a forked process cannot use CUDA if its parent has used CUDA.
         suspend_collector()
         use_accelerator("cpu")
-        import megakit.training.trainer  # noqa: F401  # NeMo, which most jobs need
+        import megakit.training.fit  # noqa: F401  # NeMo, which most jobs need
 
         resume_collector()
     signal.signal(signal.SIGCHLD, _note_death)

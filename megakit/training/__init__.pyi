@@ -17,6 +17,6 @@ from .prediction import StoredOutputs as StoredOutputs
 from .reporter import Reporter as Reporter
 from .strategy import ExactStrategy as ExactStrategy
 from .token_losses import TokenMeanLossReduction as TokenMeanLossReduction
-from .trainer import train as train
+from .fit import train as train
 from .validation import ValidationMetric as ValidationMetric
 from .validation import ValidationMetrics as ValidationMetrics

@@ -20,7 +20,7 @@ from torch import Tensor
 from megakit.errors import USE_ANOTHER, UserError, reading
 from megakit.models.loading import check_finite
 from megakit.runtime.patching import is_stock, require_attribute
-from megakit.runtime.saving import write_in_threads
+from megakit.runtime.writer_threads import write_in_threads
 from megakit.training.buffers import (
     average_running_statistics,
     batch_norms,
@@ -57,10 +57,12 @@ def refused(argument: str) -> UserError:
 
 
 class ExactStrategy(nl.MegatronStrategy):
-    """Runs steps like NeMo's MegatronStrategy, with less logging and an exact validation loss.
+    """NeMo's MegatronStrategy with an exact validation, in which every sample counts once.
 
-    NeMo's strategy logs five values at every step, and notifies callbacks of eight events, which
-    takes longer than the step of a small model. Here, a step only calls Megatron's schedule.
+    The samples that fill no batch count, too, and each sample has the same weight, so the loss does
+    not depend on the layout (`ExactDataSampler`, `validation.py`). A training step only calls
+    Megatron's schedule: NeMo's strategy logs five values at every step, and notifies callbacks of
+    eight events, which takes longer than the step of a small model.
 
     Takes the arguments of NeMo's strategy, and `timeout` of Lightning's: how long a rank waits for
     another rank. It refuses interleaved pipeline stages, Megatron's CUDA graphs of whole steps, and

@@ -12,7 +12,7 @@ SIZES = ("--tensor-parallel", 4, "--pipeline-parallel", 2)
 
 def layout(script, *options):
     return run(
-        *(sys.executable, "-P", "-m", "megakit.testing.layout", script, *options),
+        *(sys.executable, "-P", "-m", "megakit.testing.layout_command", script, *options),
         PYTHONPATH=str(REPOSITORY),
     )
 

@@ -1,4 +1,7 @@
-"""Trains a model with NeMo's trainer, like `nemo.collections.llm.train`."""
+"""Trains a model with a trainer, like `nemo.collections.llm.train`.
+
+The trainer itself is built by `build_trainer` in model_components.py, in the reader's own file.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from nemo import lightning as nl
 
 from megakit.runtime.patching import require_attribute
-from megakit.runtime.saving import write_in_threads
+from megakit.runtime.writer_threads import write_in_threads
 from megakit.training.dropout import ExactDropout
 from megakit.training.loop import use_step_loop
 from megakit.training.optimizer import patch_optimizers

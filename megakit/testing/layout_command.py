@@ -1,7 +1,7 @@
 """Prints which rank of a cluster would hold what; the cluster is not needed.
 
     ./run layout [pretrain | finetune | SCRIPT.py] [the script's options]
-    python -m megakit.testing.layout SCRIPT.py [the script's options]
+    python -m megakit.testing.layout_command SCRIPT.py [the script's options]
 
 The script is a training script, by default model_pretrain.py. It does not
 train: its model is built on fake ranks, on torch's meta device, for one batch
@@ -157,12 +157,12 @@ def _check(options: CommonOptions) -> tuple[Layout, str]:
 @contextlib.contextmanager
 def _capturing() -> Iterator[None]:
     """Makes the function that trains raise `_Built`."""
-    from megakit.training import trainer
+    from megakit.training import fit
 
     def capture(*, model: Any, data: Any, trainer: Any, **_: Any) -> NoReturn:
         raise _Built(model, data, trainer)
 
-    with mock.patch.object(trainer, "train", capture):  # megakit.training looks it up here
+    with mock.patch.object(fit, "train", capture):  # megakit.training looks it up here
         yield
 
 
