@@ -1,5 +1,6 @@
 from .callbacks import BestValue as BestValue
 from .callbacks import StopOnSignal as StopOnSignal
+from .fit import train as train
 from .loop import StepLoop as StepLoop
 from .losses import LightningPassthroughPredictionMixin as LightningPassthroughPredictionMixin
 from .losses import MeanLossReduction as MeanLossReduction
@@ -17,6 +18,5 @@ from .prediction import StoredOutputs as StoredOutputs
 from .reporter import Reporter as Reporter
 from .strategy import ExactStrategy as ExactStrategy
 from .token_losses import TokenMeanLossReduction as TokenMeanLossReduction
-from .fit import train as train
 from .validation import ValidationMetric as ValidationMetric
 from .validation import ValidationMetrics as ValidationMetrics

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from megakit.job.code import changed_names, code_of
 
 from megakit.checkpoints.manifest import Manifest
-from megakit.job.code import changed_names, code_of
 
 FILES = {
     "train.py": "def work():\n    import parts\n    from losses import distance\n",
