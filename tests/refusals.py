@@ -140,7 +140,7 @@ class Refusals:
 
 
 def snapshot(folder: Path) -> dict[Path, Any]:
-    """All that lies below a folder, with content and time; the name in a lock file does not count."""
+    """All that lies below a folder, with content and time, except for locks."""
 
     def entries() -> Iterator[tuple[Path, Any]]:
         for path in {folder, *folder.rglob("*")} - {*folder.rglob(".lock")}:

@@ -48,7 +48,7 @@ def is_better(value: float, best: float, higher_is_better: bool) -> bool:
 
 
 def readable_checkpoints(folder: Path) -> dict[Path, Manifest]:
-    """Returns the checkpoints in a folder with their manifests, oldest first, without damaged ones."""
+    """Returns the checkpoints in a folder whose manifests can be read, oldest first."""
     found = {}
     for checkpoint in list_checkpoints(folder):
         with contextlib.suppress(UserError):

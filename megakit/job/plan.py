@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -80,7 +79,9 @@ def plan(
     # Options: each value has to be in its range.
     options, problems = copy.copy(options), options.problems()
     stage = Stage(options.run_name(stage.name), stage.before)
-    directory = RunDirectory(options.output_dir / stage.name)
+    directory, exists = RunDirectory(options.output_dir / stage.name), False
+    with _collecting(problems):
+        exists = directory.path.is_dir()
 
     # Start checkpoint: it decides the sizes of the model.
     start, settings = None, dict[str, Any]()
@@ -106,7 +107,7 @@ def plan(
     if problems:
         raise UserError(problems)
     with contextlib.ExitStack() as on_error:
-        lock = directory.lock() if os.path.isdir(directory.path) else None
+        lock = directory.lock() if exists else None
         if lock is not None:
             on_error.enter_context(lock)
         earlier = _identity_in(directory, options)
