@@ -10,14 +10,14 @@ if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the scri
 
 from megakit.job import Range, Run, Stage, TrainingOptions, run_script
 from mnist.files import DataOptions
-from mnist.sizes import CheckpointSizeOptions, SizeOptions
+from mnist.sizes import SizeOptions
 from model_pretrain import PRETRAIN
 
 FINETUNE = Stage("finetune", before=PRETRAIN)
 
 
 @dataclass(kw_only=True)
-class FinetuneOptions(DataOptions, CheckpointSizeOptions, TrainingOptions):
+class FinetuneOptions(DataOptions, SizeOptions, TrainingOptions):
     """Fine-tune the pretrained trunk as a digit classifier."""
 
     checkpoint: str | None = None
@@ -64,9 +64,8 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
     module = BionemoLightningModule(
         config=ExampleFineTuneConfig(
             seed=options.seed,
-            # Only for random initial weights. The sizes in a checkpoint replace these.
-            hidden_size=options.hidden_size or SizeOptions.hidden_size,
-            latent_size=options.latent_size or SizeOptions.latent_size,
+            hidden_size=options.hidden_size,
+            latent_size=options.latent_size,
             initial_ckpt_path=run.start,
             # The pretrained model has no head, so the head starts from random weights.
             initial_ckpt_skip_keys_with_these_prefixes={"digit_classifier"},

@@ -32,7 +32,7 @@ class Autoencoder(nn.Module):
         return self.linear4(self.linear3(z).relu())
 
 
-options = parse_options(LadderOptions, checks_values=True)
+options = parse_options(LadderOptions)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 samples = TrainingSamples(options, num_samples=options.steps * options.batch_size, seed=SEED)
 model = Autoencoder().to(device)

@@ -52,7 +52,7 @@ class Autoencoder(pl.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
-options = parse_options(LadderOptions, checks_values=True)
+options = parse_options(LadderOptions)
 samples = TrainingSamples(options, num_samples=options.steps * options.batch_size, seed=SEED)
 firsts = range(0, len(samples), options.batch_size)
 model = Autoencoder(options.steps)

@@ -157,7 +157,7 @@ def state_of(model: Any, optimizer: Any, scheduler: Any, is_loading: bool = Fals
 
 
 def main() -> None:
-    options = parse_options(Options, checks_values=True)
+    options = parse_options(Options)
     start_process_groups(options)
     parts = model, optimizer, scheduler = build(options)
     if options.load:

@@ -168,7 +168,7 @@ class Module(pl.LightningModule, io.IOMixin):
 
 
 def main() -> None:
-    options = parse_options(Options, checks_values=True)
+    options = parse_options(Options)
     folder = str(options.output_dir or tempfile.mkdtemp())
     samples = TrainingSamples(options, num_samples=options.steps * options.batch_size, seed=SEED)
     trainer = nl.Trainer(

@@ -214,7 +214,7 @@ def main() -> int:
         else:
             if {"-h", "--help"} & {*sys.argv}:
                 print(__doc__)
-            options = parse_options(LadderOptions, checks_values=True)
+            options = parse_options(LadderOptions)
             return climb(options, split_data(sys.argv[1:])[0])
     except UserError as error:
         for problem in error.problems:

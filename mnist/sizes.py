@@ -6,36 +6,23 @@ This module is the only place with the defaults. A checkpoint stores the sizes o
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from megakit.job.option_types import Range
+from megakit.job.option_types import Size
 
-SIZE = Range(least=1, most=2**24)
+SIZE = Size(least=1, most=2**24)
 #: Parts that pipeline parallelism splits a model into: the encoder, and the decoder or the head.
 NUM_PARTS = 2
 
 
 @dataclass(kw_only=True)
 class SizeOptions:
-    """Sizes of a new model."""
+    """Sizes of the model."""
 
     num_layers: ClassVar[int] = NUM_PARTS
 
     hidden_size: Annotated[int, SIZE] = 64
-    """Width of the layers linear1 and linear3, which tensor parallelism divides."""
+    """Width of the layers linear1 and linear3, which tensor parallelism divides; by default
+    that of the start checkpoint, if there is one."""
 
     latent_size: Annotated[int, SIZE] = 3
-    """Size of the latent vector z, from which the decoder reconstructs an image."""
-
-
-@dataclass(kw_only=True)
-class CheckpointSizeOptions:
-    """Sizes of a model that starts from random weights."""
-
-    num_layers: ClassVar[int] = NUM_PARTS
-
-    hidden_size: Annotated[int | None, SIZE] = None
-    """With --checkpoint none: width of the layer linear1, by default as in pretraining.
-    Otherwise the checkpoint decides."""
-
-    latent_size: Annotated[int | None, SIZE] = None
-    """With --checkpoint none: size of the latent vector z, by default as in pretraining.
-    Otherwise the checkpoint decides."""
+    """Size of the latent vector z, from which the decoder reconstructs an image; by default
+    that of the start checkpoint, if there is one."""

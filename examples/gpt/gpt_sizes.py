@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from megakit.job import Range
+from megakit.job import Size
 
-SIZE = Range(least=1, most=2**16)
+SIZE = Size(least=1, most=2**16)
 VOCABULARY = 256  # a token is a byte
 
 
 @dataclass(kw_only=True)
 class SizeOptions:
-    """Sizes of a new model. A checkpoint stores the sizes of its model."""
+    """Sizes of the model; by default those of the start checkpoint, if there is one."""
 
     num_layers: Annotated[int, SIZE] = 4
     """Transformer layers. Pipeline parallelism divides this number."""
@@ -22,7 +22,7 @@ class SizeOptions:
     num_attention_heads: Annotated[int, SIZE] = 4
     """Attention heads of each layer. Tensor parallelism divides this number."""
 
-    block_size: Annotated[int, Range(least=2, most=2**20)] = 128
+    block_size: Annotated[int, Size(least=2, most=2**20)] = 128
     """Tokens (bytes) in a sample: the longest context of the model."""
 
     @property

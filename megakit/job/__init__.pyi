@@ -6,6 +6,7 @@ from .option_types import Count as Count
 from .option_types import LearningRate as LearningRate
 from .option_types import Range as Range
 from .option_types import Seed as Seed
+from .option_types import Size as Size
 from .options import CommonOptions as CommonOptions
 from .options import TrainingOptions as TrainingOptions
 from .run import Run as Run

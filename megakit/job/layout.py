@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any
 
 from megakit.job.cluster import Cluster
@@ -31,15 +30,15 @@ class Sizes:
 
     @classmethod
     def find(cls, options: CommonOptions, settings: Mapping[str, Any]) -> "Sizes":
-        """Returns the sizes in the options, or else in the settings of a checkpoint's model."""
-        sizes = {}
-        for field in fields(cls):
-            default = None if field.name == "hidden_size" else field.default
-            size = getattr(options, field.name, default)
-            size = settings.get(field.name) if size is None else size
-            if type(size) is int and size >= 1:  # an option may be out of its range
-                sizes[field.name] = size
-        return cls(**sizes)
+        """Returns the sizes that the options have; if None, and the width, from the settings.
+
+        Args:
+            options: The options, with valid values.
+            settings: The settings of the start checkpoint's model.
+        """
+        names = [field.name for field in fields(cls) if hasattr(options, field.name)]
+        sizes = {"hidden_size": None} | {name: getattr(options, name) for name in names}
+        return cls(**{name: size or settings.get(name, 0) for name, size in sizes.items()})
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,10 @@ class Layout:
         """Number of processes in the job."""
         return self.devices * self.num_nodes
 
-    @cached_property
+    @property
     def data(self) -> int:
         """Number of data-parallel ranks, which process different samples."""
-        return max(1, self.world_size // max(1, self.tensor * self.pipeline))
+        return self.world_size // (self.tensor * self.pipeline)
 
     @property
     def parallel(self) -> dict[str, int]:
@@ -88,7 +87,7 @@ def plan_layout(options: CommonOptions, cluster: Cluster, sizes: Sizes) -> tuple
     """Plans the requested layout, and returns the reasons if the layout is impossible.
 
     Args:
-        options: Options of the command line.
+        options: Options of the command line, with valid values.
         cluster: The job as torchrun or srun started it.
         sizes: Sizes of the model that is split. Every number divides an unknown size.
 
@@ -96,27 +95,32 @@ def plan_layout(options: CommonOptions, cluster: Cluster, sizes: Sizes) -> tuple
         The layout, and one message per problem, with the arithmetic. The layout is valid only if
         there are no problems.
     """
-    problems = _cluster_problems(options, cluster)
     devices = options.devices or cluster.devices
     num_nodes = options.num_nodes or cluster.num_nodes
-    tensor, pipeline = max(1, options.tensor_parallel), max(1, options.pipeline_parallel)
-    size_problems = _size_problems(sizes, tensor, pipeline)
+    tensor, pipeline = options.tensor_parallel, options.pipeline_parallel
     world_size, model_parallel = devices * num_nodes, tensor * pipeline
-    fits = world_size % model_parallel == 0
-    if not fits:
+    problems = _cluster_problems(options, cluster) + _size_problems(sizes, tensor, pipeline)
+    data = max(1, world_size // model_parallel)
+    asked, batch = options.micro_batch_size, getattr(options, "global_batch_size", None)
+    share = batch // data if batch else asked or options.largest_micro_batch
+    micro = asked or _largest_divisor(share, options.largest_micro_batch)
+    if world_size % model_parallel:
         problems.append(
             f"--tensor-parallel {tensor} x --pipeline-parallel {pipeline} = {model_parallel}: has "
-            f"to divide the number of processes, {devices} x {num_nodes} = {world_size}."
-            + ("" if size_problems else f" Use --devices {model_parallel}, for example.")
+            f"to divide the number of processes, {devices} x {num_nodes} = {world_size}. "
+            f"Use --devices {model_parallel}, for example."
         )
-    problems += size_problems
-    data = max(1, world_size // model_parallel)
-    global_batch_size = getattr(options, "global_batch_size", None)  # any number in prediction
-    micro, batch_problems = _micro_batch_size(options, global_batch_size, data)
-    if fits:  # otherwise the number of data-parallel ranks is wrong
-        problems += batch_problems
-    layout = Layout(devices, num_nodes, tensor, pipeline, global_batch_size or micro * data, micro)
-    return layout, problems
+    elif batch and batch % data:
+        problems.append(
+            f"--global-batch-size {batch}: has to be a multiple of the number of data-parallel "
+            f"ranks, {data}. Try {-(-batch // data) * data}."
+        )
+    elif share % micro:
+        problems.append(
+            f"--micro-batch-size {micro} x {data} data-parallel ranks = {micro * data}: has to "
+            f"divide --global-batch-size {batch}. Try {_largest_divisor(share, micro)}."
+        )
+    return Layout(devices, num_nodes, tensor, pipeline, batch or micro * data, micro), problems
 
 
 def _cluster_problems(options: CommonOptions, cluster: Cluster) -> list[str]:
@@ -143,47 +147,18 @@ def _cluster_problems(options: CommonOptions, cluster: Cluster) -> list[str]:
 
 
 def _size_problems(sizes: Sizes, tensor: int, pipeline: int) -> list[str]:
-    width, heads, layers = sizes.hidden_size, sizes.num_attention_heads, sizes.num_layers
-    problems = []
-    for size, what in (
-        (heads, "the number of attention heads"),
-        (width, "the width of the split layers"),
-    ):
-        if size % tensor:
-            problems = [
-                f"--tensor-parallel {tensor}: has to divide {what}, {size}. "
-                f"Try {_largest_divisor(size, tensor)}."
-            ]
-            break
-    if layers % pipeline:
-        possible = [str(number) for number in range(1, layers + 1) if layers % number == 0]
-        problems.append(
-            f"--pipeline-parallel {pipeline}: this model can be split into "
-            f"{' or '.join(possible)} stages. Try {_largest_divisor(layers, pipeline)}."
+    heads = sizes.num_attention_heads
+    return [
+        f"{option} {ranks}: has to divide {what}, {size}. Try {_largest_divisor(size, ranks)}."
+        for option, ranks, what, size in (
+            ("--tensor-parallel", tensor, "the width of the split layers", sizes.hidden_size),
+            ("--tensor-parallel", tensor, "the number of attention heads", heads),
+            ("--pipeline-parallel", pipeline, "the number of layers or parts", sizes.num_layers),
         )
-    return problems
-
-
-def _micro_batch_size(
-    options: CommonOptions, global_batch_size: int | None, data: int
-) -> tuple[int, list[str]]:
-    asked = options.micro_batch_size
-    if global_batch_size is None:
-        return asked or options.largest_micro_batch, []
-    if global_batch_size % data:
-        return 1, [
-            f"--global-batch-size {global_batch_size}: has to be a multiple of the number of "
-            f"data-parallel ranks, {data}. Try {-(-global_batch_size // data) * data}."
-        ]
-    share = global_batch_size // data
-    if asked is not None and asked >= 1 and share % asked:
-        return 1, [
-            f"--micro-batch-size {asked} x {data} data-parallel ranks = {asked * data}: has to "
-            f"divide --global-batch-size {global_batch_size}. Try {_largest_divisor(share, asked)}."
-        ]
-    return asked or _largest_divisor(share, options.largest_micro_batch), []
+        if size % ranks
+    ]
 
 
 def _largest_divisor(number: int, limit: int) -> int:
-    largest = max(1, min(number, limit, 2**24))  # bounded: an option may be out of its range
+    largest = min(number, limit) or 1
     return next(size for size in range(largest, 0, -1) if number % size == 0)

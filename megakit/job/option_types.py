@@ -1,12 +1,13 @@
 """Types of options: the values that an option may have, and what `Annotated` adds to a type."""
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-from megakit.errors import brief
+from megakit.errors import UserError, brief
 
 #: Largest number of steps or samples, and largest seed: frameworks store them in 32 bits.
 INT32_MAX = 2**31 - 1
@@ -21,24 +22,31 @@ class Range:
     `least` and `most` are inclusive bounds, `above` and `below` are exclusive ones.
     """
 
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-    below: float | None = None
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
 
     def rule(self, value: float) -> str | None:
         """Returns the rule that a value breaks, as in "has to be RULE"; None for a valid value."""
-        if not math.isfinite(value):
+        if not -math.inf < value < math.inf:  # or not a number
             return "a finite number"
-        if self.above is not None and not value > self.above:
-            return "a positive number" if self.above == 0 else f"above {self.above:,}"
-        if self.least is not None and not value >= self.least:
+        if value < self.least:
             return f"at least {self.least:,}"
-        if self.most is not None and not value <= self.most:
+        if value > self.most:
             return f"at most {self.most:,}"
-        if self.below is not None and not value < self.below:
+        if value <= self.above:
+            return f"above {self.above:,}"
+        if value >= self.below:
             return f"below {self.below:,}"
         return None
+
+
+class Size(Range):
+    """Marks a size of the model: `hidden_size: Annotated[int, Size(least=1)] = 64`.
+
+    If the command leaves the option out, the size in the start checkpoint counts.
+    """
 
 
 Count = Annotated[int, Range(least=1, most=INT32_MAX)]
@@ -53,32 +61,65 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def extras_of(options: type, name: str) -> Iterator[Any]:
-    """Yields what `Annotated` adds to a field's type, also if only a base class adds it."""
+def extras_of(options: type) -> Mapping[str, list[Any]]:
+    """Returns what `Annotated` adds to each field's type, also if only a base class adds it."""
+    extras: dict[str, list[Any]] = defaultdict(list)
     for owner in options.__mro__:
-        if name in vars(owner).get("__annotations__", {}):
-            hint = get_type_hints(owner, include_extras=True)[name]
+        for name, hint in get_type_hints(owner, include_extras=True).items():
             for one in (hint, *get_args(hint)):  # also inside of `Annotated[...] | None`
-                yield from getattr(one, "__metadata__", ())
+                extras[name] += getattr(one, "__metadata__", ())
+    return extras
 
 
 def broken_rules(options: Any) -> list[str]:
     """Returns one message per field of a dataclass of options with an invalid value."""
-    found = []
-    for field in fields(options):
-        value = getattr(options, field.name)
-        extras = [*extras_of(type(options), field.name)]
-        rule = None
-        if isinstance(value, str | Path) and FREE_TEXT not in extras:
-            is_clean = all(ord(character) >= 32 for character in str(value))
-            rule = None if is_clean else "contains a control character. Use another name"
+    found, all_extras = [], extras_of(type(options))
+    for name in (field.name for field in fields(options)):
+        value, extras, rule = getattr(options, name), all_extras[name], None
+        if isinstance(value, str | Path):
+            if FREE_TEXT not in extras and min(str(value), default="") < " ":
+                rule = "a name without control characters"
         elif isinstance(value, int | float):
-            bounds = [one for one in extras if isinstance(one, Range)] or [Range()]
-            broken = bounds[0].rule(value)
-            rule = broken and f"has to be {broken}"
+            rule = next((one for one in extras if isinstance(one, Range)), Range()).rule(value)
         if rule:
-            found.append(f"{flag(field.name)} {brief(str(value))}: {rule}.")
+            found.append(f"{flag(name)} {brief(str(value))}: has to be {rule}.")
     return found
+
+
+def given_of(options: Any) -> frozenset[str]:
+    """Returns the names of the options that the user has given.
+
+    Of options that are built in Python, these are the options without their default value.
+    """
+    changed = (one.name for one in fields(options) if getattr(options, one.name) != one.default)
+    return getattr(options, "given", frozenset(changed))
+
+
+def use_sizes_of(options: Any, settings: Mapping[str, Any], start: Path) -> None:
+    """Sets the options that are sizes of the model to the sizes in the start checkpoint.
+
+    Args:
+        options: Options of the command line.
+        settings: The settings of the checkpoint's model.
+        start: Path of the checkpoint, for the message.
+
+    Raises:
+        UserError: The user has given other sizes.
+    """
+    problems, given = [], given_of(options)
+    for name, extras in extras_of(type(options)).items():
+        if name not in settings or not any(isinstance(one, Size) for one in extras):
+            continue
+        value, size = getattr(options, name), settings[name]
+        if name in given and value != size:
+            problems.append(
+                f"{flag(name)} {value}: the model of {start} has {size}, and its weights fit no "
+                f"other size. Leave {flag(name)} out, or start from fresh weights with "
+                "--checkpoint none."
+            )
+        setattr(options, name, size)
+    if problems:
+        raise UserError(problems)
 
 
 def members(kind: Any) -> tuple[Any, ...]:

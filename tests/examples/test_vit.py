@@ -147,5 +147,5 @@ def test_impossible_layouts_are_refused(tmp_path: Path) -> None:
     assert result.status == 2
     heads, stages = result.err.splitlines()
     assert "has to divide the number of attention heads, 4. Try 4." in heads
-    assert "can be split into 1 or 2 or 4 stages. Try 2." in stages
+    assert "has to divide the number of layers or parts, 4. Try 2." in stages
     assert not list(tmp_path.iterdir())

@@ -13,10 +13,11 @@ from typing import Annotated, Literal
 import pytest
 
 from megakit.errors import UserError
-from megakit.job import Range, TrainingOptions
+from megakit.job import Range, Size, TrainingOptions
 from megakit.job.cluster import TORCHRUN as NAMES
 from megakit.job.cluster import Cluster, read_cluster
 from megakit.job.command_line import parse_options
+from megakit.job.option_types import broken_rules, given_of, use_sizes_of
 
 
 @dataclass(kw_only=True)
@@ -32,12 +33,52 @@ class Options(TrainingOptions):
 
 
 def test_values_of_every_type() -> None:
-    given = ["--max_steps", "9", "--share=-1e-3", "--kind", "pear", "--folder", "a b", "--fresh"]
+    given = ["--max-steps", "9", "--share=1e-3", "--kind", "pear", "--folder", "a b", "--fresh"]
     options = parse_options(Options, given)
-    assert (options.max_steps, options.share, options.kind) == (9, -0.001, "pear")
+    assert (options.max_steps, options.share, options.kind) == (9, 0.001, "pear")
     assert (options.folder, options.fresh, options.verbose) == (Path("a b"), True, False)
-    assert options.problems() == ["--share -0.001: has to be at least 0."]
     assert parse_options(Options, []) == Options()
+
+
+# ---- Sizes of the model ----
+
+START = Path("step=7")
+
+
+@dataclass(kw_only=True)
+class Sizes:
+    width: Annotated[int, Size(least=1)] = 8
+    depth: Annotated[int, Size(least=1)] | None = None
+    steps: Annotated[int, Range(least=1)] = 2
+
+
+def test_sizes_that_are_not_given_are_those_of_the_start_checkpoint() -> None:
+    for options in (parse_options(Sizes, ["--depth", "3"]), Sizes(depth=3)):
+        assert given_of(options) == {"depth"}
+        use_sizes_of(options, {"width": 9, "depth": 3, "steps": 5}, START)
+        assert options == Sizes(width=9, depth=3)
+        use_sizes_of(options, {}, START)  # of a model without these sizes
+        assert options == Sizes(width=9, depth=3)
+
+
+def test_given_sizes_have_to_be_those_of_the_start_checkpoint() -> None:
+    options = parse_options(Sizes, ["--width", "8", "--depth", "4"])  # 8 is also the default
+    with pytest.raises(UserError) as caught:
+        use_sizes_of(options, {"width": 9, "depth": 3}, START)
+    width, depth = caught.value.problems
+    assert width.startswith("--width 8: the model of step=7 has 9, ")
+    assert depth.startswith("--depth 4: the model of step=7 has 3, ")
+
+
+def test_rules_for_options_that_are_built_in_python() -> None:
+    wrong = Options(folder=Path("a\tb"), best_by="", lr=0, share=-1, seed=10**400)
+    found = broken_rules(wrong)
+    rules = [re.sub(".*: has to be ", "", rule) for rule in found]
+    name = "a name without control characters."
+    assert sorted(rules) == sorted(
+        ["above 0.", name, name, "at least 0.", "at most 2,147,483,647."]
+    )
+    assert broken_rules(Sizes(depth=0)) == ["--depth 0: has to be at least 1."]
 
 
 # ---- The environment ----
