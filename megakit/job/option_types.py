@@ -120,28 +120,3 @@ def use_sizes_of(options: Any, settings: Mapping[str, Any], start: Path) -> None
         setattr(options, name, size)
     if problems:
         raise UserError(problems)
-
-
-def members(kind: Any) -> tuple[Any, ...]:
-    """Returns the types of a union, or the values of a literal; else the type itself."""
-    return get_args(kind) or (kind,)
-
-
-def use_sizes_of(options: Any, settings: Any, start: Path) -> None:
-    """TEMP."""
-    from megakit.errors import UserError
-
-    problems = []
-    for option in fields(options):
-        if option.default is not None or option.name not in settings:
-            continue
-        given, size = getattr(options, option.name), settings[option.name]
-        if given not in (None, size):
-            problems.append(
-                f"{flag(option.name)} {given}: the model of {start} has {size}, and its weights "
-                f"fit no other size. Leave {flag(option.name)} out, or start from fresh weights "
-                "with --checkpoint none."
-            )
-        setattr(options, option.name, size)
-    if problems:
-        raise UserError(problems)

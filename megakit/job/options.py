@@ -17,7 +17,6 @@ from megakit.job.option_types import (
     Range,
     Seed,
     broken_rules,
-    members,
 )
 
 
@@ -143,7 +142,9 @@ class TrainingOptions(CommonOptions):
             left_out -= {"val_interval"}
         kinds = get_type_hints(type(self))
         names = sorted({field.name for field in fields(self)} - left_out)
-        return {name: getattr(self, name) for name in names if Path not in members(kinds[name])}
+        return {
+            name: getattr(self, name) for name in names if kinds[name] not in (Path, Path | None)
+        }
 
     def selects_by(self) -> str:
         """Returns what selects the best checkpoint: a column of metrics.csv, or `last`."""

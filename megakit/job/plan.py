@@ -73,19 +73,20 @@ def plan(
         part of its memory.
 
     Raises:
-        UserError: The job is impossible. The problems of options, start checkpoint, layout and
-            device come together.
+        UserError: The job is impossible. All problems of the options come together, and so do
+            those of start checkpoint, layout and device.
     """
     # Options: each value has to be in its range.
-    options, problems = copy.copy(options), options.problems()
+    if problems := options.problems():
+        raise UserError(problems)
+    options = copy.copy(options)
     stage = Stage(options.run_name(stage.name), stage.before)
-    directory, exists = RunDirectory(options.output_dir / stage.name), False
-    with _collecting(problems):
-        exists = directory.path.is_dir()
+    directory = RunDirectory(options.output_dir / stage.name)
 
     # Start checkpoint: it decides the sizes of the model.
-    start, settings = None, dict[str, Any]()
+    start, settings, exists = None, dict[str, Any](), False
     with _collecting(problems):
+        exists = directory.path.is_dir()
         start = find_start(stage, options, console)
         if start is not None:
             settings = read_model_settings(start.path)

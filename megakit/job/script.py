@@ -164,8 +164,7 @@ def _open(
 
     # As torchrun sets it: the other ranks import torch before they know the plan.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Rank 0 refuses an option out of range. All ranks need a usable timeout to learn this.
-    return share(cluster, make, min(max(1, options.timeout), 7 * 24 * 3600))
+    return share(cluster, make, options.timeout)
 
 
 def _say_done(run: Run[OptionsT]) -> None:
