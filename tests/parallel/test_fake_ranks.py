@@ -99,7 +99,7 @@ def real(layout, folder, stage, precision, stages_first):
 
 def fake(layout, folder, *how):
     """The shares of the same job, computed in one process, by the ranks of each share."""
-    from megakit.testing import layout as command
+    from megakit.testing import layout_command as command
     from megakit.testing.shares import compute_shares
 
     build = builder(layout, folder, *how)
