@@ -9,11 +9,9 @@ import subprocess
 import sys
 import termios
 import textwrap
-from pathlib import Path
 
 import pytest
 
-from megakit.reporting.console import Console
 from tests.scripts import REPOSITORY, run_python
 
 # Progress is shown by a clock that stands still until a test moves it: `now.seconds += 1`.
@@ -23,7 +21,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from megakit.reporting import console
 from megakit.reporting.console import Console
+from megakit.reporting.streams import secure_streams
 
+secure_streams()
 now = SimpleNamespace(seconds=100.0)
 console.time = SimpleNamespace(monotonic=lambda: now.seconds)
 """
@@ -103,17 +103,24 @@ def test_everything_of_others_goes_into_the_log(tmp_path):
 @pytest.mark.parametrize(
     ("body", "steps", "end"),
     [
-        # After a resumption, a line for each tenth of all steps that is left.
+        # Every ten seconds, and at the last step.
         (
-            "100, 80)\nfor n in range(81, 101): progress.update(n, {'loss': 0.5})",
+            "100, 80)\n"
+            "for n in range(81, 101): now.seconds += 1; progress.update(n, {'loss': 0.5})",
             ["90/100", "100/100"],
-            "loss 0.5000",
+            "loss 0.5000  1 steps/s",
         ),
         # This start did 2,000 steps in 1,000 seconds, and 100 steps are left.
         (
-            "7100, 5000)\nprogress.began -= 1000\nprogress.update(7000, {})",
+            "7100, 5000)\nnow.seconds += 1000\nprogress.update(7000, {})",
             ["7000/7100"],
             "7000/7100  2 steps/s  0:50 left",
+        ),
+        # This start did 10 steps in 10 seconds.
+        (
+            "5010, 0)\nnow.seconds += 10\nprogress.update(10, {})",
+            ["10/5010"],
+            "10/5010  1 steps/s  1:23:20 left",
         ),
     ],
 )
@@ -154,12 +161,3 @@ def test_a_line_on_a_terminal_is_kept_up_to_date_and_never_wraps(columns, last):
     assert max(map(len, lines)) < columns
     assert re.search(last, lines[-1].rstrip())
     assert (error, rest) == ("disk full", "")  # on a line of its own
-
-
-def test_where_standard_error_is_no_real_file(capsys):
-    """As in a notebook, and in this very test."""
-    console = Console()
-    console.say("seen")
-    console.result(Path("path"))
-    assert capsys.readouterr() == ("path\n", "seen\n")
-    assert not console.is_terminal
