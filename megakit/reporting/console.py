@@ -49,20 +49,15 @@ class Console:
 
     def error(self, line: str) -> None:
         """Prints one line, even on a silent rank."""
-        self.end_line()
+        if self._open_line:
+            self._open_line, line = "", f"\n{line}"
         print(line, file=self._err, flush=True)
 
     def replace_line(self, line: str) -> None:
-        """Replaces the line that this method printed last; works on terminals only."""
+        """Replaces the line that this method printed last, until `error` ends the line."""
         # Spaces overwrite the rest, because notebooks do not support the escape sequence.
         print(f"\r{line:<{len(self._open_line)}}", end="", file=self._err, flush=True)
         self._open_line = line
-
-    def end_line(self) -> None:
-        """Ends the replaced line, so that the next output starts on a new line."""
-        if self._open_line:
-            print(file=self._err, flush=True)
-            self._open_line = ""
 
     @property
     def columns(self) -> int:
@@ -116,10 +111,6 @@ class Progress:
         # Some terminals start a new line when the last column is written.
         line = self._line(step, values, (columns or sys.maxsize) - 1)
         (console.replace_line if columns else console.say)(line)
-
-    def close(self) -> None:
-        """Ends the line, so that the next output starts on a new line."""
-        self.console.end_line()
 
     def _line(self, step: int, values: Mapping[str, float | None], width: int) -> str:
         """Returns the line. Without room for a bar, values and at last the title are left out."""

@@ -123,20 +123,14 @@ class Reporter(pl.Callback):
             self._write(trainer, self._row)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stops the clock and ends the progress display."""
+        """Stops the clock."""
         self._update_seconds(_loop_of(trainer))
-        self.progress.close()
         self.on_save_checkpoint(trainer)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, *args: Any) -> None:
         """Lets the loggers write what they have, because a resumed run does not log it again."""
         for logger in trainer.loggers:
             logger.save()
-
-    def on_exception(self, *args: Any) -> None:
-        """Ends the progress line, so that the next message starts on a new line."""
-        if hasattr(self, "progress"):
-            self.progress.close()
 
     def state_dict(self) -> dict[str, float | None]:
         """Returns the state of this callback for a checkpoint."""

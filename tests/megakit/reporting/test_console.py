@@ -150,7 +150,6 @@ def test_a_line_on_a_terminal_is_kept_up_to_date_and_never_wraps(columns, last):
         for step in range(2001):
             now.seconds += 1 / 64
             progress.update(step, {"loss": 0.5, "validation": 0.25, "val_accuracy": 0.9})
-        progress.close()
         console.error("disk full")
         """,
         columns,
