@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import shlex
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -17,12 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.checkpoints.manifest import CHANGES, installed_versions
-from megakit.errors import UserError, printable
-from megakit.job.cluster import has_process_group, is_first
-from megakit.job.identity import project_of
+from megakit.errors import UserError
 from megakit.job.options import CommonOptions
 from megakit.reporting.classifier import classify, show
-from megakit.reporting.console import Console
 from megakit.reporting.files import remove_partial, write_json
 from megakit.reporting.metrics import in_words
 from megakit.reporting.predictions import Columns, write_rows
@@ -62,36 +56,6 @@ def say_header(run: Run) -> None:
             run.console.say(f"Changed since it was saved: {', '.join(run.changed)}.")
     elif run.start:
         run.console.say(f"Starting from {run.start}.")
-
-
-def show_warnings(console: Console) -> None:
-    """Shows warnings about the user's computation also on the console, each once in a job.
-
-    Their place is a file of the project, or megakit's call of the criterion. All warnings are in
-    the log; with `--verbose`, the log is the console.
-    """
-    if not console.is_diverted:
-        return
-    from megakit.training import losses
-
-    root, process = project_of(Path(sys.argv[0])), os.getpid()
-    log, shown = warnings.showwarning, set[str]()
-
-    def tell(message: Any, category: Any, filename: str, lineno: int, *more: Any) -> None:
-        log(message, category, filename, lineno, *more)
-        parts = {*Path(os.path.relpath(os.path.realpath(filename), root)).parts}
-        is_own = filename == losses.__file__ or (
-            not filename.startswith("<") and not parts & {"..", "site-packages", "megakit"}
-        )
-        place = f"{Path(filename).name}, line {lineno}"
-        if is_own and category in (UserWarning, RuntimeWarning) and place not in shown:
-            shown.add(place)
-            if os.getpid() == process and is_first(place):  # a loader's worker has no connection
-                # Before there are connections, all ranks warn alike.
-                show = console.error if has_process_group() else console.say
-                show(printable(f"Warning: {place}: {message}"))
-
-    warnings.showwarning = tell  # type: ignore[assignment]  # Python calls it by position
 
 
 def _summary(run: Run) -> dict[str, Any]:

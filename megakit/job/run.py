@@ -171,7 +171,8 @@ class Run(Generic[OptionsT_co]):
         `BestValue` is for --best-by and --stop-after; `Reporter` writes metrics.csv, the loggers
         and the progress.
         """
-        from megakit.job.finish import remove_incomplete, say_header, show_warnings
+        from megakit.job.finish import remove_incomplete, say_header
+        from megakit.training.reporter import Reporter, show_warnings
 
         resume_collector()
         say_header(self)
@@ -184,7 +185,6 @@ class Run(Generic[OptionsT_co]):
         from megakit.checkpoints.writer import CheckpointWriter
         from megakit.reporting.metrics import MetricsFile
         from megakit.training.callbacks import BestValue, StopOnSignal
-        from megakit.training.reporter import Reporter
 
         options: Any = self.options
         path, file = self.path / METRICS, None

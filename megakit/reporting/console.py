@@ -1,16 +1,14 @@
 """Prints messages and the progress bar to standard error, and one result to standard output."""
 
 import contextlib
-import io
 import os
 import sys
 import time
 from collections.abc import Mapping
-from itertools import product
+from datetime import timedelta
 from pathlib import Path
-from typing import TextIO
 
-from megakit.reporting.streams import lasting_file, open_stream, redirect
+from megakit.reporting.streams import Output, open_output, redirect
 
 
 class Console:
@@ -31,24 +29,18 @@ class Console:
 
     def __init__(self, silent: bool = False) -> None:
         self.silent = silent
-        self._err = _copy_of(sys.stderr, 2)
-        self._out = _copy_of(sys.stdout, 1)
-        # A dumb terminal, as in an editor, cannot return to the start of a line.
-        self.is_terminal = self._err.isatty() and not silent and os.environ.get("TERM") != "dumb"
+        self._err = open_output(os.dup(2), is_result=False)
+        self._out = open_output(os.dup(1), is_result=True)
         self._open_line = ""
 
     def divert(self, log: Path) -> None:
         """Redirects what other code writes to standard output or error into a log file."""
-        sys.stdout.flush()
-        sys.stderr.flush()
         redirect(log, 1, 2)
         self.is_diverted = True
 
     def fall_back_to(self, log: Path) -> None:
         """Sets the file that receives the output after a stream's reader has gone."""
-        for stream in (self._err, self._out, sys.stderr, sys.stdout):
-            if file := lasting_file(stream):
-                file.fall_back_to(log)
+        Output.log = log
 
     def say(self, line: str) -> None:
         """Prints one line, unless this rank is silent."""
@@ -57,27 +49,24 @@ class Console:
 
     def error(self, line: str) -> None:
         """Prints one line, even on a silent rank."""
-        self.end_line()
+        if self._open_line:
+            self._open_line, line = "", f"\n{line}"
         print(line, file=self._err, flush=True)
 
     def replace_line(self, line: str) -> None:
-        """Replaces the line that this method printed last; works on terminals only."""
+        """Replaces the line that this method printed last, until `error` ends the line."""
         # Spaces overwrite the rest, because notebooks do not support the escape sequence.
         print(f"\r{line:<{len(self._open_line)}}", end="", file=self._err, flush=True)
         self._open_line = line
 
-    def end_line(self) -> None:
-        """Ends the replaced line, so that the next output starts on a new line."""
-        if self._open_line:
-            print(file=self._err, flush=True)
-            self._open_line = ""
-
     @property
     def columns(self) -> int:
-        """Returns the width of the terminal in columns; 80 if it is unknown."""
-        with contextlib.suppress(OSError):
-            return os.get_terminal_size(self._err.fileno()).columns or 80
-        return 80
+        """The width of the terminal; 0 where a line cannot be replaced, such as in a file."""
+        with contextlib.suppress(OSError):  # of what is no terminal, or has gone
+            # A dumb terminal, as in an editor, cannot return to the start of a line.
+            if os.environ.get("TERM") != "dumb":
+                return os.get_terminal_size(self._err.fileno()).columns or 80
+        return 0
 
     def result(self, path: Path) -> None:
         """Prints the result, the only line on standard output."""
@@ -88,10 +77,7 @@ class Console:
         """Prints a table of names and values; a value may have several lines."""
         width = max(map(len, rows))
         for name, value in rows.items():
-            first, *others = value.splitlines()
-            self.say(f"  {name:<{width}}  {first}")
-            for line in others:
-                self.say(f"  {'':<{width}}  {line}")
+            self.say(f"  {name:<{width}}  {value}".replace("\n", "\n" + " " * (width + 4)))
 
     def progress(self, title: str, total: int, start: int = 0) -> "Progress":
         """Returns a progress display for `total` steps, of which `start` are done."""
@@ -103,7 +89,7 @@ class Console:
 
 
 class Progress:
-    """Shows progress: one updated line on a terminal, an occasional new line elsewhere.
+    """Shows progress: one updated line on a terminal, elsewhere a new line for each tenth.
 
     An update takes 0.01 ms, compared with 0.65 ms for the library rich.
     """
@@ -117,55 +103,31 @@ class Progress:
 
     def update(self, step: int, values: Mapping[str, float | None]) -> None:
         """Shows the number of completed steps and values by name, if an update is due."""
-        console = self.console
+        console, columns = self.console, self.console.columns
         seconds = time.monotonic() - self.shown_at
         tenth = step * 10 // max(1, self.total)
-        if console.is_terminal:
-            is_due = seconds >= 0.1 or step >= self.total
-        else:
-            is_due = tenth != self.shown_tenth or seconds >= 30
+        is_due = seconds >= (0.1 if columns else 30) or step >= self.total
+        is_due = is_due or not (columns or tenth == self.shown_tenth)
         if console.silent or not is_due:
             return
         self.shown_at, self.shown_tenth = self.shown_at + seconds, tenth
-        if console.is_terminal:
-            # Some terminals start a new line when the last column is written.
-            console.replace_line(self._line(step, values, console.columns - 1))
-        else:
-            console.say(self._line(step, values, sys.maxsize))
-
-    def close(self) -> None:
-        """Ends the line, so that the next output starts on a new line."""
-        self.console.end_line()
+        # Some terminals start a new line when the last column is written.
+        line = self._line(step, values, (columns or sys.maxsize) - 1)
+        (console.replace_line if columns else console.say)(line)
 
     def _line(self, step: int, values: Mapping[str, float | None], width: int) -> str:
-        """Returns the line; if the width is too small, with a short unit, less bar, fewer values.
-
-        Count, speed and time left come first: without room for a bar, the line has nothing else.
-        """
-        rate = (step - self.start) / max(self.shown_at - self.began, 1e-9)
-        left = _clock((self.total - step) / rate if rate > 0 else 0.0)
+        """Returns the line. Without room for a bar, values and at last the title are left out."""
+        pace = max(self.shown_at - self.began, 1e-9) / max(1, step - self.start)  # seconds
+        left = str(timedelta(seconds=round((self.total - step) * pace))).removeprefix("0:0")
         shown = [f"{name} {value:.4f}" for name, value in values.items() if value is not None]
         count = f"{step:>{len(str(self.total))}}/{self.total}"
-        units = (" steps/s", self.BAR // 2), ("/s", self.BAR // 4)
-        for number, (unit, least) in product(range(len(shown), -1, -1), units):
-            rest = "  ".join([count, *shown[:number], f"{rate:.0f}{unit}", f"{left} left"])
+        speed = f"{1 / pace:.0f} steps/s" if width > 100 else f"{1 / pace:.0f}/s"
+        while True:
+            rest = "  ".join([count, *shown, speed, f"{left} left"])
             room = min(self.BAR, width - len(self.title) - len(rest) - 2)
-            if room >= least:
+            if room >= self.BAR // 4:
                 filled = room * step // max(1, self.total)
                 return f"{self.title} {'━' * filled}{'╌' * (room - filled)} {rest}"
-        return rest[:width]
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def _copy_of(stream: TextIO, descriptor: int) -> TextIO:
-    """Returns a new stream on a copy of the descriptor; the stream itself if it is not a file."""
-    try:
-        own = os.dup(stream.fileno() if stream.fileno() == descriptor else descriptor)
-    except (OSError, io.UnsupportedOperation):  # a notebook's or a test's stream
-        return stream
-    return open_stream(own, is_result=descriptor == 1)
+            if not shown:
+                return rest[:width]
+            shown.pop()

@@ -7,66 +7,57 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
-
-#: Errors of a write without a reader: a closed pipe, a lost terminal, a closed descriptor.
-GONE = frozenset({errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO})
+from typing import Any, ClassVar, TextIO
 
 
-class LastingFile(io.FileIO):
-    """Writes to a descriptor, and to another file after the descriptor's reader has gone.
+class Output(io.FileIO):
+    """Writes to a descriptor, and to the log after a write to the descriptor has failed.
 
     Args:
         descriptor: A descriptor that is open for writing.
         is_result: Whether to raise errors other than a missing reader, such as a full disk.
-            Otherwise, such an error is treated like a missing reader.
+
+    Attributes:
+        log: The log file of this process. Until it is known, a failed write is dropped.
     """
+
+    log: ClassVar[Path | None] = None
 
     def __init__(self, descriptor: int, is_result: bool) -> None:
         super().__init__(descriptor, "w", closefd=descriptor > 2)
-        os.set_blocking(descriptor, True)  # some parent processes leave a pipe non-blocking
-        self.is_result, self.is_lost = is_result, False
-        self.instead: str | Path = os.devnull
+        self.is_result = is_result
 
     def write(self, data: Any) -> int:
-        """Writes to the descriptor or the other file; drops data that neither accepts.
+        """Writes to the descriptor or the log.
 
         Raises:
             OSError: A result cannot be written, for example to a full disk.
         """
         try:
-            while (written := super().write(data)) is None:
-                os.set_blocking(self.fileno(), True)  # another process made it non-blocking
-            return written
+            return super().write(data)
         except OSError as error:
-            if self.is_result and error.errno not in GONE:
+            # The other two: a closed pipe, a lost terminal.
+            if self.is_result and error.errno not in (errno.EPIPE, errno.EIO):
                 raise
-            if self.is_lost:
-                return len(data)
-        self.is_lost = True
-        self._redirect()
-        return self.write(data)
-
-    def fall_back_to(self, path: Path) -> None:
-        """Sets the file that receives the data after the reader has gone."""
-        self.instead = path
-        if self.is_lost:
-            self._redirect()
-
-    def _redirect(self) -> None:
-        # Replaces the descriptor itself, because C++ libraries write to it as well.
-        for path in (self.instead, os.devnull):
-            with contextlib.suppress(OSError):
-                redirect(path, self.fileno(), inheritable=self.fileno() <= 2)
-                return
+        with contextlib.suppress(OSError):
+            if self.log is not None:
+                # Replaces the descriptor itself, because C++ libraries write to it as well.
+                redirect(self.log, self.fileno())
+                return super().write(data)
+        return len(data)
 
 
-def redirect(path: Path | str, *descriptors: int, inheritable: bool = True) -> None:
+def open_output(descriptor: int, is_result: bool) -> TextIO:
+    """Opens a text stream on a descriptor; see `Output`."""
+    buffer = io.BufferedWriter(Output(descriptor, is_result))
+    return io.TextIOWrapper(buffer, "utf-8", "replace", line_buffering=True)
+
+
+def redirect(path: Path | str, *descriptors: int) -> None:
     """Lets descriptors append to a file."""
-    other = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for descriptor in descriptors:
-        os.dup2(other, descriptor, inheritable)
-    os.close(other)
+    with Path(path).open("ab") as file:
+        for descriptor in descriptors:
+            os.dup2(file.fileno(), descriptor)
 
 
 def secure_streams() -> None:
@@ -75,37 +66,14 @@ def secure_streams() -> None:
     A closed descriptor is opened on /dev/null. Otherwise the next opened file, for example a
     checkpoint, would get the number of the descriptor and receive messages.
     """
-    for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, flags)  # uses the lowest free number, which is this one
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # uses the lowest free number, which is this one
             os.set_inheritable(descriptor, True)
-    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        stream = getattr(sys, name)
-        if lasting_file(stream) is None:
-            if stream is not None:
-                stream.flush()
-            lasting = open_stream(descriptor, is_result=descriptor == 1, like=stream)
-            setattr(sys, name, lasting)
-            setattr(sys, f"__{name}__", lasting)
-
-
-def open_stream(descriptor: int, is_result: bool, like: TextIO | None = None) -> TextIO:
-    """Opens a text stream on a `LastingFile`, like another stream, or line-buffered in UTF-8."""
-    return io.TextIOWrapper(
-        io.BufferedWriter(LastingFile(descriptor, is_result)),
-        encoding=getattr(like, "encoding", "utf-8"),
-        errors=getattr(like, "errors", "replace"),
-        line_buffering=getattr(like, "line_buffering", True) or getattr(like, "write_through", 0),
-    )
-
-
-def lasting_file(stream: TextIO | None) -> LastingFile | None:
-    """Returns the `LastingFile` below a text stream, or None."""
-    raw = getattr(getattr(stream, "buffer", None), "raw", None)
-    return raw if isinstance(raw, LastingFile) else None
+        if descriptor:
+            stream = open_output(descriptor, is_result=descriptor == 1)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 @contextlib.contextmanager
@@ -119,18 +87,15 @@ def diverted(log: Path | str = os.devnull) -> Iterator[None]:
     Args:
         log: The file to append to; by default, the output is dropped.
     """
-    real_out, real_err = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
-    streams = (sys.stdout, sys.stderr, real_out, real_err)
-    for stream in streams:
-        stream.flush()
-    kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+    out, err = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
+    kept = [(os.dup(descriptor), descriptor) for descriptor in (1, 2)]
     try:
+        out.flush()  # standard error is never kept back: its buffer ends with each line
         redirect(log, 1, 2)
-        with contextlib.redirect_stdout(real_out), contextlib.redirect_stderr(real_err):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             yield
     finally:
-        for stream in streams:
-            stream.flush()
-        for descriptor, copy in kept.items():
+        out.flush()
+        for copy, descriptor in kept:
             os.dup2(copy, descriptor)
             os.close(copy)

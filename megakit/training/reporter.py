@@ -1,6 +1,11 @@
-"""Reports a training run: metrics.csv, loggers, progress, and the time of each activity."""
+"""Reports a training run: metrics.csv, loggers, progress, times, and warnings about user code."""
 
+import multiprocessing
+import os
+import sys
 import time
+import warnings
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -9,6 +14,9 @@ from megatron.core import parallel_state
 from megatron.core.transformer.module import param_is_not_shared
 
 from megakit.checkpoints.writer import CheckpointWriter, logged_values
+from megakit.errors import printable
+from megakit.job.cluster import has_process_group, is_first
+from megakit.job.identity import project_of
 from megakit.reporting.console import Console
 from megakit.reporting.metrics import COLUMNS, Metrics, MetricsFile, as_stored
 from megakit.runtime.patching import require_attribute
@@ -123,20 +131,14 @@ class Reporter(pl.Callback):
             self._write(trainer, self._row)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stops the clock and ends the progress display."""
+        """Stops the clock."""
         self._update_seconds(_loop_of(trainer))
-        self.progress.close()
         self.on_save_checkpoint(trainer)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, *args: Any) -> None:
         """Lets the loggers write what they have, because a resumed run does not log it again."""
         for logger in trainer.loggers:
             logger.save()
-
-    def on_exception(self, *args: Any) -> None:
-        """Ends the progress line, so that the next message starts on a new line."""
-        if hasattr(self, "progress"):
-            self.progress.close()
 
     def state_dict(self) -> dict[str, float | None]:
         """Returns the state of this callback for a checkpoint."""
@@ -202,6 +204,32 @@ class Reporter(pl.Callback):
         values = {name: as_stored(v) for name, v in columns.items() if v is not None}
         self.first = values | self.first
         self.last |= values
+
+
+def show_warnings(console: Console) -> None:
+    """Shows warnings about the project's own code also on the console, each place once in a job.
+
+    All warnings are in the log; with `--verbose`, the log is the console.
+    """
+    root, log = project_of(Path(sys.argv[0])), warnings.showwarning
+    shown = set[str]()
+
+    def show(message: Any, category: Any, filename: str, lineno: int, *more: Any) -> None:
+        log(message, category, filename, lineno, *more)
+        path = Path(os.path.relpath(os.path.realpath(filename), root))
+        place = f"{path.name}, line {lineno}"
+        is_own = path.suffix == ".py" and not {"..", "site-packages", "megakit"} & {*path.parts}
+        if not is_own or category not in (UserWarning, RuntimeWarning) or place in shown:
+            return
+        shown.add(place)
+        # A worker of a loader has its parent's connection, and must not use it.
+        if multiprocessing.parent_process() is None and is_first(place):
+            # Before there are connections, all ranks warn alike.
+            tell = console.error if has_process_group() else console.say
+            tell(printable(f"Warning: {place}: {message}"))
+
+    if console.is_diverted:
+        warnings.showwarning = show  # type: ignore[assignment]  # Python calls it by position
 
 
 def _loop_of(trainer: pl.Trainer) -> StepLoop:

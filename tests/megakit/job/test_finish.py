@@ -1,7 +1,6 @@
 """What the console says of a start, and outputs that are refused before they are written."""
 
 import re
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +8,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 
 from megakit.errors import UserError
 from tests.parallel import jobs
@@ -108,39 +106,6 @@ def test_rounded_outputs(tmp_path: Path) -> None:
     rounded = "bfloat16 rounds outputs by up to 0.4%. --precision 32 gives float32."
     assert rounded in finish(tmp_path, found, rows=program.rows)
     assert rounded not in finish(tmp_path, outputs(label=np.full(2, -1)))
-
-
-def test_warnings_about_the_project_reach_the_console_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other warnings are in the log only, which is the console if it is not diverted."""
-    from megakit.job.finish import show_warnings
-    from megakit.training import losses
-
-    (tmp_path / "pyproject.toml").touch()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", [str(tmp_path / "scripts" / "model_predict.py")])
-    own = tmp_path / "models" / "mine.py"
-    places = [
-        (UserWarning, own),
-        (RuntimeWarning, own),
-        (UserWarning, losses.__file__),
-        (DeprecationWarning, own),
-        (UserWarning, tmp_path / ".venv" / "lib" / "site-packages" / "torch" / "nn.py"),
-        (UserWarning, tmp_path / "megakit" / "strategy.py"),
-        (UserWarning, torch.__file__),
-        (UserWarning, "<frozen importlib._bootstrap>"),
-    ]
-    shown = ["Warning: mine.py, line 7: note 0", "Warning: losses.py, line 7: note 2"]
-    for is_diverted in (True, False):
-        console = mock.Mock(is_diverted=is_diverted)
-        with warnings.catch_warnings(record=True) as log:
-            warnings.simplefilter("always")
-            show_warnings(console)
-            for number, (category, path) in enumerate(places):
-                warnings.warn_explicit(f"note {number}", category, str(path), 7)
-        assert [call.args[0] for call in console.error.mock_calls] == shown * is_diverted
-        assert len(log) == len(places)
 
 
 @pytest.mark.parametrize("resume", [None, "step=000020"])

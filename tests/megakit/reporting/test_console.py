@@ -9,11 +9,9 @@ import subprocess
 import sys
 import termios
 import textwrap
-from pathlib import Path
 
 import pytest
 
-from megakit.reporting.console import Console
 from tests.scripts import REPOSITORY, run_python
 
 # Progress is shown by a clock that stands still until a test moves it: `now.seconds += 1`.
@@ -23,7 +21,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from megakit.reporting import console
 from megakit.reporting.console import Console
+from megakit.reporting.streams import secure_streams
 
+secure_streams()
 now = SimpleNamespace(seconds=100.0)
 console.time = SimpleNamespace(monotonic=lambda: now.seconds)
 """
@@ -105,15 +105,22 @@ def test_everything_of_others_goes_into_the_log(tmp_path):
     [
         # After a resumption, a line for each tenth of all steps that is left.
         (
-            "100, 80)\nfor n in range(81, 101): progress.update(n, {'loss': 0.5})",
+            "100, 80)\n"
+            "for n in range(81, 101): now.seconds += 1; progress.update(n, {'loss': 0.5})",
             ["90/100", "100/100"],
-            "loss 0.5000",
+            "loss 0.5000  1 steps/s",
         ),
         # This start did 2,000 steps in 1,000 seconds, and 100 steps are left.
         (
-            "7100, 5000)\nprogress.began -= 1000\nprogress.update(7000, {})",
+            "7100, 5000)\nnow.seconds += 1000\nprogress.update(7000, {})",
             ["7000/7100"],
             "7000/7100  2 steps/s  0:50 left",
+        ),
+        # Every 30 seconds: this start did 30 steps.
+        (
+            "5010, 0)\nnow.seconds += 30\nprogress.update(30, {})",
+            ["30/5010"],
+            "30/5010  1 steps/s  1:23:00 left",
         ),
     ],
 )
@@ -143,7 +150,6 @@ def test_a_line_on_a_terminal_is_kept_up_to_date_and_never_wraps(columns, last):
         for step in range(2001):
             now.seconds += 1 / 64
             progress.update(step, {"loss": 0.5, "validation": 0.25, "val_accuracy": 0.9})
-        progress.close()
         console.error("disk full")
         """,
         columns,
@@ -154,12 +160,3 @@ def test_a_line_on_a_terminal_is_kept_up_to_date_and_never_wraps(columns, last):
     assert max(map(len, lines)) < columns
     assert re.search(last, lines[-1].rstrip())
     assert (error, rest) == ("disk full", "")  # on a line of its own
-
-
-def test_where_standard_error_is_no_real_file(capsys):
-    """As in a notebook, and in this very test."""
-    console = Console()
-    console.say("seen")
-    console.result(Path("path"))
-    assert capsys.readouterr() == ("path\n", "seen\n")
-    assert not console.is_terminal

@@ -1,6 +1,7 @@
 """Standard streams that are closed, broken or lost, in real processes."""
 
 import os
+import pty
 import subprocess
 import sys
 import textwrap
@@ -40,29 +41,86 @@ def closed_pipe():
 
 @pytest.mark.parametrize("is_all_gone", [True, False])
 def test_a_reader_that_is_gone_ends_nothing_and_the_log_has_the_rest(tmp_path, is_all_gone):
+    """Each line once; what was printed before the log is known is lost."""
     descriptor, log = closed_pipe(), tmp_path / "log.txt"
     code = """
         log = Path(sys.argv[1])
         console = Console()
-        console.fall_back_to(log); console.divert(log)
-        print("print, out"); print("print, err", file=sys.stderr)
-        console.is_terminal = True
-        progress = console.progress("pretrain", 2)
-        progress.update(2, {"loss": 0.5})
-        progress.close()
-        console.error("an error")
+        console.say("early")
+        console.fall_back_to(log)
+        print("print, out"); print("print, err", file=sys.stderr)  # as with --verbose
+        console.divert(log)
+        os.write(1, b"C++, out\\n"); os.write(2, b"C++, err\\n")
+        console.progress("pretrain", 2).update(2, {"loss": 0.5})
+        console.error("an error\\n" * 2000 + "end")
         console.result(Path("the/result"))
         """
     both = {"stderr": descriptor} if is_all_gone else {}
     done = run(code, log, stdout=descriptor, **both)
     os.close(descriptor)
     assert done.returncode == 0
-    lines = log.read_text()
-    assert "the/result" in lines
-    assert "print, out" in lines
-    for line in ("an error", "2/2  loss 0.5000"):
-        assert line in (lines if is_all_gone else done.stderr)
-        assert (line in lines) == is_all_gone
+    lines = log.read_text().splitlines()
+    for line in ("print, out", "C++, out", "C++, err", "the/result"):
+        assert lines.count(line) == 1
+    messages = [line for line in lines if line not in ("print, out", "C++, out", "C++, err")][:-1]
+    if is_all_gone:
+        assert messages[0] == "print, err"
+        assert "2/2  loss 0.5000" in messages[1]
+        assert messages[2:] == ["an error"] * 2000 + ["end"]
+    else:
+        assert messages == []
+        assert done.stderr.splitlines()[:2] == ["early", "print, err"]
+        assert done.stderr.endswith("an error\nend\n")
+
+
+def test_a_terminal_that_is_lost(tmp_path):
+    """The log gets whole lines of progress, as a file does, and none that replaces another."""
+    leader, follower = pty.openpty()
+    code = """
+        console = Console()
+        console.fall_back_to(Path(sys.argv[1]))
+        progress = console.progress("pretrain", 3)
+        progress.began = progress.shown_at = 0
+        progress.update(1, {})
+        sys.stdin.readline()
+        for step in (2, 3):
+            progress.shown_at = 0
+            progress.update(step, {})
+        console.say("done")
+        """
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), str(tmp_path / "log.txt")],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stderr=follower,
+        env=os.environ | {"TERM": "xterm"},
+    )
+    os.close(follower)
+    while b"1/3" not in os.read(leader, 4096):
+        pass
+    os.close(leader)
+    process.communicate(b"\n", timeout=60)
+    assert process.returncode == 0
+    empty, two, three, done = (tmp_path / "log.txt").read_bytes().split(b"\n")[:-1]
+    assert (empty, done) == (b"", b"done")
+    assert b"2/3" in two
+    assert b"3/3" in three
+    assert b"\r" not in two + three
+
+
+def test_a_stream_that_is_closed_at_the_start_is_no_file_of_the_run(tmp_path):
+    """Else the next opened file, such as a checkpoint, receives the messages."""
+    code = f"""
+        file = open({str(tmp_path / "checkpoint")!r}, "w")
+        print("out"); print("err", file=sys.stderr)
+        Console().say("said"); Console().result(Path("path"))
+        import subprocess
+        subprocess.run(["sh", "-c", "echo child; echo child >&2; cat"], check=True)
+        assert file.fileno() > 2
+        """
+    done = run(code, stdin=None, stdout=None, stderr=None, preexec_fn=lambda: os.closerange(0, 3))
+    assert done.returncode == 0
+    assert (tmp_path / "checkpoint").read_text() == ""
 
 
 def test_the_exit_adds_nothing():

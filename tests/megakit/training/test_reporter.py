@@ -1,0 +1,51 @@
+"""Warnings about the project's own code, on the console."""
+
+import multiprocessing
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from megakit.reporting.console import Console
+
+pytestmark = pytest.mark.usefixtures("megatron")
+
+
+def test_warnings_about_the_project_reach_the_console_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Other warnings are in the log only, which is the console if it is not diverted."""
+    from megakit.training.reporter import show_warnings
+
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "scripts" / "model_predict.py")])
+    own = tmp_path / "models" / "mine.py"
+    places = [
+        (UserWarning, own),
+        (RuntimeWarning, own),
+        (DeprecationWarning, own),
+        (UserWarning, tmp_path / ".venv" / "lib" / "site-packages" / "torch" / "nn.py"),
+        (UserWarning, tmp_path / "megakit" / "strategy.py"),
+        (UserWarning, tmp_path.parent / "elsewhere.py"),
+        (UserWarning, torch.__file__),
+        (UserWarning, "<frozen importlib._bootstrap>"),
+    ]
+    for is_diverted in (True, False):
+        console = Console()
+        console.is_diverted = is_diverted
+        with warnings.catch_warnings(record=True) as log:
+            warnings.simplefilter("always")
+            show_warnings(console)
+            in_worker = ("from a loader's worker", UserWarning, str(own), 9)
+            worker = multiprocessing.get_context("fork").Process(
+                target=warnings.warn_explicit, args=in_worker
+            )
+            worker.start()
+            worker.join()
+            for number, (category, path) in enumerate(places):
+                warnings.warn_explicit(f"note {number}\033", category, str(path), 7)
+        shown = "Warning: mine.py, line 7: note 0\\x1b\n" if is_diverted else ""
+        assert capfd.readouterr().err == shown
+        assert len(log) == len(places)
