@@ -1,30 +1,29 @@
 """Starts and ends the processes of a job on one machine, without importing torch."""
 
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
 
 from megakit.job.cluster import LAUNCHER
 from megakit.reporting.console import Console
 from megakit.runtime.signals import (
     EXIT_STATUS,
     StopRequest,
-    accepted_signals,
     die_with_parent,
     exit_status,
     handle_signals,
+    handlers_restored,
+    reset_signals,
+    stop_signals_blocked,
 )
 
-#: The exit status of a rank that refuses its input.
-REFUSED = 2
-#: Seconds that the other ranks have to end after one has stopped; half of it if it has failed.
+#: Seconds that the other ranks have to end after one has failed or stopped.
 GRACE = 20.0
 
 
@@ -33,14 +32,12 @@ def launch(devices: int, console: Console) -> int:
 
     Torch's own launcher starts a job later by the time that importing torch takes. Signals are
     forwarded to the ranks; a second signal kills them. If one rank fails, the others are
-    terminated. If this process is killed, the kernel kills the ranks: see `read_cluster`.
+    terminated. If this process ends, the kernel kills the ranks: see `read_cluster`.
 
     Returns:
         The exit status of the job: the status of the first failing rank, or 0.
     """
-    ranks: list[subprocess.Popen[bytes]] = []
-    request = StopRequest()
-    sent: set[int] = set()
+    request, sent = StopRequest(), set[int]()
 
     def send(number: int) -> None:
         sent.add(number)
@@ -48,93 +45,67 @@ def launch(devices: int, console: Console) -> int:
             rank.send_signal(number)
 
     def forward(number: int, frame: FrameType | None) -> None:
-        is_first = not request.received
-        if request.is_repeated(number):
-            send(signal.SIGKILL)
-        elif is_first:
-            send(number)
+        send(signal.SIGKILL if request.is_repeated(number) else number)
 
-    handle_signals(forward)
     with socket.socket() as reserved:  # until the end: the kernel gives its port to nobody else
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("", 0))
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserved.getsockname()[1])}
-        common |= {"WORLD_SIZE": str(devices), "LOCAL_WORLD_SIZE": str(devices)}
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, **common, LAUNCHER: str(os.getpid())}
-        # The options of this interpreter, such as -P and -W error; multiprocessing does the same.
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        for rank in range(devices):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
-            command = [sys.executable, *flags, *sys.argv]
-            ranks.append(subprocess.Popen(command, env=environment | own))
-        if request.received:  # before all ranks were there
-            send(request.received)
-        deadline, status = float("inf"), 0
-
-        def are_running() -> bool:
-            return None in [one.poll() for one in ranks]  # polls every rank
-
-        while are_running():
-            failed = next((number for number, one in enumerate(ranks) if one.returncode), None)
-            if failed is not None and deadline == float("inf"):
-                status = _status(ranks[failed], failed, sent, request, console)
-                is_stopped = status in EXIT_STATUS.values()
-                if status == REFUSED:  # the other ranks may refuse the same, and rank 0 says why
-                    patience = time.monotonic() + GRACE / 4
-                    while are_running() and time.monotonic() < patience:
-                        time.sleep(0.05)
-                if not is_stopped:
-                    send(signal.SIGTERM)
-                deadline = time.monotonic() + (GRACE if is_stopped else GRACE / 2)
-            if time.monotonic() > deadline and signal.SIGKILL not in sent:
-                for number, one in enumerate(ranks):
-                    if one.poll() is None:  # its Python handles no signal during a call of CUDA
-                        console.say(f"Rank {number} (process {one.pid}) does not end; killing it.")
-                send(signal.SIGKILL)
+        ranks = _start(devices, reserved.getsockname()[1])
+        handle_signals(forward)
+        while not any(codes := [rank.poll() for rank in ranks]) and None in codes:
             time.sleep(0.05)
-    for number, ended in enumerate(ranks):  # since the last poll
-        if not status and ended.returncode:
-            status = _status(ended, number, sent, request, console)
+        if not any(codes):
+            return 0
+        status = next(filter(None, codes))
+        if -status in sent and request.received:  # the rank had not installed its handlers yet
+            status = exit_status(request.received)
+        elif status < 0:
+            number = codes.index(status)
+            console.say(
+                f"Rank {number} (process {ranks[number].pid}) was killed by "
+                f"{signal.Signals(-status).name}; ending the other ranks."
+            )
+            status = 1
+        if status not in EXIT_STATUS.values():  # else the other ranks save the same checkpoint
+            _wait(ranks, GRACE / 4)  # they may refuse the same, and one rank says why
+            send(signal.SIGTERM)
+        for number in _wait(ranks, GRACE):  # a rank's Python handles no signal in a call of CUDA
+            console.say(f"Rank {number} (process {ranks[number].pid}) does not end; killing it.")
+        send(signal.SIGKILL)
+        _wait(ranks, GRACE)
     return status
 
 
-def _status(
-    rank: subprocess.Popen[bytes],
-    number: int,
-    sent: set[int],
-    request: StopRequest,
-    console: Console,
-) -> int:
-    """Returns the exit status of the job for the first rank that failed, and reports the rank.
-
-    A forwarded signal kills a rank that has not installed its handlers yet; then the job counts as
-    stopped. Any other killed rank counts as failed.
-    """
-    code = rank.returncode
-    if -code in sent and request.received:
-        return exit_status(request.received)
-    if code < 0:
-        console.say(
-            f"Rank {number} (process {rank.pid}) was killed by {signal.Signals(-code).name}; "
-            "ending the other ranks."
+def _start(devices: int, port: int) -> list[subprocess.Popen[bytes]]:
+    count = str(devices)
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
+    job |= {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, LAUNCHER: str(os.getpid())}
+    # The options of this interpreter, such as -P and -W error; multiprocessing does the same.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [
+        subprocess.Popen(
+            [sys.executable, *flags, *sys.argv],
+            env={"OMP_NUM_THREADS": "1", **os.environ, **job, "RANK": rank, "LOCAL_RANK": rank},
         )
-        return 1
-    if code not in (REFUSED, *EXIT_STATUS.values()):  # a rank that refuses has said why
-        console.say(
-            f"Rank {number} (process {rank.pid}) ended with status {code}; ending the others."
-        )
-    return code
+        for rank in map(str, range(devices))
+    ]
 
 
-# --- Forks ----------------------------------------------------------------------------------------
+def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> list[int]:
+    """Waits until all ranks have ended, or for some seconds; returns the ranks that still run."""
+    deadline = time.monotonic() + seconds
+    while running := [number for number, rank in enumerate(ranks) if rank.poll() is None]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return running
 
 
 def run_in_fork(work: Callable[[], object]) -> int:
     """Runs a function in a forked process and waits for the process to end.
 
     The fork has the modules that this process has imported. Signals sent to this process are
-    forwarded; the terminal sends Ctrl-C to both processes. If this process is killed, the kernel
-    kills the fork.
+    forwarded. If this process is killed, the kernel kills the fork.
 
     Args:
         work: The function. The forked process ends when the function returns or raises.
@@ -142,43 +113,20 @@ def run_in_fork(work: Callable[[], object]) -> int:
     Returns:
         The exit status of the forked process, as a shell reports it.
     """
-    SI_KERNEL = 0x80  # si_code of signals that a terminal sends to all of its processes
-    awaited = (*accepted_signals(), signal.SIGCHLD)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent, child = os.getpid(), os.fork()
-    if child == 0:
+    parent = os.getpid()
+
+    def start() -> None:
         die_with_parent(parent)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        _end_fork(work)
-    try:
-        while True:
-            received = signal.sigwaitinfo(awaited)
-            if received.si_signo != signal.SIGCHLD:
-                # A closed terminal sends SIGHUP only to the first process of its session.
-                if received.si_code != SI_KERNEL or received.si_signo == signal.SIGHUP:
-                    os.kill(child, received.si_signo)
-                continue
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_fork(work: Callable[[], object]) -> NoReturn:
-    """Ends a fork as Python would end, but without what the parent does at its own exit."""
-    status = 1
-    try:
+        reset_signals()
         work()
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+
+    process = multiprocessing.get_context("fork").Process(target=start)
+    with handlers_restored():
+        with stop_signals_blocked():
+            process.start()
+            child = process.pid
+            assert child is not None
+            handle_signals(lambda number, frame: os.kill(child, number))
+        process.join()
+    code = process.exitcode or 0
+    return code if code >= 0 else 128 - code

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from megakit.runtime.signals import exit_status
-from tests.scripts import REPOSITORY, environment
+from tests.scripts import REPOSITORY, environment, run_python
 
 # Launcher and rank in one file, as the project's scripts are. Each rank writes its id, then
 # does what the command line says for it.
@@ -81,9 +81,10 @@ class Job:
         *tasks: str,
         grace: float = 20.0,
         flags: tuple[str, ...] = (),
+        text: str = JOB,
     ):
         script = folder / "job.py"
-        script.write_text(JOB)
+        script.write_text(text)
         self.folder, self.count = folder, count
         self.arguments = [str(script), str(folder), str(count), str(grace), *tasks]
         self.process = subprocess.Popen(
@@ -145,10 +146,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         (("sleep", "2"), 20.0, 2, []),  # a rank that refuses has said why
         (
             *(("stubborn", "1"), 1.0, 1),
-            [
-                "Rank 1 ended with status 1; ending the others.",
-                "Rank 0 does not end; killing it.",
-            ],
+            ["Rank 0 does not end; killing it."],
         ),
     ],
 )
@@ -213,3 +211,63 @@ def test_a_rank_that_is_killed_while_it_stops_is_a_failure(tmp_path: Path) -> No
         started.process.send_signal(signal.SIGTERM)
         status, err = started.end()
         assert (status, "was killed by SIGKILL" in err) == (1, True)
+
+
+# ---- Forks ----
+
+FORK = """
+import os, sys, time
+from pathlib import Path
+
+from megakit.job.launch import run_in_fork
+from megakit.job.script import begin_script
+
+def work():
+    begin_script()
+    Path(sys.argv[1], ".fork").write_text(str(os.getpid()))
+    Path(sys.argv[1], ".fork").rename(Path(sys.argv[1], "rank-0"))
+    try:
+        for _ in range(1200):
+            time.sleep(0.05)
+    except KeyboardInterrupt:  # the forwarded signal comes meanwhile
+        time.sleep(0.5)
+        sys.exit(130)
+
+begin_script()
+sys.exit(run_in_fork(work))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "to_all", "status"),
+    [
+        (signal.SIGTERM, False, 143),
+        (signal.SIGHUP, False, 129),
+        (signal.SIGINT, False, 130),
+        (signal.SIGINT, True, 130),
+        (signal.SIGKILL, False, -9),
+    ],
+)
+def test_a_signal_ends_a_fork(
+    tmp_path: Path, number: signal.Signals, to_all: bool, status: int
+) -> None:
+    """Sent to the first process alone, as `kill` does it; or to both, as Ctrl-C does it."""
+    with job(tmp_path, 1, text=FORK) as started:
+        (fork,) = started.ranks()
+        (os.killpg if to_all else os.kill)(started.process.pid, number)
+        assert started.end() == (status, "")
+        wait_until(lambda: not is_alive(fork), 10)
+
+
+@pytest.mark.parametrize(
+    ("work", "status"),
+    [("None", 0), ("sys.exit(7)", 7), ("1 / 0", 1), ("os.kill(os.getpid(), 9)", 137)],
+)
+def test_the_status_of_a_fork(work: str, status: int) -> None:
+    program = f"""
+import os, sys
+from megakit.job.launch import run_in_fork
+sys.exit(run_in_fork(lambda: {work}))
+"""
+    done = run_python("-c", program, cwd=REPOSITORY)
+    assert (done.status, "ZeroDivisionError" in done.err) == (status, status == 1)
