@@ -196,7 +196,7 @@ CASES = {
     "half of torchrun's variables": Case(
         PRETRAIN_PY,
         "",
-        ["RANK=0 WORLD_SIZE=2: torchrun also sets | LOCAL_RANK"],
+        ["RANK=0 WORLD_SIZE=2 LOCAL_RANK= | all of these variables | unset"],
         variables={"RANK": "0", "WORLD_SIZE": "2"},
     ),
 }

@@ -1,27 +1,29 @@
 """Reads the job of this process from the environment variables of torchrun or srun."""
 
 import contextlib
-import os
 import re
 import sys
 from dataclasses import dataclass
+from os import environ, getppid
 
 from megakit.errors import UserError
 from megakit.runtime.signals import die_with_parent
 
-#: Variables that torchrun and our own launcher (`megakit.job.launch`) set for each process.
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-#: The values of a single process; every other value means a job.
+#: The variables of a job and their values in a single process; other values mean a job.
 SINGLE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+#: Variables that torchrun and our own launcher (`megakit.job.launch`) set for each process.
+TORCHRUN = (*SINGLE, "MASTER_ADDR", "MASTER_PORT")
 #: Set for each rank that our own launcher starts: the process id of the launcher.
 LAUNCHER = "MEGAKIT_LAUNCHER"
+#: Set for each rank that torchrun starts.
+ELASTIC = "TORCHELASTIC_RUN_ID"
 #: Other variables of a job, which Lightning and torch also read in a single process.
-OTHERS = (
-    *("GROUP_RANK", "NODE_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
-    *("SLURM_PROCID", "SLURM_LOCALID"),
-)
-#: Job names of Slurm's interactive shells, which are steps of one task.
-INTERACTIVE_JOBS = ("bash", "interactive")
+OTHERS = ("GROUP_RANK", "NODE_RANK", "TORCHELASTIC_USE_AGENT_STORE")
+#: Variables of torchrun, and those that srun sets instead.
+SRUN = {
+    **{"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS"},
+    **{"LOCAL_RANK": "SLURM_LOCALID", "GROUP_RANK": "SLURM_NODEID"},
+}
 
 
 @dataclass(frozen=True)
@@ -61,95 +63,75 @@ def read_cluster() -> Cluster:
     """Reads the job from the environment, and corrects the environment.
 
     All libraries read torchrun's variables, so they are set under srun. A single process loses the
-    variables that another job has left, since it would try to connect to the other job. The kernel
-    kills this process when its launcher, ours or torchrun's, is killed.
+    variables that another job has left, since it would try to connect to the other job. A step of
+    srun with one task, such as an interactive shell, is a single process. The kernel kills this
+    process when its launcher, ours or torchrun's, is killed.
 
     Raises:
         UserError: Variables are missing or invalid.
     """
-    given = [name for name in SINGLE if name in os.environ]
     # Lightning's support of Slurm refuses `srun --ntasks`, and requeues jobs on signals that this
     # program handles. Lightning ignores Slurm in a job named "interactive".
-    job_name = os.environ.get("SLURM_JOB_NAME")
-    if "SLURM_NTASKS" in os.environ:
-        os.environ["SLURM_JOB_NAME"] = "interactive"
+    if "SLURM_NTASKS" in environ:
+        environ["SLURM_JOB_NAME"] = "interactive"
+    launcher = None
+    if environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":  # srun sets it, but a batch file lacks it
+        launcher = "srun"
+    # Lightning leaves LOCAL_RANK=0 to child processes of a notebook, for example.
+    if any(environ.get(name, value) != value for name, value in SINGLE.items()):
+        launcher = "torchrun"
+    if {LAUNCHER, ELASTIC} & environ.keys():
+        launcher = "torchrun"
+        die_with_parent(int(environ.get(LAUNCHER) or getppid()))
+    if launcher is None:
+        for name in (*TORCHRUN, *OTHERS):
+            environ.pop(name, None)
+        return Cluster()
     try:
-        # Lightning leaves LOCAL_RANK=0 to child processes of a notebook, for example.
-        is_single = all(os.environ[name] == SINGLE[name] for name in given)
-        if not is_single or {*TORCHRUN} <= os.environ.keys():
-            if {LAUNCHER, "TORCHELASTIC_RUN_ID"} & os.environ.keys():
-                die_with_parent(int(os.environ.get(LAUNCHER) or os.getppid()))
-            return _from_torchrun(given)
-        tasks = _first("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", default="1")
-        if "SLURM_PROCID" in os.environ and not (job_name in INTERACTIVE_JOBS and tasks == "1"):
-            return _from_srun(int(tasks))
-    except ValueError as error:
+        return _read_variables(launcher)
+    except (KeyError, ValueError, ZeroDivisionError):
+        values = " ".join(f"{name}={environ.get(name, '')}" for name in TORCHRUN)
         raise UserError(
-            f"the environment variables of torchrun or srun are damaged: {error}. Start the script "
-            f"by torchrun or srun; for a single process, unset {' '.join(given) or 'SLURM_PROCID'}."
-        ) from error
-    for name in (*TORCHRUN, *OTHERS):
-        os.environ.pop(name, None)
-    return Cluster()
+            f"{values}: a process of a job has all of these variables, and RANK is below "
+            "WORLD_SIZE. Start the script by torchrun or srun, which set them; for a single "
+            "process, unset them, or SLURM_STEP_NUM_TASKS under srun."
+        ) from None
 
 
-def _from_torchrun(given: list[str]) -> Cluster:
-    if missing := [name for name in TORCHRUN if name not in os.environ]:
-        values = " ".join(f"{name}={os.environ[name]!s:.60}" for name in given)
-        raise UserError(
-            f"{values}: torchrun also sets {', '.join(missing)}, which a job needs. Start the "
-            f"script by torchrun or srun; for a single process, unset {' '.join(given)}."
-        )
-    rank, world_size, _, devices = (int(os.environ[name]) for name in SINGLE)
-    if not 0 <= rank < world_size or not 1 <= devices <= world_size:
-        raise ValueError(f"RANK={rank} WORLD_SIZE={world_size} LOCAL_WORLD_SIZE={devices}")
-    int(os.environ["MASTER_PORT"])
-    num_nodes, num_surplus = divmod(world_size, devices)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    # `share_plan` checks that the processes see different GPUs. Those of our launcher see the same.
-    is_own = visible and "," not in visible and LAUNCHER not in os.environ
-    return Cluster("torchrun", rank, devices, num_nodes, num_surplus, devices if is_own else 0)
+def _read_variables(launcher: str) -> Cluster:
+    if launcher == "srun":
+        _translate_srun()
+    rank, world_size, _, devices, _ = (int(environ[name]) for name in (*SINGLE, "MASTER_PORT"))
+    if not (0 <= rank < world_size and 1 <= devices <= world_size and environ["MASTER_ADDR"]):
+        raise ValueError
+    num_nodes, num_gpus = world_size // devices, 0
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    if launcher == "srun":
+        num_nodes = int(environ["SLURM_STEP_NUM_NODES"])
+        num_gpus = int(environ.get("SLURM_GPUS_ON_NODE") or 0)
+    elif visible and "," not in visible and LAUNCHER not in environ:  # its ranks see the same GPUs
+        num_gpus = devices  # `refuse_shared_gpu` checks that the processes see different GPUs
+    num_surplus = world_size - devices * num_nodes
+    return Cluster(launcher, rank, devices, num_nodes, num_surplus, num_gpus)
 
 
-def _from_srun(tasks: int) -> Cluster:
-    # A step may use only a part of the allocation, so the sizes of the step come first.
-    nodes = int(_first("SLURM_STEP_NUM_NODES", "SLURM_NNODES", default="1"))
-    devices, num_surplus = divmod(tasks, nodes)
-    rank = int(os.environ["SLURM_PROCID"])
-    if not 0 <= rank < tasks:
-        raise ValueError(f"SLURM_PROCID={rank}, with {tasks} tasks")
-    job, step = int(_first("SLURM_JOB_ID")), int(_first("SLURM_STEP_ID"))
-    hosts = _first(
-        "SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST", default="127.0.0.1"
-    )
+def _translate_srun() -> None:
+    """Sets torchrun's variables."""
+    environ.update({name: environ[own] for name, own in SRUN.items()})
+    tasks, num_nodes = int(environ["WORLD_SIZE"]), int(environ["SLURM_STEP_NUM_NODES"])
+    environ["LOCAL_WORLD_SIZE"] = str(tasks // num_nodes)
     # node[03-05,09],other -> node03,other -> node03
-    host = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", hosts).split(",")[0]
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": _first("SLURM_LOCALID", default=str(rank % max(1, devices))),
-        "GROUP_RANK": _first("SLURM_NODEID", default=str(rank // max(1, devices))),
-        "WORLD_SIZE": str(tasks),
-        "LOCAL_WORLD_SIZE": str(devices),
-    }
-    os.environ.setdefault("MASTER_ADDR", host)
-    # All ranks compute the same port from the number of the job.
-    int(os.environ.setdefault("MASTER_PORT", str(15_000 + (job + 1009 * step) % 10_000)))
-    num_gpus = int(_first("SLURM_GPUS_ON_NODE"))
-    return Cluster("srun", rank, devices, nodes, num_surplus, num_gpus)
-
-
-def _first(*names: str, default: str = "0") -> str:
-    """Returns the first value that is not empty."""
-    return next((value for name in names if (value := os.environ.get(name))), default)
+    hosts = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", environ["SLURM_STEP_NODELIST"])
+    environ.setdefault("MASTER_ADDR", hosts.split(",")[0])
+    # All ranks compute the same port from the numbers of the job and of its step.
+    number = int(environ["SLURM_JOB_ID"]) + 1009 * int(environ["SLURM_STEP_ID"])
+    environ.setdefault("MASTER_PORT", str(15_000 + number % 10_000))
 
 
 def has_process_group() -> bool:
     """Returns whether the job's default process group is initialized."""
-    if "torch" not in sys.modules:
-        return False
-    from torch import distributed as dist
-
-    return bool(dist.is_initialized())
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized()
 
 
 def is_first_to_fail() -> bool:
@@ -166,5 +148,5 @@ def is_first(event: str) -> bool:
     # An error means that the rank that hosts the store has ended, and has reported the reason.
     with contextlib.suppress(RuntimeError):
         store = dist.distributed_c10d._get_default_store()
-        return dist.get_world_size() == 1 or bool(store.add(f"megakit/{event}", 1) == 1)
+        return bool(store.add(f"megakit/{event}", 1) == 1)
     return False

@@ -32,6 +32,7 @@ def two_tasks_of_srun(
         **{"SLURM_JOB_ID": str(random.randrange(10**6)), "SLURM_JOB_NAME": "test"},
         **{"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"},
         **{"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_GPUS_ON_NODE": str(on_machine)},
+        **{"SLURM_STEP_ID": "0", "SLURM_NODEID": "0"},
     }
     command = [sys.executable, REPOSITORY / "model_pretrain.py", *SHORT, *arguments]
     command += ["--accelerator", "gpu", "--output-dir", runs]

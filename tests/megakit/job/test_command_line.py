@@ -86,8 +86,9 @@ def test_rules_for_options_that_are_built_in_python() -> None:
 
 TORCHRUN = dict(zip(NAMES, ("5", "8", "1", "4", "node1", "29500"), strict=True))
 SRUN = {
-    **{"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_LOCALID": "1"},
-    **{"SLURM_JOB_NAME": "train", "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"},
+    **{"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "4"},
+    **{"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_NAME": "train"},
+    **{"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[03-05,09]"},
 }
 
 
@@ -110,8 +111,8 @@ def read(*variables: dict[str, str]) -> Cluster:
 
 
 def test_srun_and_what_it_sets() -> None:
-    nodes = {"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_NODELIST": "gpu[03-05,09]"}
-    assert read(SRUN, nodes) == Cluster("srun", 3, devices=2, num_nodes=2, num_gpus=2)
+    gpus = {"SLURM_GPUS_ON_NODE": "2"}
+    assert read(SRUN, gpus) == Cluster("srun", 3, devices=2, num_nodes=2, num_gpus=2)
     assert [os.environ[name] for name in NAMES] == ["3", "4", "1", "2", "gpu03", "19711"]
     assert os.environ["SLURM_JOB_NAME"] == "interactive"  # Lightning does not requeue the job
     assert read(TORCHRUN, SRUN) == Cluster("torchrun", 5, devices=4, num_nodes=2)
@@ -126,18 +127,30 @@ def test_the_sizes_of_the_step_and_of_unequal_machines() -> None:
     assert (cluster.devices, cluster.num_surplus, cluster.num_processes) == (2, 1, 5)
 
 
-def test_leftovers_of_a_job_are_removed() -> None:
-    variables = {"MASTER_ADDR": "node17", "NODE_RANK": "x", "LOCAL_RANK": "0"}
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"MASTER_ADDR": "node17", "NODE_RANK": "x", "LOCAL_RANK": "0"},
+        # in a batch file, and in an interactive shell of srun or salloc
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "MASTER_PORT": "1"},
+        SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "MASTER_PORT": "1"},
+    ],
+)
+def test_a_single_process_loses_the_leftovers_of_a_job(variables: dict[str, str]) -> None:
     assert read(variables) == Cluster()
-    assert not variables.keys() & {*os.environ}
+    assert not {*NAMES, "NODE_RANK"} & {*os.environ}
+    assert os.environ.get("SLURM_JOB_NAME") in (None, "interactive")
 
 
 @pytest.mark.parametrize(
     ("variables", "told"),
     [
-        (TORCHRUN | {"WORLD_SIZE": "abc"}, "'abc'"),
-        (SRUN | {"SLURM_PROCID": "4"}, "SLURM_PROCID=4, with 4 tasks"),
-        (SRUN | {"MASTER_PORT": "abc"}, "'abc'"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK=0 WORLD_SIZE=2 LOCAL_RANK= "),
+        (TORCHRUN | {"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc"),
+        (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR= "),
+        (SRUN | {"SLURM_PROCID": "4"}, "RANK=4 WORLD_SIZE=4"),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "5"}, "LOCAL_WORLD_SIZE=0"),
+        (SRUN | {"MASTER_PORT": "abc"}, "MASTER_PORT=abc"),
     ],
 )
 def test_damaged_variables_are_refused(variables: dict[str, str], told: str) -> None:
@@ -145,4 +158,4 @@ def test_damaged_variables_are_refused(variables: dict[str, str], told: str) -> 
         read(variables)
     (problem,) = caught.value.problems
     assert told in problem
-    assert re.search(r"unset [A-Z]", problem)
+    assert re.search(r"all of these variables.* unset ", problem)
