@@ -67,7 +67,6 @@ def launch(devices: int, console: Console) -> int:
             )
             status = 1
         if status not in EXIT_STATUS.values():  # else the other ranks save the same checkpoint
-            _wait(ranks, GRACE / 4)  # they may refuse the same, and one rank says why
             send(signal.SIGTERM)
         for number in _wait(ranks, GRACE):  # a rank's Python handles no signal in a call of CUDA
             console.say(f"Rank {number} (process {ranks[number].pid}) does not end; killing it.")

@@ -109,26 +109,26 @@ def report(error: BaseException, console: Console, cluster: Cluster, log: Path |
         return exit_status(SIGINT)
     if console.is_diverted:
         traceback.print_exception(error)  # to the log, where a programming error can be found
-    if isinstance(error, UserError) and not has_process_group():
-        tell = console.say  # rank 0 has found the problems, for all ranks
-    elif is_first_to_fail():
-        tell = console.error
-    else:
-        return 2 if isinstance(error, UserError) else 1
+    is_refusal = isinstance(error, UserError)
+    # Before the ranks are connected, only rank 0 looks for what the user can mend.
+    is_told = is_first_to_fail() if has_process_group() or not is_refusal else not console.silent
+    if not is_told:
+        time.sleep(3)  # the rank that tells the reason ends first; then the launcher ends this one
+        return 2 if is_refusal else 1
     if isinstance(error, UserError):
         for problem in error.problems:
             # A problem may quote a file, which may contain control sequences for the terminal.
-            tell("\n".join(map(printable, f"{program()}: {problem}".split("\n"))))
+            console.error("\n".join(map(printable, f"{program()}: {problem}".split("\n"))))
         return 2
     if isinstance(error, OSError):
-        tell(f"{name}: {error}. Complete checkpoints are unchanged.")
+        console.error(f"{name}: {error}. Complete checkpoints are unchanged.")
         return 1
     if cluster.num_processes > 1:
         # If another rank was killed, this error is a consequence. Meanwhile, the launcher names
         # that rank and ends this one.
         time.sleep(1)
-    tell("".join(traceback.format_exception(error)))
-    tell(f"{name} failed{f'; the log is {log}' if log else ''}.")
+    console.error("".join(traceback.format_exception(error)))
+    console.error(f"{name} failed{f'; the log is {log}' if log else ''}.")
     return 1
 
 
@@ -160,11 +160,14 @@ def _open(
         run = make()
         limit_threads(run.work, run.layout.devices if run.needs_ranks else 1)
         return run, None
-    from megakit.job.rendezvous import share
+    from megakit.job.rendezvous import refuse_shared_gpu, share
 
     # As torchrun sets it: the other ranks import torch before they know the plan.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return share(cluster, make, options.timeout)
+    run, store = share(cluster, make, options.timeout)
+    if run.accelerator.name == "gpu":
+        refuse_shared_gpu(store, cluster)
+    return run, store
 
 
 def _say_done(run: Run[OptionsT]) -> None:
