@@ -70,7 +70,11 @@ def run_script(
             status = launch(run.layout.devices, console)
         else:
             _work(run, work)
-    except (Exception, KeyboardInterrupt, Stopped) as error:
+    except (Exception, SystemExit, KeyboardInterrupt, Stopped) as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # of which Lightning makes exit(1)
+            error = error.__context__
+        if isinstance(error, SystemExit):
+            raise
         status = report(error, console, cluster, run.directory.log if run else None)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # of the log, on a full disk
