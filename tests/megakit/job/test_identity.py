@@ -53,5 +53,9 @@ def test_installed_packages_and_those_beside_the_project_do_not_count(
 
 def test_changed_added_and_removed_files_are_named() -> None:
     before = {"files": {"a.py": "1", "b.py": "2", "c.py": "3"}}
-    assert changed_files(before, {"a.py": "1", "b.py": "9", "d.py": "4"}) == ["b.py", "c.py", "d.py"]
+    assert changed_files(before, {"a.py": "1", "b.py": "9", "d.py": "4"}) == [
+        "b.py",
+        "c.py",
+        "d.py",
+    ]
     assert changed_files(before, {}) == changed_files({}, {"a.py": "1"}) == []  # a notebook
