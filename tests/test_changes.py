@@ -114,8 +114,7 @@ def test_a_notebook_has_no_files(training: Training) -> None:
     options = PretrainOptions(output_dir=training.folder, dataset="digits", accelerator="cpu")
     options = replace(options, max_steps=40, global_batch_size=256)
     run = plan(PRETRAIN, options, Cluster(), Console(silent=True))
-    assert run.lock is not None
-    run.lock.close()
+    run.close()
     assert (run.is_done, run.changed) == (True, [])
     assert run.identity == read_json(training.path / "run.json")
 
