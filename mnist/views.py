@@ -27,9 +27,6 @@ from megakit.training.validation import (
 #: Columns of samples by name, as in `View`.
 Seen = dict[str, NDArray[Any]]
 
-#: A change of this module changes no result, so a run can go on.
-REPORTS_ONLY = True
-
 
 @dataclass(frozen=True)
 class View:

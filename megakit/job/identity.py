@@ -65,9 +65,9 @@ def files_of(script: Path) -> dict[str, str]:
     The files are parsed and not imported, so that a start stays quick. Imports inside of functions
     count, too.
     """
-    root = project_of(script)
+    root, prefix = project_of(script), Path(sys.prefix).resolve()
     found = [script.resolve().parent, *(Path(entry).resolve() for entry in sys.path)]
-    own = [one for one in found if one.is_relative_to(root) and not one.is_relative_to(sys.prefix)]
+    own = [one for one in found if one.is_relative_to(root) and not one.is_relative_to(prefix)]
     waiting, files = [script.resolve()], dict[str, str]()
     while waiting:
         file = waiting.pop()

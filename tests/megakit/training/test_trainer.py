@@ -9,7 +9,7 @@ import pytest
 from megakit.checkpoints import read_manifest
 from megakit.checkpoints.manifest import verify
 from megakit.errors import UserError
-from tests.scripts import read_csv, run_script
+from tests.scripts import REPOSITORY, read_csv, run_python, run_script
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
@@ -47,6 +47,28 @@ def test_in_the_first_step_the_weights_are_the_reason(strategy: Any) -> None:
     optimizer = SimpleNamespace(step=lambda closure: (1, float("inf"), None))
     with pytest.raises(UserError, match=r"^Step 7: the gradient's norm is inf with the weights"):
         strategy.optimizer_step(optimizer, None)
+
+
+@pytest.mark.parametrize("name", ["ckpt_async_save", "virtual_pipeline_model_parallel_size"])
+def test_arguments_that_the_strategy_does_not_have(name: str) -> None:
+    from megakit.training import ExactStrategy
+
+    arguments: Any = {name: 2}
+    with pytest.raises(UserError, match=f"^{name}.*: ExactStrategy does not have this. Leave it"):
+        ExactStrategy(**arguments)
+
+
+@pytest.mark.long
+def test_the_graph_of_a_whole_step_is_refused(tmp_path: Path) -> None:
+    code = (
+        "import functools, runpy, model_components as m\n"
+        "config = functools.partial(m.PretrainConfig, cuda_graph_scope='full_iteration')\n"
+        "m.PretrainConfig = config\n"
+        "runpy.run_path('model_pretrain.py', run_name='__main__')"
+    )
+    done = run_python("-c", code, "--dataset", "digits", "--output-dir", tmp_path, cwd=REPOSITORY)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.count("='full_iteration': ExactStrategy does not have this. Leave it out") == 1
 
 
 def test_nemos_own_strategy_shows_no_micro_batches() -> None:
