@@ -225,12 +225,7 @@ def work():
     begin_script()
     Path(sys.argv[1], ".fork").write_text(str(os.getpid()))
     Path(sys.argv[1], ".fork").rename(Path(sys.argv[1], "rank-0"))
-    try:
-        for _ in range(1200):
-            time.sleep(0.05)
-    except KeyboardInterrupt:  # the forwarded signal comes meanwhile
-        time.sleep(0.5)
-        sys.exit(130)
+    time.sleep(60)
 
 begin_script()
 sys.exit(run_in_fork(work))
