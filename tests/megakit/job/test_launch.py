@@ -144,10 +144,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     ("tasks", "grace", "status", "told"),
     [
         (("sleep", "2"), 20.0, 2, []),  # a rank that refuses has said why
-        (
-            *(("stubborn", "1"), 1.0, 1),
-            ["Rank 0 does not end; killing it."],
-        ),
+        (("stubborn", "1"), 20.0, 1, []),
+        (("stubborn", "143"), 1.0, 143, ["Rank 0 does not end; killing it."]),
     ],
 )
 def test_the_end_of_one_rank_ends_the_others(
