@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from signal import SIGINT
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -24,7 +23,6 @@ from megakit.errors import UserError
 from megakit.job.command_line import parse_options
 from megakit.job.option_types import flag
 from megakit.job.script import begin_script
-from megakit.runtime.signals import exit_status
 from mnist.files import DataOptions
 from mnist.samples import LadderOptions
 
@@ -220,8 +218,6 @@ def main() -> int:
         for problem in error.problems:
             print(f"ladder: {problem}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return exit_status(SIGINT)
     except StepFailedError as error:
         return int(error.args[0])
     return 0

@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import os
 import runpy
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from megakit.job.launch import run_in_fork
 from megakit.job.option_types import Seed, flag
 from megakit.job.options import CommonOptions
 from megakit.job.script import begin_script
-from megakit.runtime.signals import exit_status
 from mnist.files import DataOptions
 from mnist.sizes import SizeOptions
 
@@ -112,11 +110,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        status = main()
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        status = exit_status(signal.SIGINT)
+    status = main()
     sys.stderr.flush()
     # A normal exit frees each object of the imported frameworks, which takes a second.
     os._exit(status)

@@ -34,7 +34,6 @@ def test_a_signal_before_training_begins(tmp_path: Path) -> None:
         script.send_signal(signal.SIGINT)
         out, err = script.communicate(timeout=60)
         assert (script.returncode, out) == (130, ""), err
-        assert "Interrupted.\n" in err
         assert "Traceback" not in err
     finally:
         script.kill()

@@ -16,14 +16,12 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGINT
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the project's folder
 
 from megakit.errors import UserError, brief
 from megakit.job.script import begin_script
-from megakit.runtime.signals import exit_status
 
 
 @dataclass(frozen=True)
@@ -149,9 +147,6 @@ def main() -> int:
     except UserError as error:
         say(f"run: {error}")
         return 2
-    except KeyboardInterrupt:
-        say("Interrupted.")
-        return exit_status(SIGINT)
     return 0
 
 

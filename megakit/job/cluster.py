@@ -134,11 +134,6 @@ def has_process_group() -> bool:
     return distributed is not None and distributed.is_initialized()
 
 
-def is_first_to_fail() -> bool:
-    """Returns whether this rank is the first to fail; the first failure causes later failures."""
-    return is_first("failed")
-
-
 def is_first(event: str) -> bool:
     """Returns whether this rank is the first to report an event, and the event's first report."""
     if not has_process_group():  # no other rank waits for this rank

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from megakit.checkpoints.manifest import ABOUT_CODE, CHANGES, FILES
 from megakit.errors import UserError
@@ -36,9 +36,9 @@ def identify(
     return content
 
 
-def refuse_another_run(
-    folder: Path, old: Mapping[str, Any], new: Mapping[str, Any], start: Path | None
-) -> None:
+def refuse(
+    folder: Path, old: Mapping[str, Any], new: Mapping[str, Any], start: str | None
+) -> NoReturn:
     """Raises a UserError that names what the requested run has other than the run in the folder."""
     problems = []
     for name in sorted((old.keys() | new.keys()) - {*ABOUT_CODE, "start"}):

@@ -1,5 +1,6 @@
 """Starts and ends the processes of a job on one machine, without importing torch."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -23,7 +24,7 @@ from megakit.runtime.signals import (
     stop_signals_blocked,
 )
 
-#: Seconds that the other ranks have to end after one has failed or stopped.
+#: Seconds that the other ranks have to end after one has stopped.
 GRACE = 20.0
 
 
@@ -31,8 +32,9 @@ def launch(devices: int, console: Console) -> int:
     """Runs the current command once per rank, with torchrun's variables, and waits for all ranks.
 
     Torch's own launcher starts a job later by the time that importing torch takes. Signals are
-    forwarded to the ranks; a second signal kills them. If one rank fails, the others are
-    terminated. If this process ends, the kernel kills the ranks: see `read_cluster`.
+    forwarded to the ranks; a second signal kills them. If one rank fails, the others are killed,
+    because they can save nothing without it. If this process ends, the kernel kills the ranks: see
+    `read_cluster`.
 
     Returns:
         The exit status of the job: the status of the first failing rank, or 0.
@@ -66,10 +68,10 @@ def launch(devices: int, console: Console) -> int:
                 f"{signal.Signals(-status).name}; ending the other ranks."
             )
             status = 1
-        if status not in EXIT_STATUS.values():  # else the other ranks save the same checkpoint
-            send(signal.SIGTERM)
-        for number in _wait(ranks, GRACE):  # a rank's Python handles no signal in a call of CUDA
-            console.say(f"Rank {number} (process {ranks[number].pid}) does not end; killing it.")
+        if status in EXIT_STATUS.values():  # the ranks save a checkpoint together
+            for number in _wait(ranks, GRACE):  # Python handles no signal during a call of CUDA
+                pid = ranks[number].pid
+                console.say(f"Rank {number} (process {pid}) does not end; killing it.")
         send(signal.SIGKILL)
         _wait(ranks, GRACE)
     return status
@@ -119,13 +121,16 @@ def run_in_fork(work: Callable[[], object]) -> int:
         reset_signals()
         work()
 
+    def forward(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):  # the fork has just ended
+            os.kill(child, number)
+
     process = multiprocessing.get_context("fork").Process(target=start)
     with handlers_restored():
         with stop_signals_blocked():
             process.start()
-            child = process.pid
-            assert child is not None
-            handle_signals(lambda number, frame: os.kill(child, number))
+            child = process.pid or 0
+            handle_signals(forward)
         process.join()
     code = process.exitcode or 0
     return code if code >= 0 else 128 - code

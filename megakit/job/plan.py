@@ -1,4 +1,4 @@
-"""Plans a job: checks everything once, under the lock of the run directory."""
+"""Plans a job: decides everything once, before any work begins."""
 
 import contextlib
 import copy
@@ -23,7 +23,7 @@ from megakit.checkpoints.select import (
 )
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
-from megakit.job.identity import changed_files, files_of, identify, refuse_another_run
+from megakit.job.identity import changed_files, files_of, identify, refuse
 from megakit.job.layout import Layout, Sizes, plan_layout
 from megakit.job.option_types import use_sizes_of
 from megakit.job.options import CommonOptions, TrainingOptions
@@ -57,8 +57,8 @@ def plan(
 ) -> Run[OptionsT]:
     """Decides everything about a job before any work begins.
 
-    If the run directory exists, it is locked until `run.close()`. Nothing is written, except
-    that damaged checkpoints are renamed. The data may be downloaded.
+    If the run directory exists, it is locked until `run.close()`. Nothing is written, except that
+    checkpoints that the run cannot use get other names. The data may be downloaded.
 
     Args:
         stage: The stage to run.
@@ -76,48 +76,45 @@ def plan(
         UserError: The job is impossible. All problems of the options come together, and so do
             those of start checkpoint, layout and device.
     """
-    # Options: each value has to be in its range.
+    # 1. Options: each value has to be in its range.
     if problems := options.problems():
         raise UserError(problems)
     options = copy.copy(options)
     stage = Stage(options.run_name(stage.name), stage.before)
-    directory = RunDirectory(options.output_dir / stage.name)
 
-    # Start checkpoint: it decides the sizes of the model.
-    start, settings, exists = None, dict[str, Any](), False
+    # 2. Start checkpoint: it decides the sizes of the model.
+    start, settings = None, dict[str, Any]()
     with _collecting(problems):
-        exists = directory.path.is_dir()
         start = find_start(stage, options, console)
         if start is not None:
             settings = read_model_settings(start.path)
             use_sizes_of(options, settings, start.path)
 
-    # Layout: it has to divide the model, the batch and the processes.
+    # 3. Layout: it has to divide the model, the batch and the processes.
     sizes = Sizes.find(options, settings)
     layout, layout_problems = plan_layout(options, cluster, sizes)
     problems += layout_problems
 
-    # Device and precision: a run keeps the precision that it began with, also on another device.
-    # What is found in the run directory stays true, because no other process can lock it.
+    # 4. Device: `auto` is a GPU that works, else the CPU.
     accelerator = find_accelerator("cpu")
-    needs_ranks = layout.world_size > 1 and cluster.launcher is None
-    if not needs_ranks or is_certainly_cpu("auto"):
+    only_starts_ranks = layout.world_size > 1 and cluster.launcher is None
+    has_no_gpu = is_certainly_cpu("auto")
+    if has_no_gpu or not only_starts_ranks:
         with _collecting(problems):
             accelerator = find_accelerator(options.accelerator, options.precision)
             problems += _too_few_gpus(layout, accelerator, cluster)
     if problems:
         raise UserError(problems)
-    with contextlib.ExitStack() as on_error:
-        lock = directory.lock() if exists else None
-        if lock is not None:
-            on_error.enter_context(lock)
-        earlier = _identity_in(directory, options)
-        precision = _choose_precision(options, accelerator, earlier.get("precision"))
 
-        # Identity: what the result depends on decides whether the run begins, resumes, or is done.
-        vars(options).update(
+    # 5. Identity: what the result depends on decides whether the run begins, resumes, is done, or
+    # is another one than that in the directory. The lock keeps what is found there true.
+    directory = RunDirectory(options.output_dir / stage.name)
+    with contextlib.ExitStack() as on_error:
+        lock = on_error.enter_context(directory.lock()) if directory.path.is_dir() else None
+        found = _identity_in(directory, options)
+        vars(options).update(  # for `fingerprint`
             start_dataset=start.manifest.dataset if start else None,
-            run_dataset=earlier.get("dataset"),
+            run_dataset=found.get("dataset"),
             say=console.say,
         )
         run = Run(
@@ -125,26 +122,30 @@ def plan(
             options=options,
             layout=layout,
             accelerator=accelerator,
-            precision=precision,
+            precision=_choose_precision(options, accelerator, found.get("precision")),
             dataset=options.fingerprint(),
             console=console,
             start=str(start.path) if start else None,
             lock=lock,
-            needs_ranks=needs_ranks,
+            only_starts_ranks=only_starts_ranks,
             work=layout.micro_batch_size * sizes.seq_length * sizes.hidden_size**2,
         )
-        _say_older_code(stage, start, console, script)
+        if start is not None and script is not None:
+            _say_newer_code(stage, start, console, script)
         if isinstance(options, TrainingOptions):
             digest = start.manifest.digest if start else None
-            run.identity = identify(options, run.dataset, precision, digest, script)
+            run.identity = identify(options, run.dataset, run.precision, digest, script)
             if not options.fresh:
-                _resume(run, options.max_steps, earlier)
-        on_error.pop_all()
+                _compare_with_directory(run, options.max_steps, found)
+        on_error.pop_all()  # keeps the lock
     return run
 
 
 def begin(run: Run[Any]) -> None:
-    """Takes the run directory: locks a new one, and records a training in run.json.
+    """Takes the run directory for a run that is not done.
+
+    Locks a new directory, sets an old run aside if the user asked for it, removes what interrupted
+    saves left, and records a training in run.json.
 
     Raises:
         UserError: Another process has taken the directory since the plan.
@@ -153,7 +154,7 @@ def begin(run: Run[Any]) -> None:
     if run.lock is not None and getattr(run.options, "fresh", False):
         run.console.say(f"The old run is now {directory.set_aside()}.")
         run.close()
-        run.lock = None
+        run.lock = None  # the lock went with the old run
     if run.lock is None:
         run.lock = directory.lock()
         if run.trains and list_checkpoints(directory.checkpoints):
@@ -180,9 +181,8 @@ def find_start(stage: Stage, options: CommonOptions, console: Console) -> Start 
     if before is None or named == "none":
         return None
     directory = RunDirectory(Path(named) if named else options.output_dir / before.name)
-    path: Path | None = directory.path
-    if not named or directory.checkpoints.is_dir():
-        path = directory.best_checkpoint()
+    is_checkpoint = named and not directory.checkpoints.is_dir()
+    path = directory.path if is_checkpoint else directory.best_checkpoint()
     if path is None:
         raise UserError(
             f"{directory.checkpoints}: no checkpoint to start from. Run {before.script} with the "
@@ -195,9 +195,10 @@ def find_start(stage: Stage, options: CommonOptions, console: Console) -> Start 
             f"starts from a checkpoint of stage {before.name}. Run {before.script}, or name one of "
             "its checkpoints with --checkpoint."
         )
-    newest = [*own_checkpoints(directory.checkpoints, before.name, manifest.run).values()][-1:]
-    # Without max_steps in its identity, a run can be continued after any number of steps.
-    if any(not one.ends(one.run.get("max_steps", one.step)) for one in newest):
+    own = own_checkpoints(directory.checkpoints, before.name, manifest.run)
+    # A run may go on for any number of steps if max_steps is no part of its identity.
+    max_steps = manifest.run.get("max_steps")
+    if own and max_steps and not [*own.values()][-1].ends(max_steps):
         console.say(f"{directory.path} has not ended; its best checkpoint so far is used.")
     return Start(path, manifest)
 
@@ -226,47 +227,45 @@ def _too_few_gpus(layout: Layout, accelerator: Accelerator, cluster: Cluster) ->
 
 
 def _identity_in(directory: RunDirectory, options: CommonOptions) -> dict[str, Any]:
-    """Returns the identity of the run that a command may resume: of its newest checkpoint."""
+    """Returns the identity in the newest checkpoint of the run that a command may go on with."""
     if not isinstance(options, TrainingOptions) or options.fresh:
         return {}
     found = [*readable_checkpoints(directory.checkpoints).values()]
     return found[-1].run if found else {}
 
 
-def _choose_precision(options: CommonOptions, accelerator: Accelerator, earlier: Any) -> str:
+def _choose_precision(options: CommonOptions, accelerator: Accelerator, found: Any) -> str:
+    """Returns the precision; `auto` goes on with a run in its precision, also on another device."""
     if options.precision != "auto":
         return options.precision
-    if earlier in ("bf16-mixed", "32"):
-        return str(earlier)
+    if found in ("bf16-mixed", "32"):
+        return str(found)
     return "32" if accelerator.name == "cpu" and not has_fast_bfloat16() else "bf16-mixed"
 
 
-def _resume(run: Run[Any], max_steps: int, earlier: Mapping[str, Any]) -> None:
-    """Finds the checkpoint to resume from, and what has changed since it; may find the run done."""
-    directory, console = run.directory, run.console
-    if earlier and not own_checkpoints(directory.checkpoints, run.stage.name, run.identity):
-        start = Path(run.start) if run.start else None
-        refuse_another_run(directory.path, earlier, run.identity, start)
-    path, newest = keep_own_checkpoints(
-        directory.checkpoints, run.stage.name, run.identity, console.say
-    )
-    if newest is None:
+def _compare_with_directory(run: Run[Any], max_steps: int, found: Mapping[str, Any]) -> None:
+    """Refuses another run than that in the directory; finds the checkpoint to resume from.
+
+    Sets `resume`, `is_done` and `changed` of the run, and completes its identity.
+    """
+    directory, stage = run.directory, run.stage.name
+    if found and not own_checkpoints(directory.checkpoints, stage, run.identity):
+        refuse(directory.path, found, run.identity, run.start)
+    path, newest = keep_own_checkpoints(directory.checkpoints, stage, run.identity, run.console.say)
+    if newest is None:  # there is no checkpoint that can be used
         return
     run.resume = str(path)
     run.is_done = newest.ends(max_steps) and directory.summary.is_file()
     run.changed = changed_files(newest.run, run.identity[FILES])
-    run.identity[FILES] = run.identity[FILES] or newest.run.get(FILES, {})  # {}: of a notebook
+    run.identity[FILES] = run.identity[FILES] or newest.run.get(FILES, {})  # a notebook has none
     run.identity[CHANGES] = [*newest.run.get(CHANGES, [])]
     if run.changed:
         run.identity[CHANGES].append({"step": newest.step, "files": run.changed})
 
 
-def _say_older_code(
-    stage: Stage, start: Start | None, console: Console, script: Path | None
-) -> None:
+def _say_newer_code(stage: Stage, start: Start, console: Console, script: Path) -> None:
     """Reports that the code of the previous stage is newer than the start checkpoint."""
-    if start is None or script is None or stage.before is None:
-        return
+    assert stage.before is not None, "there is a start checkpoint"
     before = script.with_name(stage.before.script)
     # Otherwise the previous stage belongs to another project.
     files = files_of(before) if before.is_file() else {}

@@ -48,7 +48,7 @@ class Run(Generic[OptionsT_co]):
         identity: Everything that the result depends on; empty for a script that does not train.
         changed: The project's files that were changed since `resume` was saved.
         is_done: Whether the run has already ended.
-        needs_ranks: Whether this process only starts the ranks of the job.
+        only_starts_ranks: Whether this process only starts the ranks of the job.
         work: Multiplications in the product of a micro batch and a square weight of the model.
         is_main: Whether this process writes files and prints messages; one process of a job does.
         began: When the script began, by `time.perf_counter()`.
@@ -68,7 +68,7 @@ class Run(Generic[OptionsT_co]):
     identity: dict[str, Any] = field(default_factory=dict)
     changed: list[str] = field(default_factory=list)
     is_done: bool = False
-    needs_ranks: bool = False
+    only_starts_ranks: bool = False
     work: int = 0
     is_main: bool = True
     began: float = 0.0

@@ -11,11 +11,10 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from signal import SIGINT
 from typing import NoReturn, TypeVar
 
 from megakit.errors import Stopped, UserError, printable
-from megakit.job.cluster import LAUNCHER, Cluster, has_process_group, is_first_to_fail, read_cluster
+from megakit.job.cluster import LAUNCHER, Cluster, has_process_group, is_first, read_cluster
 from megakit.job.command_line import parse_options, program
 from megakit.job.options import CommonOptions
 from megakit.job.plan import begin, plan
@@ -64,17 +63,13 @@ def run_script(
         console.fall_back_to(run.directory.log)
         if run.is_done:
             _say_done(run)
-        elif run.needs_ranks:
+        elif run.only_starts_ranks:
             from megakit.job.launch import launch
 
             status = launch(run.layout.devices, console)
         else:
             _work(run, work)
-    except (Exception, SystemExit, KeyboardInterrupt, Stopped) as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # of which Lightning makes exit(1)
-            error = error.__context__
-        if isinstance(error, SystemExit):
-            raise
+    except (Exception, Stopped) as error:
         status = report(error, console, cluster, run.directory.log if run else None)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # of the log, on a full disk
@@ -98,7 +93,7 @@ def report(error: BaseException, console: Console, cluster: Cluster, log: Path |
 
     | error | status | what the console shows |
     |---|---|---|
-    | `Stopped`, `KeyboardInterrupt` | of the signal | the step, if training had begun |
+    | `Stopped` by a signal in training | of the signal | the step |
     | `UserError` | 2 | value, rule and remedy of each problem |
     | `OSError` | 1 | the system's reason |
     | another | 1 | the traceback |
@@ -108,14 +103,11 @@ def report(error: BaseException, console: Console, cluster: Cluster, log: Path |
     if isinstance(error, Stopped):
         console.say(f"Stopped after step {error.step}; the same command resumes from there.")
         return exit_status(error.signal)
-    if isinstance(error, KeyboardInterrupt):
-        console.say("Interrupted.")
-        return exit_status(SIGINT)
     if console.is_diverted:
         traceback.print_exception(error)  # to the log, where a programming error can be found
     is_refusal = isinstance(error, UserError)
     # Before the ranks are connected, only rank 0 looks for what the user can mend.
-    is_told = is_first_to_fail() if has_process_group() or not is_refusal else not console.silent
+    is_told = is_first("failed") if has_process_group() or not is_refusal else not console.silent
     if not is_told:
         time.sleep(3)  # the rank that tells the reason ends first; then the launcher ends this one
         return 2 if is_refusal else 1
@@ -153,7 +145,7 @@ def _open(
 
     def make() -> Run[OptionsT]:
         run = plan(stage, options, cluster, told, script)
-        if run.needs_ranks:
+        if run.only_starts_ranks:
             run.close()  # rank 0 locks the directory again
         elif not run.is_done:
             run.console = console
@@ -162,7 +154,7 @@ def _open(
 
     if cluster.num_processes == 1:
         run = make()
-        limit_threads(run.work, run.layout.devices if run.needs_ranks else 1)
+        limit_threads(run.work, run.layout.devices if run.only_starts_ranks else 1)
         return run, None
     from megakit.job.rendezvous import refuse_shared_gpu, share
 

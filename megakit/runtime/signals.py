@@ -22,24 +22,14 @@ def exit_status(number: int) -> int:
 def reset_signals() -> None:
     """Lets a signal end this process at once, with its exit status, until training has begun.
 
-    The first SIGINT raises KeyboardInterrupt. SIGHUP (`nohup`) and SIGINT (a background job of a
-    script) stay ignored if the parent process ignores them. A parent process may also block
-    signals, or ignore SIGCHLD, which loses the exit statuses of child processes.
+    SIGHUP (`nohup`) and SIGINT (a background job of a script) stay ignored if the parent process
+    ignores them. A parent process may also block signals, or ignore SIGCHLD, which loses the exit
+    statuses of child processes.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
     for number in {signal.SIGTERM, signal.SIGUSR1, *accepted_signals()}:
-        signal.signal(number, _interrupt if number == signal.SIGINT else _end)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(exit_status(number))
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises KeyboardInterrupt once: a rank gets Ctrl-C from the terminal and from its launcher."""
-    signal.signal(number, _end)
-    raise KeyboardInterrupt
+        signal.signal(number, lambda number, frame: os._exit(exit_status(number)))
 
 
 def accepted_signals() -> list[signal.Signals]:
