@@ -96,6 +96,8 @@ class RunDirectory:
             ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                raise BlockingIOError  # meanwhile, another process has set the directory aside
         except BlockingIOError:
             with file:
                 file.seek(0)

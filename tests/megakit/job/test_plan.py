@@ -1,5 +1,6 @@
 """What makes another run, and what a run keeps."""
 
+import fcntl
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,20 @@ def test_a_notebook_can_open_a_run_again_after_an_error(options: Options) -> Non
         raise AssertionError("run.json cannot be written")
     RunDirectory(record.parent).lock().close()
     assert kept
+
+
+def test_a_directory_that_is_set_aside_while_it_is_locked(tmp_path: Path) -> None:
+    """Two starts at once, one of them with --fresh, do not both get the directory."""
+    directory, flock, taken = RunDirectory(tmp_path / "first"), fcntl.flock, list[Any]()
+    with directory.lock() as old, mock.patch.object(fcntl, "flock") as late:
+
+        def set_aside(*arguments: Any) -> None:
+            late.side_effect = flock
+            directory.set_aside()
+            old.close()
+            taken.append(directory.lock())
+            flock(*arguments)
+
+        late.side_effect = set_aside
+        assert "is in use by process" in problem_of(directory.lock)
+    taken[0].close()
