@@ -2,7 +2,7 @@
 
 import gzip
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
@@ -24,7 +24,6 @@ class Case:
         told: One entry for each problem: the parts that its message has to have, between ` | `.
         is_fresh: Whether there are no runs yet; otherwise the tutorial was run there.
         change: What is done in the folder before.
-        variables: Of the environment.
     """
 
     script: str
@@ -32,7 +31,6 @@ class Case:
     told: list[str]
     is_fresh: bool = False
     change: Callable[[Path], object] | None = None
-    variables: dict[str, str] = field(default_factory=dict)
 
 
 def damage_best(folder: Path) -> None:
@@ -100,7 +98,6 @@ CASES = {
     "an empty text": Case(
         PREDICT_PY, "--checkpoint ''", ["--checkpoint '': the value is empty | $(...) failed"]
     ),
-    "an empty path": Case(PREDICT_PY, "--input=", ["--input '': the value is empty"]),
     "ranks that the sizes do not divide": Case(
         PRETRAIN_PY,
         "--devices 3 --tensor-parallel 2",
@@ -144,20 +141,10 @@ CASES = {
         "--checkpoint {}/runs/pretrain",
         [f"step=000500 | stage pretrain saved this PretrainModel | Run {FINETUNE_PY}"],
     ),
-    "a folder of runs instead of a checkpoint": Case(
-        FINETUNE_PY,
-        "--checkpoint {}/runs",
-        ["runs: not a complete checkpoint"],
-    ),
     "a folder in which the kernel makes no folder": Case(
         PRETRAIN_PY,
         "--output-dir /proc/x",
         ["/proc/x | cannot be | another"],
-    ),
-    "a checkpoint of another model": Case(
-        PREDICT_PY,
-        "--checkpoint {}/runs/pretrain/checkpoints/step=000500",
-        [f"step=000500 | stage pretrain saved this PretrainModel | Run {FINETUNE_PY}"],
     ),
     "a damaged checkpoint, and a layout that is impossible": Case(
         FINETUNE_PY,
@@ -193,10 +180,13 @@ CASES = {
         ],
         change=make_bad_pictures,
     ),
-    "half of torchrun's variables": Case(
-        PRETRAIN_PY,
-        "",
-        ["RANK=0 WORLD_SIZE=2 LOCAL_RANK= | all of these variables | unset"],
-        variables={"RANK": "0", "WORLD_SIZE": "2"},
+    "a layout that the attention does not have": Case(
+        "examples/vit/model_pretrain.py",
+        "--devices 24 --tensor-parallel 8 --pipeline-parallel 3 --global-batch-size 24",
+        [
+            "has to divide the number of attention heads, 4. Try 4.",
+            "has to divide the number of layers or parts, 4. Try 2.",
+        ],
+        is_fresh=True,
     ),
 }

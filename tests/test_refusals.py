@@ -42,7 +42,7 @@ def test_refused(name: str, trained: Path, tmp_path: Path) -> None:
         if case.change:
             case.change(folder)
     options = shlex.split(case.options.replace("{}", str(folder)))
-    problems = Refusals(folder, tmp_path).problems(case.script, *options, **case.variables)
+    problems = Refusals(folder, tmp_path).problems(case.script, *options)
     assert len(problems) == len(case.told), problems
     for parts in case.told:
         fitting = [told for told in problems if all(part in told for part in parts.split(" | "))]
