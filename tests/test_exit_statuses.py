@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.harness import Training
 from tests.scripts import REPOSITORY, environment, read_json, run_python, run_script
 
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
@@ -20,24 +21,15 @@ DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
 
 def test_a_signal_before_training_begins(tmp_path: Path) -> None:
     """The frameworks' import takes seconds, and hears a signal."""
-    script = subprocess.Popen(
-        [sys.executable, REPOSITORY / "model_pretrain.py", *DIGITS, "--output-dir", tmp_path],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        while not (tmp_path / "pretrain" / "run.json").exists():
-            assert script.poll() is None
-            time.sleep(0.01)
-        script.send_signal(signal.SIGINT)
-        out, err = script.communicate(timeout=60)
-        assert (script.returncode, out) == (130, ""), err
-        assert "Traceback" not in err
-    finally:
-        script.kill()
-        script.communicate()
+    training = Training(tmp_path)
+    script = training.process()
+    while not (training.path / "run.json").exists():
+        assert script.poll() is None
+        time.sleep(0.01)
+    script.send_signal(signal.SIGINT)
+    out, err = script.communicate(timeout=60)
+    assert (script.returncode, out) == (130, ""), err
+    assert "Traceback" not in err
 
 
 OWN_SCRIPT = """

@@ -57,7 +57,7 @@ def test_the_trap_works(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("stage", "options"), [("pretrain", ["--fresh"]), ("predict", [])])
 def test_a_run_in_use(stage: str, options: list[str], refused: Refusals) -> None:
-    with (refused.runs / stage / ".lock").open() as file:
+    with (refused.folder / "runs" / stage / ".lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         problem = refused.problem(f"model_{stage}.py", *options)
     assert f"runs/{stage} is in use" in problem

@@ -117,7 +117,7 @@ class Training:
             self.fault_came.unlink(missing_ok=True)
         arguments = (*self.common, *options)
         return subprocess.Popen(
-            [sys.executable, *starter, REPOSITORY / self.script, *map(str, arguments)],
+            [sys.executable, *map(str, starter), REPOSITORY / self.script, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -6,7 +6,6 @@ Real processes on the bundled digits, and how they end: well, refused, failed, k
 import signal
 import socket
 import subprocess
-import time
 
 import pytest
 
@@ -181,11 +180,7 @@ def test_the_time_limit_s_signal_saves(job):
     port = free_port()
     for rank in range(2):
         job.begin("--max-steps", 100_000, **srun_says(rank, port, nodes=1))
-    deadline = time.monotonic() + PATIENCE
-    while not list_checkpoints(job.checkpoints):
-        assert [process.poll() for process in job.processes] == [None, None]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    job.wait_for_steps(job.processes[0])
     for process in job.processes:
         process.send_signal(signal.SIGUSR1)
     first, second = job.ends()
