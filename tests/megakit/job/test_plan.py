@@ -110,6 +110,17 @@ def test_a_stage_says_that_the_run_before_has_not_ended_if_it_is_known(
     assert ["has not ended" in call.args[0] for call in console.say.call_args_list] == told
 
 
+@pytest.mark.parametrize(("last", "has_summary"), [(10, True), (20, False)])
+def test_a_run_is_done_with_its_last_step_and_its_summary(
+    options: Options, last: int, has_summary: bool
+) -> None:
+    options = replace(options, max_steps=20)
+    directory = make_run(STAGE, options, (last,), done=False)
+    if has_summary:
+        directory.summary.touch()
+    assert not prepare_run(STAGE, options).is_done
+
+
 def test_a_run_without_a_checkpoint_may_begin_with_other_options(options: Options) -> None:
     prepare_run(STAGE, options)
     assert prepare_run(STAGE, replace(options, lr=0.5)).resume is None
