@@ -32,6 +32,8 @@ IMPORTED = "imported"
 #: Entries of `run` about its files of code. A run may resume with other files.
 FILES = "files"
 CHANGES = "changes"
+#: Earlier releases wrote `code` instead of `files`.
+ABOUT_CODE = (FILES, CHANGES, "code")
 #: Size in bytes and sha256 of files, by path relative to the checkpoint.
 Files = dict[str, dict[str, Any]]
 
@@ -90,7 +92,7 @@ class Manifest:
 
 def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Returns whether two identities belong to the same run; their files may differ."""
-    code = {FILES: None, CHANGES: None}
+    code = dict.fromkeys(ABOUT_CODE)
     return {**one, **code} == {**other, **code}
 
 

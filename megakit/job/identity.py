@@ -3,12 +3,13 @@
 import ast
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from megakit.checkpoints.manifest import CHANGES, FILES
+from megakit.checkpoints.manifest import ABOUT_CODE, CHANGES, FILES
 from megakit.errors import UserError
 from megakit.job.option_types import flag
 from megakit.job.options import TrainingOptions
@@ -40,7 +41,7 @@ def refuse(
 ) -> NoReturn:
     """Raises a UserError that names what the requested run has other than the run in the folder."""
     problems = []
-    for name in sorted((old.keys() | new.keys()) - {FILES, CHANGES, "start"}):
+    for name in sorted((old.keys() | new.keys()) - {*ABOUT_CODE, "start"}):
         before, now = old.get(name, ABSENT), new.get(name, ABSENT)
         if before != now:
             problems.append(f"{flag(name)} was {before!s:.200}, now {now}")
@@ -68,10 +69,11 @@ def files_of(script: Path) -> dict[str, str]:
     root, prefix = project_of(script), Path(sys.prefix).resolve()
     found = [script.resolve().parent, *(Path(entry).resolve() for entry in sys.path)]
     own = [one for one in found if one.is_relative_to(root) and not one.is_relative_to(prefix)]
+    own = [one for one in own if "site-packages" not in one.parts]  # of the user, in a home folder
     waiting, files = [script.resolve()], dict[str, str]()
     while waiting:
         file = waiting.pop()
-        name = file.relative_to(root).as_posix()
+        name = os.path.relpath(file, root)  # a package's script may import from above its folder
         if name not in files:
             content = file.read_bytes()
             files[name] = hashlib.sha256(content).hexdigest()
@@ -100,7 +102,11 @@ def project_of(script: Path) -> Path:
 
 def _imported(file: Path, content: bytes, folders: Sequence[Path]) -> Iterator[Path]:
     """Yields the files that a file imports from the folders, or relative to itself."""
-    for node in ast.walk(ast.parse(content, str(file))):
+    try:
+        tree = ast.parse(content)
+    except SyntaxError:  # whoever imports the file gets it
+        return
+    for node in ast.walk(tree):
         names, places = [], folders
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

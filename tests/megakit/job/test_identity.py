@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from megakit.job.identity import changed_files, files_of
+from megakit.checkpoints.manifest import same_run
+from megakit.errors import UserError
+from megakit.job.identity import changed_files, files_of, refuse_another_run
 
 FILES = {
     "scripts/train.py": "def work():\n    import kit.deeper as deeper\n    from parts import f\n",
@@ -14,7 +16,8 @@ FILES = {
     "kit/__init__.py": "",
     "kit/deeper.py": "from . import side\nfrom .parts import *\n",
     "kit/side.py": "# coding: latin-1\nname = 'é'\n",
-    "kit/parts.py": "import scripts.train\n",
+    "kit/parts.py": "import scripts.train, broken\n",
+    "broken.py": "def f(:\n",  # only whoever imports it gets the error
 }
 NOT_IMPORTED = {"pyproject.toml": "", "other.py": "", "kit/other.py": "", "megakit/job.py": ""}
 
@@ -36,7 +39,7 @@ def test_the_script_and_what_it_imports_count(script: Path) -> None:
     assert [*files_of(script).items()] == [(name, h.hexdigest()) for name, h in expected.items()]
 
 
-@pytest.mark.parametrize("folder", ["link/.venv/site-packages", "link/own", "NeMo"])
+@pytest.mark.parametrize("folder", ["link/.venv/lib", "link/.local/site-packages", "link/own", "NeMo"])
 def test_installed_packages_and_those_beside_the_project_do_not_count(
     folder: str, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,3 +62,23 @@ def test_changed_added_and_removed_files_are_named() -> None:
         "d.py",
     ]
     assert changed_files(before, {}) == changed_files({}, {"a.py": "1"}) == []  # a notebook
+
+
+def test_a_script_of_a_package_counts_what_it_imports_from_above(tmp_path: Path) -> None:
+    """`python -m kit.scripts.train`, in a folder without pyproject.toml."""
+    script, above = tmp_path / "kit" / "scripts" / "train.py", tmp_path / "kit" / "parts.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("from ..parts import f\n")
+    above.touch()
+    assert [*files_of(script)] == ["../parts.py", "train.py"]
+
+
+def test_an_earlier_release_wrote_other_entries_about_the_code() -> None:
+    """Its runs are resumed, and are not refused because of these entries."""
+    before = {"lr": 1.0, "code": {"f": "1"}, "changes": [{"step": 1, "names": ["f"]}]}
+    assert same_run(before, {"lr": 1.0, "files": {"a.py": "1"}, "changes": []})
+    assert not same_run(before, {"lr": 2.0, "files": {}, "changes": []})
+    with pytest.raises(UserError) as error:
+        refuse_another_run(Path("run"), before, {"lr": 2.0, "files": {}, "start": None}, None)
+    assert "--lr was 1.0, now 2.0" in str(error.value)
+    assert "code" not in str(error.value)
