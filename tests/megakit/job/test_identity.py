@@ -8,7 +8,7 @@ import pytest
 
 from megakit.checkpoints.manifest import same_run
 from megakit.errors import UserError
-from megakit.job.identity import changed_files, files_of, refuse_another_run
+from megakit.job.identity import changed_files, files_of, refuse
 
 FILES = {
     "scripts/train.py": "def work():\n    import kit.deeper as deeper\n    from parts import f\n",
@@ -39,7 +39,9 @@ def test_the_script_and_what_it_imports_count(script: Path) -> None:
     assert [*files_of(script).items()] == [(name, h.hexdigest()) for name, h in expected.items()]
 
 
-@pytest.mark.parametrize("folder", ["link/.venv/lib", "link/.local/site-packages", "link/own", "NeMo"])
+@pytest.mark.parametrize(
+    "folder", ["link/.venv/lib", "link/.local/site-packages", "link/own", "NeMo"]
+)
 def test_installed_packages_and_those_beside_the_project_do_not_count(
     folder: str, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +81,6 @@ def test_an_earlier_release_wrote_other_entries_about_the_code() -> None:
     assert same_run(before, {"lr": 1.0, "files": {"a.py": "1"}, "changes": []})
     assert not same_run(before, {"lr": 2.0, "files": {}, "changes": []})
     with pytest.raises(UserError) as error:
-        refuse_another_run(Path("run"), before, {"lr": 2.0, "files": {}, "start": None}, None)
+        refuse(Path("run"), before, {"lr": 2.0, "files": {}, "start": None}, None)
     assert "--lr was 1.0, now 2.0" in str(error.value)
     assert "code" not in str(error.value)
