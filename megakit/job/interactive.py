@@ -62,10 +62,12 @@ def open_run(stage: Stage, options: CommonOptions) -> Iterator[Run]:
             "which starts all processes."
         )
     run = plan(stage, options, Cluster(), console)
-    if not run.is_done:
-        begin(run)
     run.began = began
-    with contextlib.closing(run), diverted(run.directory.log), handlers_restored():
+    with contextlib.closing(run), contextlib.ExitStack() as block:
+        if not run.is_done:
+            begin(run)
+        block.enter_context(diverted(run.directory.log))
+        block.enter_context(handlers_restored())
         use_accelerator(run.accelerator.name)
         if run.precision == "32":
             use_full_float32()

@@ -9,6 +9,7 @@ import pytest
 
 from megakit.job import Stage, TrainingOptions
 from megakit.job.cluster import Cluster
+from megakit.job.interactive import open_run
 from megakit.job.plan import begin, find_start, plan
 from megakit.job.run_directory import RunDirectory
 from megakit.reporting.console import Console
@@ -145,3 +146,13 @@ def test_the_same_command_twice_at_the_same_time(options: Options) -> None:
     begin(first)
     assert f"{first.path} is in use by process" in problem_of(begin, second)
     first.close()
+
+
+def test_a_notebook_can_open_a_run_again_after_an_error(options: Options) -> None:
+    """It keeps the last error, and by the error what the block had opened."""
+    record = options.output_dir / "first" / "run.json"
+    record.mkdir(parents=True)
+    with pytest.raises(IsADirectoryError) as kept, open_run(STAGE, options):
+        raise AssertionError("run.json cannot be written")
+    RunDirectory(record.parent).lock().close()
+    assert kept

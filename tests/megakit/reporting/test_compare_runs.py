@@ -21,7 +21,9 @@ def write(folder, changes=(), steps=(1, 10, 20, 30), **options):
         values: Any = dict.fromkeys(columns, 1.0)
         values |= {column: value for (column, at), value in dict(changes).items() if at == step}
         file.append(Metrics(step, 8 * step, **values))
-    (folder / "run.json").write_text(json.dumps({**OPTIONS, **options, "files": {str(folder): ""}}))
+    place = str(folder)
+    further = {"files": {place: ""}, "changes": [place], "code": {place: ""}, "places": place}
+    (folder / "run.json").write_text(json.dumps({**OPTIONS, **options, **further}))
     return folder
 
 
