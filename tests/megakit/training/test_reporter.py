@@ -48,4 +48,5 @@ def test_warnings_about_the_project_reach_the_console_once(
                 warnings.warn_explicit(f"note {number}\033", category, str(path), 7)
         shown = "Warning: mine.py, line 7: note 0\\x1b\n" if is_diverted else ""
         assert capfd.readouterr().err == shown
-        assert len(log) == len(places)
+        # Python 3.12 also warns about the fork.
+        assert len([one for one in log if "note" in str(one.message)]) == len(places)
