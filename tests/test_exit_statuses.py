@@ -73,6 +73,20 @@ def test_errors_of_a_script_of_the_reader_s_own(tmp_path: Path) -> None:
     assert "eating plums" in log.read_text()  # as all that is printed once the work has begun
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("rank", ["", " on one rank"])
+def test_what_ranks_refuse_before_they_are_connected_is_told_once(
+    tmp_path: Path, rank: str
+) -> None:
+    """Such as a file that exists on one machine only; also if it is not rank 0 that refuses."""
+    waits = "import time; run.is_main and time.sleep(60)\n    " if rank else ""
+    refuses = f'{waits}raise UserError("there are no plums.")'
+    (tmp_path / "eat.py").write_text(OWN_SCRIPT.replace('print("eating plums")', refuses))
+    options = ("--output-dir", tmp_path, "--accelerator", "cpu", "--devices", 2)
+    refused = run_python(tmp_path / "eat.py", *options, "--fails")
+    assert (refused.status, refused.err) == (2, "eat.py: there are no plums.\n")
+
+
 @pytest.mark.parametrize("verb", ["ladder", "layout"])
 def test_a_help_that_nobody_reads_to_its_end(verb: str) -> None:
     """As in `./run ladder --help | head -1`."""

@@ -2,9 +2,9 @@
 
 import contextlib
 import re
-import sys
 from dataclasses import dataclass
 from os import environ, getppid
+from typing import Any, ClassVar
 
 from megakit.errors import UserError
 from megakit.runtime.signals import die_with_parent
@@ -39,8 +39,10 @@ class Cluster:
         num_surplus: Processes that remain after every machine has `devices` processes; has to be 0.
         num_gpus: Number of GPUs of the job on this machine; 0 if unknown. A process may see only
             its own GPU, with srun's `--gpus-per-task` or by its own `CUDA_VISIBLE_DEVICES`.
+        store: Torch's store that connects the ranks of the job; None until they are connected.
     """
 
+    store: ClassVar[Any] = None
     launcher: str | None = None
     rank: int = 0
     devices: int = 1
@@ -128,20 +130,9 @@ def _translate_srun() -> None:
     environ.setdefault("MASTER_PORT", str(15_000 + number % 10_000))
 
 
-def has_process_group() -> bool:
-    """Returns whether the job's default process group is initialized."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_initialized()
-
-
 def is_first(event: str) -> bool:
     """Returns whether this rank is the first to report an event, and the event's first report."""
-    if not has_process_group():  # no other rank waits for this rank
-        return True
-    from torch import distributed as dist
-
     # An error means that the rank that hosts the store has ended, and has reported the reason.
     with contextlib.suppress(RuntimeError):
-        store = dist.distributed_c10d._get_default_store()
-        return bool(store.add(f"megakit/{event}", 1) == 1)
+        return Cluster.store is None or bool(Cluster.store.add(event, 1) == 1)
     return False

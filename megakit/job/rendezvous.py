@@ -68,6 +68,7 @@ def share(cluster: Cluster, make: Callable[[], T], timeout: int) -> tuple[T, Any
 
     own = TCPStore(host, port, is_master=is_host, wait_for_workers=False)
     store: Any = PrefixStore(f"megakit/{attempt}", own)
+    Cluster.store = store
     if is_main:
         store.set("value", sent)
     wait(range(1), lambda rank: store.check(["value"]))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from megakit.errors import Stopped, UserError, printable
-from megakit.job.cluster import LAUNCHER, Cluster, has_process_group, is_first, read_cluster
+from megakit.job.cluster import LAUNCHER, Cluster, is_first, read_cluster
 from megakit.job.command_line import parse_options, program
 from megakit.job.options import CommonOptions
 from megakit.job.plan import begin, plan
@@ -106,9 +106,8 @@ def report(error: BaseException, console: Console, cluster: Cluster, log: Path |
     if console.is_diverted:
         traceback.print_exception(error)  # to the log, where a programming error can be found
     is_refusal = isinstance(error, UserError)
-    # Before the ranks are connected, only rank 0 looks for what the user can mend.
-    is_told = is_first("failed") if has_process_group() or not is_refusal else not console.silent
-    if not is_told:
+    # If rank 0 refuses the job, the other ranks have nothing to tell.
+    if (isinstance(error, UserError) and not error.problems) or not is_first("failed"):
         time.sleep(3)  # the rank that tells the reason ends first; then the launcher ends this one
         return 2 if is_refusal else 1
     if isinstance(error, UserError):

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from megakit.checkpoints.manifest import ABOUT_CODE
 from megakit.errors import UserError, reading
 from megakit.reporting.figure_style import to_png
 from megakit.reporting.figures import two_runs
@@ -69,7 +68,9 @@ def read_run(path: Path) -> TrainingRun:
         with reading(file, "Name another run."):
             content.append(dict(json.loads(file.read_bytes())) if file.exists() else {})
             sizes = " x ".join(f"{k} {v}" for k, v in content[-1].get("parallel", {}).items())
-    options = {k: v for k, v in content[0].items() if k not in (*ABOUT_CODE, "places")}
+    options = {
+        k: v for k, v in content[0].items() if k not in ("files", "changes", "code", "places")
+    }
     if options and sizes:
         options |= {"layout": sizes, "batch_norm": content[1].get("batch_norm_samples")}
     return TrainingRun(folder, {row.step: row for row in read_metrics(files[0])}, options)

@@ -1,6 +1,5 @@
 """Reports a training run: metrics.csv, loggers, progress, times, and warnings about user code."""
 
-import multiprocessing
 import os
 import sys
 import time
@@ -12,10 +11,11 @@ import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.module import param_is_not_shared
+from torch.utils.data import get_worker_info
 
 from megakit.checkpoints.writer import CheckpointWriter, logged_values
 from megakit.errors import printable
-from megakit.job.cluster import has_process_group, is_first
+from megakit.job.cluster import is_first
 from megakit.job.identity import project_of
 from megakit.reporting.console import Console
 from megakit.reporting.metrics import COLUMNS, Metrics, MetricsFile, as_stored
@@ -223,10 +223,8 @@ def show_warnings(console: Console) -> None:
             return
         shown.add(place)
         # A worker of a loader has its parent's connection, and must not use it.
-        if multiprocessing.parent_process() is None and is_first(place):
-            # Before there are connections, all ranks warn alike.
-            tell = console.error if has_process_group() else console.say
-            tell(printable(f"Warning: {place}: {message}"))
+        if get_worker_info() is None and is_first(place):
+            console.error(printable(f"Warning: {place}: {message}"))
 
     if console.is_diverted:
         warnings.showwarning = show  # type: ignore[assignment]  # Python calls it by position
