@@ -15,7 +15,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -102,16 +102,12 @@ class Refusals:
 
     folder: Path
     printed: Path
-    runs: Path = field(init=False)
-    data: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.runs, self.data = self.folder / "runs", self.folder / "data"
 
     def __call__(self, script: str, *arguments: object, **changes: str) -> str:
         """What a script says, without its name; all else that a refusal promises is checked."""
         before = snapshot(self.folder)
-        given = ["--output-dir", self.runs, "--data-dir", self.data, *arguments]
+        given = ["--output-dir", self.folder / "runs", "--data-dir", self.folder / "data"]
+        given += arguments
         for option, value in (("--dataset", "digits"), ("--accelerator", "cpu")):
             if option not in given:
                 given += [option, value]

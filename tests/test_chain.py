@@ -82,6 +82,7 @@ def test_console_says_what_a_person_wants_and_no_more(chain: Chain):
     text = chain.result.err
     for stage in ("pretrain", "finetune", "predict"):
         assert f"{stage}: digits on" in text
+    assert f"Starting from {chain.runs}/pretrain/checkpoints/step=000500." in text
     assert re.search(r"500/500  loss 0\.\d+  validation 0\.\d+", text)
     assert re.search(r"accuracy +9\d\.\d\d%", text)
     assert not re.search(r"warn|nemo|deprecat|traceback|rank0|gloo", text, re.IGNORECASE)

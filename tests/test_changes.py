@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from megakit.job.plan import plan
 from megakit.reporting.console import Console
 from model_finetune import FINETUNE, FinetuneOptions
 from model_pretrain import PRETRAIN, PretrainOptions
+from tests.fabricate import prepare_run
 from tests.faults.harness import BEFORE_STEP, Fault, Training
 from tests.left_behind import list_checkpoints
 from tests.refusals import run_forked
@@ -111,10 +111,10 @@ def test_a_run_that_is_done(
 
 @pytest.mark.usefixtures("resumed")
 def test_a_notebook_has_no_files(training: Training) -> None:
-    options = PretrainOptions(output_dir=training.folder, dataset="digits", accelerator="cpu")
-    options = replace(options, max_steps=40, global_batch_size=256)
-    run = plan(PRETRAIN, options, Cluster(), Console(silent=True))
-    run.close()
+    options = PretrainOptions(
+        output_dir=training.folder, dataset="digits", max_steps=40, global_batch_size=256
+    )
+    run = prepare_run(PRETRAIN, options)
     assert (run.is_done, run.changed) == (True, [])
     assert run.identity == read_json(training.path / "run.json")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.harness import Training
 from tests.scripts import REPOSITORY, environment, read_json, run_python, run_script
 
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
@@ -20,24 +21,15 @@ DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
 
 def test_a_signal_before_training_begins(tmp_path: Path) -> None:
     """The frameworks' import takes seconds, and hears a signal."""
-    script = subprocess.Popen(
-        [sys.executable, REPOSITORY / "model_pretrain.py", *DIGITS, "--output-dir", tmp_path],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        while not (tmp_path / "pretrain" / "run.json").exists():
-            assert script.poll() is None
-            time.sleep(0.01)
-        script.send_signal(signal.SIGINT)
-        out, err = script.communicate(timeout=60)
-        assert (script.returncode, out) == (130, ""), err
-        assert "Traceback" not in err
-    finally:
-        script.kill()
-        script.communicate()
+    training = Training(tmp_path)
+    script = training.process()
+    while not (training.path / "run.json").exists():
+        assert script.poll() is None
+        time.sleep(0.01)
+    script.send_signal(signal.SIGINT)
+    out, err = script.communicate(timeout=60)
+    assert (script.returncode, out) == (130, ""), err
+    assert "Traceback" not in err
 
 
 OWN_SCRIPT = """
@@ -117,10 +109,3 @@ def test_a_processor_that_emulates_bfloat16_computes_in_float32(tmp_path: Path) 
     assert slow.err.count(", 32 (this CPU only emulates bfloat16)\n") == 1
     for name in ("summary.json", "run.json"):
         assert read_json(tmp_path / "pretrain" / name)["precision"] == "32"
-    # On another processor it is the same run; another choice of the user's is another run.
-    elsewhere = run_script(*command, ONEDNN_MAX_CPU_ISA=None)
-    assert "already done" in elsewhere.err
-    assert "bfloat16" not in elsewhere.err
-    refused = run_script(*command, "--precision", "bf16-mixed", ONEDNN_MAX_CPU_ISA="AVX2")
-    assert refused.status == 2
-    assert "--precision was 32, now bf16-mixed" in refused.err

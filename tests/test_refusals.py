@@ -42,7 +42,7 @@ def test_refused(name: str, trained: Path, tmp_path: Path) -> None:
         if case.change:
             case.change(folder)
     options = shlex.split(case.options.replace("{}", str(folder)))
-    problems = Refusals(folder, tmp_path).problems(case.script, *options, **case.variables)
+    problems = Refusals(folder, tmp_path).problems(case.script, *options)
     assert len(problems) == len(case.told), problems
     for parts in case.told:
         fitting = [told for told in problems if all(part in told for part in parts.split(" | "))]
@@ -57,7 +57,7 @@ def test_the_trap_works(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("stage", "options"), [("pretrain", ["--fresh"]), ("predict", [])])
 def test_a_run_in_use(stage: str, options: list[str], refused: Refusals) -> None:
-    with (refused.runs / stage / ".lock").open() as file:
+    with (refused.folder / "runs" / stage / ".lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         problem = refused.problem(f"model_{stage}.py", *options)
     assert f"runs/{stage} is in use" in problem

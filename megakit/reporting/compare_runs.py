@@ -20,8 +20,6 @@ from megakit.reporting.figures import two_runs
 from megakit.reporting.files import write_atomically
 from megakit.reporting.metrics import Metrics, in_words, read_metrics
 
-#: Entries of run.json that are no options; earlier releases wrote the last two.
-LEFT_OUT = ("files", "changes", "code", "places")
 #: Later, training at a high learning rate amplifies rounding to percents.
 LAST_STEP = 10
 MIXED = "bf16-mixed, other start checkpoint or precision"
@@ -70,7 +68,9 @@ def read_run(path: Path) -> TrainingRun:
         with reading(file, "Name another run."):
             content.append(dict(json.loads(file.read_bytes())) if file.exists() else {})
             sizes = " x ".join(f"{k} {v}" for k, v in content[-1].get("parallel", {}).items())
-    options = {k: v for k, v in content[0].items() if k not in LEFT_OUT}
+    options = {
+        k: v for k, v in content[0].items() if k not in ("files", "changes", "code", "places")
+    }
     if options and sizes:
         options |= {"layout": sizes, "batch_norm": content[1].get("batch_norm_samples")}
     return TrainingRun(folder, {row.step: row for row in read_metrics(files[0])}, options)

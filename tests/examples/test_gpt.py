@@ -225,9 +225,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_learns(runs: Path) -> None:
     last = read_csv(runs / "pretrain" / "metrics.csv")[-1]
     assert float(last["val_bits_per_byte"]) < 1
-    assert float(last["val_loss"]) == pytest.approx(
-        float(last["val_bits_per_byte"]) * math.log(2), rel=1e-5
-    )
     assert read_json(runs / "pretrain" / "summary.json")["steps"] == 200
 
 

@@ -137,15 +137,3 @@ def test_the_chain(tmp_path: Path) -> None:
         *("--input-shape", "1,28,28", "--onnx", files[0], "--torch-export", files[1]),
     )
     assert told.output().split() == files
-
-
-def test_impossible_layouts_are_refused(tmp_path: Path) -> None:
-    result = run_script(
-        *("examples/vit/model_pretrain.py", *DIGITS, "--output-dir", tmp_path, "--devices", 24),
-        *("--tensor-parallel", 8, "--pipeline-parallel", 3, "--global-batch-size", 24),
-    )
-    assert result.status == 2
-    heads, stages = result.err.splitlines()
-    assert "has to divide the number of attention heads, 4. Try 4." in heads
-    assert "has to divide the number of layers or parts, 4. Try 2." in stages
-    assert not list(tmp_path.iterdir())

@@ -40,7 +40,6 @@ PLACES = {
     "megakit.job.finish:finish_training": 1,
 }
 BETWEEN_WEIGHTS_AND_CONTEXT = "megakit.checkpoints.writer:write_context"
-BEFORE_PRUNING = "megakit.checkpoints.writer:CheckpointWriter._prune"
 AFTER_THE_LAST_SAVE = "megakit.job.finish:finish_training"
 BEFORE_STEP = "megakit.training.callbacks:StopOnSignal.on_train_batch_start"
 
@@ -103,9 +102,14 @@ class Training:
         data = ("--dataset", "digits", "--data-dir", self.folder / "no-data")
         return (*data, "--output-dir", self.folder, *STEPS, *self.options)
 
-    def process(self, fault: Fault | None = None, *options: object, starter=(), **limits) -> Any:
-        """Starts the script, by torchrun if told so; the caller waits for it."""
-        changes = {MARK: self.mark}
+    def process(
+        self, fault: Fault | None = None, *options: object, starter=(), before=None, **changes
+    ) -> Any:
+        """Starts the script, by torchrun if told so; the caller waits for it.
+
+        `before` is called in the new process; `changes` are variables of its environment.
+        """
+        changes[MARK] = self.mark
         if fault is not None and fault.place is not None:
             moment = f"{fault.place}:{fault.count}"
             changes |= {"FAULT": f"{moment} {fault.name} {fault.rank}", "PYTHONPATH": str(HOOK)}
@@ -113,13 +117,13 @@ class Training:
             self.fault_came.unlink(missing_ok=True)
         arguments = (*self.common, *options)
         return subprocess.Popen(
-            [sys.executable, *starter, REPOSITORY / self.script, *map(str, arguments)],
+            [sys.executable, *map(str, starter), REPOSITORY / self.script, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=environment(**changes),
             start_new_session=True,
-            **limits,
+            preexec_fn=before,
         )
 
     def start(self, fault: Fault | None = None, *options: object, largest_file=None) -> Result:
@@ -127,12 +131,13 @@ class Training:
 
         A fault at a place has to come.
         """
-        limits: dict[str, Any] = {}
-        if largest_file is not None:
-            size = largest_file
-            limits["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+        def limit() -> None:
+            if largest_file is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+
         began = time.monotonic()
-        process = self.process(fault, *options, **limits)
+        process = self.process(fault, *options, before=limit)
         if fault is not None and fault.place is None:
             try:
                 process.wait(fault.seconds)

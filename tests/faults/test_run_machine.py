@@ -27,6 +27,7 @@ from tests.faults.recorded import (
     find_whole,
     start,
 )
+from tests.refusals import snapshot
 
 SEEDS = (1, 2)
 RUN_FILE, SUMMARY = "run.json", "summary.json"
@@ -88,7 +89,7 @@ class Runs(RuleBasedStateMachine):
         self.options = replace(self.options, seed=seed)
 
     def _start(self, options: Options, **fault: Any) -> int:
-        before = self._snapshot()
+        before = snapshot(self.folder)
         in_checkpoints = [one.run for one in readable_checkpoints(self.checkpoints).values()]
         own = [run for run in in_checkpoints if run["seed"] == options.seed]
         has_to_go_on = options.fresh or own or not in_checkpoints
@@ -97,16 +98,9 @@ class Runs(RuleBasedStateMachine):
         assert ended.status in (0, KILLED, STOPPED, REFUSED), ended.message
         if ended.status == REFUSED:
             assert not has_to_go_on, ended.message
-            assert self._snapshot() == before
+            assert snapshot(self.folder) == before
         self._check_nothing_good_is_lost(good, find_whole(self.folder))
         return ended.status
-
-    def _snapshot(self) -> dict[str, Any]:
-        return {
-            str(path.relative_to(self.folder)): path.read_bytes() if path.is_file() else None
-            for path in self.folder.rglob("*")
-            if path.name != ".lock"
-        }
 
     def _check_done(self) -> None:
         """The last step's checkpoint is there, whole, of this run, and as if nothing had been."""
@@ -146,13 +140,6 @@ class Runs(RuleBasedStateMachine):
         if checkpoint is not None and not to.exists():
             checkpoint.rename(to)
 
-    @rule()
-    def swap_checkpoints(self) -> None:
-        if len(found := list_checkpoints(self.checkpoints)) > 1:
-            found[0].rename(self.checkpoints / "aside")
-            found[-1].rename(found[0])
-            (self.checkpoints / "aside").rename(found[-1])
-
     @rule(seed=st.sampled_from(SEEDS), step=st.sampled_from((2, 4, 6)), name=st.integers(1, 8))
     def copy_in(self, seed: int, step: int, name: int) -> None:
         to = self.checkpoints / checkpoint_name(name)
@@ -171,43 +158,17 @@ class Runs(RuleBasedStateMachine):
             half = content[: len(content) // 2]
             path.write_bytes(half.ljust(len(content)) if keeps_size else half)
 
-    @rule(name=FILES)
-    def remove_file(self, name: str) -> None:
-        (self.directory.path / name).unlink(missing_ok=True)
-
-    @rule(name=FILES, content=st.sampled_from(("", "{", '{"steps": 6, "seed": 2}', "step\nx\n")))
-    def edit_file(self, name: str, content: str) -> None:
-        if self.directory.path.is_dir():
-            (self.directory.path / name).write_text(content)
-
-    @rule(seed=st.sampled_from(SEEDS), name=FILES)
-    def copy_file_in(self, seed: int, name: str) -> None:
-        if self.directory.path.is_dir():
-            shutil.copy(never_disturbed(seed) / STAGE.name / name, self.directory.path / name)
+    @rule(name=FILES, content=st.sampled_from((None, "", "{", '{"steps": 6}', "step\nx\n")))
+    def spoil_file(self, name: str, content: str | None) -> None:
+        path = self.directory.path / name
+        if content is None:
+            path.unlink(missing_ok=True)
+        elif path.parent.is_dir():
+            path.write_text(content)
 
     @rule(what=st.sampled_from(("", "checkpoints")))
     def remove_folder(self, what: str) -> None:
         shutil.rmtree(self.directory.path / what, ignore_errors=True)
-
-
-def test_histories_that_went_wrong_before() -> None:
-    """A start that is killed while it removes what another had not named; a lost run.json."""
-    runs = Runs()
-    for change in (9, 50, 7):
-        runs.start_and_kill(change=change, fresh=False)
-    runs.start(fresh=False)
-    runs.remove_file(name=RUN_FILE)
-    runs.start(fresh=False)
-    runs.teardown()
-
-
-def test_an_altered_byte_is_found_in_what_a_start_uses() -> None:
-    runs = Runs()
-    runs.start_and_stop(step=3)
-    for _ in range(2):  # the second time, the run is done
-        runs.damage(number=-1, name=str(WEIGHTS), keeps_size=True)
-        runs.start(fresh=False)
-    runs.teardown()
 
 
 @pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.long)])

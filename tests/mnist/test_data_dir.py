@@ -11,7 +11,7 @@ from model_finetune import FINETUNE, FinetuneOptions
 from model_pretrain import PRETRAIN, PretrainOptions
 from tests.fabricate import make_run, prepare_run
 from tests.mnist.made_up import link_files
-from tests.refusals import CLOSED_PROXY, problem
+from tests.refusals import problem
 from tests.scripts import run_script
 
 REMEDY = (
@@ -102,26 +102,6 @@ def test_the_folder_is_no_part_of_the_identity():
         (FINETUNE, FinetuneOptions(accelerator="cpu")),
     ):
         assert ": data/MNIST/raw lacks " in problem(prepare_run, stage, options)
-
-
-def test_a_named_folder_without_mnist(here):
-    """The command itself."""
-    done = run_script(
-        *("model_pretrain.py", "--max-steps", 1, "--data-dir", EMPTY, "--accelerator", "cpu"),
-        cwd=here,
-        **dict.fromkeys(("https_proxy", "HTTPS_PROXY"), CLOSED_PROXY),
-    )
-    assert (done.status, done.out) == (2, "")
-    assert ": --data-dir empty: empty/MNIST/raw lacks train-images-idx3-ubyte," in done.err
-    assert done.err.endswith(f"{REMEDY}\n")
-
-
-def test_a_folder_is_not_named_for_a_run_of_digits(monkeypatch):
-    make_run(PRETRAIN, PretrainOptions(accelerator="cpu", dataset="digits"), (100,))
-    monkeypatch.setenv("MNIST_DATA_DIR", "mine")
-    assert prepare_run(FINETUNE, FinetuneOptions(accelerator="cpu")).dataset == "digits"
-    told = problem(prepare_run, PRETRAIN, PretrainOptions(accelerator="cpu"))
-    assert "--dataset was digits, now mnist" in told
 
 
 @pytest.mark.parametrize("name", ["--data-dir ", "MNIST_DATA_DIR="])

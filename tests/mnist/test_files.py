@@ -2,8 +2,6 @@
 
 import gzip
 import hashlib
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +92,10 @@ class TestChecking:
         path = root / "MNIST" / "raw" / TEST_LABELS
         path.unlink()
         path.with_name(f"{TEST_LABELS}.gz").write_bytes(content)
-        assert fault in problem(find_dataset, root, "mnist")
+        path.with_name(TEST_IMAGES).unlink()
+        missing, damaged = sorted(problems(find_dataset, root, "mnist"))
+        assert f"{TEST_IMAGES}: missing" in missing
+        assert fault in damaged
 
 
 DIGITS_OF_SKLEARN = {
@@ -119,20 +120,8 @@ def test_scikit_learn_has_other_digits(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("offline")
-class TestChoosing:
-    def test_what_requires_mnist(self, made_up_mnist, tmp_path, lines):
-        def choose(dataset: Any, required_by: str = "", root: Path = made_up_mnist) -> str:
-            return find_dataset(root, dataset, required_by, lines.append)
-
-        assert [choose("auto"), choose("mnist"), choose("auto", "a run")] == ["mnist"] * 3
-        assert choose("digits") == "digits"
-        told = problem(choose, "auto", "a run", tmp_path)
-        assert told.startswith("a run: ")
-        assert "digits" not in told, "another dataset would be refused"
-        assert problem(choose, "mnist", "", tmp_path).endswith(", or choose --dataset digits.")
-        assert lines == []
-
-    def test_half_of_mnist_is_an_error_under_auto_too(self, root):
-        (root / "MNIST" / "raw" / TRAIN_LABELS).unlink()
-        found = problem(find_dataset, root, "auto")
-        assert f"MNIST/raw lacks {TRAIN_LABELS}, unpacked or as .gz" in found
+def test_half_of_mnist_is_an_error_under_auto_too(root):
+    (root / "MNIST" / "raw" / TRAIN_LABELS).unlink()
+    found = problem(find_dataset, root, "auto")
+    assert f"MNIST/raw lacks {TRAIN_LABELS}, unpacked or as .gz" in found
+    assert problem(find_dataset, root, "mnist").endswith(", or choose --dataset digits.")

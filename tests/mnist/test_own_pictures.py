@@ -10,7 +10,7 @@ from PIL import Image
 from mnist import files as mnist_files
 from mnist.own_pictures import read_pictures
 from tests.mnist.test_training_form import enlarged, stroke
-from tests.refusals import problem
+from tests.refusals import problem, problems
 
 DIGITS = mnist_files.read_digits("test")[0]
 
@@ -117,6 +117,8 @@ def test_what_is_no_picture_is_skipped_beside_one(tmp_path):
         "Skipped 3 of 5 files, which cannot be read: cut.png, film.png, more.",
     ]
     assert "cut.png" in problem(read_pictures, tmp_path / "cut.png")  # never skipped if named
+    (tmp_path / "good.png").unlink()
+    assert len(problems(read_pictures, tmp_path)) == 4
 
 
 def test_pictures_that_would_take_too_much_are_refused(tmp_path):

@@ -1,65 +1,17 @@
 """Jobs of several ranks on rehearsed GPUs."""
 
-import contextlib
-import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.scripts import (
-    REPOSITORY,
-    Result,
-    environment,
-    read_csv,
-    read_json,
-    rehearsed,
-    run,
-    run_script,
-)
+from tests.parallel.test_starting import TP2, Job, free_port, job, srun_says
+from tests.scripts import REPOSITORY, Result, environment, read_json, rehearsed, run, run_script
+
+__all__ = ["job"]  # a fixture
 
 SHORT = ("--dataset", "digits", "--max-steps", "10", "--global-batch-size", "64")
-
-
-@contextlib.contextmanager
-def two_tasks_of_srun(
-    runs: Path, visible: int, on_machine: int, *arguments: object
-) -> Iterator[list[subprocess.Popen[str]]]:
-    """Starts a pretraining with srun's variables: each task sees `visible` of the job's GPUs."""
-    common = {
-        **{"SLURM_JOB_ID": str(random.randrange(10**6)), "SLURM_JOB_NAME": "test"},
-        **{"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"},
-        **{"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_GPUS_ON_NODE": str(on_machine)},
-        **{"SLURM_STEP_ID": "0", "SLURM_NODEID": "0"},
-    }
-    command = [sys.executable, REPOSITORY / "model_pretrain.py", *SHORT, *arguments]
-    command += ["--accelerator", "gpu", "--output-dir", runs]
-    tasks = [
-        subprocess.Popen(
-            [*map(str, command)],
-            env=environment(
-                **rehearsed(visible, **common, SLURM_PROCID=str(task), SLURM_LOCALID=str(task))
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for task in range(2)
-    ]
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.kill()
-            task.communicate()
-
-
-def ends(tasks: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
-    """Waits for the tasks: their statuses, and what they wrote to standard error."""
-    messages = [task.communicate(timeout=240)[1] for task in tasks]
-    return [task.returncode for task in tasks], messages
 
 
 @pytest.mark.long
@@ -68,20 +20,14 @@ def ends(tasks: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
     [1, 2],
     ids=["--gpus-per-task=1", "--gpus-per-node=2"],
 )
-def test_each_task_uses_its_own_gpu(visible: int, tmp_path: Path) -> None:
+def test_each_task_uses_its_own_gpu(visible: int, job: Job) -> None:
     """Slurm shows a task its own GPU only, as cuda:0, or all GPUs of the job."""
-    with two_tasks_of_srun(tmp_path, visible, 2, "--tensor-parallel", 2) as tasks:
-        statuses, messages = ends(tasks)
-    assert statuses == [0, 0], messages
-    assert len(read_csv(tmp_path / "pretrain" / "metrics.csv")) > 1
-
-
-@pytest.mark.long
-def test_two_tasks_do_not_share_a_gpu(tmp_path: Path) -> None:
-    with two_tasks_of_srun(tmp_path, 1, 1) as tasks:
-        statuses, (first, _) = ends(tasks)
-    assert statuses == [2, 2]
-    assert "--devices 2: this machine has 1 GPU, and each process needs its own" in first
+    port = free_port()
+    for task in range(2):
+        of_slurm = srun_says(task, port, nodes=1) | {"SLURM_GPUS_ON_NODE": "2"}
+        job.begin(*TP2, "--accelerator", "gpu", **rehearsed(visible, **of_slurm))
+    assert [end.status for end in job.ends()] == [0, 0]
+    assert len(job.metrics()) > 1
 
 
 def run_in_torchrun(folder: Path, gpu: str) -> Result:

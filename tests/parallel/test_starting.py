@@ -6,18 +6,17 @@ Real processes on the bundled digits, and how they end: well, refused, failed, k
 import signal
 import socket
 import subprocess
-import sys
-import time
-import uuid
 
 import pytest
 
 from megakit.checkpoints.manifest import list_checkpoints
-from tests.faults.harness import BEFORE_STEP, HOOK, MARK, Fault, leftover_processes
-from tests.scripts import REPOSITORY, Result, environment, read_csv
+from tests.faults.harness import BEFORE_STEP, Fault, Training, leftover_processes
+from tests.scripts import Result, read_csv
 
-DIGITS = ("--dataset", "digits", "--accelerator", "cpu", "--precision", 32)
-SHORT = (*DIGITS, "--max-steps", 6, "--val-interval", 3, "--save-interval", 3)
+SHORT = (
+    *("--accelerator", "cpu", "--precision", 32),
+    *("--max-steps", 6, "--val-interval", 3, "--save-interval", 3),
+)
 TP2 = ("--tensor-parallel", 2)
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
 #: Runs a script that gives its other ranks 2 s to end after one has failed, and not 10 s.
@@ -30,28 +29,15 @@ IMPATIENT = (
 PATIENCE = 300
 
 
-class Job:
+class Job(Training):
     """Processes of one job, whoever starts them, all with the same output folder."""
 
     def __init__(self, folder):
-        self.runs, self.mark = folder / "runs", uuid.uuid4().hex
+        super().__init__(folder, options=SHORT)
         self.processes: list[subprocess.Popen[str]] = []
 
-    def begin(self, *arguments, starter=(), fault=None, **changes):
-        changes[MARK] = self.mark
-        if fault is not None:
-            moment = f"{fault.place}:{fault.count} {fault.name} {fault.rank}"
-            changes |= {"FAULT": moment, "PYTHONPATH": f"{HOOK}:{REPOSITORY}"}
-        script = REPOSITORY / "model_pretrain.py"
-        command = [*starter, script, *SHORT, *arguments, "--output-dir", self.runs]
-        process = subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(**changes),
-        )
-        self.processes.append(process)
+    def begin(self, *options, fault=None, **changes):
+        self.processes.append(self.process(fault, *options, **changes))
 
     def ends(self):
         """How the processes ended that were started here; none that they started may remain."""
@@ -63,20 +49,13 @@ class Job:
         return ends
 
     def metrics(self):
-        rows = read_csv(self.runs / "pretrain" / "metrics.csv")
+        rows = read_csv(self.path / "metrics.csv")
         return [{name: float(value or 0) for name, value in row.items()} for row in rows]
-
-    def said(self, end):
-        """What a process said, without the lines that times are in."""
-        text = end.err.replace(str(self.runs), "RUNS")
-        timed = ("steps/s", "  speed  ", "  time  ", ", checkpoints ")
-        lines = text.splitlines()
-        return [line for line in lines if line and not any(part in line for part in timed)]
 
 
 @pytest.fixture
 def job(tmp_path):
-    job = Job(tmp_path)
+    job = Job(tmp_path / "runs")
     yield job
     for process in job.processes:
         process.kill()
@@ -131,13 +110,10 @@ def test_the_same_job_whoever_starts_it(job, tmp_path, starter):
 def check_good_end(job):
     first, *others = job.ends()
     assert first.status == 0, first.err
-    assert first.out == f"{job.runs}/pretrain/checkpoints/step=000006\n"
-    # torchrun has something to say itself
-    said = [line for line in job.said(first) if "torch/distributed" not in line]
-    assert any("2 processes: tensor 2 x pipeline 1 x data 1" in line for line in said)
-    assert "RUNS/pretrain/checkpoints/step=000006" in "\n".join(said)
+    assert first.out == f"{job.checkpoints}/step=000006\n"
+    assert "2 processes: tensor 2 x pipeline 1 x data 1" in first.err
     # Otherwise Megatron warns that communication does not overlap with computation on a GPU.
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in (job.runs / "pretrain/log.txt").read_text()
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in (job.path / "log.txt").read_text()
     for end in others:
         assert (end.status, end.out) == (0, ""), end.err
         assert "step=000006" not in end.err
@@ -157,7 +133,7 @@ def test_refused_by_one_rank_with_the_arithmetic(job):
     assert "--num-nodes 5: srun started this job with 2." in nodes
     assert "--tensor-parallel 3: has to divide the width of the split layers, 64." in width
     assert "Traceback" not in first.err
-    assert not job.runs.exists()
+    assert not job.folder.exists()
 
 
 @pytest.mark.long
@@ -169,7 +145,7 @@ def test_the_failing_rank_s_traceback_and_no_other(job):
     assert end.err.count("Traceback (most recent call last)") == 1, end.err
     assert "ZeroDivisionError: made to fail here" in end.err
     assert end.err.count(" failed; the log is ") == 1
-    assert f"model_pretrain.py (rank 1) failed; the log is {job.runs}" in end.err
+    assert f"model_pretrain.py (rank 1) failed; the log is {job.folder}" in end.err
 
 
 @pytest.mark.long
@@ -204,15 +180,10 @@ def test_the_time_limit_s_signal_saves(job):
     port = free_port()
     for rank in range(2):
         job.begin("--max-steps", 100_000, **srun_says(rank, port, nodes=1))
-    deadline = time.monotonic() + PATIENCE
-    while not list_checkpoints(job.runs / "pretrain" / "checkpoints"):
-        assert [process.poll() for process in job.processes] == [None, None]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    job.wait_for_steps(job.processes[0])
     for process in job.processes:
         process.send_signal(signal.SIGUSR1)
     first, second = job.ends()
     assert (first.status, second.status) == (143, 143), first.err
     (step,) = [line.split()[3].strip(";") for line in first.err.splitlines() if "after" in line]
-    newest = list_checkpoints(job.runs / "pretrain" / "checkpoints")[-1]
-    assert newest.name == f"step={int(step):06}"
+    assert list_checkpoints(job.checkpoints)[-1].name == f"step={int(step):06}"

@@ -1,4 +1,4 @@
-"""What the console says of a start, and outputs that are refused before they are written."""
+"""What a prediction writes, and outputs that are refused before they are written."""
 
 import re
 from pathlib import Path
@@ -106,22 +106,3 @@ def test_rounded_outputs(tmp_path: Path) -> None:
     rounded = "bfloat16 rounds outputs by up to 0.4%. --precision 32 gives float32."
     assert rounded in finish(tmp_path, found, rows=program.rows)
     assert rounded not in finish(tmp_path, outputs(label=np.full(2, -1)))
-
-
-@pytest.mark.parametrize("resume", [None, "step=000020"])
-def test_only_a_new_run_says_where_it_starts(tmp_path: Path, resume: str | None) -> None:
-    """A resumed run goes on from its own checkpoint."""
-    from megakit.job.finish import say_header
-    from model_finetune import FINETUNE, FinetuneOptions
-
-    options = FinetuneOptions(output_dir=tmp_path)
-    run = jobs.make_run(FINETUNE, options, jobs.layout(), start="step=10", resume=resume)
-    told = "Resuming from step=000020, step 20." if resume else "Starting from step=10."
-    assert said_by(run, say_header) == [told]
-
-
-def said_by(run: Any, function: Any) -> list[str]:
-    """The lines that a function prints for the user, without the first."""
-    run.console = mock.Mock()
-    function(run)
-    return [call.args[0] for call in run.console.say.call_args_list][1:]

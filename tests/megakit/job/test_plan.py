@@ -35,7 +35,7 @@ DECIDE = {
     **{"seed": 1, "precision": "32", "global_batch_size": 128, "lr": 0.5, "max_steps": 7},
     **{"limit_val_batches": 3, "kind": "pears", "best_by": "val_other", "stop_after": 3},
 }
-MAY_CHANGE = {
+MAY_CHANGE: dict[str, Any] = {
     **{"devices": 4, "num_nodes": 1, "tensor_parallel": 2, "pipeline_parallel": 2},
     **{"micro_batch_size": 8, "num_workers": 2, "verbose": True, "timeout": 5},
     **{"val_interval": 3, "save_interval": 7, "accelerator": "auto"},
@@ -53,17 +53,18 @@ def options(tmp_path: Path) -> Options:
     return Options(output_dir=tmp_path, accelerator="cpu")
 
 
-def test_every_option_is_in_one_of_the_tables() -> None:
+def test_what_may_change(options: Options) -> None:
+    """Every option is in one of the tables."""
     names = {option.name for option in fields(Options)}
     assert DECIDE.keys() | MAY_CHANGE.keys() == names - {"output_dir", "fresh"}
+    assert replace(options, **MAY_CHANGE).identity() == options.identity()
 
 
 @pytest.mark.parametrize(("name", "value"), DECIDE.items())
 def test_what_makes_another_run(options: Options, name: str, value: Any) -> None:
     options = replace(options, precision="bf16-mixed")
     make_run(STAGE, options, (10,), done=False)
-    changes: dict[str, Any] = {name: value}
-    problem = problem_of(prepare_run, STAGE, replace(options, **changes))
+    problem = problem_of(prepare_run, STAGE, replace(options, **{name: value}))
     option = "--" + name.replace("_", "-")
     assert f"{option} was {getattr(options, name)}, now {value}" in problem
 
@@ -109,6 +110,17 @@ def test_a_stage_says_that_the_run_before_has_not_ended_if_it_is_known(
     console = mock.Mock()
     assert find_start(Stage("second", STAGE), options, console)
     assert ["has not ended" in call.args[0] for call in console.say.call_args_list] == told
+
+
+@pytest.mark.parametrize(("last", "has_summary"), [(10, True), (20, False)])
+def test_a_run_is_done_with_its_last_step_and_its_summary(
+    options: Options, last: int, has_summary: bool
+) -> None:
+    options = replace(options, max_steps=20)
+    directory = make_run(STAGE, options, (last,), done=False)
+    if has_summary:
+        directory.summary.touch()
+    assert not prepare_run(STAGE, options).is_done
 
 
 def test_a_run_without_a_checkpoint_may_begin_with_other_options(options: Options) -> None:

@@ -1,4 +1,4 @@
-"""Figures can be read: no label covers another, no two colours look alike, one font for all."""
+"""Figures can be read: no label covers another, one font for all."""
 
 import io
 from itertools import combinations
@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
 from mpl_toolkits.mplot3d.proj3d import proj_transform  # type: ignore[import-untyped]
 from PIL import Image, ImageFont
 
 from megakit.reporting import drawing
-from megakit.reporting.figure_style import CLASS_COLORS, STYLE, font_file, to_png
+from megakit.reporting.figure_style import STYLE, font_file, to_png
 from megakit.reporting.figures import latent_space
 
 
@@ -59,18 +58,3 @@ def test_captions_have_the_font_of_the_figures():
     title = "A title that is wider than the image below"
     page = drawing.captioned(np.zeros((1, 8, 8), np.uint8), [[]], 1, 1, 14, title)
     assert page.shape[1] == round(font.getlength(title)) + 2 * 12
-
-
-def to_lab(color):
-    """The colour in CIELAB, where distances are about what a reader sees."""
-    share = np.array(to_rgb(color))
-    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
-    to_xyz = [[0.4339, 0.3762, 0.1899], [0.2127, 0.7152, 0.0722], [0.0178, 0.1095, 0.8727]]
-    x, y, z = np.cbrt(to_xyz @ linear)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-def test_colors_differ():
-    colors = [to_lab(color) for color in CLASS_COLORS]
-    assert min(np.linalg.norm(a - b) for a, b in combinations(colors, 2)) > 25
-    assert all(25 < color[0] < 75 for color in colors)

@@ -38,14 +38,14 @@ def test_warnings_about_the_project_reach_the_console_once(
     def warn(text: object) -> None:
         warnings.warn_explicit(str(text), UserWarning, str(own), 9)
 
-    data: Any = ["from a loader's worker"]
     for is_diverted in (True, False):
         console = Console()
         console.is_diverted = is_diverted
         with warnings.catch_warnings(record=True) as log:
             warnings.simplefilter("always")
             show_warnings(console)
-            loader: Any = DataLoader(data, num_workers=1, collate_fn=warn)
+            samples: Any = ["from a loader's worker"]
+            loader: Any = DataLoader(samples, num_workers=1, collate_fn=warn)
             assert len([*loader]) == 1
             # `./run tutorial` forks its scripts.
             fork = multiprocessing.get_context("fork").Process(target=warn, args=["a fork"])
@@ -56,4 +56,5 @@ def test_warnings_about_the_project_reach_the_console_once(
         fork_shown = "Warning: mine.py, line 9: a fork\n"
         shown = f"{fork_shown}Warning: mine.py, line 7: note 0\\x1b\n" if is_diverted else ""
         assert capfd.readouterr().err == shown
-        assert len(log) == len(places)
+        # Python 3.12 also warns about the fork.
+        assert len([one for one in log if "note" in str(one.message)]) == len(places)
