@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from megakit.errors import UserError
-from megakit.job.cluster import Cluster
+from megakit.job.cluster import Cluster, is_first
 
 T = TypeVar("T")
 
 
-def share(cluster: Cluster, make: Callable[[], T], timeout: int) -> tuple[T, Any]:
+def share(cluster: Cluster, make: Callable[[], T], timeout: int) -> T:
     """Makes a value on rank 0, and sends it to the other ranks through torch's store.
 
     Args:
@@ -23,7 +23,7 @@ def share(cluster: Cluster, make: Callable[[], T], timeout: int) -> tuple[T, Any
         timeout: Seconds to wait for another rank.
 
     Returns:
-        The value, and the store, which has to stay alive while the job runs.
+        The value: on rank 0 that of `make`, on the other ranks a copy.
 
     Raises:
         UserError: `make` raised an exception; only rank 0 raises the exception itself.
@@ -68,7 +68,7 @@ def share(cluster: Cluster, make: Callable[[], T], timeout: int) -> tuple[T, Any
 
     own = TCPStore(host, port, is_master=is_host, wait_for_workers=False)
     store: Any = PrefixStore(f"megakit/{attempt}", own)
-    Cluster.store = store
+    Cluster.store = store  # which has to stay alive while the job runs
     if is_main:
         store.set("value", sent)
     wait(range(1), lambda rank: store.check(["value"]))
@@ -80,22 +80,18 @@ def share(cluster: Cluster, make: Callable[[], T], timeout: int) -> tuple[T, Any
         raise failure
     if not received:
         raise UserError([])
-    return value if is_main else pickle.loads(received), store
+    return value if is_main else pickle.loads(received)
 
 
-def refuse_shared_gpu(store: Any, cluster: Cluster) -> None:
+def refuse_shared_gpu(cluster: Cluster) -> None:
     """Refuses that torchrun's processes see one GPU each, and two of a machine see the same one.
-
-    Args:
-        store: The store of `share`.
-        cluster: The job, and the rank of this process.
 
     Raises:
         ConnectionError: Another process of this machine has the same `CUDA_VISIBLE_DEVICES`.
     """
     if cluster.launcher == "torchrun" and cluster.num_gpus:
         gpu, machine = os.environ["CUDA_VISIBLE_DEVICES"], cluster.rank // cluster.devices
-        if store.add(f"{machine}/{gpu}", 1) > 1:
+        if not is_first(f"{machine}/{gpu}"):
             raise ConnectionError(
                 f"CUDA_VISIBLE_DEVICES={gpu}: another process of this machine has the same value, "
                 "and each process needs its own GPU. Set it for each process, or unset it"

@@ -58,7 +58,7 @@ def run_script(
             # with the next matrix product only if all kernels share one queue. CUDA reads this at
             # its start.
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-        run, _kept = _open(stage, options, cluster, console, script if script.is_file() else None)
+        run = _open(stage, options, cluster, console, script if script.is_file() else None)
         run.console, run.is_main, run.began = console, cluster.rank == 0, began
         console.fall_back_to(run.directory.log)
         if run.is_done:
@@ -137,8 +137,8 @@ def _is_profiled() -> bool:
 
 def _open(
     stage: Stage, options: OptionsT, cluster: Cluster, console: Console, script: Path | None
-) -> tuple[Run[OptionsT], object]:
-    """Returns the run, and what has to be kept until it ends."""
+) -> Run[OptionsT]:
+    """Plans the run on one rank; begins it unless it is done or its ranks have to be started."""
     # Our launcher has planned the same before, and has said what there is to say.
     told = Console(silent=True) if LAUNCHER in os.environ else console
 
@@ -154,15 +154,15 @@ def _open(
     if cluster.num_processes == 1:
         run = make()
         limit_threads(run.work, run.layout.devices if run.only_starts_ranks else 1)
-        return run, None
+        return run
     from megakit.job.rendezvous import refuse_shared_gpu, share
 
     # As torchrun sets it: the other ranks import torch before they know the plan.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    run, store = share(cluster, make, options.timeout)
+    run = share(cluster, make, options.timeout)
     if run.accelerator.name == "gpu":
-        refuse_shared_gpu(store, cluster)
-    return run, store
+        refuse_shared_gpu(cluster)
+    return run
 
 
 def _say_done(run: Run[OptionsT]) -> None:
