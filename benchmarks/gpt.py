@@ -22,7 +22,7 @@ def seed_rows(options: argparse.Namespace) -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, REPOSITORY / "examples" / "gpt" / "model_pretrain.py"]
             done = run([*command, "--output-dir", folder, "--seed", seed], Path(folder))
-            from megakit.reporting.metrics import read_metrics
+            from megakit.training.metrics_csv import read_metrics
 
             loss = read_metrics(Path(folder, "pretrain", "metrics.csv"))[-1].val_loss
             assert loss is not None

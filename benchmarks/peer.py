@@ -237,7 +237,7 @@ def timed(run: Run, clock: Clock, cuda_graph: bool) -> Path:
     """Does the work of model_pretrain.py, whose own optimizer calls no hooks of torch."""
     import model_components
     import model_pretrain
-    from megakit.reporting.metrics import read_metrics
+    from megakit.training.metrics_csv import read_metrics
     from megakit.training.reporter import Reporter
 
     if cuda_graph:

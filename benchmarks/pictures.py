@@ -18,10 +18,10 @@ from PIL import Image
 from report import DATA_DIR, REPOSITORY
 
 from megakit.checkpoints import best_checkpoint
-from megakit.reporting.figure_style import BAD, GOOD, figure_style, to_png
-from megakit.reporting.metrics import read_metrics
 from megakit.runtime.accelerator import use_accelerator
+from megakit.training.metrics_csv import read_metrics
 from mnist import report as digit_report
+from mnist.figure_style import BAD, GOOD, figure_style, to_png
 from mnist.files import read_mnist
 
 FOLDER = REPOSITORY / "docs" / "images"

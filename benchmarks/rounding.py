@@ -16,7 +16,7 @@ from pathlib import Path
 
 from report import DATA_DIR, REPOSITORY, machine, write_section
 
-from megakit.reporting.compare_runs import LIMITS, MIXED, compare, read_run
+from tools.compare import LIMITS, MIXED, compare, read_run
 
 TP, PP = ("--tensor-parallel", "2"), ("--pipeline-parallel", "2")
 LAYOUTS = {

@@ -130,7 +130,7 @@ def losses_of(name: str, options: LadderOptions, data: list[str]) -> Losses:
         own = ["--steps", str(options.steps), "--batch-size", str(options.batch_size)]
         printed = start("_".join(name.split()), *PROGRAMS[name], *common, *own)
         return {int(step): float(loss) for step, loss in map(str.split, printed.splitlines())}
-    from megakit.reporting.metrics import read_metrics
+    from megakit.training.metrics_csv import read_metrics
 
     with tempfile.TemporaryDirectory() as folder:
         own = ["--max-steps", str(options.steps), "--global-batch-size", str(options.batch_size)]
@@ -175,7 +175,7 @@ def draw(curves: dict[str, Losses]) -> None:
     """Draws all losses, and below them the differences from those of plain PyTorch."""
     from matplotlib.figure import Figure
 
-    from megakit.reporting.figure_style import figure_style, to_png
+    from mnist.figure_style import figure_style, to_png
 
     first = curves["1_torch.py"]
     with figure_style():

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.reporting import drawing
-from megakit.reporting.figure_style import BAD, INK, percent
-from megakit.reporting.files import write_atomically
+from megakit.runtime.atomic_files import write_atomically
+from mnist import drawing
+from mnist.figure_style import BAD, INK, percent
 from mnist.own_pictures import listed
 from mnist.photos import LEAST_PART, ink_of_parts
 

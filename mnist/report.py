@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from megakit.checkpoints.manifest import list_checkpoints, read_manifest, verify
 from megakit.errors import UserError
-from megakit.reporting import report_parts as parts
-from megakit.reporting.figure_style import CLASS_COLORS
-from megakit.reporting.metrics import read_metrics
-from megakit.reporting.predictions import Predictions
-from megakit.reporting.report import ENVIRONMENT, Section, embed_graph, picture, write_report
-from megakit.reporting.results import Results
+from megakit.training.classifier import Results
+from megakit.training.metrics_csv import read_metrics
+from megakit.training.predictions_csv import Predictions
+from mnist import report_parts as parts
+from mnist.figure_style import CLASS_COLORS
+from mnist.report_frame import ENVIRONMENT, Section, embed_graph, picture, write_report
 
 if TYPE_CHECKING:
     from megakit.models.graph import Graph

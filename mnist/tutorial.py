@@ -58,14 +58,14 @@ def import_stack(options: TutorialOptions) -> None:
     This works only for a single process on a CPU: a forked process cannot use a GPU that its parent
     has used.
     """
-    from megakit.reporting.streams import diverted
+    from megakit.job.streams import diverted
     from megakit.runtime.accelerator import (
         is_certainly_cpu,
         keep_freed_memory,
         limit_threads,
         use_accelerator,
     )
-    from megakit.runtime.deferred import suspend_collector
+    from megakit.runtime.deferred_imports import suspend_collector
 
     is_alone = options.devices in (None, 1) and "RANK" not in os.environ
     if not is_alone or options.problems() or not is_certainly_cpu(options.accelerator):

@@ -12,9 +12,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakit.reporting import drawing
-from megakit.reporting.predictions import Predictions, most_confident_mistakes
-from megakit.reporting.tensorboard import RunLogger
+from megakit.training.predictions_csv import Predictions, most_confident_mistakes
+from megakit.training.tensorboard import RunLogger
 from megakit.training.validation import (
     callbacks_of,
     gather_from_ranks,
@@ -23,6 +22,7 @@ from megakit.training.validation import (
     on_host,
     real_samples,
 )
+from mnist import drawing
 
 #: Columns of samples by name, as in `View`.
 Seen = dict[str, NDArray[Any]]

@@ -106,7 +106,7 @@ print("Images at the places 0 to 7:", [int(data.mnist_train[i]["idx"]) for i in 
 # %%
 import torch
 
-from megakit.reporting import drawing
+from mnist import drawing
 
 
 def show_figure(figure: Any, result: str) -> None:
@@ -443,7 +443,7 @@ idx, label, prediction = table[:, :3].astype(int).T
 # prediction and the probability of the prediction.
 
 # %%
-from megakit.reporting.figure_style import percent
+from mnist.figure_style import percent
 
 data.setup("predict")
 confidence = table[:, 3:].max(axis=1)
@@ -463,7 +463,7 @@ show_figure(
 # places images of equal label together.
 
 # %%
-from megakit.reporting.figures import latent_space
+from mnist.figures import latent_space
 
 classifier = ExampleFineTuneConfig(initial_ckpt_path=str(classifier_checkpoint)).configure_model()
 batch = fetch_batch(data.mnist_test, np.arange(300 if DATASET == "digits" else 2000))
@@ -646,8 +646,8 @@ print(f"largest difference of a weight: {difference:.1e}")
 # %%
 from megatron.core import parallel_state
 
-from megakit.testing import fake_ranks
-from megakit.testing.communication import CountCommunication
+from tools.communication import CountCommunication
+from tools.fake_ranks import fake_ranks
 
 
 def check(answer: Any, truth: Any) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from megakit.checkpoints.manifest import Manifest, checkpoint_name, list_files, write_manifest
 from megakit.job.cluster import Cluster
+from megakit.job.console import Console
 from megakit.job.plan import begin, plan
 from megakit.job.run import Run
 from megakit.job.run_directory import RunDirectory, Stage
-from megakit.reporting.console import Console
 from model_pretrain import PretrainOptions
 
 #: The checkpoint of a finished pretraining's last step, its best, with the default number of steps.

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from megakit.job.cluster import Cluster
+from megakit.job.console import Console
 from megakit.job.plan import plan
-from megakit.reporting.console import Console
 from model_finetune import FINETUNE, FinetuneOptions
 from model_pretrain import PRETRAIN, PretrainOptions
 from tests.fabricate import prepare_run

@@ -71,7 +71,7 @@ CALLS = [
     Call(
         2,
         "megakit",
-        "megakit.training.loop:StepLoop.advance",
+        "megakit.training.step_loop:StepLoop.advance",
         "runs one step, and the hooks around it",
         instead="Lightning's _TrainingEpochLoop",
     ),

@@ -21,7 +21,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from examples.demands.training import HookedModel, as_one_process, train
-from megakit.models.loading import load_model_weights
+from megakit.models.partial_loading import load_model_weights
 from megakit.training import megatron_adam
 from model_components import BionemoLightningModule, PretrainConfig
 

@@ -12,7 +12,7 @@ from examples.gpt.gpt_sizes import vocabulary_problems
 from examples.gpt.model_pretrain import PRETRAIN
 from megakit.errors import printable
 from megakit.job import FREE_TEXT, CommonOptions, Count, Range, Run, Seed, Stage, run_script
-from megakit.reporting.files import write_atomically
+from megakit.runtime.atomic_files import write_atomically
 
 SAMPLE = Stage("sample", before=PRETRAIN)
 

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from megakit.checkpoints.manifest import CHANGES, installed_versions
 from megakit.errors import UserError
 from megakit.job.options import CommonOptions
-from megakit.reporting.classifier import classify, show
-from megakit.reporting.files import remove_partial, write_json
-from megakit.reporting.metrics import in_words
-from megakit.reporting.predictions import Columns, write_rows
-from megakit.reporting.results import Results
 from megakit.runtime.accelerator import has_fast_bfloat16
+from megakit.runtime.atomic_files import remove_partial, write_json
 from megakit.runtime.patching import require_attribute
+from megakit.training.classifier import Results
+from megakit.training.metrics_csv import in_words
+from megakit.training.predictions_csv import Columns, write_rows
+from mnist.results import classify, show
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

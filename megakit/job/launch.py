@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from megakit.job.cluster import LAUNCHER
-from megakit.reporting.console import Console
+from megakit.job.console import Console
 from megakit.runtime.signals import (
     EXIT_STATUS,
     StopRequest,

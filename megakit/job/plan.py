@@ -23,20 +23,20 @@ from megakit.checkpoints.select import (
 )
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
+from megakit.job.console import Console
 from megakit.job.identity import changed_files, files_of, identify, refuse
 from megakit.job.layout import Layout, Sizes, plan_layout
 from megakit.job.option_types import use_sizes_of
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.run import Run
 from megakit.job.run_directory import RunDirectory, Stage
-from megakit.reporting.console import Console
-from megakit.reporting.files import write_json
 from megakit.runtime.accelerator import (
     Accelerator,
     find_accelerator,
     has_fast_bfloat16,
     is_certainly_cpu,
 )
+from megakit.runtime.atomic_files import write_json
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
 

@@ -14,19 +14,19 @@ from megakit.checkpoints.manifest import (
     read_manifest,
     step_of,
 )
+from megakit.job.console import Console
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions
 from megakit.job.run_directory import RunDirectory, Stage
-from megakit.reporting.console import Console
-from megakit.reporting.files import partial_path
 from megakit.runtime.accelerator import Accelerator, devices_of_ranks
-from megakit.runtime.deferred import resume_collector
+from megakit.runtime.atomic_files import partial_path
+from megakit.runtime.deferred_imports import resume_collector
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
     import torch
 
-    from megakit.reporting.tensorboard import RunLogger
+    from megakit.training.tensorboard import RunLogger
 
 OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, covariant=True)
 
@@ -154,7 +154,7 @@ class Run(Generic[OptionsT_co]):
         """Returns the logger of a training run, which writes TensorBoard's files; else False."""
         if not self.trains:
             return False
-        from megakit.reporting.tensorboard import RunLogger
+        from megakit.training.tensorboard import RunLogger
 
         logger = RunLogger(self.path, self.stage.name, self.resumed_step)
         if self.is_main:
@@ -183,8 +183,8 @@ class Run(Generic[OptionsT_co]):
             remove_incomplete(self)  # of a prediction that was killed
             return [PredictionWriter(partial_path(self.path / "outputs"))]
         from megakit.checkpoints.writer import CheckpointWriter
-        from megakit.reporting.metrics import MetricsFile
         from megakit.training.callbacks import BestValue, StopOnSignal
+        from megakit.training.metrics_csv import MetricsFile
 
         options: Any = self.options
         path, file = self.path / METRICS, None

@@ -16,19 +16,19 @@ from typing import NoReturn, TypeVar
 from megakit.errors import Stopped, UserError, printable
 from megakit.job.cluster import LAUNCHER, Cluster, is_first, read_cluster
 from megakit.job.command_line import parse_options, program
+from megakit.job.console import Console
 from megakit.job.options import CommonOptions
 from megakit.job.plan import begin, plan
 from megakit.job.run import Run
 from megakit.job.run_directory import Stage
-from megakit.reporting.console import Console
-from megakit.reporting.streams import secure_streams
+from megakit.job.streams import secure_streams
 from megakit.runtime.accelerator import (
     keep_freed_memory,
     limit_threads,
     use_accelerator,
     use_full_float32,
 )
-from megakit.runtime.deferred import suspend_collector
+from megakit.runtime.deferred_imports import suspend_collector
 from megakit.runtime.patching import is_stock
 from megakit.runtime.signals import exit_status, reset_signals
 

@@ -7,7 +7,7 @@ from .inference import load_for_inference as load_for_inference
 from .inference import returns_latent as returns_latent
 from .layers import column_parallel_linear as column_parallel_linear
 from .layers import row_parallel_linear as row_parallel_linear
-from .loading import load_model_weights as load_model_weights
+from .partial_loading import load_model_weights as load_model_weights
 from .seeding import seeded as seeded
 from .settings import IOMixinWithGettersSetters as IOMixinWithGettersSetters
 from .settings import WillHaveGetSetHparam as WillHaveGetSetHparam

@@ -10,7 +10,7 @@ from nemo.lightning.megatron_parallel import MegatronLossReduction
 
 from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import verify_if_possible
-from megakit.models.loading import load_model_weights
+from megakit.models.partial_loading import load_model_weights
 
 ModelT = TypeVar("ModelT", bound=MegatronModule)
 MegatronLossType = TypeVar("MegatronLossType", bound=MegatronLossReduction)

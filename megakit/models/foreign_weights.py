@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from megakit.errors import UserError, printable, reading
-from megakit.models.loading import check_finite
+from megakit.models.partial_loading import check_finite
 from megakit.runtime.foreign_files import regular_file_size
 from megakit.runtime.safe_reading import load_plain
 

@@ -20,7 +20,7 @@ class UntraceableError(UserError):
 
 @dataclass(frozen=True)
 class Graph:
-    """A model as a list of operations, which `megakit/reporting/templates/graph.js` runs.
+    """A model as a list of operations, which `mnist/templates/graph.js` runs.
 
     In the operations, a value is a string that starts with `%`, a weight is its name in the model,
     a scalar is a number. Values have the shapes of one sample in a batch of size 1.

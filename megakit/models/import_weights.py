@@ -145,7 +145,7 @@ def checkpoint_from_weights(
     use_accelerator(find_accelerator().name)
     from megakit.models.foreign_weights import load_exactly, read_weights, rename
     from megakit.models.inference import ONE_RANK, single_rank_state
-    from megakit.models.loading import check_finite
+    from megakit.models.partial_loading import check_finite
 
     source = "the state dict" if isinstance(weights, Mapping) else str(weights)
     with reading(source, "Give a safetensors file, or a file of torch.save(model.state_dict())."):
@@ -171,7 +171,7 @@ def _write(checkpoint: Path, model: Any, config: "Config", source: str) -> None:
 
     from megakit.checkpoints.context import write_context
     from megakit.checkpoints.writer import publish, why_not_written
-    from megakit.models.loading import PREFIX
+    from megakit.models.partial_loading import PREFIX
     from megakit.models.settings import ImportedModule
     from megakit.runtime.writer_threads import write_in_threads
 

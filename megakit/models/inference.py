@@ -66,7 +66,7 @@ def load_for_inference(
     """
     checkpoint = Path(checkpoint)
     use_accelerator(find_accelerator().name)
-    from megakit.models.loading import load_model_weights
+    from megakit.models.partial_loading import load_model_weights
     from megakit.models.plain import replace_parallel_layers
 
     verify_if_possible(checkpoint)

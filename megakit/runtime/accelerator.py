@@ -116,16 +116,22 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
     """
     if name not in ("cpu", "gpu"):
         raise ValueError(f"accelerator {name!r}: expected 'cpu' or 'gpu'; see find_accelerator()")
-    from megakit.runtime import cpu, multi_tensor, optional_packages, safe_reading, single_rank
+    from megakit.runtime import (
+        megatron_on_cpu,
+        multi_tensor,
+        optional_packages,
+        safe_reading,
+        single_rank,
+    )
     from megakit.runtime.mappings import mend_sums
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if name == "cpu":
-            cpu.patch_torch()
+            megatron_on_cpu.patch_torch()
         optional_packages.install_stand_ins()
         if name == "cpu":
-            cpu.patch_frameworks()
+            megatron_on_cpu.patch_frameworks()
         mend_sums()
         single_rank.skip_collectives()
         multi_tensor.replace_loops()
@@ -137,15 +143,15 @@ def use_megatron(name: Literal["cpu", "gpu"]) -> None:
 
     `use_accelerator` makes these patches and those of NeMo, of saved time and of safe reading.
     """
-    from megakit.runtime import cpu, optional_packages
+    from megakit.runtime import megatron_on_cpu, optional_packages
     from megakit.runtime.mappings import mend_sums
 
     if name == "cpu":
-        cpu.patch_torch()
+        megatron_on_cpu.patch_torch()
     optional_packages.replace_unified_memory()
     optional_packages.define_numpy_product()
     if name == "cpu":
-        cpu.patch_rng_tracker_state()
+        megatron_on_cpu.patch_rng_tracker_state()
     mend_sums()
 
 

@@ -11,7 +11,7 @@ import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
-from megakit.runtime.deferred import import_torchmetrics
+from megakit.runtime.deferred_imports import import_torchmetrics
 from megakit.runtime.patching import patch, record, require_attribute, stand_in
 
 

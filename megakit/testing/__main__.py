@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _find(name: str) -> Callable[[], Any]:
-    from megakit.testing.processes import importing_nemo
+    from megakit.testing.workers import importing_nemo
 
     module_name, _, function_name = name.partition(":")
     if not (module_name and function_name):

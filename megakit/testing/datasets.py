@@ -10,10 +10,10 @@ from typing import Any
 
 from megakit.data.indices import EpochIndex
 from megakit.testing import rules
-from megakit.testing.compare import assert_elements_equal as elements_equal
 from megakit.testing.generators import generators_restored
-from megakit.testing.processes import check_interpreters, check_workers
 from megakit.testing.rules import Index
+from megakit.testing.samples import assert_elements_equal as elements_equal
+from megakit.testing.workers import check_interpreters, check_workers
 
 
 def assert_dataset_compatible_with_megatron(

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from megakit.testing.compare import first_difference
+from megakit.testing.samples import first_difference
 
 #: The functions that seed global generators, by module.
 SEEDING = {

@@ -21,9 +21,9 @@ from typing import Any, Literal, NoReturn, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from megakit.runtime.accelerator import use_accelerator
-from megakit.runtime.deferred import resume_collector, suspend_collector
-from megakit.testing.parallel import note_time
-from megakit.testing.processes import search_path
+from megakit.runtime.deferred_imports import resume_collector, suspend_collector
+from megakit.testing.parallel_state import note_time
+from megakit.testing.workers import search_path
 
 T = TypeVar("T")
 

@@ -17,18 +17,18 @@ from megakit.data.blending import BlendedDataset, is_indexed_by_epoch
 from megakit.data.epochs import MultiEpochDatasetResampler
 from megakit.data.indices import EpochIndex
 from megakit.data.resampling import PRNGResampleDataset
-from megakit.testing.compare import (
-    DatasetDistributedNondeterministic,
-    DatasetLocallyNondeterministic,
-    Difference,
-    first_difference,
-    shared_memory,
-)
 from megakit.testing.generators import (
     changed_generators,
     generator_states,
     seed_calls,
     set_generators,
+)
+from megakit.testing.samples import (
+    DatasetDistributedNondeterministic,
+    DatasetLocallyNondeterministic,
+    Difference,
+    first_difference,
+    shared_memory,
 )
 
 Index = int | EpochIndex[int]

@@ -1,7 +1,6 @@
 from .callbacks import BestValue as BestValue
 from .callbacks import StopOnSignal as StopOnSignal
 from .fit import train as train
-from .loop import StepLoop as StepLoop
 from .losses import LightningPassthroughPredictionMixin as LightningPassthroughPredictionMixin
 from .losses import MeanLossReduction as MeanLossReduction
 from .losses import PassthroughLossReduction as PassthroughLossReduction
@@ -16,6 +15,7 @@ from .prediction import Outputs as Outputs
 from .prediction import PredictionWriter as PredictionWriter
 from .prediction import StoredOutputs as StoredOutputs
 from .reporter import Reporter as Reporter
+from .step_loop import StepLoop as StepLoop
 from .strategy import ExactStrategy as ExactStrategy
 from .token_losses import TokenMeanLossReduction as TokenMeanLossReduction
 from .validation import ValidationMetric as ValidationMetric

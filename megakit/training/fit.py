@@ -13,8 +13,8 @@ from nemo import lightning as nl
 from megakit.runtime.patching import require_attribute
 from megakit.runtime.writer_threads import write_in_threads
 from megakit.training.dropout import ExactDropout
-from megakit.training.loop import use_step_loop
 from megakit.training.optimizer import patch_optimizers
+from megakit.training.step_loop import use_step_loop
 from megakit.training.strategy import ExactStrategy
 from megakit.training.validation import ValidationMetrics
 

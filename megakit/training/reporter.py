@@ -16,11 +16,11 @@ from torch.utils.data import get_worker_info
 from megakit.checkpoints.writer import CheckpointWriter, logged_values
 from megakit.errors import printable
 from megakit.job.cluster import is_first
+from megakit.job.console import Console
 from megakit.job.identity import project_of
-from megakit.reporting.console import Console
-from megakit.reporting.metrics import COLUMNS, Metrics, MetricsFile, as_stored
 from megakit.runtime.patching import require_attribute
-from megakit.training.loop import StepLoop
+from megakit.training.metrics_csv import COLUMNS, Metrics, MetricsFile, as_stored
+from megakit.training.step_loop import StepLoop
 
 
 class Reporter(pl.Callback):

@@ -18,7 +18,7 @@ from nemo import lightning as nl
 from torch import Tensor
 
 from megakit.errors import USE_ANOTHER, UserError, reading
-from megakit.models.loading import check_finite
+from megakit.models.partial_loading import check_finite
 from megakit.runtime.patching import is_stock, require_attribute
 from megakit.runtime.writer_threads import write_in_threads
 from megakit.training.buffers import (
@@ -26,17 +26,17 @@ from megakit.training.buffers import (
     batch_norms,
     refuse_different_buffers,
 )
-from megakit.training.checks import (
+from megakit.training.cuda_graph import StepGraph, use_stream
+from megakit.training.micro_batches import Step, make_step
+from megakit.training.optimizer import check_saved_format, content_metadata, patch_optimizers
+from megakit.training.process_groups import SingleProcessLauncher, one_timeout
+from megakit.training.step_checks import (
     check_norm,
     check_steps,
     refuse_listeners,
     refuse_wrong_gradients,
 )
-from megakit.training.loop import use_step_loop
-from megakit.training.micro_batches import Step, make_step
-from megakit.training.optimizer import check_saved_format, content_metadata, patch_optimizers
-from megakit.training.process_groups import SingleProcessLauncher, one_timeout
-from megakit.training.step_graph import StepGraph, use_stream
+from megakit.training.step_loop import use_step_loop
 from megakit.training.validation import FromLastStage, log_validated
 
 #: A training step's loss, or a loss and further values by name.

@@ -121,7 +121,7 @@ def test_the_page_has_its_rows() -> None:
     assert [len(DELETE_ONLY) > 8, len(WITH_EDIT) > 5, len(SEVERAL) > 2] == [True] * 3
     assert {"megakit/models/transformer.py", "template/vit/"} <= {*DELETE_ONLY[6].paths}
     assert {*WITH_EDIT[1].edits} == {"model_pretrain.py", "model_finetune.py"}
-    assert "megakit/models/loading.py" in SEVERAL[-1].edits
+    assert "megakit/models/partial_loading.py" in SEVERAL[-1].edits
     assert "megakit/data/sampler.py" in used_by("megakit/data/datamodule.py")
     assert "megakit/job/run.py" in used_by("model_pretrain.py")  # by a name of megakit.job
 
@@ -136,7 +136,7 @@ def test_a_row_names_all_that_it_concerns(row: Row) -> None:
     left = [file for file in modules().values() if not any(one.deletes(file) for one in gone)]
     users = {file for file in left if any(row.deletes(used) for used in used_by(file))}
     users = {file for file in users if not file.startswith(LOOKS_ON)}
-    if "megakit/reporting/tensorboard.py" in row.paths:
+    if "megakit/training/tensorboard.py" in row.paths:
         users -= {"megakit/job/run.py"}  # imports it in `Run.logger`, which the edit leaves out
     edited = {file for file in row.edits if file.endswith(".py")}
     assert users <= edited
@@ -147,7 +147,7 @@ def test_a_row_names_all_that_it_concerns(row: Row) -> None:
 def test_what_no_script_imports_has_a_row() -> None:
     kept = closure(*SCRIPTS)
     spare = {f for f in modules().values() if f.startswith(("megakit/", "mnist/"))} - kept
-    assert "megakit/testing/layout_command.py" in spare
+    assert "tools/layout.py" in spare
     assert [file for file in sorted(spare) if not any(row.deletes(file) for row in ROWS)] == []
 
 

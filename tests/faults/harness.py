@@ -28,7 +28,7 @@ ACCUMULATED = ("--micro-batch-size", 128)
 PLACES = {
     "megakit.training.callbacks:StopOnSignal.on_train_batch_start": 40,
     "megakit.training.strategy:ExactStrategy.optimizer_step": 40,
-    "megakit.reporting.metrics:MetricsFile.append": 6,
+    "megakit.training.metrics_csv:MetricsFile.append": 6,
     "megakit.checkpoints.writer:CheckpointWriter._write": 4,
     "megatron.core.dist_checkpointing.strategies.filesystem_async"
     ":FileSystemWriterAsync.write_preloaded_data": 8,

@@ -22,13 +22,13 @@ from megakit.checkpoints.manifest import METRICS, Manifest
 from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
+from megakit.job.console import Console
 from megakit.job.options import TrainingOptions
 from megakit.job.plan import begin, plan
 from megakit.job.run import Run
 from megakit.job.run_directory import Stage
-from megakit.reporting.console import Console
-from megakit.reporting.files import write_json
-from megakit.reporting.metrics import Metrics, MetricsFile
+from megakit.runtime.atomic_files import write_json
+from megakit.training.metrics_csv import Metrics, MetricsFile
 from tests.fabricate import CONTEXT, SavingTrainer
 
 STAGE = Stage("train")

@@ -12,11 +12,11 @@ from unittest import mock
 
 import numpy as np
 
+from megakit.job.console import Console
 from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.run import Run
 from megakit.job.run_directory import Stage
-from megakit.reporting.console import Console
 from megakit.runtime.accelerator import find_accelerator
 
 GLOBAL_BATCH = 64

@@ -49,8 +49,8 @@ def real(layout, folder, stage, precision, stages_first):
     import lightning.pytorch as pl
     from megatron.core import parallel_state
 
-    from megakit.testing.communication import CountCommunication
     from megakit.training import train
+    from tools.communication import CountCommunication
 
     counts = CountCommunication()
     found: dict[str, Any] = {}
@@ -99,8 +99,8 @@ def real(layout, folder, stage, precision, stages_first):
 
 def fake(layout, folder, *how):
     """The shares of the same job, computed in one process, by the ranks of each share."""
-    from megakit.testing import layout_command as command
-    from megakit.testing.shares import compute_shares
+    from tools import layout as command
+    from tools.shares import compute_shares
 
     build = builder(layout, folder, *how)
     batch = command.first_batch(build()[1], layout.micro_batch_size)

@@ -168,7 +168,7 @@ class Change(parts.pl.Callback):
 build = parts.build_trainer
 parts.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Change()])
 
-from megakit.training import step_graph
+from megakit.training import cuda_graph as step_graph
 read = step_graph.next_batch
 def next_batch(*args):
     batch = read(*args)

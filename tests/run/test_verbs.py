@@ -27,11 +27,9 @@ def test_help_lists_the_verbs_and_sets_up_nothing(project):
 
 CALLS = {
     "tutorial --seed 1": "<root>/mnist/tutorial.py|--seed|1",
-    "layout --devices 8": (
-        "-P|-m|megakit.testing.layout_command|<root>/model_pretrain.py|--devices|8"
-    ),
-    "layout finetune": "-P|-m|megakit.testing.layout_command|<root>/model_finetune.py",
-    "compare a b": "-P|-m|megakit.reporting.compare_runs|a|b",
+    "layout --devices 8": ("-P|-m|tools.layout|<root>/model_pretrain.py|--devices|8"),
+    "layout finetune": "-P|-m|tools.layout|<root>/model_finetune.py",
+    "compare a b": "-P|-m|tools.compare|a|b",
     "tensorboard --port 1": "-W|ignore|-P|-m|tensorboard.main|--logdir|runs|--port|1",
     "notebook --no-browser": (
         "-P|-m|notebook|--ServerApp.root_dir=<root>"

@@ -29,7 +29,7 @@ from megakit.runtime.signals import StopRequest
 
 if "RANK" not in os.environ:
     from megakit.job.script import begin_script
-    from megakit.reporting.console import Console
+    from megakit.job.console import Console
 
     begin_script()
 

@@ -10,10 +10,10 @@ import pytest
 
 from megakit.job import Stage, TrainingOptions
 from megakit.job.cluster import Cluster
+from megakit.job.console import Console
 from megakit.job.interactive import open_run
 from megakit.job.plan import begin, find_start, plan
 from megakit.job.run_directory import RunDirectory
-from megakit.reporting.console import Console
 from tests.fabricate import make_run, prepare_run
 from tests.refusals import problem as problem_of
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from megakit.models.graph import Graph, UntraceableError, trace
-from megakit.reporting.report import INTERPRETER, embed_graph
+from mnist.report_frame import INTERPRETER, embed_graph
 from tests.left_behind import run_javascript
 
 

@@ -73,7 +73,7 @@ def test_every_difference_is_listed_and_nothing_is_loaded(checkpoint: Path, alon
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, number: float) -> None:
-    from megakit.models.loading import check_finite
+    from megakit.models.partial_loading import check_finite
     from tests.megakit.models.networks import save_checkpoint
 
     spoilt = net(seed=1)

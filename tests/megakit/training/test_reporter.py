@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from megakit.reporting.console import Console
+from megakit.job.console import Console
 
 pytestmark = pytest.mark.usefixtures("megatron")
 

@@ -99,7 +99,7 @@ def test_who_listens_to_events_that_do_not_happen_is_refused(strategy: Any) -> N
     from nemo.lightning.megatron_parallel import CallbackConnector
     from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
-    from megakit.training.checks import refuse_listeners
+    from megakit.training.step_checks import refuse_listeners
 
     class Listener:
         def on_megatron_step_end(self, **_: Any) -> None:
@@ -115,7 +115,7 @@ def test_who_listens_to_events_that_do_not_happen_is_refused(strategy: Any) -> N
 
 def wrong_gradients(model: Any, loss: object = None) -> str:
     """Why a model would train wrongly without an error, or nothing."""
-    from megakit.training.checks import refuse_wrong_gradients
+    from megakit.training.step_checks import refuse_wrong_gradients
 
     try:
         refuse_wrong_gradients(model.config, model, loss)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megakit.reporting.figure_style import percent
-from megakit.reporting.predictions import Predictions
+from megakit.training.predictions_csv import Predictions
 from mnist import files as mnist_files
+from mnist.figure_style import percent
 from mnist.training_form import to_training_form
 from tests.left_behind import run_javascript
 from tests.mnist.report.pages import (

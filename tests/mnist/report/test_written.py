@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from megakit.checkpoints.manifest import read_manifest, write_manifest
-from megakit.reporting.report import picture
 from mnist import report as digit_report
+from mnist.report_frame import picture
 from tests.mnist.report.pages import Trained, headings, results_of
 
 

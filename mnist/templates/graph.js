@@ -94,7 +94,7 @@ function softmax(values) {
   return exponentials.map((v) => v / total);
 }
 
-// Reads the text that `embed_graph` of `megakit/reporting/report.py` writes into a page. Returns a
+// Reads the text that `embed_graph` of `mnist/report_frame.py` writes into a page. Returns a
 // function that maps the numbers of an input to the numbers of each output, by output name.
 function readGraph(text) {
   const { graph, weights } = JSON.parse(text);

@@ -18,9 +18,9 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from megakit.reporting.drawing import to_png
-from megakit.reporting.figure_style import BAD, GOOD, INK
-from megakit.reporting.files import write_atomically
+from megakit.runtime.atomic_files import write_atomically
+from mnist.drawing import to_png
+from mnist.figure_style import BAD, GOOD, INK
 
 TEMPLATES = Path(__file__).parent / "templates"
 INTERPRETER = TEMPLATES / "graph.js"

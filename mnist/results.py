@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from megakit.errors import UserError
-from megakit.reporting import drawing, figures
-from megakit.reporting.figure_style import percent, to_png
-from megakit.reporting.files import write_atomically
-from megakit.reporting.predictions import Columns, Predictions
-from megakit.reporting.results import Results
+from megakit.runtime.atomic_files import write_atomically
+from megakit.training.classifier import Results
+from megakit.training.predictions_csv import Columns, Predictions
+from mnist import drawing, figures
+from mnist.figure_style import percent, to_png
 
 #: The largest number of pictures whose predictions the console shows.
 MOST_ANSWERS = 20

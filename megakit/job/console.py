@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
-from megakit.reporting.streams import Output, open_output, redirect
+from megakit.job.streams import Output, open_output, redirect
 
 
 class Console:

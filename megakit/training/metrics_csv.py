@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from megakit.errors import reading
-from megakit.reporting.files import write_atomically
+from megakit.runtime.atomic_files import write_atomically
 
 
 @dataclass

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from megakit.errors import UserError
-from megakit.reporting.files import write_atomically
-from megakit.reporting.metrics import Metrics, MetricsFile, further_columns, read_metrics
+from megakit.runtime.atomic_files import write_atomically
+from megakit.training.metrics_csv import Metrics, MetricsFile, further_columns, read_metrics
 from tests.disk import Disk
 
 HEADER = "step,consumed_samples,train_loss,val_loss,lr,grad_norm\n"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.reporting.figure_style import BAD, INK, font_file, percent
+from mnist.figure_style import BAD, INK, font_file, percent
 
 Picture = NDArray[np.uint8]
 #: A line of text below an image: texts with their colours.

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megakit.errors import UserError
-from megakit.reporting import results as results_module
-from megakit.reporting.predictions import (
+from megakit.training import classifier as results_module
+from megakit.training.classifier import Results
+from megakit.training.predictions_csv import (
     Predictions,
     most_confident_mistakes,
     write_rows,
 )
-from megakit.reporting.results import Results
 
 
 def predictions(labels, probabilities):

@@ -19,9 +19,9 @@ PRELUDE = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from megakit.reporting import console
-from megakit.reporting.console import Console
-from megakit.reporting.streams import secure_streams
+from megakit.job import console
+from megakit.job.console import Console
+from megakit.job.streams import secure_streams
 
 secure_streams()
 now = SimpleNamespace(seconds=100.0)

@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 
-from megakit.reporting import drawing, figures
-from megakit.reporting import report_parts as parts
-from megakit.reporting.metrics import Metrics
-from megakit.reporting.report import Section, chart, embed_graph, picture, write_report
+from megakit.training.metrics_csv import Metrics
+from mnist import drawing, figures
+from mnist import report_parts as parts
+from mnist.report_frame import Section, chart, embed_graph, picture, write_report
 
 IMAGE = np.zeros((4, 4), np.uint8)
 EVIL = '"></script><script>alert("1")</script>&{{ title }}'

@@ -14,9 +14,9 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader
 
-from megakit.testing.compare import DatasetDistributedNondeterministic, Difference
+from megakit.testing.samples import DatasetDistributedNondeterministic, Difference
 
-_READ = "from megakit.testing.processes import read_samples; read_samples()"
+_READ = "from megakit.testing.workers import read_samples; read_samples()"
 
 _BY_PROCESS = (
     "It differs from process to process. Likely causes: a generator without a seed, the time, the "

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from megakit.reporting.compare_runs import LAST_STEP, LIMITS, MIXED, compare, main, read_run
-from megakit.reporting.metrics import Metrics, MetricsFile
+from megakit.training.metrics_csv import Metrics, MetricsFile
+from tools.compare import LAST_STEP, LIMITS, MIXED, compare, main, read_run
 
 OPTIONS = {"dataset": "made-up", "lr": 0.1, "precision": "32", "start": None}
 

@@ -10,9 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from mpl_toolkits.mplot3d.proj3d import proj_transform  # type: ignore[import-untyped]
 from PIL import Image, ImageFont
 
-from megakit.reporting import drawing
-from megakit.reporting.figure_style import STYLE, font_file, to_png
-from megakit.reporting.figures import latent_space
+from mnist import drawing
+from mnist.figure_style import STYLE, font_file, to_png
+from mnist.figures import latent_space
 
 
 def latents(seed):

@@ -12,8 +12,8 @@ from tests.scripts import REPOSITORY
 PRELUDE = """
 import os, sys
 from pathlib import Path
-from megakit.reporting.console import Console
-from megakit.reporting.streams import secure_streams
+from megakit.job.console import Console
+from megakit.job.streams import secure_streams
 secure_streams()
 """
 

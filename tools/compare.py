@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from megakit.errors import UserError, reading
-from megakit.reporting.figure_style import to_png
-from megakit.reporting.figures import two_runs
-from megakit.reporting.files import write_atomically
-from megakit.reporting.metrics import Metrics, in_words, read_metrics
+from megakit.runtime.atomic_files import write_atomically
+from megakit.training.metrics_csv import Metrics, in_words, read_metrics
+from mnist.figure_style import to_png
+from mnist.figures import two_runs
 
 #: Later, training at a high learning rate amplifies rounding to percents.
 LAST_STEP = 10

@@ -1,7 +1,7 @@
 """Prints which rank of a cluster would hold what; the cluster is not needed.
 
     ./run layout [pretrain | finetune | SCRIPT.py] [the script's options]
-    python -m megakit.testing.layout_command SCRIPT.py [the script's options]
+    python -m tools.layout SCRIPT.py [the script's options]
 
 The script is a training script, by default model_pretrain.py. It does not
 train: its model is built on fake ranks, on torch's meta device, for one batch
@@ -29,13 +29,13 @@ from megakit.job import Run
 from megakit.job import script as scripts
 from megakit.job.cluster import Cluster
 from megakit.job.command_line import parse_options, program
+from megakit.job.console import Console
 from megakit.job.layout import Layout, Sizes, plan_layout
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.run_directory import Stage
-from megakit.reporting.console import Console
 from megakit.runtime.accelerator import find_accelerator, use_accelerator
-from megakit.runtime.deferred import resume_collector, suspend_collector
-from megakit.testing.shares_table import description
+from megakit.runtime.deferred_imports import resume_collector, suspend_collector
+from tools.shares_table import description
 
 
 class _Built(BaseException):
@@ -119,7 +119,7 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
     # Hides the frameworks' messages.
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         use_accelerator("cpu")
-        from megakit.testing.shares import compute_shares
+        from tools.shares import compute_shares
 
         resume_collector()
 

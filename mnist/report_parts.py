@@ -7,11 +7,11 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from megakit.reporting.figure_style import BAD, DEEP, GOOD, class_color, percent
-from megakit.reporting.figures import clear_view
-from megakit.reporting.metrics import Metrics, further_columns, in_words
-from megakit.reporting.predictions import Predictions, shares_of_rows
-from megakit.reporting.report import ENVIRONMENT, chart, picture
+from megakit.training.metrics_csv import Metrics, further_columns, in_words
+from megakit.training.predictions_csv import Predictions, shares_of_rows
+from mnist.figure_style import BAD, DEEP, GOOD, class_color, percent
+from mnist.figures import clear_view
+from mnist.report_frame import ENVIRONMENT, chart, picture
 
 #: Tick values of logarithmic axes; plotly's own ticks show "5" for 0.5.
 TICKS = [times * 10.0**power for power in range(-6, 4) for times in (1, 2, 5)]

@@ -3,8 +3,8 @@
 import re
 import sys
 
-from megakit.testing.shares_table import in_bytes
 from tests.scripts import REPOSITORY, run
+from tools.shares_table import in_bytes
 
 DIGITS = ("--dataset", "digits")
 SIZES = ("--tensor-parallel", 4, "--pipeline-parallel", 2)
@@ -12,7 +12,7 @@ SIZES = ("--tensor-parallel", 4, "--pipeline-parallel", 2)
 
 def layout(script, *options):
     return run(
-        *(sys.executable, "-P", "-m", "megakit.testing.layout_command", script, *options),
+        *(sys.executable, "-P", "-m", "tools.layout", script, *options),
         PYTHONPATH=str(REPOSITORY),
     )
 

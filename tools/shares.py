@@ -16,8 +16,8 @@ from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from megakit.job.layout import Layout
-from megakit.testing.communication import CountCommunication
-from megakit.testing.fake_ranks import fake_ranks
+from tools.communication import CountCommunication
+from tools.fake_ranks import fake_ranks
 
 #: torch's class has no types.
 _TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.reporting.figure_style import BAD, DEEP, GOOD, class_color, figure_style
-from megakit.reporting.metrics import Metrics, in_words
-from megakit.reporting.predictions import shares_of_rows
+from megakit.training.metrics_csv import Metrics, in_words
+from megakit.training.predictions_csv import shares_of_rows
+from mnist.figure_style import BAD, DEEP, GOOD, class_color, figure_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -155,8 +155,8 @@ def note_time(error: BaseException) -> float:
 
 
 def _accelerator(requested: AcceleratorName) -> Literal["cpu", "gpu"]:
-    from megakit.runtime import cpu
+    from megakit.runtime import megatron_on_cpu
 
     # After the patches for the CPU, a process cannot use its GPU any more.
-    is_on_cpu = cpu.patch_torch.cache_info().currsize > 0
+    is_on_cpu = megatron_on_cpu.patch_torch.cache_info().currsize > 0
     return "cpu" if is_on_cpu and requested == "auto" else find_accelerator(requested).name

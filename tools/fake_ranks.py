@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from megakit.runtime.accelerator import AcceleratorName
-from megakit.testing.parallel import distributed_model_parallel_state
+from megakit.testing.parallel_state import distributed_model_parallel_state
 
 
 @contextlib.contextmanager
@@ -48,46 +48,5 @@ def fake_ranks(
         accelerator=accelerator,
         backend="fake",
         **sizes,
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def mock_distributed_parallel_state(
-    world_size: int = 8,
-    rank: int = 0,
-    tensor_model_parallel_size: int = 1,
-    pipeline_model_parallel_size: int = 1,
-    virtual_pipeline_model_parallel_size: int | None = None,
-    context_parallel_size: int = 1,
-    expert_model_parallel_size: int = 1,
-    seed: int = 42,
-) -> Iterator[None]:
-    """Calls `fake_ranks` with the name and the arguments of NVIDIA BioNeMo's function.
-
-    Args:
-        world_size: Number of ranks of the job.
-        rank: Number of the rank, from 0.
-        tensor_model_parallel_size: Ranks that split each layer.
-        pipeline_model_parallel_size: Pipeline stages.
-        virtual_pipeline_model_parallel_size: Parts of the model on each pipeline stage.
-        context_parallel_size: Ranks that split each sequence.
-        expert_model_parallel_size: Ranks that split the experts.
-        seed: Seed of Megatron's random-number tracker.
-
-    Raises:
-        RuntimeError: torch.distributed is set up already, or the sizes do not fit the number of
-            ranks.
-        ValueError: The rank is not in the job.
-    """
-    with fake_ranks(
-        rank,
-        world_size,
-        seed=seed,
-        tensor_model_parallel_size=tensor_model_parallel_size,
-        pipeline_model_parallel_size=pipeline_model_parallel_size,
-        virtual_pipeline_model_parallel_size=virtual_pipeline_model_parallel_size,
-        context_parallel_size=context_parallel_size,
-        expert_model_parallel_size=expert_model_parallel_size,
     ):
         yield

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.reporting.predictions import Predictions, count_confusions, most_confident_mistakes
+from megakit.training.predictions_csv import Predictions, count_confusions, most_confident_mistakes
 
 #: The largest number of samples that figures and reports show as points.
 MOST_SHOWN = 10_000

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.errors import UserError
-from megakit.reporting.files import replaced_atomically
+from megakit.runtime.atomic_files import replaced_atomically
 
 #: Columns of predictions.csv by name: one value for each sample.
 Columns = Mapping[str, Sequence[Any] | NDArray[Any]]

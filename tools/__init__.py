@@ -1,0 +1,1 @@
+"""Studies of runs and of layouts; no copy of the project has them."""
