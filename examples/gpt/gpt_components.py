@@ -22,7 +22,6 @@ from nemo.lightning import io
 from nemo.lightning.pytorch.optim import MegatronOptimizerModule
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.export import Dim
 from torch.utils.data import Dataset
 
 from examples.gpt.gpt_sizes import VOCABULARY, SizeOptions
@@ -170,11 +169,6 @@ class GptConfig(
     init_method_std: float = 0.06  # for a width of 128; Megatron's 0.02 suits one of thousands
     hidden_dropout: float = 0.0  # Megatron's defaults are 0.1
     attention_dropout: float = 0.0
-
-    def export_inputs(self) -> tuple[dict[str, Tensor], dict[str, dict[int, Dim]]]:
-        """Returns an example of the model's input and its dynamic dimensions, for the export."""
-        dims = {0: Dim("batch"), 1: Dim("sequence", max=self.block_size)}
-        return {"input_ids": torch.randint(VOCABULARY, (2, self.block_size))}, {"input_ids": dims}
 
 
 # --- Lightning module -----------------------------------------------------------------------------

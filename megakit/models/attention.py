@@ -53,16 +53,47 @@ class ScaledDotProductAttention(DotProductAttention):
         # On CPUs, torch's backward pass is much slower in bfloat16 than in float32.
         is_slow = query.is_cpu and query.dtype == torch.bfloat16
         dtype = torch.float32 if is_slow else query.dtype
-        q, k, v = (tensor.permute(1, 2, 0, 3).to(dtype) for tensor in (query, key, value))
+        q, k, v = (tensor.to(dtype) for tensor in (query, key, value))
         with get_cuda_rng_tracker().fork() if is_forked else contextlib.nullcontext():
-            context = functional.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                dropout_p=dropout,
-                is_causal=is_causal and len(query) > 1,
-                # Megatron can divide the scores by the layer's number and multiply them again.
-                scale=self.softmax_scale * (self.scale_mask_softmax.scale or 1),
-                enable_gqa=query.shape[2] != key.shape[2],
+            context = fused_attention(
+                q, k, v, is_causal=is_causal, scale=score_scale(self), dropout=dropout
             )
-        return context.permute(2, 0, 1, 3).flatten(2).to(query.dtype)
+        return context.to(query.dtype)
+
+
+def score_scale(layer: DotProductAttention) -> float:
+    """Returns the factor of the scores; Megatron can divide them by the layer's number before."""
+    scale: float = layer.softmax_scale * (layer.scale_mask_softmax.scale or 1)
+    return scale
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    is_causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Maps queries, keys and values (S, B, heads, width) to (S, B, heads * width).
+
+    With fewer queries than keys, the queries of a causal layer are the last tokens: the keys of the
+    tokens before them come from a cache.
+    """
+    q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+    visible = None
+    if is_causal and len(query) != len(key):
+        visible = query.new_ones(len(query), len(key), dtype=torch.bool)
+        visible = visible.tril(len(key) - len(query))
+    context = functional.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=visible,
+        dropout_p=dropout,
+        is_causal=is_causal and visible is None,
+        scale=scale,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return context.permute(2, 0, 1, 3).flatten(2)

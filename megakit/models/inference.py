@@ -3,10 +3,7 @@
 import contextlib
 import dataclasses
 import inspect
-import io
-import logging
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,22 +117,6 @@ def _config_class(checkpoint: Path) -> type:
             f"import: if the module is yours, import {module} first."
         )
     return found
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hides warnings and what the frameworks print, on import and when an export fails."""
-    logging.disable()
-    with (
-        contextlib.redirect_stderr(io.StringIO()),
-        contextlib.redirect_stdout(io.StringIO()),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            logging.disable(logging.NOTSET)
 
 
 class _SingleRankGroup:

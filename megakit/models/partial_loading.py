@@ -110,8 +110,3 @@ def check_finite(value: object) -> None:
     elif isinstance(value, dict | list | tuple):
         for part in value.values() if isinstance(value, dict) else value:
             check_finite(part)
-
-
-def num_parameters(model: torch.nn.Module) -> int:
-    """Returns the number of trainable parameters on this rank."""
-    return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)

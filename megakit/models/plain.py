@@ -21,7 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from megakit.errors import UserError
-from megakit.models.attention import ScaledDotProductAttention
+from megakit.models.attention import (
+    ScaledDotProductAttention,
+    fused_attention,
+    score_scale,
+)
 from megakit.runtime.patching import require_attribute
 
 #: Packages whose layers may need a parallel state or a GPU.
@@ -53,12 +57,11 @@ class Linear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Megatron's DotProductAttention without dropout, on torch's own function where possible."""
+    """Megatron's DotProductAttention without dropout."""
 
     def __init__(self, layer: DotProductAttention) -> None:
         super().__init__()
-        # Megatron can divide the scores by the layer's number and multiply them again.
-        self.scale = layer.softmax_scale * (layer.scale_mask_softmax.scale or 1)
+        self.scale = score_scale(layer)
         self.is_causal = layer.scale_mask_softmax.attn_mask_type == AttnMaskType.causal
 
     def forward(
@@ -71,30 +74,16 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Maps q, k, v (sequence, batch, heads, width) to (sequence, batch, heads * width).
 
-        In a causal layer with more keys than queries, the queries are the last tokens: Megatron's
-        inference context supplies the keys of the tokens before them.
-
         The mask is broadcast to (batch, heads, queries, keys). It is True for masked keys.
         """
-        if query.shape[2] != key.shape[2]:  # each key belongs to a group of queries
-            key, value = (
-                tensor.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
-                for tensor in (key, value)
-            )
-        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        if attention_mask is not None:
-            # Megatron's value, not -inf. A query whose keys are all masked has a result then.
-            scores = (query @ key.transpose(2, 3) * self.scale).masked_fill(attention_mask, -1e4)
-            return (scores.softmax(dim=-1) @ value).permute(2, 0, 1, 3).flatten(2)
-        num_queries, num_keys, visible = query.shape[2], key.shape[2], None
-        if self.is_causal and num_queries != num_keys:
-            visible = query.new_ones(num_queries, num_keys, dtype=torch.bool)
-            visible = visible.tril(num_keys - num_queries)
-        is_causal = self.is_causal and visible is None
-        attended = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible, is_causal=is_causal, scale=self.scale
-        )
-        return attended.permute(2, 0, 1, 3).flatten(2)
+        if attention_mask is None:
+            return fused_attention(query, key, value, is_causal=self.is_causal, scale=self.scale)
+        groups = query.shape[2] // key.shape[2]  # each key belongs to a group of queries
+        key, value = (tensor.repeat_interleave(groups, dim=2) for tensor in (key, value))
+        q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        # Megatron's value, not -inf. A query whose keys are all masked has a result then.
+        scores = (q @ k.transpose(2, 3) * self.scale).masked_fill(attention_mask, -1e4)
+        return (scores.softmax(dim=-1) @ v).permute(2, 0, 1, 3).flatten(2)
 
 
 class Rotary(RotaryEmbedding):

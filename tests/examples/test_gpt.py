@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -260,13 +261,16 @@ def test_a_sample_on_ranks_that_would_repeat_it(runs: Path) -> None:
 
 
 @pytest.mark.long
-def test_exports(runs: Path, tmp_path: Path) -> None:
-    """They are compared with the model for one and more texts, of one byte and of a whole block."""
+def test_the_program_without_process_groups(runs: Path) -> None:
+    """Of README.md: it generates text, and its export computes the same for any size."""
+    page = (REPOSITORY / "examples" / "gpt" / "README.md").read_text()
+    program = "".join(re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
     checkpoint = run_script(PRETRAIN, *TRAINED, "--text", runs / "text", "--output-dir", runs).out
-    done = run_python(
-        *("-m", "megakit.models.export", checkpoint.strip(), "--onnx", tmp_path / "gpt.onnx"),
-        *("--torch-export", tmp_path / "gpt.pt2", "--components", "examples.gpt.gpt_components"),
-        cwd=REPOSITORY,
-    )
-    assert done.status == 0, done.err
-    assert done.out.split() == [str(tmp_path / "gpt.onnx"), str(tmp_path / "gpt.pt2")]
+    program = program.replace("runs/gpt/pretrain/checkpoints/step=001200", checkpoint.strip())
+    code = """
+exported = torch.export.load("gpt.pt2").module()
+for tokens in (text, text[:, :1], text[:1, :5]):
+    torch.testing.assert_close(exported(tokens), model(tokens), rtol=0, atol=1e-5)
+"""
+    done = run_python("-c", program + code, cwd=runs, PYTHONPATH=str(REPOSITORY))
+    assert "import" in done.output()

@@ -1,10 +1,7 @@
 """Records settings, so that a checkpoint's context contains their current values."""
 
 import copy
-import dataclasses
 import enum
-import inspect
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +9,7 @@ import torch
 from nemo.lightning import io
 
 
-class WillHaveGetSetHparam(ABC):
-    """Base of a dataclass whose subclasses derive from `IOMixinWithGettersSetters`, too."""
-
-    @abstractmethod
-    def set_hparam(self, attribute: str, value: Any, also_change_value: bool = True) -> None:
-        """Records the value of a constructor argument."""
-
-    @abstractmethod
-    def get_hparam(self, attribute: str) -> Any:
-        """Returns the recorded value of a constructor argument, or the argument's default."""
-
-    @abstractmethod
-    def get_hparams(self) -> dict[str, Any]:
-        """Returns the recorded values that differ from the arguments' defaults, by name."""
-
-
-class IOMixinWithGettersSetters(WillHaveGetSetHparam, io.IOMixin):
+class IOMixinWithGettersSetters(io.IOMixin):
     """NeMo's IOMixin that also records attributes that change after construction.
 
     NeMo records a constructor's arguments in `__io__` and writes them into the context of each
@@ -62,20 +43,6 @@ class IOMixinWithGettersSetters(WillHaveGetSetHparam, io.IOMixin):
             raise KeyError(
                 f"{type(self).__name__} has no constructor argument {attribute!r} with a value."
             ) from error
-
-    def get_hparams(self) -> dict[str, Any]:
-        """Returns the recorded values that differ from the arguments' defaults, by name."""
-        parameters = inspect.signature(type(self)).parameters
-        defaults = {name: parameter.default for name, parameter in parameters.items()}
-        if dataclasses.is_dataclass(self):
-            factories = {field.name: field.default_factory for field in dataclasses.fields(self)}
-            defaults |= {n: f() for n, f in factories.items() if f is not dataclasses.MISSING}
-        recorded = self.__io__.__arguments__.items()
-        return {name: value for name, value in recorded if value != defaults[name]}
-
-    def get_non_default_hparams(self) -> list[str]:
-        """Returns the names of `get_hparams`."""
-        return list(self.get_hparams())
 
 
 def _can_be_recorded(value: object) -> bool:
