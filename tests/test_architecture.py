@@ -29,6 +29,14 @@ MAY_USE = {
 }
 FRAMEWORKS = {"torch", "nemo", "lightning", "megatron", "torchvision", "fiddle", "sklearn"}
 
+#: Modules that no script, no test of a copy and no example imports, and who uses them.
+OTHERWISE_USED = {
+    "megakit/runtime/__main__.py": "prints the table of docs/patches.md",
+    "megakit/job/interactive.py": "the notebook",
+    "megakit/models/imported_weights.py": "docs/inference.md: weights of another program",
+    "megakit/data/resampling.py": "code for BioNeMo names PRNGResampleDataset",
+}
+
 LIBRARY = sorted(
     path
     for suffix in ("*.py", "*.pyi")
@@ -107,6 +115,15 @@ class TestOneWay:
             graph[name] = used - {name, ""}
         assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(modules)
 
+    def test_what_runs_reaches_every_module(self):
+        """A module is there because a copy's scripts, its tests or an example run it."""
+        scripts = [REPOSITORY / f"{name}.py" for name in SCRIPTS]
+        copied = (REPOSITORY / "template").rglob("*.py")
+        found = closure({*scripts, *copied, *(REPOSITORY / "examples").rglob("*.py")})
+        modules = {path for path in LIBRARY if path.suffix == ".py" and path.stem != "__init__"}
+        unused = {path.relative_to(REPOSITORY).as_posix() for path in modules - found}
+        assert unused == OTHERWISE_USED.keys()
+
     def test_the_library_s_root_stays_at_the_bottom(self):
         for name in ("__init__.py", "errors.py"):
             assert not any(
@@ -132,6 +149,35 @@ class TestOneWay:
         }
         used = {full.rpartition(".")[0] for full in found}
         assert used <= {"megakit.errors", "megakit.runtime.foreign_files"}
+
+
+def closure(files):
+    """Files of this repository, and all that they import, also through the lazy subpackages."""
+    found, waiting = set(), [*files]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            names = (exported().get(name, name).split(".") for name in imports(path))
+            waiting += filter(None, map(file_of, names))
+    return found
+
+
+def file_of(parts):
+    """The file of a module, or of a name inside a module; None if it is not of this repository."""
+    files = (REPOSITORY.joinpath(*parts[:n]).with_suffix(".py") for n in range(len(parts), 0, -1))
+    return next((file for file in files if file.is_file()), None)
+
+
+@cache
+def exported():
+    """The full names of what the library's subpackages export: `megakit.data.take` and so on."""
+    return {
+        f"{module_of(path)}.{name.split('.')[-1]}": name
+        for path in LIBRARY
+        if path.suffix == ".pyi"
+        for name in imports(path)
+    }
 
 
 class TestLight:

@@ -1,4 +1,4 @@
-"""Importing weights: a state dict of another program becomes a checkpoint, exactly or not at all."""
+"""Importing weights: a state dict becomes a checkpoint, exactly or not at all."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def test_weights_come_back_bit_by_bit(state: dict[str, torch.Tensor], tmp_path: 
     assert (manifest.stage, manifest.model, manifest.step) == ("imported", "Net", 70)
     assert read_model_settings(made)["hidden_size"] == 12
     assert sorted(tmp_path.iterdir()) == [made]
-    with pytest.raises(UserError, match="exists. Name a new folder"):
+    with pytest.raises(UserError, match="Name a new folder"):
         convert(state, made)
 
 
