@@ -83,9 +83,10 @@ def fused_attention(
     """
     q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
     visible = None
-    if is_causal and len(query) != len(key):
-        visible = query.new_ones(len(query), len(key), dtype=torch.bool)
-        visible = visible.tril(len(key) - len(query))
+    num_queries, num_keys = query.shape[0], key.shape[0]  # `len` would fix them in an export
+    if is_causal and num_queries != num_keys:
+        visible = query.new_ones(num_queries, num_keys, dtype=torch.bool)
+        visible = visible.tril(num_keys - num_queries)
     context = functional.scaled_dot_product_attention(
         q,
         k,
