@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from megakit.checkpoints.manifest import list_checkpoints, read_manifest, verify
 from megakit.errors import UserError
-from megakit.training.classifier import Results
+from megakit.training.classifier import Predictions, Results
 from megakit.training.metrics_csv import read_metrics
-from megakit.training.predictions_csv import Predictions
 from mnist import report_parts as parts
 from mnist.figure_style import CLASS_COLORS
 from mnist.report_frame import ENVIRONMENT, Section, embed_graph, picture, write_report

@@ -8,8 +8,8 @@ import numpy as np
 
 from megakit.errors import UserError
 from megakit.runtime.atomic_files import write_atomically
-from megakit.training.classifier import Results
-from megakit.training.predictions_csv import Columns, Predictions
+from megakit.training.classifier import Predictions, Results
+from megakit.training.predictions_csv import Columns, columns_of
 from mnist import drawing, figures
 from mnist.figure_style import percent, to_png
 
@@ -48,7 +48,7 @@ def classify(results: Results, block: Any) -> Columns:
         )
     predictions = Predictions.from_logits(block.idx, block.label, block.output, block.latent)
     results.add(predictions)
-    return predictions.columns()
+    return columns_of(predictions)
 
 
 def show(

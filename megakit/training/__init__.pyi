@@ -1,5 +1,6 @@
 from .callbacks import BestValue as BestValue
 from .callbacks import StopOnSignal as StopOnSignal
+from .classifier import Predictions as Predictions
 from .fit import train as train
 from .losses import LightningPassthroughPredictionMixin as LightningPassthroughPredictionMixin
 from .losses import MeanLossReduction as MeanLossReduction

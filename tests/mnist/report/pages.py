@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
-from megakit.training.classifier import Results
+from megakit.training.classifier import Predictions, Results
 from megakit.training.metrics_csv import Metrics, MetricsFile
-from megakit.training.predictions_csv import Predictions
 from mnist import files as mnist_files
 from mnist import report as digit_report
 
