@@ -14,7 +14,6 @@ from .optimizer import cosine_annealing as cosine_annealing
 from .optimizer import megatron_adam as megatron_adam
 from .prediction import Outputs as Outputs
 from .prediction import PredictionWriter as PredictionWriter
-from .prediction import StoredOutputs as StoredOutputs
 from .reporter import Reporter as Reporter
 from .step_loop import StepLoop as StepLoop
 from .strategy import ExactStrategy as ExactStrategy
