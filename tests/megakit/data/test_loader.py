@@ -146,8 +146,7 @@ def test_the_same_batches_in_the_same_order(form, count):
     assert_elements_equal(list(prefetch(Source(form), rows_of(count))), expected)
 
 
-def test_the_user_sees_an_error_of_the_thread(monkeypatch):
-    monkeypatch.setattr("megakit.data.prefetch.BUSY_SECONDS", 0)
+def test_the_user_sees_an_error_of_the_thread():
     received: list[Any] = []
     with pytest.raises(OSError, match="the disk is gone"):
         received.extend(prefetch(Source(limit=200), rows_of(60)))  # extends up to the error

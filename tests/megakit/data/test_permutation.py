@@ -57,6 +57,3 @@ def test_different_indices_give_different_values_at_any_length(length, seed, dat
     assert all(0 <= value < length for value in values)
     assert len(set(values)) == len(values)
     assert permute(np.array(indices, np.int64), length, seed).tolist() == values
-    lanes = np.array([seed % 2**64] * len(indices), np.uint64)  # a seed for each index
-    expected = [permute(index, length, int(lanes[0])) for index in indices]
-    assert permute(np.array(indices), length, lanes).tolist() == expected
