@@ -41,7 +41,7 @@ ALL = {
     "times": Benchmark(5, "from Enter to result, by script, and memory", ("times.py",)),
     "clone": Benchmark(12, "from git clone to predictions, caches cold, beside pip", ("clone.py",)),
     "checkpoint": Benchmark(1, "how long a save stops training", ("checkpoint.py",), False),
-    "data": Benchmark(2, "the data system's speed and memory", ("data.py",)),
+    "data": Benchmark(2, "the speed of the data system", ("data.py",)),
     "predictions": Benchmark(
         5, "memory and time of predicting up to 10 million samples", ("predictions.py",), False
     ),

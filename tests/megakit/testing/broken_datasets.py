@@ -38,8 +38,6 @@ Seeded = having("Seeded", lambda index: sample_generator(1, 0, index).random((2,
 TorchGlobal = having("TorchGlobal", lambda index: torch.rand(2, 3))
 NumpyGlobal = having("NumpyGlobal", lambda index: torch.from_numpy(np.random.rand(2, 3)))
 PythonGlobal = having("PythonGlobal", lambda index: random.random())
-# Draws, though nothing depends on it.
-UselessDraw = having("UselessDraw", lambda index: (torch.randperm(4), index)[1])
 ManualSeed = having("ManualSeed", lambda index: (torch.manual_seed(index), torch.rand(2, 3))[1])
 NumpySeed = having("NumpySeed", lambda index: (np.random.seed(index), np.random.rand(2, 3))[1])
 Unseeded = having("Unseeded", lambda index: {"deep": [index, (0, default_rng().random(4))]})
@@ -109,11 +107,6 @@ class TooLong(Good):
 class OtherItems(PlainBatches):
     def __getitems__(self, indices):
         return [self[index] for index in sorted(indices, reverse=True)]
-
-
-class FewItems(PlainBatches):
-    def __getitems__(self, indices):
-        return [self[index] for index in set(indices) - {0}]
 
 
 class OtherBatch(PlainBatches):

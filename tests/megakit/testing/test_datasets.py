@@ -41,7 +41,6 @@ BROKEN = {
     "TorchGlobal": (LOCAL, r"dataset\[0\] draws from or seeds .* torch\. .*sample_generator"),
     "NumpyGlobal": (LOCAL, r"dataset\[0\] draws from or seeds .* numpy\."),
     "PythonGlobal": (LOCAL, r"dataset\[0\] draws from or seeds .* random\."),
-    "UselessDraw": (DISTRIBUTED, r"dataset\[0\] draws from or seeds .* torch\."),
     "ManualSeed": (DISTRIBUTED, r"dataset\[0\] draws from or seeds .* torch\."),
     "NumpySeed": (DISTRIBUTED, r"dataset\[0\] draws from or seeds .* numpy\."),
     "ForkedDraw": (DISTRIBUTED, r"dataset\[0\] depends on the state .*sample\['x'\]\[0, 0\]"),
@@ -53,7 +52,6 @@ BROKEN = {
     "OneBuffer": (AssertionError, r"dataset\[0\] changes .*: sample\['x'\]\[0\] is 0.0 and 9.0"),
     "TooLong": (AssertionError, r"len\(dataset\) is 10, but dataset\[9\] fails with IndexError"),
     "OtherItems": (AssertionError, r"__getitems__.* differ: .*sample\['x'\]\[0, 0\]"),
-    "FewItems": (AssertionError, r"__getitems__.* differ"),
     "OtherBatch": (AssertionError, r"get_batch differ: batch\['x'\]\[4, 0, 0\] is 9.0 and 10.0"),
     "SortedBatch": (
         AssertionError,
@@ -91,17 +89,6 @@ def test_the_given_index_is_read():
     with pytest.raises(AssertionError, match=r"is 10, but dataset\[11\] fails with IndexError"):
         assert_dataset_compatible_with_megatron(Unlucky(), 11)
     assert_dataset_compatible_with_megatron(broken.Epochs(), EpochIndex(3, 7))
-
-
-def test_a_comparison_of_ones_own():
-    def only_shapes(a, b):
-        assert a["x"].shape == b["x"].shape, "shapes differ"
-
-    class Noisy(broken.Good):
-        def values(self, index):
-            return torch.from_numpy(np.random.default_rng().random((2, 3)))
-
-    assert_dataset_compatible_with_megatron(Noisy(), 0, only_shapes)
 
 
 def test_global_generators_are_left_as_they_were():
