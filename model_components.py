@@ -137,9 +137,6 @@ class MNISTDataModule(MegatronDataModule):
         options: Options of `MegatronDataModule`: `global_batch_size`, `seed`, `num_workers`.
     """
 
-    # The images stay on the GPU, which computes the batches from indices: see `take`.
-    computes_on_device = True
-
     def __init__(
         self,
         data_dir: str | Path | None = "./",

@@ -88,19 +88,20 @@ class MNISTCustom(Dataset[MnistItem]):
 
     def get_batch(self, indices: NDArray[np.int64]) -> MnistBatch:
         """Returns a collated batch; this is many times faster than collating single samples."""
+        rows = on_device(indices)
         if self.transform is None:
-            data = take(self.images, indices).unsqueeze(1).float().div_(255)
+            data = take(self.images, rows).unsqueeze(1).float().div_(255)
         else:
             from PIL import Image
 
             images = map(Image.fromarray, self.images[indices])
             data = default_collate([self.transform(image) for image in images])
         if self.target_transform is None:
-            label = take(self.labels, indices).long()
+            label = take(self.labels, rows).long()
         else:
             labels = self.labels[indices].tolist()
             label = default_collate([self.target_transform(one) for one in labels])
-        return {"data": data, "label": label, "idx": on_device(indices) % len(self)}
+        return {"data": data, "label": label, "idx": rows % len(self)}
 
 
 def balanced_subset(dataset: Any, size: int, seed: int) -> Subset[Any]:

@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 from examples.own_images.image_files import (
     FORMATS,
     REMEDY,
-    check_folders,
     list_classes,
     list_images,
 )
@@ -49,10 +48,3 @@ class FolderImages(Dataset[Any]):
         pixels = np.asarray(upright.resize((self.size, self.size)), np.float32)
         data = torch.from_numpy(pixels / 255).movedim(2, 0).contiguous()
         return {"data": data, "label": self.labels[path.parent.name], "idx": index % len(self)}
-
-
-def training_images() -> FolderImages:
-    """Builds the dataset to check with `python -m megakit.testing`; see README.md."""
-    folder = Path("sample-images")
-    check_folders(folder)  # reports missing folders; otherwise the dataset would be empty
-    return FolderImages(folder, "train")

@@ -36,12 +36,9 @@ class MegatronDataModule(pl.LightningDataModule):
         train_set: Training samples, in the order of training.
         val_set: Validation samples, each read once per validation; None for no validation.
         test_set: Samples for test and prediction, each read once.
-        computes_on_device: Whether the trainer computes batches on its GPU. All datasets then have
-            to use `take` and `on_device`. By default, batches are computed on the CPU.
     """
 
     data_sampler: MegatronDataSampler
-    computes_on_device = False
 
     def __init__(
         self,
@@ -128,13 +125,7 @@ class MegatronDataModule(pl.LightningDataModule):
         )
 
     def update_init_global_step(self) -> None:
-        """Stores the current step and the number of samples consumed so far.
-
-        Code written for NeMo calls this in its loader methods; here it is not needed.
-        """
-        sampler, consumed_samples = self.data_sampler, self.consumed_samples
-        self.init_global_step = sampler.init_global_step = self._global_step
-        sampler.init_consumed_samples = consumed_samples
+        """Does nothing: code written for NeMo calls this in its loader methods."""
 
     @property
     def consumed_samples(self) -> int:

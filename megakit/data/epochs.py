@@ -7,7 +7,6 @@ equal for equal pairs, on every rank and after every restart.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -16,18 +15,12 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, default_collate
 
 from megakit.data.batches import each, fetch_batch, fetch_samples, is_current
-from megakit.data.indices import EpochIndex, IntArray, as_int, as_seed, check_index, check_indices
+from megakit.data.indices import EpochIndex, IntArray, as_natural, check_index, check_indices
 from megakit.data.permutation import permute
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 U_co = TypeVar("U_co", covariant=True)
-
-# Number of indices to map in advance when batches are read in order: numpy takes nearly as long for
-# 128 indices as for thousands. Uses 256 KiB in each process.
-_AHEAD = 16384
-# Range of epochs up to which each epoch's part of a batch is mapped by itself.
-_FEW = 4
 
 
 class SizedDataset(Protocol[T_co]):
@@ -80,67 +73,40 @@ class MultiEpochDatasetResampler(Dataset[T_co]):
     """Seed of the orders; any integer that is not negative."""
 
     def __post_init__(self) -> None:
-        if self.num_epochs is not None and self.num_samples is not None:
-            raise ValueError(
-                "Only one of num_epochs and num_samples should be provided, got both: "
-                f"{self.num_epochs} and {self.num_samples}."
-            )
-        self._epoch_length = length = len(self.dataset)
+        length = len(self.dataset)
         if length < 1:
             raise ValueError("The dataset is empty: there is nothing to draw from.")
         if self.num_samples is None:
             self.num_samples = length * (1 if self.num_epochs is None else self.num_epochs)
-        self.num_samples = as_int(self.num_samples, "The number of samples or epochs")
+        elif self.num_epochs is not None:
+            raise ValueError(
+                "Only one of num_epochs and num_samples should be provided, got both: "
+                f"{self.num_epochs} and {self.num_samples}."
+            )
+        self.num_samples = as_natural(self.num_samples, least=1)
         self.num_epochs = -(-self.num_samples // length)
-        if self.num_epochs < 1:
-            raise ValueError(f"num_epochs must be at least 1, got {self.num_epochs}.")
-        self.seed = as_seed(self.seed)
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng(as_natural(self.seed))
         self.epoch_seeds = rng.integers(0, np.iinfo(np.int32).max, size=self.num_epochs)
-        # A first index, and the epochs and indices of this index and of the next ones.
-        self._ahead = 0, np.empty(0, np.int64), np.empty(0, np.int64)
 
     def __len__(self) -> int:
         assert self.num_samples is not None
         return self.num_samples
 
-    def __iter__(self) -> Iterator[T_co]:
-        return map(self.__getitem__, range(len(self)))
-
     def __getitem__(self, index: int) -> T_co:
-        epoch, idx = divmod(check_index(index, len(self)), self._epoch_length)
+        epoch, idx = divmod(check_index(index, len(self)), len(self.dataset))
         if self.shuffle:
-            idx = permute(idx, self._epoch_length, int(self.epoch_seeds[epoch]))
+            idx = permute(idx, len(self.dataset), self.epoch_seeds[epoch])
         return self.dataset[EpochIndex(epoch, idx)]
 
     def get_batch(self, indices: ArrayLike) -> Any:
         """Return the collated batch at these indices, integers of shape (B,)."""
-        return fetch_batch(self.dataset, self._epoch_index(indices))
-
-    def _epoch_index(self, indices: ArrayLike) -> EpochIndex[IntArray]:
-        """Map the indices of a batch to epochs and indices, each of shape (B,)."""
-        indices = check_indices(indices, len(self))
-        first, last = indices.min(), indices.max()
-        start, epochs, idx = self._ahead
-        if first < start or last >= start + len(idx):
-            if last - first >= 2 * indices.size:  # in random order
-                return EpochIndex(*self._compute(indices))
-            start, stop = first, max(first + _AHEAD, last + 1)  # one batch may have more
-            epochs, idx = self._compute(np.arange(start, min(stop, len(self))))
-            self._ahead = start, epochs, idx
-        return EpochIndex(epochs[indices - start], idx[indices - start])
-
-    def _compute(self, indices: IntArray) -> tuple[IntArray, IntArray]:
-        epochs, idx = np.divmod(indices, self._epoch_length)
-        if not self.shuffle:
-            return epochs, idx
-        first, last = epochs.min(), epochs.max()
-        if last - first > _FEW:
-            return epochs, permute(idx, self._epoch_length, self.epoch_seeds[epochs])
-        for epoch in range(first, last + 1):  # `permute` is faster with a single seed
-            is_in = epochs == epoch
-            idx[is_in] = permute(idx[is_in], self._epoch_length, int(self.epoch_seeds[epoch]))
-        return epochs, idx
+        length = len(self.dataset)
+        epochs, idx = np.divmod(check_indices(indices, len(self)), length)
+        if self.shuffle:
+            for epoch in np.unique(epochs):  # the epochs have different seeds
+                is_in = epochs == epoch
+                idx[is_in] = permute(idx[is_in], length, self.epoch_seeds[epoch])
+        return fetch_batch(self.dataset, EpochIndex(epochs, idx))
 
 
 @dataclass
@@ -203,8 +169,6 @@ def _first(batch: Any) -> Any:
     """Return the first sample of a collated batch."""
     if isinstance(batch, dict):
         return {key: _first(value) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(_first, batch))
     if isinstance(batch, list | tuple) and not (batch and isinstance(batch[0], str | bytes)):
         return type(batch)(map(_first, batch))
     return batch[0]

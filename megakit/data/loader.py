@@ -6,7 +6,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -15,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
 from megakit.data.batches import fetch_batch, fetch_samples
-from megakit.data.device import CPU, batches_on, copied, gpu_lock, on_device
+from megakit.data.device import CPU, batches_on, copied, gpu_lock
 from megakit.data.indices import IntArray
 from megakit.data.prefetch import CHUNK_BYTES, GPU_CHUNK_BYTES, can_be_prefetched, prefetch
 from megakit.runtime.patching import require_attribute
@@ -32,7 +31,6 @@ def make_loader(
     sampler: Any,
     padding_weight: float | None = None,
     device: torch.device = CPU,
-    computes_on_device: bool = False,
 ) -> DataLoader:
     """Builds a loader for the template's dataset, in the sampler's order.
 
@@ -47,15 +45,11 @@ def make_loader(
             samples, 0 for padding. If the dataset returns a `loss_mask`, (batch, ...), the two
             masks are multiplied.
         device: Where the batches are needed; the copies to a GPU do not wait for it.
-        computes_on_device: Whether the dataset computes its batches on the device, by `take`.
-            Workers compute on the CPU, because a forked process cannot use its parent's GPU.
     """
     is_default = template.collate_fn in (default_collate, default_convert)
     batches = _Batches(
         template.dataset, None if is_default else template.collate_fn, padding_weight
     )
-    if computes_on_device and not template.num_workers:
-        batches.device = device
     context: Any = template.multiprocessing_context or multiprocessing
     # A fork server is the parent of its workers.
     parent = 0 if context.get_start_method() == "forkserver" else os.getpid()
@@ -82,8 +76,6 @@ def make_loader(
 class _Batches(Dataset[Any]):
     """The batches of a dataset: an array of indices gives the collated batch."""
 
-    device = CPU
-
     def __init__(
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None, padding_weight: float | None
     ) -> None:
@@ -96,22 +88,21 @@ class _Batches(Dataset[Any]):
         is_sample = indices >= 0
         # Padding repeats sample 0. Any sample is possible here, as the weight of padding is 0.
         samples = np.where(is_sample, indices, 0)
-        with batches_on(self.device):
-            if self.collate is None:
-                batch = fetch_batch(self.dataset, samples)
-            else:
-                batch = self.collate(fetch_samples(self.dataset, samples))
-            if self.padding_weight is None:
-                return batch
-            weights = on_device(is_sample * np.float32(self.padding_weight))
+        if self.collate is None:
+            batch = fetch_batch(self.dataset, samples)
+        else:
+            batch = self.collate(fetch_samples(self.dataset, samples))
+        if self.padding_weight is None:
+            return batch
         if not isinstance(batch, dict):
             raise TypeError(
                 f"an evaluation batch is a {type(batch).__name__}; it has to be a dict, so "
                 "that batch['loss_mask'] can mark padding. Return dicts from __getitem__."
             )
+        weights = torch.from_numpy(is_sample * np.float32(self.padding_weight))
         if "loss_mask" in batch:  # from the dataset, for example with one weight per token
             mask = batch["loss_mask"]
-            weights = mask * weights.view(-1, *[1] * (mask.dim() - 1))
+            weights = mask * weights.view(-1, *[1] * (mask.dim() - 1)).to(mask.device)
         return {**batch, "loss_mask": weights}
 
 
@@ -128,7 +119,7 @@ class _Loader(DataLoader):
         if self.num_workers:
             with stop_signals_blocked():
                 iterator = super().__iter__()
-            _kill_at_exit(require_attribute(iterator, "_workers"))
+            atexit.register(_kill, require_attribute(iterator, "_workers"))
             return (copied(batch, self.device) for batch in iterator)
         batches = cast(_Batches, self.dataset)
         order, fetch = iter(self.sampler), _fetcher(batches, self.device)
@@ -146,7 +137,7 @@ def _fetcher(batches: _Batches, device: torch.device) -> Callable[[IntArray], An
     stream = torch.cuda.current_stream(device)
 
     def fetch(indices: IntArray) -> Any:
-        with gpu_lock, torch.cuda.device(device), torch.cuda.stream(stream):
+        with gpu_lock, torch.cuda.device(device), torch.cuda.stream(stream), batches_on(device):
             return copied(batches[indices], device)
 
     return fetch
@@ -167,18 +158,9 @@ def _begin_worker(begin: Callable[[int], Any] | None, parent: int, worker: int) 
         begin(worker)
 
 
-_WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _kill_at_exit(workers: list[Any]) -> None:
-    """Lets Python's exit kill the workers, which ignore the signal by which it would end them."""
-    if not _WORKERS:
-        atexit.register(_kill_workers)  # after torch's own function: the last one runs first
-    _WORKERS.update(workers)
-
-
-def _kill_workers() -> None:
+def _kill(workers: list[Any]) -> None:
+    """Kills the workers, which ignore the signal by which Python would end them at its exit."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a killed worker
-    for worker in _WORKERS:
+    for worker in workers:
         if worker.is_alive():
             worker.kill()

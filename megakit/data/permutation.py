@@ -10,68 +10,60 @@ shifted right. A result at or above `length` is hashed again ("cycle walking"), 
 one to one and takes at most two hashes on average. Finally, the seed is added modulo `length`.
 """
 
+import operator
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.data.indices import Int, IntArray, as_int, as_int_array, as_seed
+from megakit.data.indices import Int, IntArray, as_int_array, as_natural
 
 
 @overload
 def permute(index: Int, length: Int, seed: Int) -> int: ...
 @overload
-def permute(index: NDArray[Any], length: Int, seed: Int | NDArray[Any]) -> IntArray: ...
-@overload
-def permute(index: Int, length: Int, seed: NDArray[Any]) -> IntArray: ...
-def permute(index: Int | NDArray[Any], length: Int, seed: Int | NDArray[Any]) -> int | IntArray:
+def permute(index: NDArray[Any], length: Int, seed: Int) -> IntArray: ...
+def permute(index: Int | NDArray[Any], length: Int, seed: Int) -> int | IntArray:
     """Return the element at a position of a shuffled range, in O(1) time and memory.
 
     For each length, from 1 to 2**63 - 1, and each seed, the positions [0, length) are mapped one to
-    one onto [0, length). Positions may have any shape, and so may seeds, one for each position;
-    the shapes broadcast. A seed is any integer that is not negative; in arrays, below 2**64.
+    one onto [0, length). Positions may have any shape. A seed is any integer that is not negative.
     """
-    length = as_int(length, "The length")
-    if not 1 <= length < 2**63:
-        raise ValueError(
-            f"The length of the permuted range must be from 1 to 2**63 - 1, got {length}."
-        )
+    length, seed = as_natural(length, least=1), as_natural(seed)
+    if length >= 2**63:
+        raise ValueError(f"The length of the permuted range must be below 2**63, got {length}.")
     mask = (1 << (length - 1).bit_length()) - 1
-    if isinstance(index, np.ndarray) or isinstance(seed, np.ndarray):
-        return _permute_array(as_int_array(index, "The indices"), length, seed, mask)
-    number, seed = as_int(index, "The index"), as_seed(seed, "The permutation seed")
-    _check_index(number, length)
     constants = _constants(seed, mask)
+    if isinstance(index, np.ndarray):
+        return _permute_array(as_int_array(index), length, seed % length, constants, mask)
+    number = operator.index(index)
+    _check_index(number, length)
     number = _hash(number, constants, mask)
     while number >= length:
         number = _hash(number, constants, mask)
     return (number + seed) % length
 
 
-def _permute_array(indices: NDArray[Any], length: int, seed: Any, mask: int) -> IntArray:
+def _permute_array(
+    indices: NDArray[Any], length: int, shift: int, constants: list[int], mask: int
+) -> IntArray:
     _check_index(indices.min(initial=0), length)
     _check_index(indices.max(initial=0), length)
-    if isinstance(seed, np.ndarray):
-        indices, seed = np.broadcast_arrays(indices, as_int_array(seed, "The seeds"))
-        seed = seed.reshape(-1).astype(np.uint64)
-    else:
-        seed = as_seed(seed, "The permutation seed")
     # All arithmetic is modulo 2**k, so the width of the word has no effect; 32 bits are faster.
     word = np.uint32 if mask < 2**32 else np.uint64
-    constants = [np.asarray(constant, word) for constant in _constants(seed, mask)]
-    x = _hash(indices.reshape(-1).astype(word), constants, word(mask))
+    words, wide = [word(constant) for constant in constants], word(mask)
+    x = _hash(indices.reshape(-1).astype(word), words, wide)
     outside = np.flatnonzero(x > word(length - 1))
     while outside.size:
-        some = [constant[outside] if constant.ndim else constant for constant in constants]
-        x[outside] = _hash(x[outside], some, word(mask))
+        x[outside] = _hash(x[outside], words, wide)
         outside = outside[x[outside] > word(length - 1)]
-    total = x.astype(np.uint64) + np.asarray(seed % length, np.uint64)
+    total = x.astype(np.uint64) + np.uint64(shift)
     # Modulo length: where total < length, the difference wraps around to a huge number.
     permuted = np.minimum(total, total - np.uint64(length)).astype(np.int64)
     return permuted.reshape(indices.shape)
 
 
-def _constants(seed: Any, mask: int) -> list[Any]:
+def _constants(seed: int, mask: int) -> list[int]:
     """List the constants of the hash in the order of their use."""
     first = [seed, 0xE170893D, seed >> 16, seed >> 8, 0x0929EB3F, seed >> 23]
     then = [(1 | seed >> 27) * 0x6935FA69, 0x74DCB303, 0x9E501CC3, 0xC860A3DF]

@@ -1,7 +1,6 @@
 """Prefetches batches in a thread, several with one call."""
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,8 +16,6 @@ from megakit.data.indices import IntArray
 CHUNK_BYTES = 4 << 20
 GPU_CHUNK_BYTES = 64 << 20  # each copy to a GPU and each kernel has a price
 CHUNK_BATCHES = 16
-#: Seconds of use of a chunk from which on a thread saves more than its wake-up costs.
-BUSY_SECONDS = 0.0005
 
 
 def prefetch(
@@ -27,7 +24,6 @@ def prefetch(
     """Fetches a chunk of batches in a thread while the previous chunk is used.
 
     numpy and torch release Python's lock while they compute, so the thread runs beside the model.
-    A user that only reads gets its chunks without the thread, which is faster.
 
     Args:
         fetch: Returns the batch of an array of indices. A row of the batch must depend on its own
@@ -40,12 +36,10 @@ def prefetch(
         The batch of each array: views of the chunk's tensors. Batches that are not a dict of
         tensors are fetched one by one.
     """
-    for indices in batches:
-        first, rows = fetch(indices), len(indices)
-        yield first
-        break
-    else:
+    if (indices := next(batches, None)) is None:
         return
+    first, rows = fetch(indices), len(indices)
+    yield first
     if not _can_be_cut(first, rows):
         yield from map(fetch, batches)
         return
@@ -62,13 +56,10 @@ def prefetch(
 
     # One core for the data; the others are the model's. torch keeps the number for each thread.
     with ThreadPoolExecutor(1, "prefetch", torch.set_num_threads, (1,)) as thread:
-        chunk, is_busy = fetch_chunk(), False
-        while chunk:
-            future = thread.submit(fetch_chunk) if is_busy else None
-            began = time.perf_counter()
+        ahead = thread.submit(fetch_chunk)
+        while chunk := ahead.result():
+            ahead = thread.submit(fetch_chunk)
             yield from chunk
-            is_busy = time.perf_counter() - began > BUSY_SECONDS
-            chunk = future.result() if future else fetch_chunk()
 
 
 def can_be_prefetched(dataset: Any) -> bool:

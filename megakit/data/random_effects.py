@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakit.data.device import on_device
-from megakit.data.indices import EpochIndex, Int, IntArray, as_int_array, as_seed
+from megakit.data.indices import EpochIndex, Int, IntArray, as_int_array, as_natural
 
 Ints = Int | NDArray[Any]
 
@@ -45,8 +45,8 @@ _BLOCK = 32768
 
 def sample_generator(seed: Int, epoch: Int, index: Int) -> np.random.Generator:
     """Return a numpy Generator for one sample in one epoch; its construction takes 15 us."""
-    epoch_and_index = as_seed(epoch, "The epoch"), as_seed(index, "The index")
-    return np.random.default_rng(np.random.SeedSequence(as_seed(seed), spawn_key=epoch_and_index))
+    entropy, *key = map(as_natural, (seed, epoch, index))
+    return np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=key))
 
 
 def uniform(
@@ -69,37 +69,19 @@ def uniform(
 
 
 def normal(seed: Int, epoch: Ints, index: Ints, shape: tuple[int, ...] = ()) -> NDArray[np.float32]:
-    """Return random numbers of the standard normal distribution for each sample.
+    """Return random numbers of the standard normal distribution for each sample, up to 6.7.
 
     The arguments and the result's shape are those of `uniform`.
     """
     pairs = _integers(seed, epoch, index, (*shape, 2), "<u4")
-    return np.asarray(_box_muller(np, *np.moveaxis(pairs, -1, 0)), np.float32)
+    # From 2**-32 to 1: the logarithm of 0 is infinite.
+    radius = np.sqrt(-2 * np.log((pairs[..., 0] + 1.0) * 2**-32))
+    return np.asarray(radius * np.cos(pairs[..., 1] * (math.tau * 2**-32)), np.float32)
 
 
 def normal_like(batch: Tensor, seed: Int, index: EpochIndex[IntArray]) -> Tensor:
-    """Return `normal` for each value of a batch: float32, of the batch's shape, on its device.
-
-    A GPU's numbers may differ from a CPU's by rounding in float32.
-    """
-    if batch.device.type == "cpu":
-        return torch.from_numpy(normal(seed, *index, tuple(batch.shape[1:])))
-    hashes = _hashes_on_gpu(batch, seed, index, batch[0].numel())
-    halves = ((hashes >> bits & 0xFFFFFFFF).double() for bits in (0, 32))
-    return _box_muller(torch, *halves).float().view(batch.shape)
-
-
-def _box_muller(library: Any, low: Any, high: Any) -> Any:
-    """Return normal numbers in float64, of at most 6.7, from pairs of integers below 2**32.
-
-    Args:
-        library: numpy or torch, whichever has the integers.
-        low: The integers that determine the distance from 0.
-        high: The integers that determine the sign.
-    """
-    # From 2**-32 to 1: the logarithm of 0 is infinite.
-    radius = library.sqrt(-2 * library.log((low + 1.0) * 2**-32))
-    return radius * library.cos(high * (math.tau * 2**-32))
+    """Return `normal` for each value of a batch: float32, of the batch's shape, on its device."""
+    return on_device(normal(seed, *index, tuple(batch.shape[1:])), like=batch)
 
 
 def bernoulli(
@@ -149,23 +131,16 @@ def _integers(
     rows = max(1, _BLOCK // max(1, num_hashes))
     for start in range(0, keys.size, rows):
         hashes = mix64(keys[start : start + rows, None] + steps)
-        parts = hashes.astype("<u8", copy=False).view(dtype)
-        values[start : start + rows] = parts[:, :num_values]
+        values[start : start + rows] = hashes.view(dtype)[:, :num_values]
     return values.reshape((*np.broadcast_shapes(np.shape(epoch), np.shape(index)), *shape))
 
 
 def _keys(seed: Int, epoch: Ints, index: Ints) -> NDArray[np.uint64]:
     """Return a start state of SplitMix64 for each sample, (B,)."""
-    epochs, indices = np.broadcast_arrays(_words(epoch, "Epochs"), _words(index, "Indices"))
-    keys = np.uint64(key_of(as_seed(seed))) ^ epochs.reshape(-1)
-    return mix64((mix64(keys + GOLDEN) ^ indices.reshape(-1)) + GOLDEN)
-
-
-def _words(values: Ints, name: str) -> NDArray[np.uint64]:
-    array = as_int_array(values, name)
-    if array.min(initial=0) < 0:
-        raise ValueError(f"{name} must not be negative, got {array.min()}.")
-    return array.astype(np.uint64)
+    words = (as_int_array(values).astype(np.uint64) for values in (epoch, index))
+    epochs, indices = map(np.ravel, np.broadcast_arrays(*words))
+    keys = mix64((np.uint64(key_of(as_natural(seed))) ^ epochs) + GOLDEN)
+    return mix64((keys ^ indices) + GOLDEN)
 
 
 @lru_cache(maxsize=64)
@@ -175,11 +150,6 @@ def key_of(seed: int) -> int:
     Numpy guarantees that SeedSequence does not change between versions.
     """
     return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
-
-
-def stream(key: int, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the outputs with these numbers, from 0, of SplitMix64 from a key."""
-    return mix64(np.uint64(key) + (counters + np.uint64(1)) * GOLDEN)
 
 
 def mix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -198,15 +168,10 @@ def _hashes_on_gpu(batch: Tensor, seed: Int, index: EpochIndex[IntArray], number
     Signed integers have the bits of unsigned ones in sums and products; after a shift, the upper
     bits are the sign's.
     """
-
-    def signed(word: int) -> int:
-        return word - (1 << 64) if word >= 1 << 63 else word
-
+    golden, *factors = (word - (1 << 64) for word in (int(GOLDEN), *_FACTORS))
     keys = on_device(_keys(seed, *index).view(np.int64), like=batch)
-    z = keys[:, None] + torch.arange(1, number + 1, device=keys.device) * signed(int(GOLDEN))
-    z ^= (z >> 30) & (1 << 34) - 1
-    z *= signed(_FACTORS[0])
-    z ^= (z >> 27) & (1 << 37) - 1
-    z *= signed(_FACTORS[1])
-    z ^= (z >> 31) & (1 << 33) - 1
+    z = keys[:, None] + torch.arange(1, number + 1, device=keys.device) * golden
+    for shift, factor in zip((30, 27, 31), (*factors, 1), strict=True):
+        z ^= (z >> shift) & (1 << 64 - shift) - 1
+        z *= factor
     return z

@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset
 
-from megakit.data.batches import fetch_batch, fetch_samples
+from megakit.data.batches import fetch_batch
 from megakit.data.epochs import SizedDataset
-from megakit.data.indices import Int, IntArray, as_int, as_seed, check_indices
-from megakit.data.random_effects import GOLDEN, key_of, mix64, stream
+from megakit.data.indices import Int, IntArray, as_natural, check_indices
+from megakit.data.random_effects import GOLDEN, key_of, mix64
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -26,23 +26,16 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
     def __init__(
         self, dataset: SizedDataset[T_co], seed: Int = 42, num_samples: Int | None = None
     ) -> None:
-        self.dataset, self.seed = dataset, as_seed(seed)
+        self.dataset, self.seed = dataset, as_natural(seed)
         if len(dataset) < 1:
             raise ValueError("The dataset is empty: there is nothing to draw from.")
-        given = len(dataset) if num_samples is None else num_samples
-        self.num_samples = as_int(given, "num_samples")
-        if self.num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
+        self.num_samples = as_natural(len(dataset) if num_samples is None else num_samples, least=1)
 
     def __len__(self) -> int:
         return self.num_samples
 
     def __getitem__(self, index: int) -> T_co:
         return self.dataset[self._draw([index]).item()]
-
-    def __getitems__(self, indices: list[int]) -> list[T_co]:
-        """Return the samples at these indices; PyTorch's loader calls this."""
-        return fetch_samples(self.dataset, self._draw(indices))
 
     def get_batch(self, indices: IntArray) -> Any:
         """Return the collated batch at these indices, int64 of shape (B,)."""
@@ -56,7 +49,9 @@ class PRNGResampleDataset(Dataset[T_co], Generic[T_co]):
         hashed again.
         """
         checked, length = check_indices(indices, self.num_samples), np.uint64(len(self.dataset))
-        x = stream(key_of(self.seed), checked.astype(np.uint64))
+        x = mix64(
+            np.uint64(key_of(self.seed)) + (checked.astype(np.uint64) + np.uint64(1)) * GOLDEN
+        )
         too_low = np.uint64(2**64 % len(self.dataset))
         while (rejected := np.flatnonzero(x * length < too_low)).size:
             x[rejected] = mix64(x[rejected] + GOLDEN)

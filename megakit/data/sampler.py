@@ -65,11 +65,8 @@ class GlobalBatchSampler(MegatronPretrainingSampler):
 
     def __iter__(self) -> Iterator[IntArray]:
         slice_size = self.micro_batch_times_data_parallel_size
-        end, size, (first, last) = (
-            len(self) * slice_size,
-            self.global_batch_size,
-            self.get_start_end_idx(),
-        )
+        end, size = len(self) * slice_size, self.global_batch_size
+        first, last = self.get_start_end_idx()
         for begin in range(self.start() % end, end - size + 1, size):
             for place in range(begin, begin + size, slice_size):
                 indices = np.arange(place + first, place + last)
@@ -125,8 +122,7 @@ class ExactDataSampler(MegatronDataSampler):
         if not is_training:
             weight = len(sampler) * self.micro_batch_size * num_ranks / num_samples
         device = getattr(trainer.strategy, "root_device", CPU)
-        on_device = getattr(getattr(trainer, "datamodule", None), "computes_on_device", False)
-        return make_loader(dataloader, sampler, weight, device, on_device)
+        return make_loader(dataloader, sampler, weight, device)
 
     def _consumed_samples(self) -> int:
         steps = self.trainer.global_step - self.init_global_step

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from megakit.job.cluster import LAUNCHER
@@ -49,10 +49,8 @@ def launch(devices: int, console: Console) -> int:
     def forward(number: int, frame: FrameType | None) -> None:
         send(signal.SIGKILL if request.is_repeated(number) else number)
 
-    with socket.socket() as reserved:  # until the end: the kernel gives its port to nobody else
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("", 0))
-        ranks = _start(devices, reserved.getsockname()[1])
+    with reserved_port() as port:
+        ranks = _start(devices, port)
         handle_signals(forward)
         while not any(codes := [rank.poll() for rank in ranks]) and None in codes:
             time.sleep(0.05)
@@ -77,18 +75,32 @@ def launch(devices: int, console: Console) -> int:
     return status
 
 
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """Yields a port of this machine that the kernel gives to nobody else until the end."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("", 0))
+        yield reserved.getsockname()[1]
+
+
+def environment_of(rank: int, size: int, port: int) -> dict[str, str]:
+    """Returns torchrun's variables for a rank of a job on this machine."""
+    numbers = {"MASTER_PORT": port, "GROUP_RANK": 0, "RANK": rank, "LOCAL_RANK": rank}
+    numbers |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    return {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
+
+
 def _start(devices: int, port: int) -> list[subprocess.Popen[bytes]]:
-    count = str(devices)
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
-    job |= {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, LAUNCHER: str(os.getpid())}
+    launcher = {"OMP_NUM_THREADS": "1", **os.environ, LAUNCHER: str(os.getpid())}
     # The options of this interpreter, such as -P and -W error; multiprocessing does the same.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [
         subprocess.Popen(
             [sys.executable, *flags, *sys.argv],
-            env={"OMP_NUM_THREADS": "1", **os.environ, **job, "RANK": rank, "LOCAL_RANK": rank},
+            env=launcher | environment_of(rank, devices, port),
         )
-        for rank in map(str, range(devices))
+        for rank in range(devices)
     ]
 
 

@@ -1,3 +1,5 @@
+from .datasets import DatasetDistributedNondeterministic as DatasetDistributedNondeterministic
+from .datasets import DatasetLocallyNondeterministic as DatasetLocallyNondeterministic
 from .datasets import (
     assert_dataset_compatible_with_megatron as assert_dataset_compatible_with_megatron,
 )
@@ -5,6 +7,4 @@ from .datasets import assert_dataset_elements_not_equal as assert_dataset_elemen
 from .parallel_state import distributed_model_parallel_state as distributed_model_parallel_state
 from .ranks import RankError as RankError
 from .ranks import Ranks as Ranks
-from .samples import DatasetDistributedNondeterministic as DatasetDistributedNondeterministic
-from .samples import DatasetLocallyNondeterministic as DatasetLocallyNondeterministic
 from .samples import assert_elements_equal as assert_elements_equal

@@ -1,36 +1,29 @@
-"""Runs functions on several ranks, in processes: a pool for tests."""
+"""Runs functions on several ranks, in processes, for tests."""
 
 import contextlib
 import faulthandler
+import multiprocessing
 import os
 import pickle
-import re
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
+from unittest import mock
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from megakit.runtime.accelerator import use_accelerator
-from megakit.runtime.deferred_imports import resume_collector, suspend_collector
+from megakit.job.launch import environment_of, reserved_port
 from megakit.testing.parallel_state import note_time
-from megakit.testing.workers import search_path
 
 T = TypeVar("T")
 
 #: Seconds to wait for the other ranks after a rank has failed.
 GRACE = 5.0
-_ONE_MACHINE = {"MASTER_ADDR": "127.0.0.1", "GROUP_RANK": "0"}
-_SERVE = "import sys; from megakit.testing.ranks import serve; serve(*sys.argv[1:])"
 
 
 class RankError(AssertionError):
@@ -40,8 +33,8 @@ class RankError(AssertionError):
 class Ranks(contextlib.AbstractContextManager["Ranks"]):
     """Runs functions as the ranks of jobs, one job after another, in processes.
 
-    On a CPU, a process imports the frameworks once, and forks the ranks of each job. In pytest, use
-    a fixture with session scope::
+    On a CPU, a process imports the frameworks once, forks the ranks of each job, and ends together
+    with this process. In pytest, use a fixture with session scope::
 
         @pytest.fixture(scope="session")
         def ranks():
@@ -60,11 +53,14 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
     def __init__(
         self, number: int, accelerator: Literal["cpu", "gpu"] = "cpu", timeout: float = 120.0
     ) -> None:
-        self.number, self.accelerator, self.timeout = number, accelerator, timeout
-        self._process: subprocess.Popen[bytes] | None = None
+        self.number, self.timeout = number, timeout
+        # A forked process cannot use CUDA if its parent has used CUDA.
+        self._context: Any = multiprocessing.get_context(
+            "forkserver" if accelerator == "cpu" else "spawn"
+        )
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        """Does nothing: the ranks of a job end with it."""
 
     def run(
         self, function: Callable[..., T], *arguments: Any, world_size: int | None = None
@@ -85,157 +81,80 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
         size = self.number if world_size is None else world_size
         if not 1 <= size <= self.number:
             raise ValueError(f"world_size={size}: this pool has {self.number} processes.")
-        payload = _by_value(function, arguments)
-        self._start()
-        self._said_before = Path(self._log.name).stat().st_size
-        pipes = [Pipe() for _ in range(size)]
-        with socket.socket() as reserved:  # until the end: the kernel gives its port to nobody else
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.bind(("", 0))
-            port = str(reserved.getsockname()[1])
-            connections = [connection for connection, _ in pipes]
+        job = _by_value(function, arguments)
+        processes, answers = [], []
+        with reserved_port() as port, tempfile.NamedTemporaryFile(prefix="ranks-") as log:
             try:
-                socket.send_fds(self._server, [b"job"], [end.fileno() for _, end in pipes])
-                for rank, (connection, end) in enumerate(pipes):
-                    end.close()
-                    environment = {**_ONE_MACHINE, "MASTER_PORT": port}
-                    environment |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
-                    environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size))
-                    connection.send((sys.path, environment, payload, self.timeout))
-                for connection in connections:
-                    connection.recv()  # it has begun
-            except (EOFError, OSError):
-                message = f"the ranks did not start:\n{self._said()}"
-                self.close()
-                raise RankError(message) from None
-            return self._collect(connections)
+                for rank in range(size):
+                    receiver, sender = multiprocessing.Pipe(duplex=False)
+                    answers.append(receiver)
+                    environment = environment_of(rank, size, port)
+                    process = self._context.Process(
+                        target=_run_rank, args=(sender, log.name, environment, job, self.timeout)
+                    )
+                    processes.append(process)
+                    self._start(process)
+                    sender.close()
+                return self._collect(processes, answers, Path(log.name))
+            finally:
+                for process in processes:
+                    process.kill()
+                    process.join()
 
-    def close(self) -> None:
-        """Ends all processes of the pool; a further job starts new processes."""
-        if self._process is not None:
-            self._server.close()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-            self._log.close()
-
-    def _start(self) -> None:
-        if self._process is not None:
-            return
-        self._log = tempfile.NamedTemporaryFile(prefix="ranks-")  # noqa: SIM115  # `close` does it
-        self._server, end = socket.socketpair()
+    def _start(self, process: Any) -> None:
+        """Starts a rank; the first one starts the process that imports the frameworks."""
+        multiprocessing.set_forkserver_preload(["megakit.testing.forked_from"])
         threads = str(max(1, len(os.sched_getaffinity(0)) // self.number))
-        with end:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, self.accelerator, str(end.fileno())],
-                env={"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": search_path()},
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=[end.fileno()],
-                start_new_session=True,
-            )
+        path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), *sys.path])
+        environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": path}
+        with mock.patch.dict(os.environ, environment):
+            process.start()
 
-    def _collect(self, connections: list[Connection]) -> list[Any]:
-        """Waits for the results of the ranks; ends the pool if a result is missing."""
+    def _collect(self, processes: list[Any], answers: list[Connection], log: Path) -> list[Any]:
+        """Waits for the results of all ranks, or for the error of the first rank that failed."""
         results: dict[int, Any] = {}
         failures: list[tuple[float, int, str]] = []
-        pending: dict[Any, int] = {connection: rank for rank, connection in enumerate(connections)}
+        pending: dict[Any, int] = {answer: rank for rank, answer in enumerate(answers)}
         deadline = time.monotonic() + self.timeout + GRACE  # a rank ends itself after `timeout`
         while pending and (left := deadline - time.monotonic()) > 0:
-            for connection in wait(list(pending), left):
-                rank = pending.pop(connection)
+            for answer in wait(list(pending), left):
+                rank = pending.pop(answer)
                 try:
-                    failed_at, answer = pickle.loads(connections[rank].recv_bytes())
-                except (EOFError, ConnectionResetError):
-                    failed_at, answer = 0.0, f"it died:\n{self._log_of_death(rank)}"
+                    failed_at, result = pickle.loads(answers[rank].recv_bytes())
+                except EOFError:
+                    processes[rank].join()
+                    said = "\n".join(log.read_text(errors="replace").splitlines()[-100:])
+                    failed_at = 0.0
+                    result = f"it died with status {processes[rank].exitcode}:\n{said}"
                 if failed_at is None:
-                    results[rank] = answer
+                    results[rank] = result
                 else:
-                    failures.append((failed_at, rank, answer))
+                    failures.append((failed_at, rank, result))
             if failures:
                 deadline = min(deadline, time.monotonic() + GRACE)
-        said = self._said()
-        if pending:
-            self.close()
         if failures:
-            _, rank, answer = min(failures)  # later failures may be consequences
-            raise RankError(f"rank {rank} of {len(connections)} failed: {answer}")
+            _, rank, result = min(failures)  # later failures may be consequences
+            raise RankError(f"rank {rank} of {len(processes)} failed: {result}")
         if pending:  # stopped, or a child of theirs holds the connection
-            raise RankError(f"ranks {sorted(pending.values())} gave no result:\n{said}")
-        return [results[rank] for rank in range(len(connections))]
-
-    def _log_of_death(self, rank: int) -> str:
-        """Returns the log, where `serve` says how the rank ended, within 5 seconds."""
-        deadline = time.monotonic() + 5
-        while f"\nrank {rank} " not in f"\n{self._said()}" and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return self._said()
-
-    def _said(self) -> str:
-        """Returns what this job's ranks have logged: the first stack of a hung rank, or the end."""
-        log = Path(self._log.name).read_bytes()[self._said_before :].decode(errors="replace")
-        _, hung, stack = log.partition("Timeout (")
-        if hung:  # the most recent call comes first
-            lines = [f"no result after {self.timeout:g} s", *stack.splitlines()[1:30]]
-            return "\n".join(lines + re.findall(r"^rank .*$", log, re.MULTILINE))
-        return "\n".join(log.splitlines()[-30:])
+            raise RankError(f"ranks {sorted(pending.values())} gave no result.")
+        return [results[rank] for rank in range(len(processes))]
 
 
-def serve(accelerator: Literal["cpu", "gpu"], descriptor: str) -> None:
-    """Runs in the pool's first process: imports the frameworks, and forks the ranks of each job."""
-    if accelerator == "cpu":
-        # Not for GPUs: a forked process cannot use CUDA if its parent has used CUDA.
-        suspend_collector()
-        use_accelerator("cpu")
-        import megakit.training.fit  # noqa: F401  # NeMo, which most jobs need
-
-        resume_collector()
-    signal.signal(signal.SIGCHLD, _note_death)
-    requests = socket.socket(fileno=int(descriptor))
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(requests, 8, 1024)
-        if not request:
-            return
-        for rank, end in enumerate(descriptors):
-            process = os.fork()
-            if not process:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for other in descriptors[rank + 1 :]:
-                    os.close(other)
-                requests.close()
-                _run_rank(Connection(end))
-            _RANKS[process] = rank
-            os.close(end)
-
-
-#: The number of each rank by its process.
-_RANKS: dict[int, int] = {}
-
-
-def _note_death(*_: object) -> None:
-    """Writes to the log how ranks ended that did not end well."""
-    with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            rank, code = _RANKS.get(found[0], "?"), os.waitstatus_to_exitcode(found[1])
-            if code:
-                how = signal.Signals(-code).name if code < 0 else f"status {code}"
-                print(f"rank {rank} ended by {how}", file=sys.stderr, flush=True)
-
-
-def _run_rank(connection: Connection) -> NoReturn:
-    """Runs a job's function on one rank, and ends."""
-    connection.send("begun")
-    sys.path[:], environment, payload, timeout = connection.recv()
+def _run_rank(
+    answers: Connection, log: str, environment: dict[str, str], job: bytes, timeout: float
+) -> None:
+    """Runs a job's function on one rank, and ends; whatever it prints goes to the log."""
+    with Path(log).open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     faulthandler.dump_traceback_later(timeout, exit=True)
     os.environ.update(environment)
     try:
-        function, arguments = pickle.loads(payload)
+        function, arguments = pickle.loads(job)
         answer = cloudpickle.dumps((None, function(*arguments)))
     except BaseException as error:
         answer = cloudpickle.dumps((note_time(error), traceback.format_exc()))
-    connection.send_bytes(answer)
+    answers.send_bytes(answer)
     os._exit(0)
 
 

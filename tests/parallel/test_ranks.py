@@ -125,13 +125,13 @@ class TestFailures:
 
     @pytest.mark.long
     def test_death_and_silence(self):
-        """In a pool of its own, which has to start anew after each of the two."""
+        """And the pool goes on."""
         with Ranks(2, timeout=30) as pool:
             before = pool.run(os.getpid)
-            with pytest.raises(RankError, match=r"rank 1 of 2 failed: it died(.|\n)*SIGKILL"):
+            with pytest.raises(RankError, match="rank 1 of 2 failed: it died with status -9"):
                 pool.run(die_on_rank_one)
             pool.timeout = 1
-            with pytest.raises(RankError, match=r"no result after 1 s(.|\n)*in sleep_deep"):
+            with pytest.raises(RankError, match=r"rank 0 of 2 .* 1:\nTimeout(.|\n)*in sleep_deep"):
                 pool.run(wait_on_rank_zero)
             after = pool.run(os.getpid)
         assert not set(before) & set(after)

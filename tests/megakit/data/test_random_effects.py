@@ -42,27 +42,22 @@ def test_known_values():
     assert "".join(map(str, kept)) == "11111111101101111111"
 
 
-@pytest.mark.parametrize("probability", [0.2, 0.999])
-def test_even_in_every_direction(probability):
-    """Along a sample, over samples, over epochs, over seeds."""
+def test_even_in_every_direction():
+    """Along a sample, over samples, over epochs."""
     many = np.arange(100_000)
     for arguments in ((3, 0, 0, (100_000,)), (3, 0, many), (3, many, 0)):
         values = uniform(*arguments)
         assert 0 <= values.min() <= values.max() < 1
         assert 1e-3 < kstest(values, "uniform").pvalue < 1 - 1e-3
         assert 1e-3 < kstest(normal(*arguments), "norm").pvalue < 1 - 1e-3
-        error = (probability * (1 - probability) / values.size) ** 0.5
-        assert abs(bernoulli(probability, *arguments).mean() - probability) < 4 * error
-    over_seeds = [float(uniform(seed, 0, 0)) for seed in range(2000)]
-    assert 1e-3 < kstest(over_seeds, "uniform").pvalue < 1 - 1e-3
+        assert abs(bernoulli(0.2, *arguments).mean() - 0.2) < 4 * (0.16 / values.size) ** 0.5
 
 
-def test_normal_is_finite_at_the_ends_of_its_integers():
+def test_normal_is_finite_at_the_ends_of_its_integers(monkeypatch):
     """The logarithm of the integer 0 would be infinite."""
-    from megakit.data.random_effects import _box_muller
-
-    ends = np.array([0, 2**32 - 1], np.uint32)
-    assert np.abs(_box_muller(np, ends, 0)).max() == pytest.approx(6.66, abs=0.01)
+    ends = np.array([[0, 0], [2**32 - 1, 0]], np.uint32)
+    monkeypatch.setattr("megakit.data.random_effects._integers", lambda *_: ends)
+    assert np.abs(normal(42, 0, 0)).max() == pytest.approx(6.66, abs=0.01)
 
 
 def test_probabilities_at_the_ends():

@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from megakit.data import IdentityMultiEpochDatasetWrapper, MultiEpochDatasetResampler, fetch_batch
-
 pytestmark = pytest.mark.usefixtures("megatron")
 
 GLOBAL = 24
@@ -53,23 +51,17 @@ def steps(num_samples: int, layout: tuple[int, int], **options: Any) -> list[lis
 
 
 @settings(deadline=None)
-@given(st.integers(1, 60), st.integers(1, 12), st.lists(layouts, min_size=1, max_size=4), st.data())
-def test_stops_and_other_layouts_change_no_batch(length, num_steps, found, data):
-    """The same samples of the same epochs in each step, at the ends of epochs too."""
+@given(st.integers(1, 12), st.lists(layouts, min_size=1, max_size=4), st.data())
+def test_stops_and_other_layouts_change_no_batch(num_steps, found, data):
+    """The same samples in each step."""
     num_samples = num_steps * GLOBAL
-    dataset = MultiEpochDatasetResampler(
-        IdentityMultiEpochDatasetWrapper(Indices(length)), num_samples=num_samples
-    )
     stops = data.draw(st.lists(st.integers(0, num_steps), min_size=len(found) - 1, max_size=3))
     stops = [0, *sorted(stops)[: len(found) - 1], num_steps]
-    seen: list[list[int]] = []
+    seen: list[int] = []
     for layout, first, last in zip(found, stops, stops[1:], strict=False):
         part = steps(num_samples, layout, start=partial(int, first * GLOBAL))[: last - first]
-        seen += [fetch_batch(dataset, np.array(batch))["idx"].tolist() for batch in part]
-    uninterrupted = [dataset[index]["idx"] for index in range(num_samples)]
-    assert list(chain.from_iterable(seen)) == uninterrupted
-    for epoch in range(num_samples // length):
-        assert sorted(uninterrupted[epoch * length :][:length]) == list(range(length))
+        seen += chain.from_iterable(part)
+    assert seen == list(range(num_samples))
 
 
 @given(st.integers(1, 200), layouts)
@@ -123,22 +115,16 @@ def transformed(
     return loaders
 
 
-def mean_loss(losses: torch.Tensor, layout: tuple[int, int], masked: bool) -> float:
-    """A validation loss as Megatron and Lightning make it: plain means of plain means."""
-    ranks = [
-        [(losses[batch["idx"]] * (batch["loss_mask"] if masked else 1)).mean() for batch in loader]
-        for loader in transformed(len(losses), trainer_of("val"), layout, GLOBAL)
-    ]
-    return float(torch.tensor(ranks).mean())
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 200), layouts)
 def test_mean_loss_is_that_over_samples(num_samples, layout):
+    """A validation loss as Megatron and Lightning make it: plain means of plain means."""
     losses = torch.rand(num_samples, generator=torch.Generator().manual_seed(1)) + 1
-    assert mean_loss(losses, layout, masked=True) == pytest.approx(float(losses.mean()), rel=1e-5)
-    if num_samples % GLOBAL and num_samples > 1:
-        assert mean_loss(losses, layout, masked=False) != pytest.approx(float(losses.mean()))
+    ranks = [
+        [(losses[batch["idx"]] * batch["loss_mask"]).mean() for batch in loader]
+        for loader in transformed(num_samples, trainer_of("val"), layout, GLOBAL)
+    ]
+    assert float(torch.tensor(ranks).mean()) == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
 def test_training_starts_where_the_trainer_is_and_evaluation_at_the_first_sample():
@@ -146,8 +132,6 @@ def test_training_starts_where_the_trainer_is_and_evaluation_at_the_first_sample
     trainer = trainer_of("train", 3)
     (loader,) = transformed(42, trainer, **options)
     assert next(iter(loader))["idx"].tolist() == [24, 25, 26, 27]
-    assert [len(batch) for batch in loader] == [1] * 4  # idx alone
-    trainer.limit_train_batches = 2  # no sampler's matter
     trainer.global_step = 5  # as many steps as the dataset is long: Lightning's next epoch
     assert next(iter(loader))["idx"][0] == 0
     for part in ("val", "predict"):

@@ -1,4 +1,4 @@
-"""Datasets that each break one rule, beside ones that keep it; factories for other processes."""
+"""Datasets that each break one rule, beside ones that keep it."""
 
 import random
 import time
@@ -6,9 +6,9 @@ import time
 import numpy as np
 import torch
 from numpy.random import default_rng
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
-from megakit.data import EpochIndex, MultiEpochDatasetWrapper, sample_generator
+from megakit.data import MultiEpochDatasetWrapper, sample_generator
 
 
 class Good(Dataset):
@@ -35,20 +35,13 @@ def having(name, values):
 
 
 Seeded = having("Seeded", lambda index: sample_generator(1, 0, index).random((2, 3)))
-OwnTorchGenerator = having(
-    "OwnTorchGenerator",
-    lambda index: torch.rand(2, 3, generator=torch.Generator().manual_seed(index)),
-)
 TorchGlobal = having("TorchGlobal", lambda index: torch.rand(2, 3))
 NumpyGlobal = having("NumpyGlobal", lambda index: torch.from_numpy(np.random.rand(2, 3)))
 PythonGlobal = having("PythonGlobal", lambda index: random.random())
-# Draws, though nothing depends on it.
-UselessDraw = having("UselessDraw", lambda index: (torch.randperm(4), index)[1])
 ManualSeed = having("ManualSeed", lambda index: (torch.manual_seed(index), torch.rand(2, 3))[1])
 NumpySeed = having("NumpySeed", lambda index: (np.random.seed(index), np.random.rand(2, 3))[1])
 Unseeded = having("Unseeded", lambda index: {"deep": [index, (0, default_rng().random(4))]})
 Clock = having("Clock", lambda index: time.perf_counter_ns())
-WorkerNumber = having("WorkerNumber", lambda index: getattr(get_worker_info(), "id", -1))
 
 
 class PlainBatches(Dataset):
@@ -68,15 +61,6 @@ class PlainBatches(Dataset):
     def get_batch(self, indices):
         indices = torch.from_numpy(indices)
         return {"x": torch.arange(6.0).reshape(2, 3) + indices[:, None, None], "idx": indices}
-
-
-class ForkedManualSeed(Good):
-    """Puts the state back, and still goes through the function that Megatron relies on."""
-
-    def values(self, index):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(index)
-            return torch.rand(2, 3)
 
 
 class ForkedDraw(Good):
@@ -113,36 +97,6 @@ class OneBuffer(Good):
         return self.buffer.fill_(index)
 
 
-class Windows(Good):
-    """Overlapping views of one array."""
-
-    tokens = np.arange(100)
-
-    def values(self, index):
-        return self.tokens[index : index + 5]
-
-
-class ReadOnlyWindows(Windows):
-    tokens = np.arange(100)
-    tokens.flags.writeable = False
-
-
-class Columns(Good):
-    """Views that interleave but do not overlap."""
-
-    table = torch.zeros(6, 10, dtype=torch.bfloat16)
-
-    def values(self, index):
-        return self.table[:, index]
-
-
-class SharedMask(Good):
-    mask = torch.ones(4)
-
-    def values(self, index):
-        return (self.mask, index)
-
-
 class TooLong(Good):
     def __getitem__(self, index):
         if index == 9:
@@ -150,30 +104,9 @@ class TooLong(Good):
         return super().__getitem__(index)
 
 
-class Endless(Good):
-    def __getitem__(self, index):
-        return index
-
-
-class Grows(Good):
-    reads = 0
-
-    def __getitem__(self, index):
-        self.reads += 1
-        return super().__getitem__(index)
-
-    def __len__(self):
-        return self.length + (self.reads > 1)
-
-
 class OtherItems(PlainBatches):
     def __getitems__(self, indices):
         return [self[index] for index in sorted(indices, reverse=True)]
-
-
-class FewItems(PlainBatches):
-    def __getitems__(self, indices):
-        return [self[index] for index in set(indices) - {0}]
 
 
 class OtherBatch(PlainBatches):
@@ -183,38 +116,16 @@ class OtherBatch(PlainBatches):
         return batch
 
 
+class SortedBatch(PlainBatches):
+    def get_batch(self, indices):
+        return super().get_batch(np.sort(indices))
+
+
 class OtherBatchType(PlainBatches):
     def get_batch(self, indices):
         batch = super().get_batch(indices)
         batch["idx"] = batch["idx"].int()
         return batch
-
-
-class HashSeed(Good):
-    """Its vocabulary is numbered in a set's order, which Python's hash seed decides."""
-
-    def __init__(self):
-        super().__init__()
-        self.words = list({f"word {number}" for number in range(20)})
-
-    def values(self, index):
-        return self.words[index]
-
-
-class UnseededStart(Good):
-    def __init__(self):
-        super().__init__()
-        self.noise = default_rng().random(10)
-
-    def values(self, index):
-        return self.noise[index]
-
-
-class WorkerFails(Good):
-    def values(self, index):
-        if get_worker_info():
-            raise RuntimeError("no worker may read this")
-        return index
 
 
 class Epochs(MultiEpochDatasetWrapper):
@@ -233,6 +144,3 @@ class UnseededEpochs(Epochs):
 class SameEpochs(Epochs):
     def apply_transform(self, sample, index):
         return {**sample, "noise": sample_generator(1, 0, index.idx).random(3)}
-
-
-NOT_A_FACTORY = EpochIndex(0, 0)

@@ -1,0 +1,10 @@
+"""Imports the frameworks for a CPU: the process that `ranks.py` forks ranks from imports this."""
+
+from megakit.runtime.accelerator import use_accelerator
+from megakit.runtime.deferred_imports import resume_collector, suspend_collector
+
+suspend_collector()
+use_accelerator("cpu")
+import megakit.training.fit  # noqa: E402, F401  # NeMo, which most jobs need
+
+resume_collector()
