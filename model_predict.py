@@ -111,7 +111,7 @@ def predict(run: Run[PredictOptions]) -> Path:
     module = BionemoLightningModule(config=ExampleFineTuneConfig(initial_ckpt_path=checkpoint))
     trainer = build_trainer(run)
     trainer.predict(module, data)
-    sources = pictures and pictures.sources
+    sources = pictures.sources if pictures else None
     show = partial(  # draws pictures and report.html; predictions.csv does not need it
         show_results,
         images=data.test_set.images,

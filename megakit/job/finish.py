@@ -219,7 +219,7 @@ def finish_prediction(
         num_samples = len(outputs.idx)
         if rows is None:
             predictions = classify(outputs)
-            columns = columns_of(predictions)
+            columns: Mapping[str, Any] = columns_of(predictions)
         else:
             columns = check_columns(rows(outputs), num_samples)
         origins = {} if sources is None else {"source": sources}

@@ -27,8 +27,8 @@ def write_columns(path: Path, columns: Mapping[str, Iterable[Any]]) -> None:
 def columns_of(predictions: Predictions) -> dict[str, Iterable[Any]]:
     """Returns the columns of a classifier: `label` (empty: unknown), `prediction`, `p0`."""
     return {
-        "label": ("" if label < 0 else label for label in predictions.label),
-        "prediction": predictions.prediction,
+        "label": ("" if label < 0 else label for label in predictions.label.tolist()),
+        "prediction": predictions.prediction.tolist(),
         **{
             f"p{number}": map("%.6g".__mod__, of_class)  # a text at a time: there may be many
             for number, of_class in enumerate(predictions.probabilities.T)

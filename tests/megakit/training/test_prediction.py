@@ -64,6 +64,6 @@ def test_what_a_step_has_to_return(tmp_path: Path, returned: Any) -> None:
 
 
 def test_more_than_memory_is_refused_at_the_first_batch(tmp_path: Path) -> None:
-    told = r"^The predictions need about 816\d{6}\.\d GB of memory, and this machine has"
+    told = r"^The predictions need about 1020000\d{3}\.\d GB of memory, and this machine has"
     with pytest.raises(UserError, match=told):
         predicted(tmp_path, of_a_step([0, 1, 2, 0]), num_batches=10**15)
