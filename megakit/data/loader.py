@@ -3,8 +3,6 @@
 import atexit
 import faulthandler
 import functools
-import multiprocessing
-import os
 import signal
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -18,7 +16,7 @@ from megakit.data.device import CPU, batches_on, copied, gpu_lock
 from megakit.data.indices import IntArray
 from megakit.data.prefetch import CHUNK_BYTES, GPU_CHUNK_BYTES, can_be_prefetched, prefetch
 from megakit.runtime.patching import require_attribute
-from megakit.runtime.signals import die_with_parent, ignore_signals, stop_signals_blocked
+from megakit.runtime.signals import ignore_signals, stop_signals_blocked
 
 T = TypeVar("T")
 
@@ -50,9 +48,6 @@ def make_loader(
     batches = _Batches(
         template.dataset, None if is_default else template.collate_fn, padding_weight
     )
-    context: Any = template.multiprocessing_context or multiprocessing
-    # A fork server is the parent of its workers.
-    parent = 0 if context.get_start_method() == "forkserver" else os.getpid()
     kept = ("num_workers", "prefetch_factor", "persistent_workers")
     loader = _Loader(
         batches,
@@ -62,7 +57,7 @@ def make_loader(
         # For the workers' seeds. Without it, torch draws them from the global generator, which
         # dropout uses, too.
         generator=template.generator or torch.Generator(),
-        worker_init_fn=functools.partial(_begin_worker, template.worker_init_fn, parent),
+        worker_init_fn=functools.partial(_begin_worker, template.worker_init_fn),
         timeout=(template.timeout or WORKER_TIMEOUT) if template.num_workers else 0,
         multiprocessing_context=template.multiprocessing_context,
         # By a thread of torch, beside the training, before `copied` copies the workers' batches.
@@ -147,13 +142,11 @@ def _identity(batch: T) -> T:
     return batch
 
 
-def _begin_worker(begin: Callable[[int], Any] | None, parent: int, worker: int) -> None:
+def _begin_worker(begin: Callable[[int], Any] | None, worker: int) -> None:
     # A terminal, `scancel` or systemd signals all processes of a job. The training process handles
     # the signal, and needs batches until it has completed its step and its validation.
     ignore_signals()
     faulthandler.disable()  # its report of an abort is the training process's
-    if parent:
-        die_with_parent(parent)
     if begin is not None:
         begin(worker)
 

@@ -30,8 +30,6 @@ def permute(index: Int | NDArray[Any], length: Int, seed: Int) -> int | IntArray
     one onto [0, length). Positions may have any shape. A seed is any integer that is not negative.
     """
     length, seed = as_natural(length, least=1), as_natural(seed)
-    if length >= 2**63:
-        raise ValueError(f"The length of the permuted range must be below 2**63, got {length}.")
     mask = (1 << (length - 1).bit_length()) - 1
     constants = _constants(seed, mask)
     if isinstance(index, np.ndarray):

@@ -1,7 +1,5 @@
 """BlendedDataset: shares, epochs, any order, batches that equal samples, errors."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -28,11 +26,6 @@ class Member(Dataset):
         return {"x": torch.tensor([self.name, index]), "pair": (index, 2.5)}
 
 
-class Batched(Member):
-    def get_batch(self, indices):
-        return default_collate([self[index] for index in indices.tolist()])
-
-
 class AddEpoch(MultiEpochDatasetWrapper):
     def apply_transform(self, sample, index):
         return {**sample, "x": sample["x"] + 1000 * index.epoch}
@@ -43,8 +36,8 @@ member_lists = st.lists(
 )  # of length and weight
 
 
-def blend_of(members, *arguments, cls: Any = Batched, **options):
-    pairs = [(cls(name, length), weight) for name, (length, weight) in enumerate(members)]
+def blend_of(members, *arguments, **options):
+    pairs = [(Member(name, length), weight) for name, (length, weight) in enumerate(members)]
     return BlendedDataset(pairs, *arguments, **options)
 
 
@@ -71,9 +64,9 @@ def test_shares_and_epochs(members, seed, shuffle):
 
 
 @settings(max_examples=60, deadline=None)
-@given(member_lists, st.data(), st.booleans(), st.sampled_from([Member, Batched]))
-def test_batches_equal_samples_in_any_order(members, data, shuffle, cls):
-    blend = blend_of(members, 100, shuffle=shuffle, cls=cls)
+@given(member_lists, st.data(), st.booleans())
+def test_batches_equal_samples_in_any_order(members, data, shuffle):
+    blend = blend_of(members, 100, shuffle=shuffle)
     indices = data.draw(st.lists(st.integers(0, 99), min_size=1, max_size=30))
     expected = default_collate([blend[index] for index in indices])
     assert_elements_equal(blend.get_batch(np.array(indices)), expected)
@@ -95,7 +88,7 @@ def test_a_period_has_the_exact_shares_and_the_default_length_is_the_first_epoch
 
 
 def test_members_indexed_by_epoch():
-    blend = BlendedDataset([(Batched(0, 3), 1), (AddEpoch(Batched(1, 4)), 1)], num_samples=24)
+    blend = BlendedDataset([(Member(0, 3), 1), (AddEpoch(Member(1, 4)), 1)], num_samples=24)
     x = drawn_from(blend, 24)
     assert x[1::2, 0].tolist() == [1] * 4 + [1001] * 4 + [2001] * 4
     assert_dataset_compatible_with_megatron(blend)

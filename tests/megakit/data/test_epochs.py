@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, Subset, default_collate, random_split
+from torch.utils.data import Dataset, Subset, default_collate
 
 from megakit.data import (
     EpochIndex,
@@ -137,8 +137,7 @@ class Changed(Batched):
 @pytest.mark.parametrize(("dataset", "calls"), [(Samples(), ["item"] * 3), (Batched(), ["batch"])])
 def test_batches_are_fetched_in_the_best_way(dataset, calls):
     outer: Any = Subset(dataset, [7, 3, 3, 18, 0])
-    inner, _ = random_split(outer, [3, 2], torch.Generator().manual_seed(42))
-    for found in (dataset, outer, inner):
+    for found in (dataset, outer, Subset(outer, [4, 0, 1])):
         dataset.calls.clear()
         batch = fetch_batch(found, np.array([2, 0, 0]))
         assert dataset.calls == calls

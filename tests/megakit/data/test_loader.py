@@ -49,6 +49,11 @@ def loader(
     return make_loader(DataLoader(dataset, **options), sampler, padding_weight)
 
 
+def as_list(samples):
+    """A collate_fn: the samples' squares, as Python's numbers."""
+    return {"squares": [sample["square"][0].item() for sample in samples]}
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("dataset_class", [Squares, BatchedSquares])
 def test_samples_and_batches_give_the_same_with_any_workers(dataset_class, num_workers):
@@ -58,23 +63,12 @@ def test_samples_and_batches_give_the_same_with_any_workers(dataset_class, num_w
     assert_elements_equal(found, expected)
     # Else dropout would depend on the number of workers.
     assert torch.equal(torch.get_rng_state(), before)
+    lists = loader(dataset_class(), batches(), num_workers=num_workers, collate_fn=as_list)
+    assert list(lists) == [{"squares": [0, 1, 4, 9]}, {"squares": [16, 25, 36, 49]}]
 
 
-def as_list(samples):
-    """A collate_fn: the samples' squares, as Python's numbers."""
-    assert isinstance(samples, list)
-    return {"squares": [sample["square"][0].item() for sample in samples]}
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_collate_fn_is_respected(num_workers):
-    found = loader(BatchedSquares(), batches(), num_workers=num_workers, collate_fn=as_list)
-    assert list(found) == [{"squares": [0, 1, 4, 9]}, {"squares": [16, 25, 36, 49]}]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_padding_is_marked(num_workers):
-    found = list(loader(Squares(), batches(10, 12), 1.2, num_workers=num_workers))
+def test_padding_is_marked():
+    found = list(loader(Squares(), batches(10, 12), 1.2))
     weights = torch.stack([batch["loss_mask"] for batch in found])
     assert weights.dtype == torch.float32
     assert weights[-1].tolist() == pytest.approx([1.2, 1.2, 0, 0])
