@@ -81,11 +81,9 @@ def _start(devices: int, port: int) -> list[subprocess.Popen[bytes]]:
     count = str(devices)
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
     job |= {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, LAUNCHER: str(os.getpid())}
-    # The options of this interpreter, such as -P and -W error; multiprocessing does the same.
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [
         subprocess.Popen(
-            [sys.executable, *flags, *sys.argv],
+            [sys.executable, *sys.argv],
             env={"OMP_NUM_THREADS": "1", **os.environ, **job, "RANK": rank, "LOCAL_RANK": rank},
         )
         for rank in map(str, range(devices))
