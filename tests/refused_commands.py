@@ -61,9 +61,7 @@ CASES = {
             "--corruption 1.0: has to be below 1",
         ],
     ),
-    "an empty text": Case(
-        PREDICT_PY, "--checkpoint ''", ["--checkpoint '': the value is empty"]
-    ),
+    "an empty text": Case(PREDICT_PY, "--checkpoint ''", ["--checkpoint '': the value is empty"]),
     "ranks that the sizes do not divide": Case(
         PRETRAIN_PY,
         "--devices 3 --tensor-parallel 2",

@@ -66,9 +66,9 @@ def _parser(options_class: type, texts: dict[str, str]) -> _Parser:
     )
     hints = get_type_hints(options_class)
     for option in fields(options_class):
-        hint = hints[option.name]
+        name, hint = flag(option.name), hints[option.name]
         kinds = get_args(hint) or (hint,)  # of a union, or the values of a literal
-        add = partial(parser.add_argument, flag(option.name))
+        add = partial(parser.add_argument, name)
         text = texts.get(option.name, "").replace("%", "%%")
         if kinds[0] is bool:
             add(action="store_true", help=text)
@@ -78,7 +78,12 @@ def _parser(options_class: type, texts: dict[str, str]) -> _Parser:
         choices = kinds if isinstance(kinds[0], str) else None
         kind = str if choices else kinds[0]
         metavar = None if choices else kind.__name__.upper()
-        add(type=partial(_read, flag(option.name), kind), choices=choices, metavar=metavar, help=text)
+        add(
+            type=partial(_read, name, kind),
+            choices=choices,
+            metavar=metavar,
+            help=text,
+        )
     return parser
 
 

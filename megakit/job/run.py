@@ -119,7 +119,8 @@ class Run(Generic[OptionsT_co]):
     @property
     def max_steps(self) -> int:
         """The last optimizer step; -1 in prediction."""
-        return self.ended_at or getattr(self.options, "max_steps", -1)
+        steps: int = getattr(self.options, "max_steps", -1)
+        return steps if self.ended_at is None else self.ended_at
 
     @property
     def val_interval(self) -> int:

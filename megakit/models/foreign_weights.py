@@ -1,7 +1,6 @@
 """Reads the weights of another program, renames them, and loads them into a model."""
 
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any

@@ -170,9 +170,10 @@ def _write(checkpoint: Path, model: Any, config: "Config", source: str) -> None:
     from megatron.core import dist_checkpointing
 
     from megakit.checkpoints.context import write_context
-    from megakit.checkpoints.writer import publish, why_not_written
+    from megakit.checkpoints.writer import why_not_written
     from megakit.models.partial_loading import PREFIX
     from megakit.models.settings import ImportedModule
+    from megakit.runtime.atomic_files import publish
     from megakit.runtime.writer_threads import write_in_threads
 
     partial = checkpoint.with_name(f".partial-{checkpoint.name}")
