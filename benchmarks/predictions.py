@@ -47,7 +47,7 @@ class ComputedImages:
 
 def predict(num_samples: int, runs: Path) -> dict[str, Any]:
     """Predicts in this process; returns seconds, MB at the peak, and MB of predictions.csv."""
-    from megakit.job.interactive import open_run
+    from megakit.job.notebook import open_run
     from megakit.runtime.accelerator import keep_freed_memory
     from model_predict import PREDICT, PredictOptions
 

@@ -210,17 +210,12 @@ def verify(checkpoint: Path, by_hash: bool = True) -> Manifest:
     manifest = read_manifest(checkpoint)
     with reading(checkpoint, "Use another checkpoint."):
         found = list_files(checkpoint, None if by_hash else manifest.files)
-    problems = []
-    for name, expected in manifest.files.items():
-        if name not in found:
-            problems.append(f"{name} is missing")
-        elif found[name] != expected:
-            problems.append(f"{name} was altered after it was written (its size or sha256 differs)")
-    unexpected = found.keys() - manifest.files.keys()
-    problems += [f"{name} does not belong to the checkpoint" for name in sorted(unexpected)]
-    if problems:
-        told = "; ".join(first(problems))
-        raise UserError(f"{checkpoint}: damaged: {told}. Use another checkpoint.")
+    names = found.keys() | manifest.files.keys()
+    if wrong := sorted(name for name in names if found.get(name) != manifest.files.get(name)):
+        raise UserError(
+            f"{checkpoint}: damaged. Missing, altered after it was written, or from elsewhere: "
+            f"{', '.join(first(wrong))}. Use another checkpoint."
+        )
     return manifest
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import (
     Manifest,
     OtherFormatError,
@@ -15,6 +14,7 @@ from megakit.checkpoints.manifest import (
     read_manifest,
     verify,
 )
+from megakit.checkpoints.model_settings import read_model_settings
 from megakit.errors import UserError
 from megakit.runtime.atomic_files import set_aside
 

@@ -18,7 +18,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
-from megakit.checkpoints.context import write_context
 from megakit.checkpoints.manifest import (
     CONTEXT,
     WEIGHTS,
@@ -29,6 +28,7 @@ from megakit.checkpoints.manifest import (
     list_files,
     write_manifest,
 )
+from megakit.checkpoints.model_settings import write_context
 from megakit.checkpoints.select import best_of, own_checkpoints, remove
 from megakit.runtime.atomic_files import publish
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import (
     CHANGES,
     FILES,
@@ -16,11 +15,12 @@ from megakit.checkpoints.manifest import (
     list_checkpoints,
     verify,
 )
+from megakit.checkpoints.model_settings import read_model_settings
 from megakit.checkpoints.select import keep_own_checkpoints, readable_checkpoints, remove_leftovers
 from megakit.errors import UserError
 from megakit.job.cluster import LAUNCHER, Cluster
 from megakit.job.console import Console
-from megakit.job.identity import changed_files, files_of, identify, refuse
+from megakit.job.identity import changed_files, identify, refuse
 from megakit.job.layout import Layout, find_sizes, plan_layout
 from megakit.job.option_types import use_sizes_of
 from megakit.job.options import CommonOptions, TrainingOptions
@@ -128,8 +128,6 @@ def plan(
             only_starts_ranks=only_starts_ranks,
             work=layout.micro_batch_size * sizes["seq_length"] * sizes["hidden_size"] ** 2,
         )
-        if start is not None and script is not None:
-            _say_newer_code(stage, start, console, script)
         if isinstance(options, TrainingOptions):
             digest = start.manifest.digest if start else None
             run.identity = identify(options, run.dataset, run.precision, digest, script)
@@ -255,16 +253,3 @@ def _compare_with_directory(run: Run[Any], max_steps: int, found: Sequence[Manif
     run.identity[CHANGES] = [*newest.run.get(CHANGES, [])]
     if run.changed:
         run.identity[CHANGES].append({"step": newest.step, "files": run.changed})
-
-
-def _say_newer_code(stage: Stage, start: Start, console: Console, script: Path) -> None:
-    """Reports that the code of the previous stage is newer than the start checkpoint."""
-    assert stage.before is not None, "there is a start checkpoint"
-    before = script.with_name(stage.before.script)
-    # Otherwise the previous stage belongs to another project.
-    files = files_of(before) if before.is_file() else {}
-    if changed := changed_files(start.manifest.run, files):
-        console.say(
-            f"{', '.join(changed)}: changed since {before.name} made {start.path}. To start from "
-            f"the new code's result, run {before.name} again with --fresh."
-        )

@@ -5,7 +5,6 @@ Nothing here imports torch before the command line is parsed and checked.
 
 import contextlib
 import os
-import resource
 import sys
 import time
 import traceback
@@ -77,14 +76,12 @@ def run_script(
 
 
 def begin_script() -> None:
-    """Prepares a new process's streams, signals and limits. Every script calls this first."""
+    """Prepares a new process's streams and signals. Every script calls this first."""
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = open_output(descriptor)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     reset_signals()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def report(error: BaseException, console: Console, cluster: Cluster, log: Path | None) -> int:

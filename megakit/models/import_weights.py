@@ -169,7 +169,7 @@ def _write(checkpoint: Path, model: Any, config: "Config", source: str) -> None:
     """Writes a checkpoint into a hidden folder, and renames the folder when it is complete."""
     from megatron.core import dist_checkpointing
 
-    from megakit.checkpoints.context import write_context
+    from megakit.checkpoints.model_settings import write_context
     from megakit.checkpoints.writer import why_not_written
     from megakit.models.partial_loading import PREFIX
     from megakit.models.settings import ImportedModule

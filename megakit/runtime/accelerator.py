@@ -4,7 +4,6 @@ import ctypes
 import functools
 import os
 import platform
-import socket
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,20 +82,12 @@ def devices_of_ranks(name: Literal["cpu", "gpu"], number: int) -> "list[torch.de
     Args:
         name: The kind of device.
         number: The number of ranks of this machine.
-
-    Raises:
-        UserError: This machine, which may be another one than rank 0's, has too few GPUs.
     """
     import torch
 
     if name == "cpu":
         return [torch.device("cpu")] * number
     count = torch.cuda.device_count()
-    if count == 0 or 1 < count < number:
-        raise UserError(
-            f"{socket.gethostname()} has {count} GPUs for {number} processes, and each process "
-            "needs its own. Request as many GPUs as processes on each machine."
-        )
     return [torch.device("cuda", rank % count) for rank in range(number)]
 
 

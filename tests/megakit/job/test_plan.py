@@ -11,9 +11,10 @@ import pytest
 from megakit.job import Stage, TrainingOptions
 from megakit.job.cluster import Cluster
 from megakit.job.console import Console
-from megakit.job.interactive import open_run
+from megakit.job.notebook import open_run
 from megakit.job.plan import begin, plan
 from megakit.job.run_directory import RunDirectory
+from megakit.runtime.atomic_files import set_aside
 from tests.fabricate import make_run, prepare_run
 from tests.refusals import problem as problem_of
 
