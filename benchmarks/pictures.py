@@ -17,7 +17,7 @@ from PIL import Image
 # `report` makes the modules of the repository's root importable.
 from report import DATA_DIR, REPOSITORY
 
-from megakit.checkpoints import best_checkpoint
+from megakit.job import RunDirectory
 from megakit.runtime.accelerator import use_accelerator
 from megakit.training.metrics_csv import read_metrics
 from mnist import report as digit_report
@@ -47,7 +47,7 @@ def reconstructions(runs: Path, data_dir: Path) -> Figure:
 
     images, labels = read_mnist(data_dir, train=False)
     originals = images[np.unique(labels, return_index=True)[1]]
-    checkpoint = best_checkpoint(runs / "pretrain" / "checkpoints")
+    checkpoint = RunDirectory(runs / "pretrain").best_checkpoint()
     assert checkpoint is not None, f"no checkpoint of pretraining in {runs}"
     restored = digit_report.reconstruct(checkpoint, originals)
     figure = Figure(figsize=(8, 1.7), layout="constrained")

@@ -92,7 +92,7 @@ def reason_of(error: Exception) -> str:
     return line if isinstance(error, ValueError | TypeError) else f"{kind}: {line}"
 
 
-def first(problems: list[str], most: int = 20) -> list[str]:
-    """Returns all problems, or the first problems with the number of further problems."""
-    more = len(problems) - most
-    return problems if more <= 0 else [*problems[:most], f"{more:,} more like these."]
+def first(problems: list[str]) -> list[str]:
+    """Returns all problems, or the first 20 with the number of further problems."""
+    more = len(problems) - 20
+    return problems if more <= 0 else [*problems[:20], f"{more:,} more like these."]

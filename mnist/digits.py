@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from megakit.errors import UserError, reading
-from megakit.runtime.foreign_files import read_regular_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +60,7 @@ def digits_table() -> list[str]:
         "--dataset mnist."
     )
     with reading(path, remedy):
-        text = unpack(read_regular_file(path, DIGITS_BYTES), DIGITS_BYTES)
+        text = unpack(path.read_bytes(), DIGITS_BYTES)
     found = hashlib.sha256(text).hexdigest()
     if found != DIGITS_SHA256:
         raise UserError(f"{path}: sha256 {found}, expected {DIGITS_SHA256}. {remedy}")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from megakit.errors import UserError, first, printable, reading
-from megakit.runtime.foreign_files import read_regular_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,7 +145,7 @@ def _read_array(path: Path) -> tuple[Any, list[str]]:
 
     rule = f"shape (N > 0, {SIDE}, {SIDE}), and uint8 from 0 to 255 or floats from 0 to 1"
     with reading(f"--input {path}", f"The array must have {rule}."):
-        array = np.load(io.BytesIO(read_regular_file(path, ARRAY_BYTES)), allow_pickle=False)
+        array = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
         if array.shape[1:] != (SIDE, SIDE) or not 0 < len(array) <= MOST_PICTURES:
             raise ValueError(f"shape {array.shape}")
         if array.dtype == np.uint8:
@@ -213,7 +212,7 @@ def _read_image(path: Path) -> Image:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     remedy = f"scale it down to {MOST_PIXELS:,} pixels at most, and {LONGEST_SIDE:,} a side"
-    content = io.BytesIO(read_regular_file(path, PICTURE_BYTES))
+    content = io.BytesIO(path.read_bytes())
     with warnings.catch_warnings(action="ignore"):  # Pillow warns by limits of its own
         try:
             image = Image.open(content, formats=("PNG", "JPEG", "WEBP"))

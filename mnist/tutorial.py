@@ -58,7 +58,7 @@ def import_stack(options: TutorialOptions) -> None:
     This works only for a single process on a CPU: a forked process cannot use a GPU that its parent
     has used.
     """
-    from megakit.job.streams import diverted
+    from megakit.job.console import diverted
     from megakit.runtime.accelerator import (
         is_certainly_cpu,
         keep_freed_memory,

@@ -27,7 +27,7 @@ RUNS = Path(tempfile.mkdtemp())  # for checkpoints and metrics
 # Megatron after it (`megakit/runtime` lists them, with reasons).
 
 # %%
-from megakit.job.interactive import import_stack, open_run
+from megakit.job.notebook import import_stack, open_run
 from mnist.sizes import SizeOptions
 
 import_stack(width=SizeOptions.hidden_size)

@@ -41,7 +41,6 @@ CASES = {
         "--warp 9 --lr 0",
         ["--warp: there is no such option. See --help.", "--lr 0.0: has to be above 0."],
     ),
-    "an option with an underscore": Case(FINETUNE_PY, "--max_steps=9", ["Is it --max-steps?"]),
     "a value of the wrong kind": Case(
         PRETRAIN_PY, "--seed 4.2", ["--seed 4.2: has to be a whole number."]
     ),
@@ -62,9 +61,7 @@ CASES = {
             "--corruption 1.0: has to be below 1",
         ],
     ),
-    "an empty text": Case(
-        PREDICT_PY, "--checkpoint ''", ["--checkpoint '': the value is empty | $(...) failed"]
-    ),
+    "an empty text": Case(PREDICT_PY, "--checkpoint ''", ["--checkpoint '': the value is empty"]),
     "ranks that the sizes do not divide": Case(
         PRETRAIN_PY,
         "--devices 3 --tensor-parallel 2",

@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from megakit.job.cluster import Cluster
-from megakit.job.console import Console
-from megakit.job.plan import plan
-from model_finetune import FINETUNE, FinetuneOptions
 from model_pretrain import PRETRAIN, PretrainOptions
 from tests.fabricate import prepare_run
 from tests.faults.harness import BEFORE_STEP, Fault, Training
@@ -117,15 +113,3 @@ def test_a_notebook_has_no_files(training: Training) -> None:
     run = prepare_run(PRETRAIN, options)
     assert (run.is_done, run.changed) == (True, [])
     assert run.identity == read_json(training.path / "run.json")
-
-
-@pytest.mark.usefixtures("resumed")
-def test_the_next_stage_says_that_its_start_is_of_older_code(
-    training: Training, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    project = copy_of(Path(training.script).parent, tmp_path)
-    change(project, "model_components.py", *EDITS["the loss"])
-    options = FinetuneOptions(output_dir=training.folder, dataset="digits", accelerator="cpu")
-    run = plan(FINETUNE, options, Cluster(), Console(), project / "model_finetune.py")
-    told = f"model_components.py: changed since model_pretrain.py made {run.start}. To start"
-    assert told in capfd.readouterr().err

@@ -30,7 +30,7 @@ from megakit.job import script as scripts
 from megakit.job.cluster import Cluster
 from megakit.job.command_line import parse_options, program
 from megakit.job.console import Console
-from megakit.job.layout import Layout, Sizes, plan_layout
+from megakit.job.layout import Layout, find_sizes, plan_layout
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.run_directory import Stage
 from megakit.runtime.accelerator import find_accelerator, use_accelerator
@@ -148,7 +148,7 @@ def _check(options: CommonOptions) -> tuple[Layout, str]:
         )
     # As if the job had been started: this machine may have other devices than the cluster.
     cluster = Cluster("torchrun", devices=options.devices or 1, num_nodes=options.num_nodes or 1)
-    layout, found = plan_layout(options, cluster, Sizes.find(options, {}))
+    layout, found = plan_layout(options, cluster, find_sizes(options, {}))
     if problems := problems + found:
         raise UserError(problems)
     return layout, options.fingerprint()

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_pret
 from examples.gpt.gpt_sizes import vocabulary_problems
 from examples.gpt.model_pretrain import PRETRAIN
 from megakit.errors import printable
-from megakit.job import FREE_TEXT, CommonOptions, Count, Range, Run, Seed, Stage, run_script
+from megakit.job import CommonOptions, Count, Range, Run, Seed, Stage, run_script
 from megakit.runtime.atomic_files import write_atomically
 
 SAMPLE = Stage("sample", before=PRETRAIN)
@@ -28,7 +28,7 @@ class SampleOptions(CommonOptions):
     """Checkpoint of a language model, or the folder of a pretraining, for its best one; by default
     that of --output-dir."""
 
-    prompt: Annotated[str, FREE_TEXT] = "import "
+    prompt: str = "import "
     """The beginning of the text."""
 
     num_bytes: Count = 500

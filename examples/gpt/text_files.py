@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megakit.errors import UserError, printable, reading
-from megakit.runtime.foreign_files import read_regular_file
 
 #: One file in this many is for validation; of a single file, the last part of this many.
 VALIDATION_PART = 50
-#: A larger file is refused: each rank reads the whole text into memory.
-FILE_BYTES = 1 << 32
 REMEDY = "Name a text file, or a folder of text files that you may read."
 #: Folders below the standard library's that do not belong to it, or that are not always installed.
 NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
@@ -95,7 +92,7 @@ def read_files(text: Path | None) -> list[bytes]:
     contents = []
     for path in paths:
         with reading(f"--text {printable(os.fspath(path))}", REMEDY):
-            contents.append(read_regular_file(path, FILE_BYTES))
+            contents.append(path.read_bytes())
     if not any(contents):
         raise UserError(
             printable(f"--text {folder}: contains no text. Name a file, or a folder of text files.")

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megakit.errors import UserError, first, printable, reading
-from megakit.runtime.foreign_files import regular_file_size
 
 SPLITS = ("train", "val", "test")
 REMEDY = "Copy it again, or remove it."
-FILE_BYTES = 128 << 20  # the largest image file
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
@@ -39,7 +37,7 @@ class FolderOptions:
         for path in (path for split in SPLITS for path in list_images(self.data_dir / split)):
             try:
                 with reading(path, REMEDY):
-                    size = regular_file_size(path, FILE_BYTES)
+                    size = path.stat().st_size
                     listed.append(f"{path.relative_to(self.data_dir)} {size}")
             except UserError as error:
                 problems += error.problems

@@ -85,6 +85,10 @@ class Manifest:
         """Returns the validated value of a column of metrics.csv after this step, or None."""
         return self.val_loss if column == "val_loss" else self.values.get(column)
 
+    def belongs_to(self, stage: str, run: Mapping[str, Any]) -> bool:
+        """Returns whether a run of a stage wrote this checkpoint; its files may differ."""
+        return self.stage == stage and same_run(self.run, run)
+
     def ends(self, max_steps: object) -> bool:
         """Returns whether a run of `max_steps` steps ended with this checkpoint."""
         return self.final or self.step == max_steps
@@ -120,37 +124,11 @@ def step_in_name(checkpoint: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def step_of(checkpoint: Path) -> int:
-    """Returns the step in the name of a checkpoint that `list_checkpoints` found."""
-    return int(checkpoint.name.removeprefix("step="))
-
-
 def list_checkpoints(folder: Path) -> list[Path]:
     """Returns the checkpoints in a folder, oldest first; incomplete ones have other names."""
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if step_in_name(path) is not None]
-    return sorted((path for path in found if path.is_dir()), key=step_of)
-
-
-def _paths(checkpoint: Path) -> list[Path]:
-    """Returns all files and folders in a checkpoint; `rglob` would skip what cannot be read."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    walk = os.walk(checkpoint, onerror=fail)
-    return sorted(Path(folder, name) for folder, folders, files in walk for name in folders + files)
-
-
-def refuse_links(checkpoint: Path) -> None:
-    """Raises a `UserError` if a checkpoint contains a link, which may lead to another folder."""
-    for path in _paths(checkpoint):
-        if path.is_symlink():
-            raise UserError(
-                f"{checkpoint}: the checkpoint is unsafe: {path.relative_to(checkpoint)} is a "
-                "symbolic link. Use another checkpoint."
-            )
+    steps = {path: step_in_name(path) for path in folder.glob("step=*") if path.is_dir()}
+    found = {path: step for path, step in steps.items() if step is not None}
+    return sorted(found, key=found.__getitem__)
 
 
 def describe(path: Path, digest: str | None = None) -> dict[str, Any]:
@@ -163,13 +141,17 @@ def describe(path: Path, digest: str | None = None) -> dict[str, Any]:
 
 def list_files(checkpoint: Path, known: Files | None = None) -> Files:
     """Describes every file in a checkpoint but the manifest; copies each known sha256."""
-    refuse_links(checkpoint)
+
+    def fail(error: OSError) -> None:  # `rglob` would skip what cannot be read
+        raise error
+
     known, found = known or {}, {}
-    for path in _paths(checkpoint):
-        if path.is_file() and path != checkpoint / MANIFEST:
+    for folder, _, names in os.walk(checkpoint, onerror=fail):
+        for path in (Path(folder, name) for name in names):
             name = path.relative_to(checkpoint).as_posix()
-            found[name] = describe(path, known.get(name, {}).get("sha256"))
-    return found
+            if name != MANIFEST:
+                found[name] = describe(path, known.get(name, {}).get("sha256"))
+    return dict(sorted(found.items()))
 
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
@@ -187,15 +169,13 @@ def read_manifest(checkpoint: Path) -> Manifest:
         OtherFormatError: Another version of this program wrote the checkpoint.
     """
     path = checkpoint / MANIFEST
-    if path.is_symlink() or not path.is_file():
+    if not path.is_file():
         problem = "there is no such checkpoint"
         if checkpoint.is_dir():
             problem = f"not a complete checkpoint: {MANIFEST} is missing"
-        folders = (checkpoint.parent, checkpoint, checkpoint / "checkpoints")
-        readable = [folder for folder in folders if os.access(folder, os.R_OK)]
-        near = [one for folder in readable for one in list_checkpoints(folder)]
-        example = near[-1] if near else "runs/pretrain/checkpoints/step=000500"
-        raise UserError(f"{checkpoint}: {problem}. Name a folder such as {example}.")
+        raise UserError(
+            f"{checkpoint}: {problem}. Name a folder such as runs/pretrain/checkpoints/step=000500."
+        )
     with reading(path, "Use another checkpoint."):
         content = json.loads(path.read_bytes())
         version = content["format_version"]
@@ -225,28 +205,22 @@ def verify(checkpoint: Path, by_hash: bool = True) -> Manifest:
     Only files that are in the checkpoint are opened, whatever paths the manifest lists.
 
     Raises:
-        UserError: The message names missing, altered and unexpected files, or a symbolic link.
+        UserError: The message names missing, altered and unexpected files.
     """
     manifest = read_manifest(checkpoint)
     with reading(checkpoint, "Use another checkpoint."):
         found = list_files(checkpoint, None if by_hash else manifest.files)
-    problems = []
-    for name, expected in manifest.files.items():
-        if name not in found:
-            problems.append(f"{name} is missing")
-        elif found[name] != expected:
-            problems.append(f"{name} was altered after it was written (its size or sha256 differs)")
-    unexpected = found.keys() - manifest.files.keys()
-    problems += [f"{name} does not belong to the checkpoint" for name in sorted(unexpected)]
-    if problems:
-        told = "; ".join(first(problems))
-        raise UserError(f"{checkpoint}: damaged: {told}. Use another checkpoint.")
+    names = found.keys() | manifest.files.keys()
+    if wrong := sorted(name for name in names if found.get(name) != manifest.files.get(name)):
+        raise UserError(
+            f"{checkpoint}: damaged. Missing, altered after it was written, or from elsewhere: "
+            f"{', '.join(first(wrong))}. Use another checkpoint."
+        )
     return manifest
 
 
 def verify_if_possible(checkpoint: Path) -> None:
     """Verifies a checkpoint on rank 0; warns if it has no manifest, as NeMo's own checkpoints."""
-    refuse_links(checkpoint)
     if os.environ.get("RANK", "0") != "0":
         return
     if (checkpoint / MANIFEST).is_file():

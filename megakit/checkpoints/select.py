@@ -7,29 +7,28 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import (
     Manifest,
     OtherFormatError,
     list_checkpoints,
     read_manifest,
-    same_run,
     verify,
 )
+from megakit.checkpoints.model_settings import read_model_settings
 from megakit.errors import UserError
-
-
-def best_checkpoint(folder: Path, by: str = "val_loss") -> Path | None:
-    """Returns the checkpoint of a folder that the next stage uses, or None if there is none.
-
-    It has the best value of `by`, a validated column of metrics.csv; of two equal values, the older
-    checkpoint counts. If `by` is `last`, or the column has no values, it is the last checkpoint.
-    """
-    return best_of({path: read_manifest(path) for path in list_checkpoints(folder)}, by)
+from megakit.runtime.atomic_files import set_aside
 
 
 def best_of(manifests: Mapping[Path, Manifest], by: str) -> Path | None:
-    """Chooses like `best_checkpoint`, from manifests by folder, oldest first."""
+    """Returns the checkpoint that the next stage uses, or None if there is none.
+
+    It has the best value of `by`, a validated column of metrics.csv; of two equal values, the older
+    checkpoint counts. If `by` is `last`, or the column has no values, it is the last checkpoint.
+
+    Args:
+        manifests: The manifests of the checkpoints, by folder, oldest first.
+        by: The column, or `last`.
+    """
     best: tuple[Path, float] | None = None
     for path, manifest in manifests.items():
         value = manifest.validated(by)
@@ -59,7 +58,7 @@ def readable_checkpoints(folder: Path) -> dict[Path, Manifest]:
 def own_checkpoints(folder: Path, stage: str, run: Mapping[str, Any]) -> dict[Path, Manifest]:
     """Returns the readable checkpoints of a run in a folder, oldest first, with their manifests."""
     found = readable_checkpoints(folder).items()
-    return {path: one for path, one in found if one.stage == stage and same_run(one.run, run)}
+    return {path: manifest for path, manifest in found if manifest.belongs_to(stage, run)}
 
 
 def keep_own_checkpoints(
@@ -80,7 +79,7 @@ def keep_own_checkpoints(
         try:
             manifest = verify(checkpoint, by_hash=newest is None)
             read_model_settings(checkpoint)
-            if manifest.stage == stage and same_run(manifest.run, run):
+            if manifest.belongs_to(stage, run):
                 newest = newest or (checkpoint, manifest)
                 continue
             reason, problem = "foreign", f"{checkpoint}: belongs to another run."
@@ -88,18 +87,9 @@ def keep_own_checkpoints(
             if isinstance(error, OtherFormatError) or isinstance(error.__cause__, OSError):
                 raise
             reason, problem = "damaged", str(error).removesuffix(" Use another checkpoint.")
-        report(f"{problem} The checkpoint was renamed to {set_aside(checkpoint, reason).name}.")
+        renamed = set_aside(checkpoint, f"{reason}-{checkpoint.name}")
+        report(f"{problem} The checkpoint was renamed to {renamed.name}.")
     return newest or (None, None)
-
-
-def set_aside(checkpoint: Path, reason: str) -> Path:
-    """Renames a checkpoint to `REASON-NAME`, which no program finds; returns the new path."""
-    aside = checkpoint.with_name(f"{reason}-{checkpoint.name}")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = checkpoint.with_name(f"{reason}-{checkpoint.name}.{number}")
-    return checkpoint.rename(aside)
 
 
 def remove_leftovers(folder: Path) -> None:

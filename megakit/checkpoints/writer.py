@@ -5,7 +5,6 @@ Its file names contain the loss of the previous validation. `CheckpointWriter` l
 write into a hidden folder, adds context and manifest, and renames the complete folder.
 """
 
-import os
 import re
 import shutil
 import time
@@ -19,7 +18,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
-from megakit.checkpoints.context import write_context
 from megakit.checkpoints.manifest import (
     CONTEXT,
     WEIGHTS,
@@ -30,7 +28,9 @@ from megakit.checkpoints.manifest import (
     list_files,
     write_manifest,
 )
+from megakit.checkpoints.model_settings import write_context
 from megakit.checkpoints.select import best_of, own_checkpoints, remove
+from megakit.runtime.atomic_files import publish
 
 
 class CheckpointWriter(Checkpoint):
@@ -43,7 +43,7 @@ class CheckpointWriter(Checkpoint):
         folder: The folder of the checkpoints.
         manifest: The content of each manifest, except step, validated values and files.
         every_n_steps: The interval in optimizer steps.
-        best_by: How the best checkpoint is chosen: see `best_checkpoint`.
+        best_by: How the best checkpoint is chosen: see `best_of`.
         copied: Files to copy into each checkpoint, if they exist.
 
     Attributes:
@@ -133,10 +133,7 @@ class CheckpointWriter(Checkpoint):
                 reason = why_not_written(error)
                 if reason is None:
                     raise
-                free = shutil.disk_usage(self.folder.parent).free / 1e6
-                raise OSError(
-                    f"cannot save {final}: {reason} ({free:,.0f} MB are free on this disk)"
-                ) from error
+                raise OSError(f"cannot save {final}: {reason}") from error
             self.last_model_path = str(final)
             self._find_own()
         self.seconds += time.perf_counter() - started
@@ -236,21 +233,3 @@ def why_not_written(error: BaseException) -> str | None:
     if "inline_container" in text or "PytorchStreamWriter" in text:
         return "a file could not be written completely"
     return None
-
-
-def publish(partial: Path, final: Path) -> None:
-    """Waits until all files of a folder are on disk, then gives the folder its final name."""
-    for folder, _, files in os.walk(partial):
-        for name in [".", *files]:
-            flush(Path(folder, name))
-    partial.rename(final)
-    flush(final.parent)  # not its other files, which this run may not own
-
-
-def flush(path: Path) -> None:
-    """Waits until a file, or the entries of a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,6 +1,5 @@
-from .interactive import open_run as open_run
 from .layout import Layout as Layout
-from .option_types import FREE_TEXT as FREE_TEXT
+from .notebook import open_run as open_run
 from .option_types import BatchSize as BatchSize
 from .option_types import Count as Count
 from .option_types import LearningRate as LearningRate

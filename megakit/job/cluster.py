@@ -37,8 +37,6 @@ class Cluster:
         devices: Processes per machine.
         num_nodes: Number of machines.
         num_surplus: Processes that remain after every machine has `devices` processes; has to be 0.
-        num_gpus: Number of GPUs of the job on this machine; 0 if unknown. A process may see only
-            its own GPU, with srun's `--gpus-per-task` or by its own `CUDA_VISIBLE_DEVICES`.
         store: Torch's store that connects the ranks of the job; None until they are connected.
     """
 
@@ -48,7 +46,6 @@ class Cluster:
     devices: int = 1
     num_nodes: int = 1
     num_surplus: int = 0
-    num_gpus: int = 0
 
     @property
     def num_processes(self) -> int:
@@ -106,15 +103,10 @@ def _read_variables(launcher: str) -> Cluster:
     rank, world_size, _, devices, _ = (int(environ[name]) for name in (*SINGLE, "MASTER_PORT"))
     if not (0 <= rank < world_size and 1 <= devices <= world_size and environ["MASTER_ADDR"]):
         raise ValueError
-    num_nodes, num_gpus = world_size // devices, 0
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    num_nodes = world_size // devices
     if launcher == "srun":
         num_nodes = int(environ["SLURM_STEP_NUM_NODES"])
-        num_gpus = int(environ.get("SLURM_GPUS_ON_NODE") or 0)
-    elif visible and "," not in visible and LAUNCHER not in environ:  # its ranks see the same GPUs
-        num_gpus = devices  # `refuse_shared_gpu` checks that the processes see different GPUs
-    num_surplus = world_size - devices * num_nodes
-    return Cluster(launcher, rank, devices, num_nodes, num_surplus, num_gpus)
+    return Cluster(launcher, rank, devices, num_nodes, world_size - devices * num_nodes)
 
 
 def _translate_srun() -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import difflib
 import inspect
 import os
 import sys
@@ -40,13 +39,10 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
     parser = _parser(options_class, texts)
     parsed, unknown = parser.parse_known_args(arguments)
     options = options_class(**vars(parsed))
-    flags = [flag(name) for name in vars(options)]
     vars(options)["given"] = frozenset(vars(parsed))  # see `given_of`
     problems: list[str] = getattr(options, "problems", list)()
     if unknown:
-        close = difflib.get_close_matches(unknown[0].replace("_", "-"), flags, 1, cutoff=0.75)
-        remedy = "".join(f"Is it {name}? " for name in close)
-        problems.append(f"{brief(unknown[0])}: there is no such option. {remedy}See --help.")
+        problems.append(f"{brief(unknown[0])}: there is no such option. See --help.")
     if problems:
         parser.error("\n".join(problems))
     return options
@@ -60,31 +56,19 @@ class _Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-class _Formatter(argparse.HelpFormatter):
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)
-
-
 def _parser(options_class: type, texts: dict[str, str]) -> _Parser:
-    """Builds the parser, with a heading in the help for each class that introduces options."""
     parser = _Parser(
         program(),
         f"{program()} [options]",
         options_class.__doc__,
-        add_help=False,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        formatter_class=_Formatter,
     )
-    owners = {name: one for one in options_class.__mro__ for name in inspect.get_annotations(one)}
-    titles = {one: " ".join(str(one.__doc__).split()) for one in options_class.__mro__}
-    titles[options_class] = "Options of this script"
-    groups = {one: parser.add_argument_group(titles[one].rstrip(".")) for one in titles}
     hints = get_type_hints(options_class)
     for option in fields(options_class):
         name, hint = flag(option.name), hints[option.name]
         kinds = get_args(hint) or (hint,)  # of a union, or the values of a literal
-        add = partial(groups[owners[option.name]].add_argument, name)
+        add = partial(parser.add_argument, name)
         text = texts.get(option.name, "").replace("%", "%%")
         if kinds[0] is bool:
             add(action="store_true", help=text)
@@ -94,24 +78,25 @@ def _parser(options_class: type, texts: dict[str, str]) -> _Parser:
         choices = kinds if isinstance(kinds[0], str) else None
         kind = str if choices else kinds[0]
         metavar = None if choices else kind.__name__.upper()
-        add(type=partial(_read, name, kind), choices=choices, metavar=metavar, help=text)
-    parser.add_argument_group().add_argument("-h", "--help", action="help", help="Show this text.")
+        add(
+            type=partial(_read, name, kind),
+            choices=choices,
+            metavar=metavar,
+            help=text,
+        )
     return parser
 
 
 def _read(name: str, kind: Callable[[str], Any], text: str) -> Any:
     """Converts the value of an option to its type."""
-    problem = (
-        f"{name} '': the value is empty. Either a variable is not set, or a command in $(...) "
-        "failed; its own message says why. Give a value, or leave the option out."
-    )
+    problem = "'': the value is empty."  # of a variable that is not set, for example
     if text:
         try:
             return kind(text)
         except ValueError:
             rule = "a whole number" if kind is int else "a number"
-            problem = f"{name} {brief(text)}: has to be {rule}."
-    raise argparse.ArgumentError(None, problem)
+            problem = f"{brief(text)}: has to be {rule}."
+    raise argparse.ArgumentError(None, f"{name} {problem}")
 
 
 def _texts(options_class: type) -> dict[str, str]:

@@ -42,11 +42,6 @@ def say_header(run: Run) -> None:
     )
     if device.remark:
         run.console.say(device.remark)
-    if device.name == "cpu" and layout.devices > device.count:
-        run.console.say(
-            f"{layout.devices} processes share the {device.count} CPU cores of this machine: the "
-            "result is the same up to rounding, but the job takes longer."
-        )
     if run.resume:
         run.console.say(f"Resuming from {run.resume}, step {run.resumed_step}.")
         if run.changed:
@@ -130,19 +125,19 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
         }
         | ({"batch_norm_samples": run.layout.micro_batch_size} if normalizes else {}),
     )
-    values = {in_words(name): f"{value:.4f}" for name, value in _sorted_columns(reporter.last)}
+    # Validation first, and losses before other values.
+    by_column = sorted(reporter.last, key=lambda name: (name[:4] != "val_", name[-5:] != "_loss"))
     parts = [f"{name.replace('_', '-')} {seconds:.1f}" for name, seconds in times.items()]
     rows = {
-        **values,
+        **{in_words(name): f"{reporter.last[name]:.4f}" for name in by_column},
         "speed": f"{rate:.0f} steps/s",
         "time": f"{total:.1f} s: {', '.join(parts[:3])},\n{', '.join(parts[3:])}",
         "best checkpoint": writer.best_model_path,
         "curves": shlex.join(["./run", "tensorboard", *_not_default(options, logdir="output_dir")]),
     }
     if next_verb is not None:
-        same = _not_default(
-            options, output_dir="output_dir", precision="precision", data_dir="data_dir"
-        )
+        names = ("output_dir", "precision", "data_dir")
+        same = _not_default(options, **dict(zip(names, names, strict=True)))
         rows["next"] = shlex.join(["./run", next_verb, *same])
     early = ""
     if steps < options.max_steps:
@@ -150,13 +145,6 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
     run.console.say(f"{run.stage.name} is done.{early}")
     run.console.table(rows)
     return best
-
-
-def _sorted_columns(values: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Sorts values by column of metrics.csv: validation first, and losses before other values."""
-    return sorted(
-        values.items(), key=lambda item: (item[0][:4] != "val_", not item[0].endswith("_loss"))
-    )
 
 
 def _not_default(options: CommonOptions, **names: str) -> list[str]:

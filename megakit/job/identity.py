@@ -77,7 +77,7 @@ def files_of(script: Path) -> dict[str, str]:
         if name not in files:
             content = file.read_bytes()
             files[name] = hashlib.sha256(content).hexdigest()
-            waiting += _imported(file, content, own)
+            waiting += _imported(file, ast.parse(content), own)
     return dict(sorted(files.items()))
 
 
@@ -100,20 +100,16 @@ def project_of(script: Path) -> Path:
     return next((f for f in above if any((f / mark).exists() for mark in marks)), above[0])
 
 
-def _imported(file: Path, content: bytes, folders: Sequence[Path]) -> Iterator[Path]:
+def _imported(file: Path, tree: ast.Module, folders: Sequence[Path]) -> Iterator[Path]:
     """Yields the files that a file imports from the folders, or relative to itself."""
-    try:
-        tree = ast.parse(content)
-    except SyntaxError:  # whoever imports the file gets it
-        return
     for node in ast.walk(tree):
         names, places = [], folders
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = f"{node.module}." if node.module else ""
-            names = [above + alias.name for alias in node.names]
-            places = [file.parents[node.level - 1]] if node.level else folders
+            names = [f"{node.module or ''}.{alias.name}".lstrip(".") for alias in node.names]
+            if node.level:
+                places = [file.parents[node.level - 1]]
         for name in names:
             parts = name.split(".")
             if parts[0] == LIBRARY:
@@ -122,4 +118,4 @@ def _imported(file: Path, content: bytes, folders: Sequence[Path]) -> Iterator[P
                 for number in range(1, len(parts) + 1):  # a package's own file, too
                     path = place.joinpath(*parts[:number])
                     candidates = (path / "__init__.py", path.with_suffix(".py"))
-                    yield from (one for one in candidates if one.is_file())
+                    yield from filter(Path.is_file, candidates)

@@ -93,12 +93,9 @@ def environment_of(rank: int, size: int, port: int) -> dict[str, str]:
 
 def _start(devices: int, port: int) -> list[subprocess.Popen[bytes]]:
     launcher = {"OMP_NUM_THREADS": "1", **os.environ, LAUNCHER: str(os.getpid())}
-    # The options of this interpreter, such as -P and -W error; multiprocessing does the same.
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [
         subprocess.Popen(
-            [sys.executable, *flags, *sys.argv],
-            env=launcher | environment_of(rank, devices, port),
+            [sys.executable, *sys.argv], env=launcher | environment_of(rank, devices, port)
         )
         for rank in range(devices)
     ]

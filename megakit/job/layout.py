@@ -1,44 +1,34 @@
 """Plans how a job's processes share the work, and checks the plan before the processes start."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from megakit.job.cluster import Cluster
 from megakit.job.option_types import flag
 from megakit.job.options import CommonOptions
 
+#: Sizes of a model, by Megatron's names, and their values if they are unknown: width of the layers
+#: that tensor parallelism splits, attention heads, which it splits too, layers or parts that
+#: pipeline parallelism splits, and positions of a sample, such as the tokens of a text.
+SIZES = {"hidden_size": 0, "num_attention_heads": 0, "num_layers": 0, "seq_length": 1}
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of a model, by Megatron's names; 0 if unknown.
 
-    An options class sets a size by a field, or by a class attribute for a size that no option sets;
-    None stands for the size in the start checkpoint.
+def find_sizes(options: CommonOptions, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the sizes of the model that a command trains or uses, by their names in `SIZES`.
 
-    Attributes:
-        hidden_size: Width of the layers that tensor parallelism splits.
-        num_attention_heads: Attention heads, which tensor parallelism splits, too.
-        num_layers: Layers, or parts of another model, that pipeline parallelism splits.
-        seq_length: Positions of a sample, such as the tokens of a text.
+    Args:
+        options: The options. A size is a field, or a class attribute if no option sets it; None
+            stands for the size in the start checkpoint.
+        settings: The settings of the start checkpoint's model.
     """
-
-    hidden_size: int = 0
-    num_attention_heads: int = 0
-    num_layers: int = 0
-    seq_length: int = 1
-
-    @classmethod
-    def find(cls, options: CommonOptions, settings: Mapping[str, Any]) -> "Sizes":
-        """Returns the sizes that the options have; if None, and the width, from the settings.
-
-        Args:
-            options: The options, with valid values.
-            settings: The settings of the start checkpoint's model.
-        """
-        names = [field.name for field in fields(cls) if hasattr(options, field.name)]
-        sizes = {"hidden_size": None} | {name: getattr(options, name) for name in names}
-        return cls(**{name: size or settings.get(name, 0) for name, size in sizes.items()})
+    sizes = {}
+    for name, unknown in SIZES.items():
+        # Only an options class says which sizes are split; the width always is.
+        has_size = name == "hidden_size" or hasattr(options, name)
+        stored = settings.get(name) if has_size else None
+        sizes[name] = getattr(options, name, None) or stored or unknown
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -83,7 +73,9 @@ class Layout:
         return f"{self.world_size} processes: {parts}"
 
 
-def plan_layout(options: CommonOptions, cluster: Cluster, sizes: Sizes) -> tuple[Layout, list[str]]:
+def plan_layout(
+    options: CommonOptions, cluster: Cluster, sizes: Mapping[str, int]
+) -> tuple[Layout, list[str]]:
     """Plans the requested layout, and returns the reasons if the layout is impossible.
 
     Args:
@@ -146,16 +138,15 @@ def _cluster_problems(options: CommonOptions, cluster: Cluster) -> list[str]:
     return problems
 
 
-def _size_problems(sizes: Sizes, tensor: int, pipeline: int) -> list[str]:
-    heads = sizes.num_attention_heads
+def _size_problems(sizes: Mapping[str, int], tensor: int, pipeline: int) -> list[str]:
     return [
         f"{option} {ranks}: has to divide {what}, {size}. Try {_largest_divisor(size, ranks)}."
-        for option, ranks, what, size in (
-            ("--tensor-parallel", tensor, "the width of the split layers", sizes.hidden_size),
-            ("--tensor-parallel", tensor, "the number of attention heads", heads),
-            ("--pipeline-parallel", pipeline, "the number of layers or parts", sizes.num_layers),
+        for name, option, ranks, what in (
+            ("hidden_size", "--tensor-parallel", tensor, "the width of the split layers"),
+            ("num_attention_heads", "--tensor-parallel", tensor, "the number of attention heads"),
+            ("num_layers", "--pipeline-parallel", pipeline, "the number of layers or parts"),
         )
-        if size % ranks
+        if (size := sizes[name]) % ranks
     ]
 
 

@@ -11,8 +11,6 @@ from megakit.errors import UserError, brief
 
 #: Largest number of steps or samples, and largest seed: frameworks store them in 32 bits.
 INT32_MAX = 2**31 - 1
-#: Marks a text option that is no name: `prompt: Annotated[str, FREE_TEXT]` may have any characters.
-FREE_TEXT = "free text"
 
 
 @dataclass(frozen=True)
@@ -72,17 +70,14 @@ def extras_of(options: type) -> Mapping[str, list[Any]]:
 
 
 def broken_rules(options: Any) -> list[str]:
-    """Returns one message per field of a dataclass of options with an invalid value."""
+    """Returns one message per field of a dataclass of options with an invalid number."""
     found, all_extras = [], extras_of(type(options))
     for name in (field.name for field in fields(options)):
-        value, extras, rule = getattr(options, name), all_extras[name], None
-        if isinstance(value, str | Path):
-            if FREE_TEXT not in extras and min(str(value), default="") < " ":
-                rule = "a name without control characters"
-        elif isinstance(value, int | float):
-            rule = next((one for one in extras if isinstance(one, Range)), Range()).rule(value)
-        if rule:
-            found.append(f"{flag(name)} {brief(str(value))}: has to be {rule}.")
+        value = getattr(options, name)
+        if isinstance(value, int | float):
+            allowed = next((one for one in all_extras[name] if isinstance(one, Range)), Range())
+            if rule := allowed.rule(value):
+                found.append(f"{flag(name)} {brief(str(value))}: has to be {rule}.")
     return found
 
 

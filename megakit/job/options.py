@@ -159,15 +159,9 @@ class TrainingOptions(CommonOptions):
                 f"--best-by {given}: has to be last, or a column of metrics.csv that begins with "
                 "val_, for example val_loss."
             )
-        if by != self.best_by != "val_loss":
+        elif by == "last" and (self.best_by not in ("last", "val_loss") or self.stop_after):
             found.append(
-                f"--best-by {given}: has no effect, since this run always uses its {by} "
-                "checkpoint. Leave the option out."
-            )
-        if self.stop_after is not None and by == "last":
-            found.append(
-                f"--stop-after {self.stop_after}: this run uses its last checkpoint, so no "
-                "validation is better than another. Leave the option out, or choose the best "
-                "checkpoint by a validated value."
+                f"--best-by {given}, --stop-after {self.stop_after}: this run uses its last "
+                "checkpoint, so no validation is better than another. Leave both options out."
             )
         return found

@@ -2,11 +2,11 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import (
     CHANGES,
     FILES,
@@ -15,17 +15,13 @@ from megakit.checkpoints.manifest import (
     list_checkpoints,
     verify,
 )
-from megakit.checkpoints.select import (
-    keep_own_checkpoints,
-    own_checkpoints,
-    readable_checkpoints,
-    remove_leftovers,
-)
+from megakit.checkpoints.model_settings import read_model_settings
+from megakit.checkpoints.select import keep_own_checkpoints, readable_checkpoints, remove_leftovers
 from megakit.errors import UserError
-from megakit.job.cluster import Cluster
+from megakit.job.cluster import LAUNCHER, Cluster
 from megakit.job.console import Console
-from megakit.job.identity import changed_files, files_of, identify, refuse
-from megakit.job.layout import Layout, Sizes, plan_layout
+from megakit.job.identity import changed_files, identify, refuse
+from megakit.job.layout import Layout, find_sizes, plan_layout
 from megakit.job.option_types import use_sizes_of
 from megakit.job.options import CommonOptions, TrainingOptions
 from megakit.job.run import Run
@@ -36,7 +32,7 @@ from megakit.runtime.accelerator import (
     has_fast_bfloat16,
     is_certainly_cpu,
 )
-from megakit.runtime.atomic_files import write_json
+from megakit.runtime.atomic_files import set_aside, write_json
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
 
@@ -85,21 +81,20 @@ def plan(
     # 2. Start checkpoint: it decides the sizes of the model.
     start, settings = None, dict[str, Any]()
     with _collecting(problems):
-        start = find_start(stage, options, console)
+        start = find_start(stage, options)
         if start is not None:
             settings = read_model_settings(start.path)
             use_sizes_of(options, settings, start.path)
 
     # 3. Layout: it has to divide the model, the batch and the processes.
-    sizes = Sizes.find(options, settings)
+    sizes = find_sizes(options, settings)
     layout, layout_problems = plan_layout(options, cluster, sizes)
     problems += layout_problems
 
     # 4. Device: `auto` is a GPU that works, else the CPU.
     accelerator = find_accelerator("cpu")
     only_starts_ranks = layout.world_size > 1 and cluster.launcher is None
-    has_no_gpu = is_certainly_cpu("auto")
-    if has_no_gpu or not only_starts_ranks:
+    if is_certainly_cpu("auto") or not only_starts_ranks:
         with _collecting(problems):
             accelerator = find_accelerator(options.accelerator, options.precision)
             problems += _too_few_gpus(layout, accelerator, cluster)
@@ -111,10 +106,13 @@ def plan(
     directory = RunDirectory(options.output_dir / stage.name)
     with contextlib.ExitStack() as on_error:
         lock = on_error.enter_context(directory.lock()) if directory.path.is_dir() else None
-        found = _identity_in(directory, options)
+        found = list[Manifest]()
+        if isinstance(options, TrainingOptions) and not options.fresh:
+            found += readable_checkpoints(directory.checkpoints).values()
+        before = found[-1].run if found else {}
         vars(options).update(  # for `fingerprint`
             start_dataset=start.manifest.dataset if start else None,
-            run_dataset=found.get("dataset"),
+            run_dataset=before.get("dataset"),
             say=console.say,
         )
         run = Run(
@@ -122,16 +120,14 @@ def plan(
             options=options,
             layout=layout,
             accelerator=accelerator,
-            precision=_choose_precision(options, accelerator, found.get("precision")),
+            precision=_choose_precision(options, accelerator, before.get("precision")),
             dataset=options.fingerprint(),
             console=console,
             start=str(start.path) if start else None,
             lock=lock,
             only_starts_ranks=only_starts_ranks,
-            work=layout.micro_batch_size * sizes.seq_length * sizes.hidden_size**2,
+            work=layout.micro_batch_size * sizes["seq_length"] * sizes["hidden_size"] ** 2,
         )
-        if start is not None and script is not None:
-            _say_newer_code(stage, start, console, script)
         if isinstance(options, TrainingOptions):
             digest = start.manifest.digest if start else None
             run.identity = identify(options, run.dataset, run.precision, digest, script)
@@ -152,7 +148,8 @@ def begin(run: Run[Any]) -> None:
     """
     directory = run.directory
     if run.lock is not None and getattr(run.options, "fresh", False):
-        run.console.say(f"The old run is now {directory.set_aside()}.")
+        renamed = set_aside(directory.path, directory.path.name)
+        run.console.say(f"The old run is now {renamed}.")
         run.close()
         run.lock = None  # the lock went with the old run
     if run.lock is None:
@@ -168,14 +165,14 @@ def begin(run: Run[Any]) -> None:
         directory.summary.unlink(missing_ok=True)
 
 
-def find_start(stage: Stage, options: CommonOptions, console: Console) -> Start | None:
+def find_start(stage: Stage, options: CommonOptions) -> Start | None:
     """Finds the checkpoint that a stage starts from; None for fresh weights.
 
     It is the user's `--checkpoint`, or the best one of a run directory: of the named one, or of the
     stage before.
 
     Raises:
-        UserError: The checkpoint is missing, damaged, unfinished or of another stage.
+        UserError: The checkpoint is missing, damaged or of another stage.
     """
     before, named = stage.before, getattr(options, "checkpoint", None)
     if before is None or named == "none":
@@ -195,11 +192,6 @@ def find_start(stage: Stage, options: CommonOptions, console: Console) -> Start 
             f"starts from a checkpoint of stage {before.name}. Run {before.script}, or name one of "
             "its checkpoints with --checkpoint."
         )
-    own = own_checkpoints(directory.checkpoints, before.name, manifest.run)
-    # A run may go on for any number of steps if max_steps is no part of its identity.
-    max_steps = manifest.run.get("max_steps")
-    if own and max_steps and not [*own.values()][-1].ends(max_steps):
-        console.say(f"{directory.path} has not ended; its best checkpoint so far is used.")
     return Start(path, manifest)
 
 
@@ -216,22 +208,15 @@ def _collecting(problems: list[str]) -> Iterator[None]:
 
 def _too_few_gpus(layout: Layout, accelerator: Accelerator, cluster: Cluster) -> list[str]:
     """Returns a message if there are fewer GPUs than processes; processes may share CPUs."""
-    # With Slurm's --gpus-per-task, each process sees only its own GPU.
-    count = max(accelerator.count, cluster.num_gpus if accelerator.count == 1 else 0)
-    if accelerator.name == "cpu" or layout.devices <= count:
+    count = accelerator.count
+    # A process of srun or torchrun may see only its own GPU; NCCL refuses that two have the same.
+    sees_own = count == 1 and cluster.launcher is not None and LAUNCHER not in os.environ
+    if accelerator.name == "cpu" or layout.devices <= count or sees_own:
         return []
     return [
         f"--devices {layout.devices}: this machine has {count} GPU{'s' * (count != 1)}, and each "
         "process needs its own. Use fewer, or --accelerator cpu."
     ]
-
-
-def _identity_in(directory: RunDirectory, options: CommonOptions) -> dict[str, Any]:
-    """Returns the identity in the newest checkpoint of the run that a command may go on with."""
-    if not isinstance(options, TrainingOptions) or options.fresh:
-        return {}
-    found = [*readable_checkpoints(directory.checkpoints).values()]
-    return found[-1].run if found else {}
 
 
 def _choose_precision(options: CommonOptions, accelerator: Accelerator, found: Any) -> str:
@@ -243,34 +228,28 @@ def _choose_precision(options: CommonOptions, accelerator: Accelerator, found: A
     return "32" if accelerator.name == "cpu" and not has_fast_bfloat16() else "bf16-mixed"
 
 
-def _compare_with_directory(run: Run[Any], max_steps: int, found: Mapping[str, Any]) -> None:
+def _compare_with_directory(run: Run[Any], max_steps: int, found: Sequence[Manifest]) -> None:
     """Refuses another run than that in the directory; finds the checkpoint to resume from.
 
-    Sets `resume`, `is_done` and `changed` of the run, and completes its identity.
+    Sets `resume`, `ended_at`, `is_done` and `changed` of the run, and completes its identity.
+
+    Args:
+        run: The run.
+        max_steps: The option.
+        found: The readable manifests in the directory, oldest first.
     """
     directory, stage = run.directory, run.stage.name
-    if found and not own_checkpoints(directory.checkpoints, stage, run.identity):
-        refuse(directory.path, found, run.identity, run.start)
+    if found and not any(one.belongs_to(stage, run.identity) for one in found):
+        refuse(directory.path, found[-1].run, run.identity, run.start)
     path, newest = keep_own_checkpoints(directory.checkpoints, stage, run.identity, run.console.say)
     if newest is None:  # there is no checkpoint that can be used
         return
     run.resume = str(path)
+    if newest.final:  # the run ended early; perhaps only its summary is missing
+        run.ended_at = newest.step
     run.is_done = newest.ends(max_steps) and directory.summary.is_file()
     run.changed = changed_files(newest.run, run.identity[FILES])
     run.identity[FILES] = run.identity[FILES] or newest.run.get(FILES, {})  # a notebook has none
     run.identity[CHANGES] = [*newest.run.get(CHANGES, [])]
     if run.changed:
         run.identity[CHANGES].append({"step": newest.step, "files": run.changed})
-
-
-def _say_newer_code(stage: Stage, start: Start, console: Console, script: Path) -> None:
-    """Reports that the code of the previous stage is newer than the start checkpoint."""
-    assert stage.before is not None, "there is a start checkpoint"
-    before = script.with_name(stage.before.script)
-    # Otherwise the previous stage belongs to another project.
-    files = files_of(before) if before.is_file() else {}
-    if changed := changed_files(start.manifest.run, files):
-        console.say(
-            f"{', '.join(changed)}: changed since {before.name} made {start.path}. To start from "
-            f"the new code's result, run {before.name} again with --fresh."
-        )

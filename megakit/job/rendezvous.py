@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from megakit.errors import UserError
-from megakit.job.cluster import Cluster, is_first
+from megakit.job.cluster import Cluster
 
 T = TypeVar("T")
 
@@ -81,18 +81,3 @@ def share(cluster: Cluster, make: Callable[[], T], timeout: int) -> T:
     if not received:
         raise UserError([])
     return value if is_main else pickle.loads(received)
-
-
-def refuse_shared_gpu(cluster: Cluster) -> None:
-    """Refuses that torchrun's processes see one GPU each, and two of a machine see the same one.
-
-    Raises:
-        ConnectionError: Another process of this machine has the same `CUDA_VISIBLE_DEVICES`.
-    """
-    if cluster.launcher == "torchrun" and cluster.num_gpus:
-        gpu, machine = os.environ["CUDA_VISIBLE_DEVICES"], cluster.rank // cluster.devices
-        if not is_first(f"{machine}/{gpu}"):
-            raise ConnectionError(
-                f"CUDA_VISIBLE_DEVICES={gpu}: another process of this machine has the same value, "
-                "and each process needs its own GPU. Set it for each process, or unset it"
-            )

@@ -11,8 +11,7 @@ from megakit.checkpoints.manifest import (
     METRICS,
     Manifest,
     installed_versions,
-    read_manifest,
-    step_of,
+    step_in_name,
 )
 from megakit.job.console import Console
 from megakit.job.layout import Layout
@@ -49,6 +48,7 @@ class Run(Generic[OptionsT_co]):
         changed: The project's files that were changed since `resume` was saved.
         is_done: Whether the run has already ended.
         only_starts_ranks: Whether this process only starts the ranks of the job.
+        ended_at: The step at which the run has ended early, if only its summary is missing.
         work: Multiplications in the product of a micro batch and a square weight of the model.
         is_main: Whether this process writes files and prints messages; one process of a job does.
         began: When the script began, by `time.perf_counter()`.
@@ -69,6 +69,7 @@ class Run(Generic[OptionsT_co]):
     changed: list[str] = field(default_factory=list)
     is_done: bool = False
     only_starts_ranks: bool = False
+    ended_at: int | None = None
     work: int = 0
     is_main: bool = True
     began: float = 0.0
@@ -118,9 +119,8 @@ class Run(Generic[OptionsT_co]):
     @property
     def max_steps(self) -> int:
         """The last optimizer step; -1 in prediction."""
-        if self.resume and read_manifest(Path(self.resume)).final:
-            return self.resumed_step  # the run ended early; only its summary is missing
-        return getattr(self.options, "max_steps", -1)
+        steps: int = getattr(self.options, "max_steps", -1)
+        return steps if self.ended_at is None else self.ended_at
 
     @property
     def val_interval(self) -> int:
@@ -135,7 +135,7 @@ class Run(Generic[OptionsT_co]):
     @property
     def resumed_step(self) -> int:
         """Optimizer steps done before this start."""
-        return step_of(Path(self.resume)) if self.resume else 0
+        return step_in_name(Path(self.resume or "")) or 0
 
     def manifest(self) -> Manifest:
         """Returns a manifest with the entries that all checkpoints of this run share."""

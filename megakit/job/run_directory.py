@@ -67,13 +67,6 @@ class RunDirectory:
                 )
         return best_of(manifests, identity.get("best_by", "val_loss"))
 
-    def set_aside(self) -> Path:
-        """Appends the first free number to the name of this directory; returns its new path."""
-        number = 1
-        while (renamed := self.path.with_name(f"{self.path.name}.{number}")).exists():
-            number += 1
-        return self.path.rename(renamed)
-
     def lock(self) -> IO[str]:
         """Locks the directory against other processes; creates it if necessary.
 
@@ -106,12 +99,6 @@ class RunDirectory:
                 f"{self.path} is in use by {holder}. Wait for it, end it, or use another "
                 "--output-dir."
             ) from None
-        except OSError as error:
-            with file:
-                raise UserError(
-                    f"{path}: cannot be locked ({error.strerror}). Use an --output-dir on a file "
-                    "system that supports locks."
-                ) from error
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()

@@ -5,7 +5,6 @@ Nothing here imports torch before the command line is parsed and checked.
 
 import contextlib
 import os
-import resource
 import sys
 import time
 import traceback
@@ -16,12 +15,11 @@ from typing import NoReturn, TypeVar
 from megakit.errors import Stopped, UserError, printable
 from megakit.job.cluster import LAUNCHER, Cluster, is_first, read_cluster
 from megakit.job.command_line import parse_options, program
-from megakit.job.console import Console
+from megakit.job.console import Console, Output, open_output
 from megakit.job.options import CommonOptions
 from megakit.job.plan import begin, plan
 from megakit.job.run import Run
 from megakit.job.run_directory import Stage
-from megakit.job.streams import secure_streams
 from megakit.runtime.accelerator import (
     keep_freed_memory,
     limit_threads,
@@ -60,7 +58,7 @@ def run_script(
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         run = _open(stage, options, cluster, console, script if script.is_file() else None)
         run.console, run.is_main, run.began = console, cluster.rank == 0, began
-        console.fall_back_to(run.directory.log)
+        Output.log = run.directory.log
         if run.is_done:
             _say_done(run)
         elif run.only_starts_ranks:
@@ -71,21 +69,19 @@ def run_script(
             _work(run, work)
     except (Exception, Stopped) as error:
         status = report(error, console, cluster, run.directory.log if run else None)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # of the log, on a full disk
-            stream.flush()
-    if _is_profiled():  # the profiler writes its file during a normal exit
-        sys.exit(status)
+    with contextlib.suppress(OSError):  # of the log, on a full disk; standard error keeps nothing
+        sys.stdout.flush()
     # A normal exit waits seconds for threads and helper processes that the frameworks left.
     os._exit(status)
 
 
 def begin_script() -> None:
-    """Prepares a new process's streams, signals and limits. Every script calls this first."""
-    secure_streams()
+    """Prepares a new process's streams and signals. Every script calls this first."""
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        stream = open_output(descriptor)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     reset_signals()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def report(error: BaseException, console: Console, cluster: Cluster, log: Path | None) -> int:
@@ -99,40 +95,32 @@ def report(error: BaseException, console: Console, cluster: Cluster, log: Path |
     | another | 1 | the traceback |
     """
     reset_signals()
-    name = f"{program()}{cluster.rank_suffix}"
     if isinstance(error, Stopped):
         console.say(f"Stopped after step {error.step}; the same command resumes from there.")
         return exit_status(error.signal)
     if console.is_diverted:
         traceback.print_exception(error)  # to the log, where a programming error can be found
-    is_refusal = isinstance(error, UserError)
+    status = 2 if isinstance(error, UserError) else 1
+    problems = error.problems if isinstance(error, UserError) else [str(error)]
     # If rank 0 refuses the job, the other ranks have nothing to tell.
-    if (isinstance(error, UserError) and not error.problems) or not is_first("failed"):
+    if not problems or not is_first("failed"):
         time.sleep(3)  # the rank that tells the reason ends first; then the launcher ends this one
-        return 2 if is_refusal else 1
-    if isinstance(error, UserError):
-        for problem in error.problems:
+        return status
+    name = f"{program()}{cluster.rank_suffix}"
+    if status == 2:
+        for problem in problems:
             # A problem may quote a file, which may contain control sequences for the terminal.
             console.error("\n".join(map(printable, f"{program()}: {problem}".split("\n"))))
-        return 2
-    if isinstance(error, OSError):
+    elif isinstance(error, OSError):
         console.error(f"{name}: {error}. Complete checkpoints are unchanged.")
-        return 1
-    if cluster.num_processes > 1:
-        # If another rank was killed, this error is a consequence. Meanwhile, the launcher names
-        # that rank and ends this one.
-        time.sleep(1)
-    console.error("".join(traceback.format_exception(error)))
-    console.error(f"{name} failed{f'; the log is {log}' if log else ''}.")
-    return 1
-
-
-def _is_profiled() -> bool:
-    """Returns whether a profiler runs, such as `python -m cProfile`."""
-    monitoring = getattr(sys, "monitoring", None)  # cProfile uses it from Python 3.12
-    if monitoring is not None and monitoring.get_tool(monitoring.PROFILER_ID) is not None:
-        return True
-    return sys.getprofile() is not None
+    else:
+        if cluster.num_processes > 1:
+            # If another rank was killed, this error is a consequence. Meanwhile, the launcher names
+            # that rank and ends this one.
+            time.sleep(1)
+        console.error("".join(traceback.format_exception(error)))
+        console.error(f"{name} failed{f'; the log is {log}' if log else ''}.")
+    return status
 
 
 def _open(
@@ -155,14 +143,11 @@ def _open(
         run = make()
         limit_threads(run.work, run.layout.devices if run.only_starts_ranks else 1)
         return run
-    from megakit.job.rendezvous import refuse_shared_gpu, share
+    from megakit.job.rendezvous import share
 
     # As torchrun sets it: the other ranks import torch before they know the plan.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    run = share(cluster, make, options.timeout)
-    if run.accelerator.name == "gpu":
-        refuse_shared_gpu(cluster)
-    return run
+    return share(cluster, make, options.timeout)
 
 
 def _say_done(run: Run[OptionsT]) -> None:

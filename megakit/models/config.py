@@ -8,8 +8,8 @@ import torch
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 
-from megakit.checkpoints.context import read_model_settings
 from megakit.checkpoints.manifest import verify_if_possible
+from megakit.checkpoints.model_settings import read_model_settings
 from megakit.models.partial_loading import load_model_weights
 
 ModelT = TypeVar("ModelT", bound=MegatronModule)

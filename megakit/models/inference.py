@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megakit.checkpoints.context import read_config_class, read_model_settings
 from megakit.checkpoints.manifest import verify_if_possible
+from megakit.checkpoints.model_settings import read_config_class, read_model_settings
 from megakit.errors import UserError, reading
 from megakit.runtime import find_accelerator, use_accelerator
 from megakit.runtime.patching import require_attribute

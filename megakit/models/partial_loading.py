@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from megakit.checkpoints.manifest import WEIGHTS
 from megakit.errors import USE_ANOTHER, UserError, reading
-from megakit.runtime.safe_reading import loading
+from megakit.runtime.safe_reading import first_failure
 
 #: NeMo's strategy saves the model as the attribute `module` of its LightningModule.
 PREFIX = "module."
@@ -42,8 +42,7 @@ def load_model_weights(
     wanted = {key: value for key, value in wanted.items() if key not in skipped}
     # Megatron stores a weight of all transformer layers as one tensor, with one key.
     tensors = {tensor.key: tensor for tensor in _tensors(load_preprocess(wanted)[0])}
-    with loading(folder):
-        saved = dist_checkpointing.load_tensors_metadata(folder)
+    saved = dist_checkpointing.load_tensors_metadata(folder)
     left_over = {key for key in saved if key.startswith(PREFIX)} - tensors.keys()
     problems = [f"{_name(key)}: not in the checkpoint" for key in tensors.keys() - saved.keys()]
     problems += [
@@ -62,8 +61,7 @@ def load_model_weights(
             + "\nUse a checkpoint of this model. If layers are new, add their prefixes "
             "to initial_ckpt_skip_keys_with_these_prefixes."
         )
-    with loading(folder):
-        loaded = _read_alone(wanted, folder) if alone else dist_checkpointing.load(wanted, folder)
+    loaded = _read_alone(wanted, folder) if alone else dist_checkpointing.load(wanted, folder)
     with reading(folder, USE_ANOTHER):
         check_finite(loaded)
     found = {_name(key): loaded[key] for key in wanted if torch.is_tensor(loaded.get(key))}
@@ -81,7 +79,7 @@ def _read_alone(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
         tensor.key: torch.empty(saved[tensor.key].size, dtype=saved[tensor.key].properties.dtype)
         for tensor in _tensors(wanted)
     }
-    with warnings.catch_warnings():
+    with first_failure(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is")  # unavailable, as intended
         load(whole, storage_reader=reader, no_dist=True)
 

@@ -1,15 +1,16 @@
 """Chooses GPU or CPU, and makes the frameworks run on the chosen accelerator."""
 
 import ctypes
+import functools
 import os
 import platform
-import socket
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from megakit.errors import UserError
+from megakit.runtime.deferred_imports import import_torchmetrics
 
 if TYPE_CHECKING:
     import torch
@@ -81,20 +82,12 @@ def devices_of_ranks(name: Literal["cpu", "gpu"], number: int) -> "list[torch.de
     Args:
         name: The kind of device.
         number: The number of ranks of this machine.
-
-    Raises:
-        UserError: This machine, which may be another one than rank 0's, has too few GPUs.
     """
     import torch
 
     if name == "cpu":
         return [torch.device("cpu")] * number
     count = torch.cuda.device_count()
-    if count == 0 or 1 < count < number:
-        raise UserError(
-            f"{socket.gethostname()} has {count} GPUs for {number} processes, and each process "
-            "needs its own. Request as many GPUs as processes on each machine."
-        )
     return [torch.device("cuda", rank % count) for rank in range(number)]
 
 
@@ -108,43 +101,42 @@ def has_fast_bfloat16() -> bool:
     return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"}) and not is_limited
 
 
+@functools.cache
 def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
-    """Imports Megatron and NeMo, and patches them; call it before any other use of them.
+    """Imports Megatron and NeMo, and patches them; call it before any other use of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import_torchmetrics()
+        use_megatron(name)
+        from megakit.runtime import (
+            megatron_on_cpu,
+            multi_tensor,
+            optional_packages,
+            safe_reading,
+            single_rank,
+        )
+
+        optional_packages.replace_modules()
+        optional_packages.patch_nemo()
+        if name == "cpu":
+            megatron_on_cpu.patch_nemo()
+        single_rank.skip_collectives()
+        multi_tensor.replace_loops()
+        safe_reading.install_safe_readers()
+
+
+@functools.cache
+def use_megatron(name: Literal["cpu", "gpu"]) -> None:
+    """Patches Megatron-Core, for programs without NeMo; call it before any other use of Megatron.
+
+    `use_accelerator` makes these patches and those of NeMo, of saved time and of safe reading.
 
     Raises:
         ValueError: The name is not `cpu` or `gpu`.
     """
     if name not in ("cpu", "gpu"):
         raise ValueError(f"accelerator {name!r}: expected 'cpu' or 'gpu'; see find_accelerator()")
-    from megakit.runtime import (
-        megatron_on_cpu,
-        multi_tensor,
-        optional_packages,
-        safe_reading,
-        single_rank,
-    )
-    from megakit.runtime.mappings import mend_sums
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if name == "cpu":
-            megatron_on_cpu.patch_torch()
-        optional_packages.install_stand_ins()
-        if name == "cpu":
-            megatron_on_cpu.patch_frameworks()
-        mend_sums()
-        single_rank.skip_collectives()
-        multi_tensor.replace_loops()
-        safe_reading.install_safe_readers()
-
-
-def use_megatron(name: Literal["cpu", "gpu"]) -> None:
-    """Patches Megatron-Core, for programs without NeMo; call it before any other use of Megatron.
-
-    `use_accelerator` makes these patches and those of NeMo, of saved time and of safe reading.
-    """
-    from megakit.runtime import megatron_on_cpu, optional_packages
-    from megakit.runtime.mappings import mend_sums
+    from megakit.runtime import contiguous_sums, megatron_on_cpu, optional_packages
 
     if name == "cpu":
         megatron_on_cpu.patch_torch()
@@ -152,7 +144,7 @@ def use_megatron(name: Literal["cpu", "gpu"]) -> None:
     optional_packages.define_numpy_product()
     if name == "cpu":
         megatron_on_cpu.patch_rng_tracker_state()
-    mend_sums()
+    contiguous_sums.mend_sums()
 
 
 def keep_freed_memory() -> None:

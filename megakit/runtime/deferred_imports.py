@@ -6,7 +6,6 @@ of an attribute imports the real package.
 """
 
 import contextlib
-import functools
 import gc
 import pkgutil
 import sys
@@ -67,7 +66,6 @@ class _Deferred(ModuleType):
             yield
 
 
-@functools.cache
 def import_torchmetrics() -> None:
     """Imports torchmetrics without the packages of metrics that are not used here."""
     # A stand-in beside an imported package of the same name would be no attribute of that package.

@@ -177,11 +177,12 @@ def patch_rng_tracker_state() -> None:
     )
 
 
-def patch_rng_tracker_seed() -> None:
-    """Seeds Megatron's tracker, which attention needs."""
+def patch_nemo() -> None:
+    """Lets NeMo seed Megatron's tracker, which attention needs, and leave tensors on the CPU."""
     from megatron.core.parallel_state import get_pipeline_model_parallel_rank
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from nemo.lightning import megatron_init
+    from nemo.lightning.io import pl
 
     original = require_attribute(megatron_init, "_set_random_seed")
 
@@ -192,12 +193,6 @@ def patch_rng_tracker_seed() -> None:
 
     reason = "NeMo seeds the tracker, which attention needs, only if there are GPUs"
     _patch(megatron_init, "_set_random_seed", set_random_seed, reason=reason)
-
-
-def keep_loaded_tensors() -> None:
-    """Leaves loaded tensors on the CPU."""
-    from nemo.lightning.io import pl
-
     reason = "NeMo moves loaded tensors to the current GPU"
     _patch(pl, "_fix_tensors_device", lambda checkpoint: checkpoint, reason=reason)
 
@@ -211,11 +206,3 @@ def patch_torch() -> None:
     patch_tensor_type()
     replace_nccl_with_gloo()
     disable_jit_fuser()
-
-
-@functools.cache
-def patch_frameworks() -> None:
-    """Imports Megatron and NeMo, and applies their patches once."""
-    patch_rng_tracker_state()
-    patch_rng_tracker_seed()
-    keep_loaded_tensors()

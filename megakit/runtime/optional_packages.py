@@ -6,12 +6,10 @@ distilled, the helpers would do nothing, and stand-ins for absent helpers also d
 packages, as in NVIDIA's containers, are used.
 """
 
-import functools
 import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
-from megakit.runtime.deferred_imports import import_torchmetrics
 from megakit.runtime.patching import patch, record, require_attribute, stand_in
 
 
@@ -94,13 +92,3 @@ def patch_nemo() -> None:
     reason = "NeMo's telemetry turns itself on if RANK=0 is set, and fails at the first checkpoint"
     record(f"{callbacks.__module__}.CallbackGroup", "callbacks", group="needed", reason=reason)
     require_attribute(callbacks.get_instance(), "_callbacks").clear()
-
-
-@functools.cache
-def install_stand_ins() -> None:
-    """Installs the stand-ins for all absent packages; imports NeMo."""
-    import_torchmetrics()
-    replace_unified_memory()
-    replace_modules()
-    define_numpy_product()
-    patch_nemo()

@@ -8,11 +8,9 @@ docs/readers.md lists all places of the stack that could read a file.
 import contextlib
 import dataclasses
 import functools
-import math
 import pathlib
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,18 +20,9 @@ from torch.distributed.checkpoint import metadata as torch_metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from megakit.errors import USE_ANOTHER, UserError, printable, reading, reason_of
+from megakit.errors import USE_ANOTHER, reading
 from megakit.runtime.patching import patch, require_attribute
 
-#: What the message about a checkpoint without optimizer state says.
-NO_OPTIMIZER = (
-    "has no optimizer state, so training cannot continue. NeMo omits this state from the last "
-    "checkpoint of a training, unless ModelCheckpoint has save_optim_on_train_end=True. Resume "
-    "from an earlier checkpoint with AutoResume(resume_from_path=...), or use only the weights: "
-    "name the checkpoint as initial_ckpt_path in the model's config."
-)
-#: What the message about another error than of a file's content ends with.
-SEE_LOG = "The traceback shows which code failed; the scripts write it to log.txt."
 #: Paths are plain values. Python 3.13 pickles them under another module.
 _PATHS = {(module, "PosixPath"): pathlib.PosixPath for module in ("pathlib", "pathlib._local")}
 
@@ -91,16 +80,6 @@ def read_metadata(path: Path) -> Any:
             name = place.relative_path
             if type(name) is not str or Path(name).name != name:
                 raise ValueError(f"it names {name}, which is not a file in the same folder")
-        # Torch's planner leaves numbers in missing parts of a tensor unset.
-        for name, entry in metadata.state_dict_metadata.items():
-            if type(name) is not str:
-                raise ValueError(f"it names a tensor {name!r}")
-            if isinstance(entry, torch_metadata.TensorStorageMetadata):
-                stored = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
-                if stored != (wanted := math.prod(entry.size)):
-                    raise ValueError(f"{name} has {stored:,} of {wanted:,} numbers")
-        if not require_attribute(default_planner, "_validate_global_plan")([], metadata):
-            raise ValueError("parts of a tensor overlap or lie outside of it")
         return metadata
 
 
@@ -138,63 +117,33 @@ def read_common(path: Path) -> dict[str, Any]:
         return common
 
 
-def refusal_of(folder: Any, error: Any) -> UserError:
-    """Returns the `UserError` for an error, or for torch's that contains those of all ranks."""
-    failures = error.failures if isinstance(error, CheckpointException) else {0: [error]}
-    cause = next(iter(failures.values()))[0]
-    if isinstance(cause, UserError):
-        return cause
-    if isinstance(cause, KeyError) and str(cause).strip("\"'").startswith("optimizer."):
-        return UserError(f"{folder}: {NO_OPTIMIZER}")
-    reason = reason_of(cause)
-    text = f"{folder}: could not be loaded ({reason}). {SEE_LOG}"
-    if "is not a distributed checkpoint" in reason:  # `metadata.json` is missing
-        text = f"{folder}: cannot be read ({reason}). {USE_ANOTHER}"
-    return UserError(printable(text))
-
-
 @contextlib.contextmanager
-def loading(folder: Any) -> Iterator[None]:
-    """Turns every error of a load, on any rank, into a `UserError` that names the checkpoint.
+def first_failure() -> Iterator[None]:
+    """Raises the first rank's error itself instead of torch's, which contains those of all ranks.
 
-    The readers of the files have refused what is damaged; other errors may come from any code.
+    Torch's is a `BaseException`, which nobody expects of a file that cannot be read.
     """
     try:
         yield
-    except UserError:
-        raise
-    except (Exception, CheckpointException) as error:  # torch's is a BaseException
-        raise refusal_of(folder, error) from error
+    except CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from error
 
 
 _patch = functools.partial(patch, group="safe")
 
 
-def _guard(
-    owner: Any, name: str, context: Callable[..., AbstractContextManager[None]], reason: str
-) -> None:
-    """Lets a function of the frameworks run in a context, which gets the same arguments."""
-    original = require_attribute(owner, name)
-
-    @functools.wraps(original)
-    def guarded(*args: Any) -> Any:
-        with context(*args):
-            return original(*args)
-
-    _patch(owner, name, guarded, reason=reason)
-
-
-@functools.cache
 def install_safe_readers() -> None:
-    """Replaces the readers of torch, Megatron, NeMo and Lightning, once; imports Megatron."""
+    """Replaces the readers of torch, Megatron and NeMo; imports Megatron."""
     from megatron.core.dist_checkpointing import core, validation
     from megatron.core.dist_checkpointing.strategies import common
     from megatron.core.dist_checkpointing.strategies import torch as strategies
     from nemo.collections.llm.modelopt import model_utils
-    from nemo.lightning.resume import AutoResume
 
-    set_element = require_attribute(default_planner, "set_element")
+    load_strategy = strategies.TorchDistLoadShardedStrategy
     load_config = require_attribute(core, "maybe_load_config")
+    read_tensors = require_attribute(FileSystemReader, "read_data")
+    load = require_attribute(load_strategy, "load")
+    set_element = require_attribute(default_planner, "set_element")
 
     def load_bytes(self: Any, read_item: Any, value: Any) -> None:
         """Reads Megatron's extra state, the only objects among the tensors."""
@@ -204,6 +153,10 @@ def install_safe_readers() -> None:
         else:
             self.state_dict[name] = load_plain(value)
 
+    def read_data(self: Any, plan: Any, planner: Any) -> Any:
+        with reading(self.path, USE_ANOTHER), only_plain_names():
+            return read_tensors(self, plan, planner)
+
     def maybe_load_config(folder: Any) -> Any:
         """Refuses formats such as `zarr`, which Megatron reads with an unrestricted unpickler."""
         with reading(f"{folder}/metadata.json", USE_ANOTHER):
@@ -212,50 +165,33 @@ def install_safe_readers() -> None:
                 raise ValueError(f"its format is {found}; only 'torch_dist' is read")
             return found
 
-    @contextlib.contextmanager
-    def reading_data(self: Any, *_: Any) -> Iterator[None]:
-        with reading(self.path, USE_ANOTHER), only_plain_names():
-            yield
-
-    def refuse_adapter(self: Any, adapter_meta_path: Any, model: Any) -> Any:
-        """An adapter's file would make NeMo read another folder."""
-        raise UserError(f"{adapter_meta_path}: adapters are not read. Use another checkpoint.")
+    def load_sharded(self: Any, state: Any, folder: Any) -> Any:
+        with first_failure():
+            return load(self, state, folder)
 
     unsafe = "an unpickler calls every function that the file names"
-    _patch(
-        *(FileSystemReader, "read_metadata"),
-        lambda self, *_, **__: read_metadata(self.path / ".metadata"),
-        reason=unsafe,
-    )
-    registered = "torch also calls two dozen classes that NeMo and Megatron register"
-    _guard(FileSystemReader, "read_data", reading_data, registered)
-    _patch(default_planner.DefaultLoadPlanner, "load_bytes", load_bytes, reason=unsafe)
-    _patch(
-        *(common.TorchCommonLoadStrategy, "load_common"),
-        lambda self, folder: read_common(Path(folder, "common.pt")),
-        reason=unsafe,
-    )
     formats = "other formats than `torch_dist` are read by an unrestricted unpickler"
-    _patch(core, "maybe_load_config", maybe_load_config, reason=formats)
-    _patch(validation, "maybe_load_config", maybe_load_config, reason=formats)
-    adapters = "an adapter's file names another folder to read"
-    _patch(AutoResume, "_get_base_model_path_for_adapter", refuse_adapter, reason=adapters)
     quantization = "the state of ModelOpt has a reader of its own"
-    _patch(model_utils, "restore_modelopt_state", lambda *args, **kwargs: None, reason=quantization)
-
-    load_strategy = strategies.TorchDistLoadShardedStrategy
-    damaged = "an error in a file's content does not name the checkpoint"
-    _guard(load_strategy, "load", lambda self, state, folder: loading(folder), damaged)
-    # Lightning restores callbacks, loops, optimizers and schedulers from unchecked content.
-    connectors = "lightning.pytorch.trainer.connectors.checkpoint_connector"
-    connector = require_attribute(connectors, "_CheckpointConnector")
-    _guard(
-        *(connector, "_restore_modules_and_callbacks"),
-        lambda self, path=None: loading(path),
-        damaged,
-    )
-    _guard(
-        *(connector, "restore_training_state"),
-        lambda self: loading(require_attribute(self, "_ckpt_path")),
-        damaged,
-    )
+    registered = "torch also calls two dozen classes that NeMo and Megatron register"
+    errors = "torch raises no `Exception` for a file that cannot be read"
+    for owner, name, function, reason in (
+        (
+            FileSystemReader,
+            "read_metadata",
+            lambda self, *_, **__: read_metadata(self.path / ".metadata"),
+            unsafe,
+        ),
+        (FileSystemReader, "read_data", read_data, registered),
+        (default_planner.DefaultLoadPlanner, "load_bytes", load_bytes, unsafe),
+        (
+            common.TorchCommonLoadStrategy,
+            "load_common",
+            lambda self, folder: read_common(Path(folder, "common.pt")),
+            unsafe,
+        ),
+        (core, "maybe_load_config", maybe_load_config, formats),
+        (validation, "maybe_load_config", maybe_load_config, formats),
+        (model_utils, "restore_modelopt_state", lambda *args, **kwargs: None, quantization),
+        (load_strategy, "load", load_sharded, errors),
+    ):
+        patch(owner, name, function, group="safe", reason=reason)

@@ -150,7 +150,7 @@ def test_nemo_resumes_with_the_next_sample(plain, tmp_path):
         (["1", "--steps", "1"], "--steps 1: has to be at least 2."),
         (["3", "--devices", "0"], "--devices 0: has to be at least 1."),
         (["--batch-size", "0"], "--batch-size 0: has to be at least 1."),
-        (["--stps", "3"], "no such option. Is it --steps?"),
+        (["--stps", "3"], "--stps: there is no such option"),
         (["3", "--micro-batch", "3"], "--micro-batch: there is no such option"),
     ],
 )

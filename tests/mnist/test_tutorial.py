@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megakit.checkpoints.context import read_model_settings
+from megakit.checkpoints.model_settings import read_model_settings
 from tests.scripts import Result, read_csv, run_python, run_script
 
 PROGRAM = """

@@ -16,12 +16,11 @@ from megakit.checkpoints.manifest import (
     list_checkpoints,
     list_files,
     read_manifest,
-    step_of,
+    step_in_name,
     verify,
     verify_if_possible,
     write_manifest,
 )
-from megakit.errors import UserError
 from tests.fabricate import make_checkpoint
 from tests.refusals import problem as problem_of
 
@@ -64,11 +63,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "unknown field": (lambda path: edit(path, unknown=1), "cannot be read"),
     "edited loss": (lambda path: edit(path, val_loss=1e-9), "it was edited"),
     "another format": (lambda path: edit(path, format_version=9), "version 9; this program reads"),
-    "missing file": (lambda path: (path / WEIGHTS).unlink(), f"{WEIGHTS} is missing"),
-    "one bit": (flip_a_bit, f"{WEIGHTS} was altered"),
-    "another file too": (lambda path: (path / "more").write_text(""), "more does not belong to"),
-    "a link": (link, "weights is a symbolic link"),
-    "a path outside": (list_outside, "../secret is missing"),
+    "missing file": (lambda path: (path / WEIGHTS).unlink(), f"elsewhere: {WEIGHTS}."),
+    "one bit": (flip_a_bit, f"elsewhere: {WEIGHTS}."),
+    "another file too": (lambda path: (path / "more").write_text(""), "elsewhere: more."),
+    "a link": (link, WEIGHTS),
+    "a path outside": (list_outside, "elsewhere: ../secret."),
 }
 
 
@@ -117,24 +116,13 @@ def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
     for name in (*map(checkpoint_name, (1_000_000, 9, 999_999)), *names):
         (tmp_path / name).mkdir()
     (tmp_path / "step=000014").write_text("a file")
-    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [9, 999_999, 1_000_000]
+    assert [step_in_name(path) for path in list_checkpoints(tmp_path)] == [9, 999_999, 1_000_000]
     assert list_checkpoints(tmp_path / "nothing") == []
 
 
 def test_a_checkpoint_of_nemo_s_own_is_read_with_a_warning(checkpoint: Path) -> None:
     flip_a_bit(checkpoint)
-    assert "was altered" in problem_of(verify_if_possible, checkpoint)
+    assert WEIGHTS in problem_of(verify_if_possible, checkpoint)
     (checkpoint / MANIFEST).unlink()
     with pytest.warns(UserWarning, match="could not be verified"):
         verify_if_possible(checkpoint)
-    link(checkpoint)
-    with pytest.raises(UserError, match="weights is a symbolic link"):
-        verify_if_possible(checkpoint)
-
-
-@pytest.mark.parametrize("named", ["checkpoints/step=000009", "checkpoints", "."])
-def test_a_checkpoint_nearby_is_proposed(tmp_path: Path, named: str) -> None:
-    """Folders further down are not searched: the path may be the root of a disk."""
-    make_checkpoint(tmp_path / "checkpoints" / "step=000004", step=4)
-    with pytest.raises(UserError, match=r"Name a folder such as .*checkpoints/step=000004\.$"):
-        read_manifest(tmp_path / named)

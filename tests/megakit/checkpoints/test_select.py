@@ -12,12 +12,13 @@ import pytest
 
 from megakit.checkpoints.manifest import (
     MANIFEST,
+    Manifest,
     OtherFormatError,
     read_manifest,
     write_manifest,
 )
 from megakit.checkpoints.select import (
-    best_checkpoint,
+    best_of,
     keep_own_checkpoints,
     own_checkpoints,
 )
@@ -56,12 +57,15 @@ def flip(content: bytes) -> bytes:
     ],
 )
 def test_the_lowest_loss_is_the_best_and_nan_the_worst(
-    tmp_path: Path, losses: tuple[float | None, ...], best: int | None
+    losses: tuple[float | None, ...], best: int | None
 ) -> None:
-    made = [make_checkpoint(tmp_path, n, val_loss=loss) for n, loss in enumerate(losses, start=1)]
-    (tmp_path / ".step=000009").mkdir()
-    assert best_checkpoint(tmp_path) == (made[best - 1] if best else None)
-    assert best_checkpoint(tmp_path, by="last") == (made[-1] if made else None)
+    steps = [Path(str(step)) for step in range(1, len(losses) + 1)]
+    manifests = {
+        step: Manifest("pretrain", "M", "digits", 0, val_loss=loss)
+        for step, loss in zip(steps, losses, strict=True)
+    }
+    assert best_of(manifests, "val_loss") == (steps[best - 1] if best else None)
+    assert best_of(manifests, "last") == (steps[-1] if steps else None)
 
 
 def test_a_run_keeps_its_own_and_renames_the_others(tmp_path: Path) -> None:
@@ -75,7 +79,7 @@ def test_a_run_keeps_its_own_and_renames_the_others(tmp_path: Path) -> None:
     lines: list[str] = []
     newest = keep_own_checkpoints(tmp_path, "pretrain", RUN, lines.append)
     assert newest == (made[20], read_manifest(made[20]))
-    renamed = ["damaged-step=000010.2", "damaged-step=000030"]
+    renamed = ["damaged-step=000010.1", "damaged-step=000030"]
     renamed += ["foreign-step=000040", "foreign-step=000050"]
     assert names(tmp_path) == ["damaged-step=000010", *renamed, "step=000020"]
     for line, name in zip(lines, reversed(renamed), strict=True):

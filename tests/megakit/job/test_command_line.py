@@ -71,13 +71,8 @@ def test_given_sizes_have_to_be_those_of_the_start_checkpoint() -> None:
 
 
 def test_rules_for_options_that_are_built_in_python() -> None:
-    wrong = Options(folder=Path("a\tb"), best_by="", lr=0, share=-1, seed=10**400)
-    found = broken_rules(wrong)
-    rules = [re.sub(".*: has to be ", "", rule) for rule in found]
-    name = "a name without control characters."
-    assert sorted(rules) == sorted(
-        ["above 0.", name, name, "at least 0.", "at most 2,147,483,647."]
-    )
+    rules = [rule.partition(": has to be ")[2] for rule in broken_rules(Options(lr=0, share=-1))]
+    assert sorted(rules) == ["above 0.", "at least 0."]
     assert broken_rules(Sizes(depth=0)) == ["--depth 0: has to be at least 1."]
 
 
@@ -111,18 +106,15 @@ def read(*variables: dict[str, str]) -> Cluster:
 
 
 def test_srun_and_what_it_sets() -> None:
-    gpus = {"SLURM_GPUS_ON_NODE": "2"}
-    assert read(SRUN, gpus) == Cluster("srun", 3, devices=2, num_nodes=2, num_gpus=2)
+    assert read(SRUN) == Cluster("srun", 3, devices=2, num_nodes=2)
     assert [os.environ[name] for name in NAMES] == ["3", "4", "1", "2", "gpu03", "19711"]
     assert os.environ["SLURM_JOB_NAME"] == "interactive"  # Lightning does not requeue the job
     assert read(TORCHRUN, SRUN) == Cluster("torchrun", 5, devices=4, num_nodes=2)
-    for visible, num_gpus in {"0,1": 0, "3": 4}.items():
-        assert read(TORCHRUN, {"CUDA_VISIBLE_DEVICES": visible}).num_gpus == num_gpus
     read(SRUN, {"MASTER_ADDR": "mine", "MASTER_PORT": "4000"})
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("mine", "4000")
 
 
-def test_the_sizes_of_the_step_and_of_unequal_machines() -> None:
+def test_machines_with_unequal_numbers_of_processes() -> None:
     cluster = read(SRUN, {"SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "2"})
     assert (cluster.devices, cluster.num_surplus, cluster.num_processes) == (2, 1, 5)
 
@@ -149,8 +141,6 @@ def test_a_single_process_loses_the_leftovers_of_a_job(variables: dict[str, str]
         (TORCHRUN | {"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc"),
         (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR= "),
         (SRUN | {"SLURM_PROCID": "4"}, "RANK=4 WORLD_SIZE=4"),
-        (SRUN | {"SLURM_STEP_NUM_NODES": "5"}, "LOCAL_WORLD_SIZE=0"),
-        (SRUN | {"MASTER_PORT": "abc"}, "MASTER_PORT=abc"),
     ],
 )
 def test_damaged_variables_are_refused(variables: dict[str, str], told: str) -> None:

@@ -11,9 +11,10 @@ import pytest
 from megakit.job import Stage, TrainingOptions
 from megakit.job.cluster import Cluster
 from megakit.job.console import Console
-from megakit.job.interactive import open_run
-from megakit.job.plan import begin, find_start, plan
+from megakit.job.notebook import open_run
+from megakit.job.plan import begin, plan
 from megakit.job.run_directory import RunDirectory
+from megakit.runtime.atomic_files import set_aside
 from tests.fabricate import make_run, prepare_run
 from tests.refusals import problem as problem_of
 
@@ -41,11 +42,6 @@ MAY_CHANGE: dict[str, Any] = {
     **{"val_interval": 3, "save_interval": 7, "accelerator": "auto"},
     **{"fruits": Path("elsewhere"), "checkpoint": "another"},
 }
-
-
-@dataclass(kw_only=True)
-class LongerOptions(Options):
-    resumable_options = Options.resumable_options | {"max_steps"}
 
 
 @pytest.fixture
@@ -85,31 +81,12 @@ def test_a_run_keeps_its_precision(options: Options, precision: Any) -> None:
     assert run.precision == run.identity["precision"] == precision
 
 
-def test_an_old_run_is_set_aside_under_the_first_free_name(tmp_path: Path) -> None:
-    for expected in ("first.1", "first.2"):
-        directory = RunDirectory(tmp_path / "first")
-        directory.path.mkdir()
-        assert directory.set_aside() == tmp_path / expected
-
-
 @pytest.mark.parametrize("best_by", ["val_loss", "last"])
 def test_a_run_as_start_checkpoint_means_its_best(options: Options, best_by: str) -> None:
     before = make_run(STAGE, replace(options, best_by=best_by), (20, 10), done=False)
     given = replace(options, checkpoint=str(before.path), output_dir=options.output_dir / "new")
     run = prepare_run(Stage("second", STAGE), given)
     assert run.start == str(before.checkpoints / "step=000020")
-
-
-@pytest.mark.parametrize(("kind", "told"), [(Options, [True]), (LongerOptions, [])])
-def test_a_stage_says_that_the_run_before_has_not_ended_if_it_is_known(
-    tmp_path: Path, kind: type[Options], told: list[bool]
-) -> None:
-    """The manifest of a run that may resume with other max_steps does not have the number."""
-    options = kind(output_dir=tmp_path, accelerator="cpu", max_steps=20)
-    make_run(STAGE, options, (10,), done=False)
-    console = mock.Mock()
-    assert find_start(Stage("second", STAGE), options, console)
-    assert ["has not ended" in call.args[0] for call in console.say.call_args_list] == told
 
 
 @pytest.mark.parametrize(("last", "has_summary"), [(10, True), (20, False)])
@@ -164,13 +141,13 @@ def test_a_directory_that_is_set_aside_while_it_is_locked(tmp_path: Path) -> Non
     directory, flock, taken = RunDirectory(tmp_path / "first"), fcntl.flock, list[Any]()
     with directory.lock() as old, mock.patch.object(fcntl, "flock") as late:
 
-        def set_aside(*arguments: Any) -> None:
+        def replace_directory(*arguments: Any) -> None:
             late.side_effect = flock
-            directory.set_aside()
+            set_aside(directory.path, directory.path.name)
             old.close()
             taken.append(directory.lock())
             flock(*arguments)
 
-        late.side_effect = set_aside
+        late.side_effect = replace_directory
         assert "is in use by process" in problem_of(directory.lock)
     taken[0].close()

@@ -9,7 +9,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.transformer import MegatronModule
 from nemo.lightning import io
 
-from megakit.checkpoints.context import write_context
+from megakit.checkpoints.model_settings import write_context
 from megakit.models import (
     OVERRIDE_BIONEMO_CONFIG_DEFAULTS,
     IOMixinWithGettersSetters,

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from megakit.errors import USE_ANOTHER, UserError, brief, first, printable, reading
-from megakit.runtime.foreign_files import read_regular_file
 from tests.scripts import REPOSITORY
 
 #: What a load passes through.
@@ -129,13 +128,3 @@ def test_texts_are_printable_and_short() -> None:
     assert brief("a" * 101 + "b" * 100) == "a" * 100 + "..." + "b" * 60
     problems = [str(number) for number in range(1021)]
     assert first(problems) == [*problems[:20], "1,001 more like these."]
-
-
-def test_a_limit_of_its_size(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 10)
-    assert read_regular_file(path, 10) == b"x" * 10
-    with pytest.raises(ValueError, match="10 bytes; at most 9 are accepted"):
-        read_regular_file(path, 9)
-    with pytest.raises(ValueError, match="not a regular file"):
-        read_regular_file(Path("/dev/null"), 9)

@@ -1,6 +1,5 @@
 """Checkpoints of strangers: no code of a file runs; what Megatron and NeMo write comes back."""
 
-import dataclasses
 import enum
 import importlib
 import io
@@ -86,22 +85,6 @@ def place(**values: Any) -> Callable[[Any], None]:
     return change
 
 
-def entry(**values: Any) -> Callable[[Any], None]:
-    """Changes what stands about a weight."""
-    return lambda metadata: vars(metadata.state_dict_metadata[WEIGHT]).update(values)
-
-
-def parts(change: Callable[[Any], list[Any]]) -> Callable[[Any], None]:
-    """Changes the one part that a weight is stored in."""
-    return lambda metadata: entry(chunks=change(metadata.state_dict_metadata[WEIGHT].chunks[0]))(
-        metadata
-    )
-
-
-def half(part: Any) -> Any:
-    return dataclasses.replace(part, sizes=type(part.sizes)([4, 6]))
-
-
 OUTSIDE = "which is not a file in the same folder"
 UNREADABLE = "cannot be read"
 CHANGES: list[tuple[Callable[[Any], None], str]] = [
@@ -110,19 +93,11 @@ CHANGES: list[tuple[Callable[[Any], None], str]] = [
     *((place(offset=value), UNREADABLE) for value in (-1, 1.5, 10**30)),
     *((place(length=value), UNREADABLE) for value in (-1, 0, 10**30)),
     (place(transform_descriptors=("os.system",)), UNREADABLE),
-    (entry(size=(10**6, 10**6)), "has 48 of 1,000,000,000,000"),
-    (entry(chunks=[]), "has 0 of 48 numbers"),
-    (entry(properties=None), "could not be loaded"),
-    (parts(lambda part: [half(part)]), "has 24 of 48 numbers"),
-    (parts(lambda part: [part, part]), "has 96 of 48 numbers"),
-    (parts(lambda part: [half(part), half(part)]), "overlap"),
-    (parts(lambda part: [dataclasses.replace(part, offsets=(2**40, 2**40))]), "lie outside of it"),
-    (lambda metadata: metadata.state_dict_metadata.update({5: None}), "it names a tensor 5"),
 ]
 
 
 @pytest.mark.parametrize(("change", "told"), CHANGES)
-def test_metadata_that_lead_astray_or_lack_numbers(
+def test_metadata_that_lead_astray(
     checkpoint: Path, change: Callable[[Any], None], told: str
 ) -> None:
     metadata = metadata_of(checkpoint)
@@ -144,18 +119,15 @@ def test_another_thing_instead_of_a_tensor(checkpoint: Path, content: str) -> No
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        *(("metadata.json", content) for content in (None, b"{}", b"[" * 100_000)),
+        *(("metadata.json", content) for content in (b"{}", b"[" * 100_000)),
         ("metadata.json", b'{"sharded_backend": "zarr"}'),
         ("metadata.json", b'{"sharded_backend": "torch_dist", "common_backend": "zarr"}'),
         *((name, content) for name in (".metadata", "common.pt") for content in (b"", b"no")),
     ],
     ids=lambda value: repr(value)[:60],
 )
-def test_damaged_files_and_other_formats(
-    checkpoint: Path, name: str, content: bytes | None
-) -> None:
-    path = checkpoint / "weights" / name
-    path.unlink() if content is None else path.write_bytes(content)
+def test_damaged_files_and_other_formats(checkpoint: Path, name: str, content: bytes) -> None:
+    (checkpoint / "weights" / name).write_bytes(content)
     message = refusal(checkpoint)
     assert message.startswith(f"{checkpoint}/weights")
     assert "cannot be read" in message

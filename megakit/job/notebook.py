@@ -8,12 +8,11 @@ from collections.abc import Iterator
 
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
-from megakit.job.console import Console
+from megakit.job.console import Console, diverted
 from megakit.job.options import CommonOptions
 from megakit.job.plan import begin, plan
 from megakit.job.run import Run
 from megakit.job.run_directory import Stage
-from megakit.job.streams import diverted
 from megakit.runtime.accelerator import (
     destroy_parallel_state,
     find_accelerator,

@@ -13,9 +13,8 @@ from torch import Tensor
 from megakit.runtime.patching import patch, require_attribute
 
 
-@functools.cache
 def mend_sums() -> None:
-    """Applies the patch once; imports Megatron."""
+    """Applies the patch; imports Megatron."""
     from megatron.core import package_info
     from megatron.core.tensor_parallel import mappings
 

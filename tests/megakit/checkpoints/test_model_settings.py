@@ -8,7 +8,7 @@ import fiddle as fdl
 import pytest
 from fiddle.experimental import serialization
 
-from megakit.checkpoints.context import read_model_settings
+from megakit.checkpoints.model_settings import read_model_settings
 from tests.refusals import problem as problem_of
 from tests.scripts import REPOSITORY, run_python
 
@@ -85,7 +85,7 @@ def test_nothing_is_imported_or_called(tmp_path):
     write(tmp_path, content)
     code = (
         "import sys; from pathlib import Path\n"
-        "from megakit.checkpoints.context import read_model_settings\n"
+        "from megakit.checkpoints.model_settings import read_model_settings\n"
         "before = set(sys.modules)\n"
         "print(read_model_settings(Path(sys.argv[1])), set(sys.modules) - before)"
     )

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megakit.checkpoints.manifest import CONTEXT, refuse_links
+from megakit.checkpoints.manifest import CONTEXT
 from megakit.errors import USE_ANOTHER, reading
 
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
@@ -52,7 +52,6 @@ def read_config_class(checkpoint: Path) -> tuple[str, str]:
 
 def _read_config(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the objects in io.json, and the reference to the config."""
-    refuse_links(checkpoint)
     content = json.loads((checkpoint / CONTEXT / "io.json").read_bytes())
     objects = content["objects"]
     return objects, _items(objects, _items(objects, content["root"])["model"])["config"]
