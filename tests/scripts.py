@@ -20,7 +20,6 @@ class Result:
     status: int
     out: str
     err: str
-    seconds: float
 
     def output(self) -> str:
         """What went to standard output of a command that did not fail."""
@@ -49,7 +48,6 @@ def run(
     **changes: str | None,
 ) -> Result:
     """Runs a command to its end; `changes` are variables of its environment."""
-    began = time.monotonic()
     done = subprocess.run(
         [*map(str, command)],
         cwd=cwd,
@@ -61,7 +59,7 @@ def run(
         pass_fds=descriptors,
         check=False,
     )
-    return Result(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+    return Result(done.returncode, done.stdout, done.stderr)
 
 
 def run_script(script: str | Path, *arguments: object, **options: Any) -> Result:

@@ -53,6 +53,7 @@ def test_a_seed_decides_weights_order_and_random_effects(tmp_path: Path, script:
         assert torch.equal(value, other[name]) == has_no_effect, name
 
 
+@pytest.mark.long
 def test_fine_tuning_starts_from_the_best_of_pretraining(
     chain: Chain, tmp_path: Path, components: ModuleType
 ):
@@ -79,9 +80,8 @@ LOSS = 'return self.report(nn.functional.cross_entropy, forward_out, batch["labe
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("parts", ["--tensor-parallel", "--pipeline-parallel"])
-def test_a_warning_about_the_own_loss_is_shown_once(tmp_path: Path, parts: str) -> None:
-    """Also if rank 0, which prints, has no loss."""
+def test_a_warning_about_the_own_loss_is_shown_once(tmp_path: Path) -> None:
+    """Although rank 0, which prints, has no loss."""
     first = 'loss = nn.functional.huber_loss(forward_out[:, :1], batch["label"].float())'
     second = '        return loss, {"avg": loss.detach().clone()}'
     for path in REPOSITORY.glob("model_*.py"):
@@ -95,7 +95,18 @@ def test_a_warning_about_the_own_loss_is_shown_once(tmp_path: Path, parts: str) 
             "--checkpoint",
             "none",
         ),
-        *("--dataset", "digits", "--max-steps", 4, "--val-interval", 2, "--devices", 2, parts, 2),
+        *(
+            "--dataset",
+            "digits",
+            "--max-steps",
+            4,
+            "--val-interval",
+            2,
+            "--devices",
+            2,
+            "--pipeline-parallel",
+            2,
+        ),
         PYTHONPATH=str(REPOSITORY),
     )
     assert done.status == 0

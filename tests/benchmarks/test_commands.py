@@ -77,32 +77,6 @@ def test_a_section_keeps_the_rows_of_the_same_machine(
     assert "| a |" not in str(section("another GPU")) + str(section("a GPU", keeps=False))
 
 
-def test_a_profile_counts_launches_copies_and_the_time_of_the_gpu(
-    benchmark: Callable[[str], ModuleType],
-) -> None:
-    """Events as torch's profiler writes them on a GPU, times in microseconds."""
-    event = {"ph": "X", "args": {}}
-    events = [
-        {"ph": "M", "name": "process_name", "args": {"name": "python"}},
-        {**event, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 5},
-        {**event, "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "dur": 5},
-        {**event, "cat": "cuda_runtime", "name": "cudaGraphLaunch", "dur": 9},
-        {**event, "cat": "cuda_runtime", "name": "cudaStreamSynchronize", "dur": 9},
-        {**event, "cat": "cuda_runtime", "name": "cudaMemcpyAsync", "dur": 9},
-        {**event, "cat": "kernel", "name": "void gemm<float>(...)", "dur": 1500},
-        {**event, "cat": "gpu_user_annotation", "name": "Optimizer.step#AdamW.step", "dur": 1500},
-        {
-            **event,
-            **{"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "dur": 500},
-            "args": {"bytes": 1024},
-        },
-    ]
-    assert benchmark("peer").totals(events) == {
-        **{"kernels": 2, "graphs": 1, "synchronizations": 1, "copies": 1, "cudaMemcpyAsync": 1},
-        **{"bytes copied": 1024, "GPU ms": 2.0},
-    }
-
-
 @pytest.mark.long
 def test_peers_compute_the_same_losses(benchmark: Callable[[str], ModuleType]) -> None:
     """In float32: so schedule, Adam, decay and clipping are what they should be."""

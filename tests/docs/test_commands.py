@@ -97,6 +97,7 @@ def problem_of_verb(verb: str, *words: str) -> str | None:
     return f"{verb}: no {', '.join(unknown)}" if unknown else None
 
 
+@pytest.mark.long
 def test_commands_exist() -> None:
     found = commands()
     assert {"./run predict --input my-digits/", "./run predict --output-dir runs/few"} < {*found}

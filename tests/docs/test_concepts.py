@@ -53,6 +53,7 @@ def test_every_section_has_its_experiment() -> None:
         assert f"`./run demand {number}` ([file](../{file}))" in SECTIONS[demand.title]
 
 
+@pytest.mark.long
 def test_the_command_prints_what_the_page_shows() -> None:
     demand = DEMANDS[2]
     done = run(REPOSITORY / "run", "demand", "3", stdin="", VENV=sys.prefix)

@@ -166,11 +166,12 @@ def test_what_the_least_needs() -> None:
 
 LADDER: list[Any] = [
     ("3_megatron.py", "", {}),
-    pytest.param("3_megatron.py", r"^use_megatron\(.*\n", rehearsed(), marks=pytest.mark.long),
-    pytest.param("4_nemo.py", "", {}, marks=pytest.mark.long),
+    ("3_megatron.py", r"^use_megatron\(.*\n", rehearsed()),
+    ("4_nemo.py", "", {}),
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "left_out", "changes"), LADDER)
 def test_the_ladder_trains_beside_what_it_imports(
     step: str, left_out: str, changes: dict[str, Any], tmp_path: Path
@@ -202,6 +203,7 @@ print(pathlib.Path(importlib.import_module("megakit").__file__).parents[1])
 """
 
 
+@pytest.mark.long
 def test_what_is_left_trains(tmp_path: Path) -> None:
     """After the tests are replaced, and after all rows of the first two tables."""
     copy = copy_project(tmp_path / "project")

@@ -1,4 +1,4 @@
-"""A checkpoint that was damaged, or made to run code, between two starts."""
+"""A checkpoint that was made to run code between two starts."""
 
 import pickle
 from dataclasses import replace
@@ -10,9 +10,8 @@ from megakit.checkpoints.manifest import list_files, read_manifest, write_manife
 from tests.faults.harness import BEFORE_STEP, Fault, Training
 from tests.megakit.poison import Bomb
 
-pytestmark = pytest.mark.long
 
-
+@pytest.mark.long
 def test_a_resumption_does_not_run_it(tmp_path: Path) -> None:
     """Of a start checkpoint: tests/megakit/runtime/test_safe_reading.py."""
     trace = tmp_path / "trace"
@@ -27,17 +26,3 @@ def test_a_resumption_does_not_run_it(tmp_path: Path) -> None:
     assert f"{checkpoint}/weights/.metadata: cannot be read" in refused.err
     assert "Traceback" not in refused.err
     assert not trace.exists()
-
-
-def test_an_error_of_the_code_is_not_called_damage(tmp_path: Path) -> None:
-    """The frameworks and a reader's callbacks also run while a checkpoint is loaded."""
-    training = Training(tmp_path)
-    assert training.start(Fault(BEFORE_STEP, 8, name="SIGTERM")).status == 143
-    place = "megatron.core.optimizer.optimizer:ChainedOptimizer.load_state_dict"
-    refused = training.start(Fault(place, name="TypeError"))
-    assert refused.status == 2, refused.err
-    assert "/weights: could not be loaded (made to fail here). The traceback" in refused.err
-    assert "damaged" not in refused.err
-    assert "Traceback" not in refused.err
-    assert "TypeError: made to fail here" in (training.path / "log.txt").read_text()
-    assert training.start().status == 0
