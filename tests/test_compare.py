@@ -71,7 +71,6 @@ def alone(tmp_path_factory):
     ("stage", "precision", "layout"),
     [
         ("pretrain", "32", PP2),
-        ("pretrain", "32", DP2),
         ("finetune", "bf16-mixed", TP2),
     ],
 )

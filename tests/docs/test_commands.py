@@ -19,17 +19,23 @@ FOREIGN_VERBS = {"sample"}
 #: Modules of other packages, and verbs whose options are those of other programs.
 FOREIGN = {"ipykernel", "tensorboard", "tests", "setup", "notebook"}
 
-#: Pages whose blocks of bash other tests run: test_readme.py, test_adapting.py,
+#: Pages whose blocks of bash other tests run: test_readme.py, test_adapting.py, test_deleting.py,
 #: models/test_export.py, ladder/test_ladder.py, and `test_recipes` below.
 COVERED = {
-    *("README.md", "docs/adapting.md", "docs/inference.md", "docs/ladder.md", "docs/recipes.md")
+    *("README.md", "docs/adapting.md", "docs/deleting.md", "docs/inference.md", "docs/ladder.md"),
+    "docs/recipes.md",
 }
 #: What is in lines that do not run here.
 NOT_RUN = (
     *("renew", "sbatch"),  # need an index of packages, Slurm
     *("-m sphinx", "ladder/newest.sh"),  # .ci/run and tests/ladder run them
     *("./run benchmarks", "gpu_check.sh", "REHEARSE_GPUS=2"),  # take minutes, or need a GPU
-    *("runs/gpt-3", "runs/gpt-4"),  # layouts of tests/parallel
+    *("runs/gpt-3", "runs/gpt-4", "runs/layouts"),  # tests/parallel and README have such layouts
+    *(
+        "--precision 32",
+        "runs/one",
+        "MEGAKIT_STOCK",
+    ),  # as in tests/test_compare.py and tests/faults/test_exact.py
 )
 #: What runs instead, on all pages: shorter trainings of the same kind.
 SHORTER = {

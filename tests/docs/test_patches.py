@@ -9,6 +9,7 @@ import pytest
 from tests.docs.pages import read_page
 from tests.scripts import output_of, run_python
 
+pytestmark = pytest.mark.long
 FRAMEWORKS = {"torch", "lightning", "nemo", "megatron", "numpy", "torchmetrics"}
 
 #: Functions of megakit that are found in modules and classes of the frameworks, and are not listed.
@@ -73,13 +74,11 @@ def test_the_page_shows_what_the_command_prints_and_nothing_else_is_replaced() -
     assert json.loads(unlisted) == []
 
 
-@pytest.mark.long
 def test_a_training_assigns_to_no_module_of_the_frameworks_by_other_ways(tmp_path: Path) -> None:
     code = f"FRAMEWORKS, FOLDER = {FRAMEWORKS}, {str(tmp_path)!r}\n{ASSIGNED}"
     assert json.loads(output_of(code).strip().splitlines()[-1]) == []
 
 
-@pytest.mark.long
 def test_the_switch_leaves_out_what_is_only_fast() -> None:
     table = run_python("-m", "megakit.runtime", MEGAKIT_STOCK="1").output()
     assert [f"| {group} |" in table for group in ("needed", "safe", "fast")] == [True, True, False]

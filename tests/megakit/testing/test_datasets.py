@@ -204,6 +204,7 @@ def test_workers():
         assert_dataset_compatible_with_megatron(broken.WorkerNumber(), other_processes=True)
 
 
+@pytest.mark.long
 def test_other_processes_with_good_datasets():
     dataset = MultiEpochDatasetResampler(broken.Epochs(), num_samples=25)
     assert_dataset_compatible_with_megatron(dataset, other_processes=True)
