@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.harness import Training
+from tests.refusals import run_forked
 from tests.scripts import REPOSITORY, environment, read_json, run_python, run_script
 
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
@@ -61,7 +62,7 @@ def test_errors_of_a_script_of_the_reader_s_own(tmp_path: Path) -> None:
     """One that the user can mend; and another one, whose traceback is there for its author."""
     (tmp_path / "eat.py").write_text(OWN_SCRIPT)
     options = ("--output-dir", tmp_path, "--accelerator", "cpu")
-    refused = run_python(tmp_path / "eat.py", *options)
+    refused = run_forked(tmp_path / "eat.py", *options, folder=tmp_path, cwd=tmp_path)
     told = "eat.py: there are no plums.\neat.py: nor pears.\n"
     assert (refused.status, refused.out, refused.err) == (2, "looking for plums\n", told)
 

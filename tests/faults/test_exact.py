@@ -71,8 +71,7 @@ def test_fine_tuning(tmp_path: Path) -> None:
     whole = Training(tmp_path / "whole", "model_finetune.py", options)
     assert whole.start().status == 0
     stopped = Training(tmp_path / "stopped", "model_finetune.py", options)
-    stop_after(stopped, 15, "SIGTERM")  # after a validation
-    stop_after(stopped, 30, "SIGUSR1", 15)  # after a validation and a save
+    stop_after(stopped, 30, "SIGUSR1")  # after a validation and a save
     finish(stopped, after=30)
     assert stopped.result() == whole.result()
 
