@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,6 @@ def run(
     cwd: Path | None = None,
     stdin: str | None = None,
     timeout: float = 600,
-    descriptors: Sequence[int] = (),
     **changes: str | None,
 ) -> Result:
     """Runs a command to its end; `changes` are variables of its environment."""
@@ -56,7 +54,6 @@ def run(
         text=True,
         timeout=timeout,
         env=environment(**changes),
-        pass_fds=descriptors,
         check=False,
     )
     return Result(done.returncode, done.stdout, done.stderr)

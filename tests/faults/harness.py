@@ -2,6 +2,7 @@
 
 import hashlib
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -23,36 +24,48 @@ STEPS = (
 )
 ACCUMULATED = ("--micro-batch-size", 128)
 
-BEFORE_STEP = "megakit.training.callbacks:StopOnSignal.on_train_batch_start"
+#: Where a run can be cut short, and how often it passes there if nothing stops it before its end.
+PLACES = {
+    "megakit.training.callbacks:StopOnSignal.on_train_batch_start": 40,
+    "megakit.training.strategy:ExactStrategy.optimizer_step": 40,
+    "megakit.training.metrics_csv:MetricsFile.append": 6,
+    "megakit.checkpoints.writer:CheckpointWriter._write": 4,
+    "megatron.core.dist_checkpointing.strategies.filesystem_async"
+    ":FileSystemWriterAsync.write_preloaded_data": 8,
+    "megakit.checkpoints.writer:write_context": 4,
+    "megakit.checkpoints.writer:write_manifest": 4,
+    "megakit.checkpoints.writer:flush": 48,
+    "megakit.checkpoints.writer:CheckpointWriter._prune": 4,
+    "megakit.checkpoints.writer:shutil.rmtree": 7,
+    "megakit.job.finish:finish_training": 1,
+}
 BETWEEN_WEIGHTS_AND_CONTEXT = "megakit.checkpoints.writer:write_context"
 AFTER_THE_LAST_SAVE = "megakit.job.finish:finish_training"
-#: Where else a run is killed.
-PLACES = (
-    "megakit.training.strategy:ExactStrategy.optimizer_step",
-    "megakit.training.metrics_csv:MetricsFile.append",
-    "megatron.core.dist_checkpointing.strategies.filesystem_async"
-    ":FileSystemWriterAsync.write_preloaded_data",
-    "megakit.checkpoints.writer:write_manifest",
-    "megakit.checkpoints.writer:CheckpointWriter._prune",
-    "megakit.checkpoints.writer:shutil.rmtree",
-)
+BEFORE_STEP = "megakit.training.callbacks:StopOnSignal.on_train_batch_start"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A signal at the n-th call of a function, counted from the start of the process.
+    """A signal at the n-th call of a function, counted from the start of the process, or in time.
 
     Attributes:
-        place: `MODULE:FUNCTION`.
+        place: `MODULE:FUNCTION`, or None.
         count: Which call.
-        name: Of the signal, or of an exception to raise.
+        seconds: After the start, where there is no place.
+        name: Of the signal.
         rank: Which process of the job gets it.
     """
 
-    place: str
+    place: str | None = None
     count: int = 1
+    seconds: float = 0.0
     name: str = "SIGKILL"
     rank: int = 0
+
+    def __str__(self) -> str:
+        if self.place is None:
+            return f"{self.name} after {self.seconds} s"
+        return f"{self.name} at call {self.count} of {self.place.rpartition(':')[2]}"
 
 
 @dataclass
@@ -97,9 +110,9 @@ class Training:
         `before` is called in the new process; `changes` are variables of its environment.
         """
         changes[MARK] = self.mark
-        if fault is not None:
-            moment = f"{fault.place}:{fault.count} {fault.name} {fault.rank}"
-            changes |= {"FAULT": moment, "PYTHONPATH": str(HOOK)}
+        if fault is not None and fault.place is not None:
+            moment = f"{fault.place}:{fault.count}"
+            changes |= {"FAULT": f"{moment} {fault.name} {fault.rank}", "PYTHONPATH": str(HOOK)}
             changes["FAULT_CAME"] = str(self.fault_came)
             self.fault_came.unlink(missing_ok=True)
         arguments = (*self.common, *options)
@@ -114,18 +127,35 @@ class Training:
         )
 
     def start(self, fault: Fault | None = None, *options: object, largest_file=None) -> Result:
-        """Starts the script and waits for the end of all its processes; the fault has to come."""
+        """Starts the script, lets the fault come, and waits for the end of all its processes.
+
+        A fault at a place has to come.
+        """
 
         def limit() -> None:
             if largest_file is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
         process = self.process(fault, *options, before=limit)
+        if fault is not None and fault.place is None:
+            try:
+                process.wait(fault.seconds)
+            except subprocess.TimeoutExpired:
+                process.send_signal(getattr(signal, fault.name))
         out, err = process.communicate(timeout=600)
         assert leftover_processes(self.mark) == [], f"left behind after {fault}"
-        if fault is not None:
+        if fault is not None and fault.place is not None:
             assert self.fault_came.exists(), f"no {fault}: status {process.returncode}\n{err}"
         return Result(process.returncode, out, err)
+
+    def start_without_reader(self) -> int:
+        """Starts the script with nobody at the other end of its pipes; returns its exit status."""
+        process = self.process()
+        process.stdout.close()
+        process.stderr.close()
+        status: int = process.wait(timeout=600)
+        assert leftover_processes(self.mark) == []
+        return status
 
     def wait_for_steps(self, process: Any) -> None:
         """Returns once the run has written its first row of metrics."""

@@ -8,6 +8,7 @@ import pytest
 
 from tests.faults.harness import (
     AFTER_THE_LAST_SAVE,
+    BEFORE_STEP,
     HOOK,
     PLACES,
     Fault,
@@ -35,8 +36,9 @@ def kill(training: Training, fault: Fault) -> None:
 def test_killed_at_every_place(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
     """One run, since each start takes seconds; no kill at a place lets it come to its end."""
     training = Training(tmp_path)
-    for place in (*PLACES, AFTER_THE_LAST_SAVE):
-        kill(training, Fault(place))
+    for place in sorted(PLACES.keys() - {AFTER_THE_LAST_SAVE}):
+        kill(training, Fault(place, 2 if place == BEFORE_STEP else 1))
+    kill(training, Fault(AFTER_THE_LAST_SAVE))
     assert not (training.path / "summary.json").exists()
     newest = list_checkpoints(training.checkpoints)[-1]
     start = training.start()
