@@ -100,10 +100,11 @@ def main() -> None:
         whole, seconds = {}, {}
         for script, arguments in stages:
             training = Training(Path(folder, "whole"), script, arguments)
+            started = time.monotonic()
             start = training.start()
             if start.status:
                 sys.exit(start.err)
-            whole[script], seconds[script] = training.result(), start.seconds
+            whole[script], seconds[script] = training.result(), time.monotonic() - started
         for number in range(options.runs):
             dice = random.Random(f"{options.seed}-{number}")
             script, arguments = stages[number % len(stages)]

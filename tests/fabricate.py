@@ -101,12 +101,13 @@ def make_run(
     steps: tuple[int, ...],
     done: bool = True,
     dataset: str = "digits",
+    script: Path | None = None,
 ) -> RunDirectory:
     """A run directory with a checkpoint for each of the steps, the last of them the best.
 
     If the run is done, a checkpoint of its last step comes on top, which is the best then.
     """
-    run = prepare_run(stage, options)
+    run = prepare_run(stage, options, script)
     directory = run.directory
     for step in (*steps, *([options.max_steps] if done else [])):
         make_checkpoint(

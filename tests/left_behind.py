@@ -48,10 +48,12 @@ def curves(folder: Path) -> dict[str, list[tuple[int, Any]]]:
 
     Of the speed, which is another each time, only the steps.
     """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     found: dict[str, list[tuple[int, Any]]] = {}
     # It lists each folder with such files as a run.
     assert {path.parent for path in folder.rglob("events.out.tfevents.*")} == {folder}
-    events = _events(folder)
+    events: Any = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0}).Reload()
     for name in events.Tags()["scalars"]:
         is_speed = name.endswith("samples_per_second")
         found[name] = [(p.step, None if is_speed else p.value) for p in events.Scalars(name)]
@@ -61,21 +63,6 @@ def curves(folder: Path) -> dict[str, list[tuple[int, Any]]]:
             for p in events.Images(name)
         ]
     return found
-
-
-def hyperparameters(folder: Path) -> dict[str, Any]:
-    """The settings that TensorBoard shows."""
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    content = _events(folder).PluginTagToContent("hparams")["_hparams_/session_start_info"]
-    values = HParamsPluginData.FromString(content).session_start_info.hparams
-    return {name: getattr(value, value.WhichOneof("kind")) for name, value in values.items()}
-
-
-def _events(folder: Path) -> Any:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    return EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0}).Reload()
 
 
 def run_javascript(code: str, given: Any) -> Any:

@@ -56,7 +56,7 @@ def run_forked(
             os._exit(1)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     out, err = (path.read_text() for path in streams.values())
-    return Result(status, out, err, 0.0)
+    return Result(status, out, err)
 
 
 def _become(script, arguments, streams, cwd, variables) -> NoReturn:

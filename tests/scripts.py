@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ class Result:
     status: int
     out: str
     err: str
-    seconds: float
 
     def output(self) -> str:
         """What went to standard output of a command that did not fail."""
@@ -45,11 +43,9 @@ def run(
     cwd: Path | None = None,
     stdin: str | None = None,
     timeout: float = 600,
-    descriptors: Sequence[int] = (),
     **changes: str | None,
 ) -> Result:
     """Runs a command to its end; `changes` are variables of its environment."""
-    began = time.monotonic()
     done = subprocess.run(
         [*map(str, command)],
         cwd=cwd,
@@ -58,10 +54,9 @@ def run(
         text=True,
         timeout=timeout,
         env=environment(**changes),
-        pass_fds=descriptors,
         check=False,
     )
-    return Result(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+    return Result(done.returncode, done.stdout, done.stderr)
 
 
 def run_script(script: str | Path, *arguments: object, **options: Any) -> Result:

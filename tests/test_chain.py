@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mnist import files as mnist_files
-from tests.left_behind import LOCK, curves, hyperparameters, list_checkpoints, read_whole
+from tests.left_behind import LOCK, curves, list_checkpoints, read_whole
 from tests.once import Chain
 from tests.scripts import accuracy, read_csv, read_json, run_script
 
@@ -33,9 +33,7 @@ def test_every_digit_is_predicted_once_in_order(chain: Chain):
 def test_it_learned(chain: Chain):
     right = accuracy(chain.runs / "predict" / "predictions.csv")
     assert right >= 0.90
-    predict = read_json(chain.runs / "predict" / "summary.json")
-    assert predict["accuracy"] == pytest.approx(right)
-    assert predict["seconds"] * predict["samples_per_second"] == pytest.approx(300)
+    assert read_json(chain.runs / "predict" / "summary.json")["accuracy"] == pytest.approx(right)
     images = mnist_files.read_digits("validation")[0] / 255
     error_of_the_mean_image = ((images - images.mean(axis=0)) ** 2).mean()
     pretrain = read_json(chain.runs / "pretrain" / "summary.json")
@@ -48,42 +46,26 @@ def test_summary_of_a_training(chain: Chain, stage: str):
     assert (summary["stage"], summary["dataset"], summary["seed"]) == (stage, "digits", 42)
     assert summary["parallel"] == {"tensor": 1, "pipeline": 1, "data": 1}
     assert summary["accelerator"] == "cpu"
-    assert summary["device"] in chain.result.err
     assert {"torch", "lightning", "nemo_toolkit", "megatron-core"} <= summary["versions"].keys()
-    times, batch_size = summary["times"], TRAININGS[stage][0]
     # A step includes its wait for a batch, but no validation and no save.
+    times, speed = summary["times"], summary["steps_per_second"]
     stepping = summary["seconds"] - times["validation"] - times["checkpoints"]
-    speed = summary["steps_per_second"]
     assert speed == pytest.approx(summary["steps"] / stepping)
-    assert summary["samples_per_second"] == pytest.approx(batch_size * speed)
+    assert summary["samples_per_second"] == pytest.approx(TRAININGS[stage][0] * speed)
     assert times["training"] < stepping < times["training"] + times["data"]
-    assert sum(times.values()) < chain.result.seconds
 
 
-NEXT = [("pretrain", "finetune"), ("finetune", "predict")]
-
-
-@pytest.mark.parametrize(("stage", "next_verb"), NEXT)
-def test_the_console_tells_results_and_the_next_command(chain: Chain, stage: str, next_verb: str):
-    summary = read_json(chain.runs / stage / "summary.json")
-    _, _, after = chain.result.err.partition(f"\n{stage} is done.\n")
-    joined = re.sub(r"\n {3,}", " ", after)  # a long value is on several lines
-    rows = dict(reversed(re.findall(r"^  (\w[\w ]*?)  +(\S.*)$", joined, re.MULTILINE)))
-    assert rows["validation loss"] == f"{summary['val_loss']['last']:.4f}"
-    assert rows["training loss"] == f"{summary['train_loss']['last']:.4f}"
-    assert rows["speed"] == f"{summary['steps_per_second']:.0f} steps/s"
-    assert rows["time"].startswith(f"{sum(summary['times'].values()):.1f} s: ")
-    assert rows["best checkpoint"] == summary["checkpoint"]
-    assert rows["curves"] == f"./run tensorboard --logdir {chain.runs}"
-    assert rows["next"] == f"./run {next_verb} --output-dir {chain.runs}"
-
-
-def test_console_says_what_a_person_wants_and_no_more(chain: Chain):
+def test_the_console_tells_results_and_the_next_command_and_no_more(chain: Chain):
     text = chain.result.err
-    for stage in ("pretrain", "finetune", "predict"):
+    for stage, next_verb in (("pretrain", "finetune"), ("finetune", "predict")):
         assert f"{stage}: digits on" in text
+        summary = read_json(chain.runs / stage / "summary.json")
+        table = text.partition(f"\n{stage} is done.\n")[2].partition("model_")[0]
+        loss = f"{summary['val_loss']['last']:.4f}"
+        command = f"./run {next_verb} --output-dir {chain.runs}"
+        for part in (loss, summary["checkpoint"], "./run tensorboard --logdir", command):
+            assert part in table
     assert f"Starting from {chain.runs}/pretrain/checkpoints/step=000500." in text
-    assert re.search(r"500/500  loss 0\.\d+  validation 0\.\d+", text)
     assert re.search(r"accuracy +9\d\.\d\d%", text)
     assert not re.search(r"warn|nemo|deprecat|traceback|rank0|gloo", text, re.IGNORECASE)
     assert "NeMo" in (chain.runs / "pretrain" / "log.txt").read_text()
@@ -100,12 +82,10 @@ def test_metrics(chain: Chain, stage: str):
     ]
     summary = read_json(chain.runs / stage / "summary.json")
     assert list(summary["metrics"] or ()) == further
+    told = {**summary, **(summary["metrics"] or {})}
     for name in ("train_loss", "val_loss", *further):
         values = [float(row[name]) for row in rows if row[name]]
-        told = summary["metrics"][name] if name in further else summary[name]
-        assert told == {"first": values[0], "last": values[-1]}
-        if name in further:  # shares of the 200 digits, each counted once
-            assert all(abs(200 * value - round(200 * value)) < 1e-3 for value in values)
+        assert told[name] == {"first": values[0], "last": values[-1]}
     numbers = [int(row["step"]) for row in rows]
     assert numbers == sorted(set(numbers))
     assert numbers[-1] == steps
@@ -130,7 +110,6 @@ def test_best_and_last_checkpoint_are_kept_whole(chain: Chain, stage: str):
     manifest = read_whole(best)
     lowest = min(float(row["val_loss"]) for row in rows if row["val_loss"])
     assert manifest["val_loss"] == pytest.approx(lowest)
-    assert (manifest["stage"], manifest["dataset"]) == (stage, "digits")
     parts = {name.split("/")[0] for name in manifest["files"]}
     assert parts == {"weights", "context", "metrics.csv"}
 
@@ -138,8 +117,7 @@ def test_best_and_last_checkpoint_are_kept_whole(chain: Chain, stage: str):
 @training_stages
 def test_tensorboard_has_the_values_of_metrics_csv(chain: Chain, stage: str):
     rows = read_csv(chain.runs / stage / "metrics.csv")
-    folder = chain.runs / stage / "tensorboard"
-    found = curves(folder)
+    found = curves(chain.runs / stage / "tensorboard")
     for column in ("train_loss", "lr", "val_loss"):
         points = {int(row["step"]): float(row[column]) for row in rows if row[column]}
         assert dict(found[f"{stage}/{column}"]) == pytest.approx(points)
@@ -151,12 +129,6 @@ def test_tensorboard_has_the_values_of_metrics_csv(chain: Chain, stage: str):
     validated = [int(row["step"]) for row in rows if row["val_loss"]]
     every = {"reconstructions": validated}
     assert pictures == (every if stage == "pretrain" else {"mistakes": validated[-1:]})
-    projector = folder / "projector_config.pbtxt"
-    assert projector.exists() == (stage == "pretrain")
-    batch_size, _, lr, _ = TRAININGS[stage]
-    expected = {"stage": stage, "dataset": "digits", "lr": lr, "seed": 42, "data_parallel": 1}
-    expected |= dict.fromkeys(("global_batch_size", "micro_batch_size"), batch_size)
-    assert expected.items() <= hyperparameters(folder).items()
 
 
 def test_what_a_run_leaves_behind(chain: Chain):
@@ -184,8 +156,6 @@ def test_a_second_start(chain: Chain, tmp_path: Path):
 
     path = runs / "predict" / "predictions.csv"
     expected = path.read_bytes()
-    again = run_script("model_predict.py", "--output-dir", runs, "--micro-batch-size", 77)
-    again.output()
-    assert f"model_predict.py --output-dir {runs} " in (runs / "predict" / "log.txt").read_text()
+    run_script("model_predict.py", "--output-dir", runs, "--micro-batch-size", 77).output()
     assert path.read_bytes() == expected
     assert path.stat().st_mtime_ns > before[path]

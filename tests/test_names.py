@@ -1,7 +1,6 @@
-"""The names that code of readers and of the published documents imports, and where they are."""
+"""What code of readers and the published documents uses; its imports: docs/test_code_blocks.py."""
 
 import dataclasses
-import importlib
 import inspect
 import pkgutil
 import re
@@ -13,32 +12,6 @@ from tests.scripts import REPOSITORY
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
-NAMES = {
-    "model_components": (
-        *("SameSizeLossDict", "MSELossReduction", "ClassifierLossReduction", "MnistItem"),
-        *("MNISTCustom", "MNISTDataModule", "ExampleModelOutput", "ExampleModelTrunk"),
-        *("PretrainModel", "ExampleFineTuneModel", "ExampleGenericConfig", "PretrainConfig"),
-        *("ExampleFineTuneConfig", "BionemoLightningModule", "MetricTracker"),
-    ),
-    "megakit": ("CACHE_DIR",),
-    "megakit.data": (
-        *("EpochIndex", "SizedDataset", "MultiEpochDataset", "MultiEpochDatasetResampler"),
-        *("MultiEpochDatasetWrapper", "IdentityMultiEpochDatasetWrapper", "PRNGResampleDataset"),
-        *("permute", "MegatronDataModule", "WrappedDataLoader"),
-    ),
-    "megakit.models": (
-        *("MegatronBioNeMoTrainableModelConfig", "OVERRIDE_BIONEMO_CONFIG_DEFAULTS"),
-        *("IOMixinWithGettersSetters", "MegatronLossType", "load_for_inference"),
-    ),
-    "megakit.training": (
-        *("LightningPassthroughPredictionMixin", "PassthroughLossReduction", "train"),
-    ),
-    "megakit.testing": (
-        *("assert_dataset_compatible_with_megatron", "assert_dataset_elements_not_equal"),
-        "distributed_model_parallel_state",
-    ),
-    "megakit.runtime": ("use_accelerator",),
-}
 #: Parameters of the documents, in their order; further ones may follow.
 PARAMETERS = {
     "model_components.MNISTDataModule": ["data_dir", "batch_size", "output_log"],
@@ -51,21 +24,12 @@ PARAMETERS = {
 }
 
 
-def find(name: str) -> Any:
-    module, _, name_in_module = name.rpartition(".")
-    return getattr(importlib.import_module(module), name_in_module, None)
-
-
-def test_names() -> None:
-    wanted = [f"{module}.{name}" for module, names in NAMES.items() for name in names]
-    assert [name for name in wanted if find(name) is None] == []
-
-
-def exists(name: str) -> bool:
+def resolve(name: str) -> Any:
+    """What a dotted name stands for; None if there is no such thing."""
     try:
-        return bool(pkgutil.resolve_name(name))
+        return pkgutil.resolve_name(name)
     except (AttributeError, ImportError):
-        return False
+        return None
 
 
 def test_names_in_pages_and_docstrings() -> None:
@@ -74,12 +38,12 @@ def test_names_in_pages_and_docstrings() -> None:
     texts = "\n".join(path.read_text() for path in paths)
     names = sorted(set(re.findall(r"`(megakit(?:\.\w+)+)", texts)))
     assert len(names) > 15
-    assert [name for name in names if not exists(name)] == []
+    assert [name for name in names if resolve(name) is None] == []
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters(name: str) -> None:
-    found = inspect.signature(find(name)).parameters
+    found = inspect.signature(resolve(name)).parameters
     assert list(found)[: len(PARAMETERS[name])] == PARAMETERS[name]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.docs.pages import blocks
 from tests.scripts import REPOSITORY, Result, run_python
 
 TUTORIAL = REPOSITORY.parent / "shared" / "spec" / "mnist_tutorial.md"
@@ -125,24 +126,24 @@ def apply(rules: list[tuple[str, str, str]], code: str) -> str:
 
 def published() -> tuple[str, dict[str, str]]:
     """The code of the components, and of the three scripts, mended."""
-    blocks = re.findall(r"^```python\n(.*?)^```", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)
+    found = blocks(TUTORIAL.read_text(), "python")
 
     def position(text: str) -> int:
-        (found,) = [number for number, block in enumerate(blocks) if text in block]
-        return found
+        (place,) = [number for number, block in enumerate(found) if text in block]
+        return place
 
     start = position("from model_components import")
-    components = blocks[:start]
+    components = found[:start]
     # The losses mention MnistItem, which comes after them.
     components.insert(1, components.pop(position("class MnistItem")))
-    before_trainer = blocks[start : position("metric_tracker = ")]
-    before_training = blocks[start : position("metric_tracker = ") + 1]
+    before_trainer = found[start : position("metric_tracker = ")]
+    before_training = found[start : position("metric_tracker = ") + 1]
     tells = {n: TELL_OF_TRAINING.replace("MODULE", f"lightning_module{n}") for n in ("", "2")}
     training = position("#This trains the model")
     scripts = {
-        "pretrain": [*before_training, *blocks[training : training + 2], tells[""]],
-        "finetune": [*before_training, blocks[position("lightning_module2")], tells["2"]],
-        "predict": [*before_trainer, blocks[position("lightning_module3")], TELL_OF_PREDICTION],
+        "pretrain": [*before_training, *found[training : training + 2], tells[""]],
+        "finetune": [*before_training, found[position("lightning_module2")], tells["2"]],
+        "predict": [*before_trainer, found[position("lightning_module3")], TELL_OF_PREDICTION],
     }
     mended = {
         "pretrain": TRAINING_MOVED,
@@ -166,19 +167,15 @@ def run(folder: Path, stage: str, *arguments: str) -> dict[str, Any]:
     return told
 
 
-def write(folder: Path, mnist_dir: Path) -> None:
-    """Writes the three scripts, and puts the images where they look for them."""
-    for stage, code in published()[1].items():
-        (folder / f"model_{stage}.py").write_text(code)
-    (folder / "cache" / "MNISTCustom").mkdir(parents=True)
-    (folder / "cache" / "MNISTCustom" / "raw").symlink_to(mnist_dir / "MNIST" / "raw")
-
-
 @pytest.mark.parametrize("whose", ["our components", "its components"])
 def test_published_scripts_run(whose: str, mnist_dir: Path, tmp_path: Path) -> None:
-    write(tmp_path, mnist_dir)
+    components, scripts = published()
     if whose == "its components":  # else Python finds ours
-        (tmp_path / "model_components.py").write_text(published()[0])
+        scripts["components"] = components
+    for name, code in scripts.items():
+        (tmp_path / f"model_{name}.py").write_text(code)
+    (tmp_path / "cache" / "MNISTCustom").mkdir(parents=True)
+    (tmp_path / "cache" / "MNISTCustom" / "raw").symlink_to(mnist_dir / "MNIST" / "raw")
 
     pretrained = run(tmp_path, "pretrain")
     finetuned = run(tmp_path, "finetune", pretrained["checkpoint"])
@@ -196,25 +193,6 @@ def test_published_scripts_run(whose: str, mnist_dir: Path, tmp_path: Path) -> N
         # The published module has no `validation_step`, so NeMo never validates it.
         assert all("val_loss" in logged for logged in pretrained["validations"])
         assert len(pretrained["validations"]) >= STEPS // INTERVAL
-
-
-def test_the_finished_script_is_started_again(mnist_dir: Path, tmp_path: Path) -> None:
-    write(tmp_path, mnist_dir)
-    script = tmp_path / "model_pretrain.py"
-    whole = run(tmp_path, "pretrain")
-
-    again = start(tmp_path, "pretrain")
-    assert (again.status, "save_optim_on_train_end=True" in again.err) == (1, True), again.err
-
-    # With the cure that the message names, to a step with a validation, and on from there.
-    saves = ("the cure", r"save_last=True,", r"\g<0> save_optim_on_train_end=True,")
-    elsewhere = ("another run", r'Path\("runs"\)', 'Path("other runs")')
-    short = ("stops early", rf"max_steps={STEPS}", f"max_steps={2 * INTERVAL}")
-    code = script.read_text()
-    script.write_text(apply([saves, elsewhere, short], code))
-    first = run(tmp_path, "pretrain")
-    script.write_text(apply([saves, elsewhere], code))
-    second = run(tmp_path, "pretrain")
-    assert first["losses"] + second["losses"] == whole["losses"]
-    assert second["after"] == whole["after"]
-    assert run(tmp_path, "pretrain")["losses"] == []  # a complete run has nothing to do
+        # Started again, it says why NeMo's last checkpoint cannot be resumed.
+        again = start(tmp_path, "pretrain")
+        assert (again.status, "save_optim_on_train_end=True" in again.err) == (1, True), again.err

@@ -12,7 +12,7 @@ import torch
 
 from tests.once import Chain
 from tests.parallel import jobs
-from tests.scripts import REPOSITORY, read_json, run_script
+from tests.scripts import read_json, run_script
 
 SCRIPTS = [
     *("model_pretrain", "model_finetune"),
@@ -53,6 +53,7 @@ def test_a_seed_decides_weights_order_and_random_effects(tmp_path: Path, script:
         assert torch.equal(value, other[name]) == has_no_effect, name
 
 
+@pytest.mark.long
 def test_fine_tuning_starts_from_the_best_of_pretraining(
     chain: Chain, tmp_path: Path, components: ModuleType
 ):
@@ -73,31 +74,3 @@ def test_fine_tuning_starts_from_the_best_of_pretraining(
     assert len(trunk) == 4
     for name in trunk:
         assert np.allclose(finetuned[name], pretrained[name], rtol=0, atol=1e-6), name
-
-
-LOSS = 'return self.report(nn.functional.cross_entropy, forward_out, batch["label"], batch)'
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("parts", ["--tensor-parallel", "--pipeline-parallel"])
-def test_a_warning_about_the_own_loss_is_shown_once(tmp_path: Path, parts: str) -> None:
-    """Also if rank 0, which prints, has no loss."""
-    first = 'loss = nn.functional.huber_loss(forward_out[:, :1], batch["label"].float())'
-    second = '        return loss, {"avg": loss.detach().clone()}'
-    for path in REPOSITORY.glob("model_*.py"):
-        text = path.read_text().replace(LOSS, f"{first}\n{second}")
-        (tmp_path / path.name).write_text(text)
-    done = run_script(
-        *(
-            tmp_path / "model_finetune.py",
-            "--output-dir",
-            tmp_path / "runs",
-            "--checkpoint",
-            "none",
-        ),
-        *("--dataset", "digits", "--max-steps", 4, "--val-interval", 2, "--devices", 2, parts, 2),
-        PYTHONPATH=str(REPOSITORY),
-    )
-    assert done.status == 0
-    assert done.err.count("\nWarning: model_components.py, line ") == 1
-    assert done.err.count("Warning") == 1

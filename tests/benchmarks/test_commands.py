@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -57,50 +56,6 @@ def test_a_folder_without_mnist_is_one_sentence(tmp_path: Path) -> None:
     assert (done.status, done.out) == (2, "")
     assert done.err.startswith("benchmarks: of/mine: MNIST is not complete there, and cannot be")
     assert done.err.count("\n") == 1
-
-
-def test_a_section_keeps_the_rows_of_the_same_machine(
-    benchmark: Callable[[str], ModuleType], tmp_path: Path
-) -> None:
-    report, path, header = benchmark("report"), tmp_path / "RESULTS.md", "| what | |"
-
-    def section(machine: str, keeps: bool = True) -> Any:
-        return report.Section("name", f"## Title\n\n{machine}", ["| other |", header], path, keeps)
-
-    first = section("a GPU")
-    first.put(header, "| a | 1 |", "| b | 2 |")
-    first.put(header, "| a | 3 |")
-    first.put("| other |", "| a |")
-    table = "| other |\n|---|\n| a |\n\n| what | |\n|---|---|\n| a | 3 |\n| b | 2 |"
-    assert f"## Title\n\na GPU\n\n{table}\n<!-- name: end -->" in path.read_text()
-    assert str(section("a GPU")) == str(first)
-    assert "| a |" not in str(section("another GPU")) + str(section("a GPU", keeps=False))
-
-
-def test_a_profile_counts_launches_copies_and_the_time_of_the_gpu(
-    benchmark: Callable[[str], ModuleType],
-) -> None:
-    """Events as torch's profiler writes them on a GPU, times in microseconds."""
-    event = {"ph": "X", "args": {}}
-    events = [
-        {"ph": "M", "name": "process_name", "args": {"name": "python"}},
-        {**event, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 5},
-        {**event, "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "dur": 5},
-        {**event, "cat": "cuda_runtime", "name": "cudaGraphLaunch", "dur": 9},
-        {**event, "cat": "cuda_runtime", "name": "cudaStreamSynchronize", "dur": 9},
-        {**event, "cat": "cuda_runtime", "name": "cudaMemcpyAsync", "dur": 9},
-        {**event, "cat": "kernel", "name": "void gemm<float>(...)", "dur": 1500},
-        {**event, "cat": "gpu_user_annotation", "name": "Optimizer.step#AdamW.step", "dur": 1500},
-        {
-            **event,
-            **{"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "dur": 500},
-            "args": {"bytes": 1024},
-        },
-    ]
-    assert benchmark("peer").totals(events) == {
-        **{"kernels": 2, "graphs": 1, "synchronizations": 1, "copies": 1, "cudaMemcpyAsync": 1},
-        **{"bytes copied": 1024, "GPU ms": 2.0},
-    }
 
 
 @pytest.mark.long

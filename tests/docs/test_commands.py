@@ -1,145 +1,125 @@
-"""Every command that a page shows in a block of bash runs, in a copy of the project.
+"""Commands that pages name exist; those of their blocks run, in a copy of the project."""
 
-`tests/test_readme.py` runs most commands of the README. `EXCEPTIONS` lists the commands that no
-test can run here, with the reason.
-"""
-
-import os
 import re
-import shutil
-import subprocess
+import shlex
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import blocks, copy_project, lines_of, read_page, read_pages
 from tests.docs.test_adapting import follow
 from tests.scripts import REPOSITORY, run
-from tests.test_readme import ELSEWHERE
 
-BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-#: A command of `layout` and what the page shows of its output.
-LAYOUT = re.compile(
-    r"^\./run layout [^`]*```\n\n```(?:text)?\n(.*?)^```$", re.DOTALL | re.MULTILINE
-)
+INLINE = re.compile(r"`((?:\./run|(?:\.venv/bin/)?python) [^`]+)`")
+#: A verb of the project that `./run new --from gpt` makes.
+FOREIGN_VERBS = {"sample"}
+#: Modules of other packages, and verbs whose options are those of other programs.
+FOREIGN = {"ipykernel", "tensorboard", "tests", "setup", "notebook"}
 
-#: Pages whose blocks of bash other tests run: test_adapting.py, models/test_export.py,
-#: ladder/test_ladder.py, and `test_recipes` below.
-COVERED = {"docs/adapting.md", "docs/inference.md", "docs/ladder.md", "docs/recipes.md"}
-
-
-@dataclass(frozen=True)
-class Left:
-    """A command that is not run, named by a part of its line; with `is_block`, its whole block."""
-
-    page: str
-    text: str
-    reason: str
-    is_block: bool = False
-
-
-EXCEPTIONS = (
-    Left("README.md", "git clone REPOSITORY", "needs the network"),
-    Left("README.md", "./run new ../my-model", "tests/docs/test_adapting.py runs it"),
-    Left("CONTRIBUTING.md", "renew=(", "needs an index of packages", is_block=True),
-    Left("CONTRIBUTING.md", "-m sphinx", "is a step of .ci/run"),
-    Left("docs/parallelism.md", "REHEARSE_GPUS=2", "tests/rehearsal has such runs"),
-    Left("examples/gpt/README.md", "runs/gpt-3", "tests/parallel has such a layout"),
-    Left("examples/gpt/README.md", "runs/gpt-4", "tests/parallel has such a layout"),
-    Left("template/files.md", "renew=(", "needs an index of packages", is_block=True),
-    Left("docs/performance.md", "./run benchmarks steps", "takes 5 minutes"),
-    Left("docs/performance.md", "./run benchmarks times", "takes 15 minutes"),
-    Left("docs/performance.md", "benchmarks/gpu_check.sh", "needs a GPU"),
-    Left("docs/porting.md", "ladder/newest.sh", "tests/ladder/test_newest.py runs it"),
-    Left("examples/slurm/README.md", "sbatch examples/slurm", "needs a Slurm", is_block=True),
-    Left("examples/slurm/README.md", "LAYOUT=", "needs a Slurm", is_block=True),
-)
-
-#: Text of a page, and what runs instead: shorter trainings of the same kind.
-SUBSTITUTES = {
-    "docs/parallelism.md": {
-        "./run pretrain": "./run pretrain --max-steps 20",
-        "./run finetune": "./run finetune --max-steps 20",
-        "--max-steps 100": "--max-steps 10",
-    },
-    "docs/performance.md": {
-        "--output-dir runs/profile": "--max-steps 20 --output-dir runs/profile"
-    },
-    "examples/gpt/README.md": {
-        "gpt/model_pretrain.py ": "gpt/model_pretrain.py --max-steps 4 --limit-val-batches 2 ",
-    },
-    "examples/own_images/README.md": {
-        "own_images/model_train.py": "own_images/model_train.py --max-steps 10",
-    },
-    "examples/vit/README.md": {
-        "vit/model_pretrain.py": "vit/model_pretrain.py --max-steps 10 --limit-val-batches 2",
-        "vit/model_finetune.py": "vit/model_finetune.py --max-steps 10 --limit-val-batches 2",
-    },
+#: Pages whose blocks of bash other tests run: test_readme.py, test_adapting.py, test_deleting.py,
+#: models/test_export.py, ladder/test_ladder.py, and `test_recipes` below.
+COVERED = {
+    *("README.md", "docs/adapting.md", "docs/deleting.md", "docs/inference.md", "docs/ladder.md"),
+    "docs/recipes.md",
 }
-
-#: What a page takes for granted, by the file's place in the project.
-FILES = {
-    "docs/datasets.md": {
-        "my_package/my_module.py": (
-            "from mnist.dataset import MNISTCustom\n"
-            "from mnist.files import read_digits\n\n\n"
-            "def make_dataset():\n"
-            '    return MNISTCustom.from_arrays(*read_digits("test"))\n'
-        )
-    },
+#: What is in lines that do not run here.
+NOT_RUN = (
+    *("renew", "sbatch"),  # need an index of packages, Slurm
+    *("-m sphinx", "ladder/newest.sh"),  # .ci/run and tests/ladder run them
+    *("./run benchmarks", "gpu_check.sh", "REHEARSE_GPUS=2"),  # take minutes, or need a GPU
+    *("runs/gpt-3", "runs/gpt-4", "runs/layouts"),  # tests/parallel and README have such layouts
+    *(
+        "--precision 32",
+        "runs/one",
+        "MEGAKIT_STOCK",
+    ),  # as in tests/test_compare.py and tests/faults/test_exact.py
+)
+#: What runs instead, on all pages: shorter trainings of the same kind.
+SHORTER = {
+    r"(\./run (?:pretrain|finetune)|cProfile .*model_pretrain\.py)": r"\1 --max-steps 10",
+    r"(own_images/model_train\.py)": r"\1 --max-steps 10",
+    r"(?<!layout examples/)((?:gpt|vit)/model_(?:pretrain|finetune)\.py)": (
+        r"\1 --max-steps 4 --limit-val-batches 2"
+    ),
 }
+#: What docs/datasets.md takes for granted.
+MY_MODULE = """
+from mnist.dataset import MNISTCustom
+from mnist.files import read_digits
+
+def make_dataset():
+    return MNISTCustom.from_arrays(*read_digits("test"))
+"""
 
 
-def pages() -> dict[str, str]:
-    """The texts of all pages that have a block of bash, by their places."""
-    places = ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/**/*.md", "template/*.md")
-    paths = sorted(path for place in places for path in REPOSITORY.glob(place))
-    texts = {str(path.relative_to(REPOSITORY)): path.read_text() for path in paths}
-    return {page: text for page, text in texts.items() if BLOCK.search(text)}
+def commands() -> list[str]:
+    """The commands between backquotes of all pages, and those of `./run` in blocks."""
+    found = set()
+    for text in read_pages().values():
+        found |= set(INLINE.findall(text))
+        lines = [line for block in blocks(text, "bash") for line in lines_of(block)]
+        found |= {line for line in lines if line.startswith("./run ")}
+    return sorted(found)
 
 
-def lines_of(block: str) -> list[str]:
-    """The lines of a block; a line that ends with a backslash is joined with the next line."""
-    return [line for line in re.sub(r"\\\n\s*", "", block).splitlines() if line.strip()]
+@cache
+def help_of(*words: str) -> str:
+    """What a verb of `run` prints for `--help`; without a verb, the list of verbs."""
+    return run(REPOSITORY / "run", *words, "--help", VENV=sys.prefix).output()
 
 
-def programs(page: str, text: str) -> Iterator[str]:
-    """The blocks of a page without the exceptions, with the substitutes."""
-    left = [one for one in EXCEPTIONS if one.page == page]
-    for block in BLOCK.findall(text):
-        lines = lines_of(block)
-        if any(one.text in line for one in left if one.is_block for line in lines):
-            continue
-        lines = [line for line in lines if not any(one.text in line for one in left)]
-        if page == "README.md":  # tests/test_readme.py runs all others
-            lines = [line for line in lines if ELSEWHERE.search(line)]
-        program = "\n".join(lines)
-        for before, after in SUBSTITUTES.get(page, {}).items():
-            program = program.replace(before, after)
-        if program:
-            yield program
+def problem(command: str) -> str | None:
+    """What is wrong with a command; None if nothing is."""
+    program, *words = shlex.split(re.split(r" 2>| \|\| | && ", command)[0], comments=True)
+    if program == "./run":
+        return problem_of_verb(*words)
+    if words[0] == "-m":
+        known = words[1] in FOREIGN or find_spec(words[1])
+        return None if known else f"no module {words[1]}"
+    return None if (REPOSITORY / words[0]).is_file() else f"no file {words[0]}"
 
 
-PROGRAMS = {page: list(programs(page, text)) for page, text in pages().items()}
-CASES = [page for page, blocks in PROGRAMS.items() if blocks and page not in COVERED]
+def problem_of_verb(verb: str, *words: str) -> str | None:
+    """What is wrong with `./run VERB words`; None if nothing is."""
+    if verb in FOREIGN_VERBS:
+        return None
+    if not re.search(rf"^  {verb}\b", help_of(), re.MULTILINE):
+        return f"no verb {verb}"
+    if verb == "benchmarks":
+        known = set(re.findall(r"[\w-]+", help_of(verb)))
+        unknown = [w for w in words if w.islower() and w not in known]
+    elif verb == "tests":
+        unknown = [w for w in words if w.startswith("tests/") and not (REPOSITORY / w).exists()]
+    elif verb in FOREIGN or (verb == "layout" and ".py" in " ".join(words)):
+        return None  # `test_commands_run` runs it
+    else:
+        script = ["finetune" if verb == "layout" else verb]
+        if verb == "ladder" and words[:1]:
+            script.append(words[0])  # each step has options of its own
+        unknown = [w for w in words if w.startswith("--") and w not in help_of(*script)]
+    return f"{verb}: no {', '.join(unknown)}" if unknown else None
 
 
-def copy_project(folder: Path) -> Path:
-    """Copies the project's files into a folder, and returns the folder."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        check=True,
-    )
-    for name in filter(None, listed.stdout.split(b"\0")):
-        source, target = REPOSITORY / os.fsdecode(name), folder / os.fsdecode(name)
-        if source.is_file():  # a deleted file is listed until the next commit
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
-    return folder
+@pytest.mark.long
+def test_commands_exist() -> None:
+    found = commands()
+    assert {"./run predict --input my-digits/", "./run predict --output-dir runs/few"} < {*found}
+    assert {command: reason for command in found if (reason := problem(command))} == {}
+
+
+def program_of(text: str) -> str:
+    """The commands of a page that run here, as one script."""
+    lines = [line for block in blocks(text, "bash") for line in lines_of(block)]
+    program = "\n".join(line for line in lines if not any(text in line for text in NOT_RUN))
+    for before, after in SHORTER.items():
+        program = re.sub(before, after, program)
+    return program
+
+
+PROGRAMS = {page: program_of(text) for page, text in read_pages().items()}
 
 
 @pytest.fixture
@@ -148,28 +128,24 @@ def copy(tmp_path: Path, mnist_dir: Path) -> Path:
     folder = copy_project(tmp_path / "project")
     (folder / ".venv").symlink_to(sys.prefix)
     (folder / "data").symlink_to(mnist_dir.resolve())
+    (folder / "my_package").mkdir()
+    (folder / "my_package" / "my_module.py").write_text(MY_MODULE)
     return folder
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", CASES)
+@pytest.mark.parametrize("page", [p for p in PROGRAMS if PROGRAMS[p] and p not in COVERED])
 def test_commands_run(page: str, copy: Path) -> None:
-    for name, content in FILES.get(page, {}).items():
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        (copy / name).write_text(content)
-    output = ""
-    for program in PROGRAMS[page]:
-        bash = ("bash", "-euo", "pipefail", "-c", f"exec 2>&1\n{program}")
-        done = run(*bash, cwd=copy, timeout=900, VENV=sys.prefix, PYTHON=None)
-        assert done.status == 0, f"{program}\n{done.out[-5000:]}"
-        assert "is already done" not in done.out, f"trains nothing: {program}\n{done.out}"
-        print(f"{done.seconds:.1f} s: {program}")
-        output += done.out
-    for shown in LAYOUT.findall(pages()[page]):
-        assert shown in output
+    bash = ("bash", "-euo", "pipefail", "-c", f"exec 2>&1\n{PROGRAMS[page]}")
+    done = run(*bash, cwd=copy, timeout=900, VENV=sys.prefix, PYTHON=None)
+    assert done.status == 0, f"{PROGRAMS[page]}\n{done.out[-5000:]}"
+    assert "is already done" not in done.out, f"trains nothing: {done.out}"
+    tables = r"^\./run layout [^`]*```\n\n```(?:text)?\n(.*?)^```$"
+    for shown in re.findall(tables, read_page(page), re.DOTALL | re.MULTILINE):
+        assert shown in done.out
 
 
-RECIPES = (REPOSITORY / "docs" / "recipes.md").read_text().split("\n## ")[1:]
+RECIPES = read_page("docs/recipes.md").split("\n## ")[1:]
 
 
 @pytest.mark.long

@@ -1,12 +1,7 @@
 """docs/concepts.md: its code stands in the project, and `./run demand N` prints what it shows."""
 
-import os
-import pty
 import re
-import signal
-import subprocess
 import sys
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +9,32 @@ import pytest
 
 from examples.demands.demand import Run, read_demands
 from megakit.testing import Ranks
-from tests.scripts import REPOSITORY, environment, run, run_script
+from tests.docs.pages import blocks, read_page
+from tests.scripts import REPOSITORY, run, run_script
 
-TEXT = (REPOSITORY / "docs" / "concepts.md").read_text()
+TEXT = read_page("docs/concepts.md")
 DEMANDS = read_demands()
 #: The text of each demand's section, by its title.
 SECTIONS = dict(re.findall(r"^### (\d.*)\n((?:(?!##).*\n)+)", TEXT, re.MULTILINE))
-#: Quoted code, after a line that ends with "`FILE`:".
-QUOTED = re.findall(r"`([\w/]+\.py)`:\n\n```python\n(.*?)```", TEXT, re.DOTALL)
 NUMBER = r"-?\d+\.\d+"
 #: In this run, gloo ends the processes.
 DEADLY = "without_stage_shape"
-COMMAND = "examples/demands/demand.py"
 
 
 def shown(title: str) -> list[str]:
     """What a section shows of its experiment: one line for each run."""
-    return "".join(re.findall(r"```text\n(.*?)```", SECTIONS[title], re.DOTALL)).splitlines()
+    return "".join(blocks(SECTIONS[title], "text")).splitlines()
 
 
-def cases() -> list[Any]:
-    """Each run of an experiment, and its line of the page."""
-    return [
-        pytest.param(one, line, id=one.name, marks=[pytest.mark.long] * (one.name == DEADLY))
-        for demand in DEMANDS
-        for one, line in zip(demand.runs, shown(demand.title), strict=True)
-    ]
+CASES = [
+    pytest.param(one, line, id=one.name)
+    for demand in DEMANDS
+    for one, line in zip(demand.runs, shown(demand.title), strict=True)
+]
 
 
-@pytest.mark.parametrize(("one", "line"), cases())
+@pytest.mark.long
+@pytest.mark.parametrize(("one", "line"), CASES)
 def test_experiments(ranks: Ranks, one: Run, line: str) -> None:
     """Numbers with a point may differ by rounding."""
     with Ranks(2) as own:  # starts no process until it is used
@@ -53,64 +45,44 @@ def test_experiments(ranks: Ranks, one: Run, line: str) -> None:
 
 
 def test_every_section_has_its_experiment() -> None:
-    """A short file, with runs of both kinds, that the section names."""
+    """With runs of both kinds, and a file that the section names."""
     assert [demand.title for demand in DEMANDS] == [*SECTIONS]
     for number, demand in enumerate(DEMANDS, start=1):
         assert {one.name.partition("_")[0] for one in demand.runs} == {"with", "without"}
         file = demand.path.relative_to(REPOSITORY)
         assert f"`./run demand {number}` ([file](../{file}))" in SECTIONS[demand.title]
-        assert len(demand.path.read_text().splitlines()) < 130
 
 
+@pytest.mark.long
 def test_the_command_prints_what_the_page_shows() -> None:
     demand = DEMANDS[2]
     done = run(REPOSITORY / "run", "demand", "3", stdin="", VENV=sys.prefix)
     assert done.output().splitlines() == shown(demand.title)
     parts = [demand.title, *demand.texts, *(one.what for one in demand.runs)]
     assert [part for part in parts if part not in done.err] == []
-    assert "Press Enter" not in done.err
+    assert "Press Enter" not in done.err  # nobody is there to press it
 
 
-def test_the_command_alone_lists_the_experiments() -> None:
-    done = run_script(COMMAND)
-    assert done.output().splitlines() == [demand.title for demand in DEMANDS]
-
-
-@pytest.mark.parametrize("number", ["0", "13", "loss"])
-def test_other_numbers_are_refused(number: str) -> None:
-    done = run_script(COMMAND, number)
-    told = f"run: demand {number}: the demands have the numbers 1 to 12. `./run demand` lists them."
-    assert (done.status, done.out, done.err) == (2, "", f"{told}\n")
-
-
-def test_a_terminal_is_asked_before_the_results() -> None:
-    """Ctrl-C ends the question."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, str(REPOSITORY / COMMAND), "1"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, env=environment(), stdin=theirs, stdout=pipe, stderr=pipe, text=True
-    ) as asked:
-        assert asked.stderr is not None
-        said = [*takewhile(lambda line: line != "Press Enter to see.\n", asked.stderr)]
-        assert said[0] == f"{DEMANDS[0].title}\n"
-        asked.send_signal(signal.SIGINT)
-        out, err = asked.communicate(timeout=60)
-        # A line that the signal interrupts may be written twice.
-        assert (out, err.removeprefix("Press Enter to see.\n")) == ("", "")
-    assert asked.returncode == 130
-    os.close(ours)
-    os.close(theirs)
+def test_the_command_lists_the_experiments_and_refuses_other_numbers() -> None:
+    command = "examples/demands/demand.py"
+    assert run_script(command).output().splitlines() == [demand.title for demand in DEMANDS]
+    refused = run_script(command, "13")
+    assert (refused.status, refused.out) == (2, "")
+    assert refused.err.startswith("run: demand 13: the demands have the numbers 1 to 12. ")
 
 
 def test_code_is_quoted_from_the_project() -> None:
-    assert len(QUOTED) == TEXT.count("```python") >= 12
-    for file, code in QUOTED:
-        lines = [line.strip() for line in (REPOSITORY / file).read_text().splitlines()]
-        source = "\n".join(line for line in lines if line)
+    """After a line that ends with "`FILE`:"."""
+    quoted = re.findall(r"`([\w/]+\.py)`:\n\n```python\n(.*?)```", TEXT, re.DOTALL)
+    assert len(quoted) == len(blocks(TEXT, "python")) >= 12
+    for file, code in quoted:
         for part in re.split(r"^ *\.\.\.\n", code, flags=re.MULTILINE):
-            quoted = "\n".join(line.strip() for line in part.splitlines() if line.strip())
-            assert quoted in source, f"{file} lacks:\n{quoted}"
+            assert stripped(part) in stripped(read_page(file)), f"{file} lacks:\n{part}"
+
+
+def stripped(code: str) -> str:
+    """The lines of code without their indentation; empty ones are left out."""
+    return "\n".join(line.strip() for line in code.splitlines() if line.strip())
 
 
 #: The rows of the table of precisions: of each tensor, its type in bf16-mixed and in 32.
@@ -156,6 +128,7 @@ def types_of_tensors(precision: str, folder: Path) -> list[str]:
     return [str(one).lower().removeprefix("torch.") for one in types]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("column", "precision"), [(1, "bf16-mixed"), (2, "32")])
 def test_precisions(ranks: Ranks, column: int, precision: str, tmp_path: Path) -> None:
     (found,) = ranks.run(types_of_tensors, precision, tmp_path / "saved", world_size=1)
@@ -163,7 +136,7 @@ def test_precisions(ranks: Ranks, column: int, precision: str, tmp_path: Path) -
 
 
 def test_versions_are_those_of_the_lock() -> None:
-    lock = (REPOSITORY / "requirements.lock").read_text()
+    lock = read_page("requirements.lock")
     names = {"Lightning": "lightning", "NeMo 2": "nemo-toolkit", "Megatron-Core": "megatron-core"}
     for name, package in names.items():
         (version,) = re.findall(rf"^{package}(?:\[.*\])?==([\d.]+)", lock, re.MULTILINE)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.test_commands import BLOCK, copy_project
+from tests.docs.pages import blocks, copy_project
 from tests.scripts import REPOSITORY, read_csv, rehearsed, run
 from tests.test_architecture import imports
 
@@ -166,11 +166,12 @@ def test_what_the_least_needs() -> None:
 
 LADDER: list[Any] = [
     ("3_megatron.py", "", {}),
-    pytest.param("3_megatron.py", r"^use_megatron\(.*\n", rehearsed(), marks=pytest.mark.long),
-    pytest.param("4_nemo.py", "", {}, marks=pytest.mark.long),
+    ("3_megatron.py", r"^use_megatron\(.*\n", rehearsed()),
+    ("4_nemo.py", "", {}),
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "left_out", "changes"), LADDER)
 def test_the_ladder_trains_beside_what_it_imports(
     step: str, left_out: str, changes: dict[str, Any], tmp_path: Path
@@ -202,10 +203,11 @@ print(pathlib.Path(importlib.import_module("megakit").__file__).parents[1])
 """
 
 
+@pytest.mark.long
 def test_what_is_left_trains(tmp_path: Path) -> None:
     """After the tests are replaced, and after all rows of the first two tables."""
     copy = copy_project(tmp_path / "project")
-    (block,) = BLOCK.findall(SECTIONS["The tests first"])
+    (block,) = blocks(SECTIONS["The tests first"], "bash")
     replaced = run("bash", "-euc", block.replace("./run tests", ""), cwd=copy)
     assert replaced.status == 0, replaced.err
     assert "wheel" not in (copy / "tests/test_start.py").read_text().partition('"""\n')[2]

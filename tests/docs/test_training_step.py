@@ -16,19 +16,10 @@ MICRO_BATCHES = 2
 
 def observe(functions: list[str]) -> list[tuple[int, str]]:
     """Trains for one step; returns the calls of these functions in order, with their depth."""
-    import importlib
+    import inspect
     import sys
+    from pkgutil import resolve_name
 
-    def code_of(function: str) -> Any:
-        module, _, path = function.partition(":")
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-        while hasattr(found, "__wrapped__"):
-            found = found.__wrapped__
-        return found.__code__
-
-    from megatron.core.distributed import DistributedDataParallelConfig
     from nemo import lightning as nl
 
     from examples.demands.training import MICRO_BATCH, digits
@@ -36,7 +27,7 @@ def observe(functions: list[str]) -> list[tuple[int, str]]:
     from megakit.training.strategy import ExactStrategy
     from model_components import BionemoLightningModule, PretrainConfig
 
-    names = {code_of(function): function for function in functions}
+    names = {inspect.unwrap(resolve_name(name)).__code__: name for name in functions}
     calls: list[tuple[int, str]] = []
     depth = 0
 
@@ -50,16 +41,12 @@ def observe(functions: list[str]) -> list[tuple[int, str]]:
     data = digits(global_batch_size=MICRO_BATCHES * MICRO_BATCH)
     trainer = nl.Trainer(
         accelerator="cpu",
-        devices=1,
-        strategy=ExactStrategy(ddp=DistributedDataParallelConfig()),
+        strategy=ExactStrategy(ddp="megatron"),
         plugins=nl.MegatronMixedPrecision(precision="32"),
         max_steps=1,
         limit_val_batches=0,
         logger=False,
         enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
     )
     sys.setprofile(profile)
     try:

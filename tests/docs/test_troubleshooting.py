@@ -1,13 +1,13 @@
-"""docs/troubleshooting.md: its messages are those of the code, and its commands exist."""
+"""docs/troubleshooting.md: its messages are those of the code."""
 
 import ast
 import re
 from collections.abc import Iterator
 
-from tests.docs.test_inline_commands import INLINE, problem
+from tests.docs.pages import read_page
 from tests.scripts import REPOSITORY
 
-PAGE = (REPOSITORY / "docs" / "troubleshooting.md").read_text()
+PAGE = read_page("docs/troubleshooting.md")
 #: Where the page names messages: in headings, first cells of a table, and the begin of an item.
 PLACES = re.compile(r"^(?:###(.*)|\| (`.*?) \||- (`[^`]*`(?:`[^`]*`|[^:`\n])*))", re.MULTILINE)
 
@@ -84,9 +84,3 @@ def test_own_messages_are_those_of_the_code() -> None:
     missing = {m for m in found if not all(part in texts for part in m.split("..."))}
     assert len(found - missing) > 20
     assert missing == FOREIGN
-
-
-def test_commands_exist() -> None:
-    found = INLINE.findall(PAGE)
-    assert "./run setup --wheels wheels" in found
-    assert {command: why for command in found if (why := problem(command))} == {}

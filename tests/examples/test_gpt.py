@@ -223,12 +223,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_it_learns(runs: Path) -> None:
     last = read_csv(runs / "pretrain" / "metrics.csv")[-1]
     assert float(last["val_bits_per_byte"]) < 1
     assert read_json(runs / "pretrain" / "summary.json")["steps"] == 200
 
 
+@pytest.mark.long
 def test_a_sample(runs: Path) -> None:
     done = run_script(
         *(SAMPLE, "--output-dir", runs, "--prompt", "the quick", "--num-bytes", 60),
@@ -254,6 +256,7 @@ def test_options_that_do_not_fit_together(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.long
 def test_a_sample_on_ranks_that_would_repeat_it(runs: Path) -> None:
     done = run_script(SAMPLE, "--output-dir", runs, "--devices", 2)
     assert done.status == 2

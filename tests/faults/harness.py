@@ -136,7 +136,6 @@ class Training:
             if largest_file is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
-        began = time.monotonic()
         process = self.process(fault, *options, before=limit)
         if fault is not None and fault.place is None:
             try:
@@ -144,11 +143,10 @@ class Training:
             except subprocess.TimeoutExpired:
                 process.send_signal(getattr(signal, fault.name))
         out, err = process.communicate(timeout=600)
-        seconds = time.monotonic() - began
         assert leftover_processes(self.mark) == [], f"left behind after {fault}"
         if fault is not None and fault.place is not None:
             assert self.fault_came.exists(), f"no {fault}: status {process.returncode}\n{err}"
-        return Result(process.returncode, out, err, seconds)
+        return Result(process.returncode, out, err)
 
     def start_without_reader(self) -> int:
         """Starts the script with nobody at the other end of its pipes; returns its exit status."""

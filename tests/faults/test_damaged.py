@@ -1,4 +1,4 @@
-"""A checkpoint that was damaged, or made to run code, between two starts."""
+"""A checkpoint that was made to run code between two starts."""
 
 import pickle
 from dataclasses import replace
@@ -10,9 +10,8 @@ from megakit.checkpoints.manifest import list_files, read_manifest, write_manife
 from tests.faults.harness import BEFORE_STEP, Fault, Training
 from tests.megakit.poison import Bomb
 
-pytestmark = pytest.mark.long
 
-
+@pytest.mark.long
 def test_a_resumption_does_not_run_it(tmp_path: Path) -> None:
     """Of a start checkpoint: tests/megakit/runtime/test_safe_reading.py."""
     trace = tmp_path / "trace"

@@ -1,8 +1,6 @@
 """Killed anywhere, a run or a prediction goes on from what was complete; it ends the same."""
 
 import shutil
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +50,9 @@ def test_killed_at_every_place(tmp_path: Path, never_stopped: dict[str, Any]) ->
     assert Path(summary["checkpoint"]).name == never_stopped["best"]
 
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-
-
-@pytest.mark.parametrize(
-    ("options", "starter"), [(("--devices", 2), ()), ((), TORCHRUN)], ids=["ours", "torchrun"]
-)
-def test_the_launching_process_is_killed(tmp_path: Path, options: Any, starter: Any) -> None:
-    training = Training(tmp_path, options=options)
-    process = training.process(None, "--max-steps", 100_000, starter=starter)
+def test_the_launching_process_is_killed(tmp_path: Path) -> None:
+    training = Training(tmp_path, options=("--devices", 2))
+    process = training.process(None, "--max-steps", 100_000)
     training.wait_for_steps(process)
     process.kill()
     process.communicate(timeout=60)
@@ -85,27 +77,3 @@ def test_killed_predictions(chain: Chain, tmp_path: Path) -> None:
         assert (csv.read_text() == "of an earlier prediction") == (moment is not None)
         assert {path.name for path in csv.parent.glob(".*")} - {LOCK} == left
     assert csv.read_bytes() == (chain.runs / "predict" / "predictions.csv").read_bytes()
-
-
-def start_and_hold(training: Training, step: int) -> Any:
-    """Starts a run, which stops itself before a step until it gets SIGCONT."""
-    process = training.process(Fault(BEFORE_STEP, step, name="SIGSTOP"))
-    deadline = time.monotonic() + 120
-    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return process
-
-
-def test_a_run_whose_folder_is_removed_fails_at_its_next_write(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    process = start_and_hold(training, 12)
-    shutil.rmtree(training.path)
-    process.send_signal(signal.SIGCONT)
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (1, "")
-    (told,) = [line for line in err.splitlines() if "No such file or directory" in line]
-    assert str(training.path) in told
-    assert "Traceback" not in err
-    assert not training.path.exists()

@@ -43,6 +43,7 @@ def plain(tmp_path_factory):
     return losses_of(ladder(1, "--dataset", "digits", "--steps", 12, cwd=folder).output())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments", [[2], [3, "--micro-batch-size", 32], [3, "--tensor-parallel", 2], [4]], ids=str
 )
@@ -143,6 +144,7 @@ def test_nemo_resumes_with_the_next_sample(plain, tmp_path):
     assert [float(line.split()[1]) for line in second] == pytest.approx(whole[25:], rel=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -160,6 +162,7 @@ def test_wrong_options(arguments, says, tmp_path):
     assert says in done.err
 
 
+@pytest.mark.long
 def test_an_impossible_layout_is_told_in_a_line(tmp_path):
     done = ladder(3, "--tensor-parallel", 3, "--dataset", "digits", cwd=tmp_path)
     assert done.status == 1

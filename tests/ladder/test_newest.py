@@ -40,6 +40,7 @@ def test_a_later_megatron_trains_equally_and_continues_a_checkpoint(mnist_dir: P
     assert all(line == pytest.approx(steps[int(line[0]) - 1], abs=1e-6) for line in lines)
 
 
+@pytest.mark.long
 def test_a_wrong_option_is_refused_before_anything_is_installed() -> None:
     done = run(SCRIPT, "--steps", "few", VENV=sys.prefix)
     assert (done.status, done.out) == (2, "")

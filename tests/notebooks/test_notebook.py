@@ -10,7 +10,6 @@ from typing import Any
 import jupytext
 import pytest
 
-from tests.parallel import jobs
 from tests.scripts import REPOSITORY, run
 
 FOLDER = REPOSITORY / "notebooks"
@@ -78,58 +77,6 @@ def test_sources_are_those_of_today(stored: Any) -> None:
         assert any(textwrap.dedent(window) == code for window in windows), f"{name}: {RENEW}"
 
 
-def test_each_picture_has_a_text_of_its_own(stored: Any) -> None:
-    texts = []
-    for cell in code_cells(stored):
-        for picture, below in zip(cell.outputs, cell.outputs[1:], strict=False):
-            if "image/png" in picture.get("data", {}):
-                texts.append(picture.metadata["image/png"]["alt"])
-                assert below.data["text/markdown"] == f"*{texts[-1]}*"
-    pictures = [o for o in outputs(stored) if "image/png" in o.get("data", {})]
-    assert len(texts) == len(pictures) == len(set(texts))
-    assert min(map(len, texts)) > 40
-
-
-def gradients(folder: Path) -> dict[str, dict[str, int]]:
-    """Looks at a step's gradients where the strategy's methods return, without a callback."""
-    import model_pretrain as script
-    from megakit.training import train
-
-    run = jobs.make_run(
-        script.PRETRAIN, jobs.options_of("pretrain", folder, max_steps=1), jobs.layout()
-    )
-    module, data, trainer = jobs.built_by(script.pretrain, run)
-    strategy, seen = trainer.strategy, {}
-
-    def seen_after(method: Any, moment: str) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result, weights = method(*args, **kwargs), list[Any](module.parameters())
-            seen[moment] = {
-                "grad is None": sum(weight.grad is None for weight in weights),
-                "grad is main_grad": sum(weight.grad is weight.main_grad for weight in weights),
-                "main_grad is not 0": sum(bool(weight.main_grad.any()) for weight in weights),
-            }
-            return result
-
-        return call
-
-    for name, moment in (
-        ("training_step", "after the backward pass"),
-        ("optimizer_step", "after the optimizer's step"),
-    ):
-        setattr(strategy, name, seen_after(getattr(strategy, name), moment))
-    train(model=module, data=data, trainer=trainer)
-    return seen
-
-
-def test_gradients_are_where_it_says_at_each_moment(
-    stored: Any, ranks: Any, tmp_path: Path
-) -> None:
-    (seen,) = ranks.run(gradients, tmp_path, world_size=1)
-    assert seen in numbers(stored)
-    assert seen["after the backward pass"]["grad is None"] == 8
-
-
 def with_answers(notebook: Any) -> Any:
     """The notebook as a learner leaves it."""
     answers = [found[1] for cell in notebook.cells if (found := ANSWER.search(cell.source))]
@@ -140,16 +87,6 @@ def with_answers(notebook: Any) -> Any:
             cell.source = blank.sub(rf"\g<1>{answers.pop(0)}", cell.source)
     assert answers == []
     return notebook
-
-
-def test_a_wrong_answer_raises_an_error() -> None:
-    (cell,) = [c for c in code_cells(jupytext.read(TEXT)) if "def check(" in c.source]
-    names: dict[str, Any] = {"Any": Any}
-    exec(cell.source[cell.source.index("def check(") :], names)
-    names["check"](6400, 6400)
-    names["check"](..., 6400)
-    with pytest.raises(AssertionError, match="128 is wrong"):
-        names["check"](128, 6400)
 
 
 @pytest.mark.long

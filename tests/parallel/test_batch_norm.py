@@ -105,7 +105,7 @@ def validated(checkpoint: str) -> list[float]:
 @pytest.mark.parametrize(
     ("layout", "precision"),
     [
-        (DP2, "32"),
+        pytest.param(DP2, "32", marks=pytest.mark.long),
         pytest.param(DP2, "bf16-mixed", marks=pytest.mark.long),
         pytest.param(jobs.layout(4, pipeline=2), "32", marks=pytest.mark.long),
     ],

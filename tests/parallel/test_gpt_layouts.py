@@ -10,7 +10,7 @@ import pytest
 from tests.parallel import gpt_example
 from tests.parallel.gpt_example import Case
 
-LONG = pytest.mark.long
+LONG = pytestmark = pytest.mark.long
 TOLERANCE = 1e-5  # relative, of a loss in float32: sums in another order differ in the last bits
 LAYOUTS = {
     "pp2": Case(pipeline=2),

@@ -186,7 +186,10 @@ def predictions(ranks, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("made_by", "name"),
-    [*(("one", name) for name in LAYOUTS if name not in LONG), ("tp2-pp2", "one")],
+    [
+        *(("one", name) for name in LAYOUTS if name not in LONG),
+        pytest.param("tp2-pp2", "one", marks=pytest.mark.long),
+    ],
 )
 def test_one_checkpoint_predicts_the_same(predictions, made_by, name):
     """Also one that four processes made: it is the one of a single process but for rounding."""

@@ -44,7 +44,7 @@ class Job(Training):
         ends = []
         for process in self.processes:
             out, err = process.communicate(timeout=PATIENCE)
-            ends.append(Result(process.returncode, out, err, 0.0))
+            ends.append(Result(process.returncode, out, err))
         assert leftover_processes(self.mark, patience=30) == []
         return ends
 
@@ -79,6 +79,7 @@ def srun_says(rank, port, nodes=2):
     }
 
 
+@pytest.mark.long
 def test_a_job_of_srun(job):
     """The port follows from the job's number."""
     number = free_port()

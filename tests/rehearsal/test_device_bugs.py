@@ -9,6 +9,8 @@ import pytest
 
 from tests.scripts import output_of, read_json, rehearsed
 
+pytestmark = pytest.mark.long
+
 #: By name: the code, on two GPUs, and what its error has to say.
 BUGS = {
     "a loss mask on the CPU": (

@@ -69,8 +69,14 @@ def project(tmp_path):
     (folder / "mnist").mkdir()
     (folder / "mnist/tutorial.py").touch()
     started = ("notebooks/mnist_megatron.py", "benchmarks/run_all.py", "template/new.py")
-    for script in (*started, "ladder/climb.py", "examples/demands/demand.py"):
-        (folder / script).parent.mkdir(parents=True)
+    for script in (
+        *started,
+        "ladder/climb.py",
+        "examples/demands/demand.py",
+        "tools/layout.py",
+        "tools/compare.py",
+    ):
+        (folder / script).parent.mkdir(parents=True, exist_ok=True)
         (folder / script).touch()
     tools = folder.parent / "bin"
     tools.mkdir()

@@ -3,6 +3,8 @@
 import re
 import sys
 
+import pytest
+
 from tests.scripts import REPOSITORY, run
 from tools.shares_table import in_bytes
 
@@ -32,6 +34,7 @@ def test_the_coordinates_of_eight_ranks():
     assert [row[:2] for row in stored] == [["0 to 3", "0"], ["4 to 7", "1"]]
 
 
+@pytest.mark.long
 def test_a_cluster_of_1024_ranks(tmp_path):
     width = 100_000 // 4  # the model needs 2.5 GB to train, and no memory here
     cluster = (*SIZES, "--devices", 8, "--num-nodes", 128, "--global-batch-size", 512)

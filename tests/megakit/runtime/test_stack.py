@@ -42,6 +42,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.long
 def test_what_is_absent_is_not_needed_and_nothing_else_is_changed_for_a_gpu() -> None:
     output = output_of(
         PROGRAM,
@@ -79,6 +80,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.long
 def test_megatron_alone_needs_no_nemo_and_torch_dynamo_takes_the_functions() -> None:
     """torch._dynamo, which megatron-core 0.19 imports, refuses a function under two names."""
     output = output_of(MEGATRON_ALONE)

@@ -23,6 +23,7 @@ def strategy() -> Any:
     return strategy
 
 
+@pytest.mark.long
 def test_training_that_goes_wrong_keeps_its_checkpoints(tmp_path: Path) -> None:
     done = run_script(
         *("model_pretrain.py", "--dataset", "digits", "--data-dir", tmp_path / "no-data"),
