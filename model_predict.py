@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -87,6 +87,7 @@ def predict(run: Run[PredictOptions]) -> Path:
 
     from megakit.data import MegatronDataModule
     from mnist.dataset import MNISTCustom
+    from mnist.results import show_results
     from model_components import (
         BionemoLightningModule,
         ExampleFineTuneConfig,
@@ -108,15 +109,17 @@ def predict(run: Run[PredictOptions]) -> Path:
         data = MNISTDataModule(run.options.data_dir, micro_batch_size, dataset=dataset, **sizes)
     checkpoint = run.start or ""  # no prefix is skipped: it has to have the model's weights
     module = BionemoLightningModule(config=ExampleFineTuneConfig(initial_ckpt_path=checkpoint))
-
-    def write_report(path: Path, results: Any) -> None:
-        from mnist.report import write_digit_report
-
-        write_digit_report(path, results, data.test_set.images, Path(checkpoint), run.dataset)
-
     trainer = build_trainer(run)
     trainer.predict(module, data)
-    path = run.finish(trainer, sources=pictures and pictures.sources, report=write_report)
+    sources = pictures and pictures.sources
+    show = partial(  # draws pictures and report.html; predictions.csv does not need it
+        show_results,
+        images=data.test_set.images,
+        sources=sources,
+        checkpoint=Path(checkpoint),
+        dataset=run.dataset,
+    )
+    path = run.finish(trainer, sources=sources, show=show)
     if pictures and run.is_main:
         from mnist.inputs import write_inputs
 

@@ -42,9 +42,6 @@ ALL = {
     "clone": Benchmark(12, "from git clone to predictions, caches cold, beside pip", ("clone.py",)),
     "checkpoint": Benchmark(1, "how long a save stops training", ("checkpoint.py",), False),
     "data": Benchmark(2, "the data system's speed and memory", ("data.py",)),
-    "predictions": Benchmark(
-        5, "memory and time of predicting up to 10 million samples", ("predictions.py",), False
-    ),
     "chain": Benchmark(3, "accuracy and time of the whole tutorial, by seed", ("chain.py",)),
     "labels": Benchmark(20, "what pretraining is worth", ("chain.py", "--labels")),
     "photos": Benchmark(3, "right answers for photos of digits, by kind", ("photos.py",)),

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from importlib.metadata import distribution
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -79,3 +82,9 @@ def to_png(figure: Figure) -> bytes:
     with figure_style():
         figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
+
+
+def shares_of_rows(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Divides counts (K, K) by the totals of their rows; a row without samples is 0."""
+    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return shares

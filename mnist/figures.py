@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.training.metrics_csv import Metrics, in_words
-from megakit.training.predictions_csv import shares_of_rows
-from mnist.figure_style import BAD, DEEP, GOOD, class_color, figure_style
+from mnist.figure_style import BAD, DEEP, GOOD, class_color, figure_style, shares_of_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from megakit.checkpoints.manifest import list_checkpoints, read_manifest, verify
 from megakit.errors import UserError
-from megakit.training.classifier import Results
+from megakit.training.classifier import Predictions
 from megakit.training.metrics_csv import read_metrics
-from megakit.training.predictions_csv import Predictions
 from mnist import report_parts as parts
 from mnist.figure_style import CLASS_COLORS
 from mnist.report_frame import ENVIRONMENT, Section, embed_graph, picture, write_report
@@ -38,7 +37,7 @@ TIE = 0.2
 
 def write_digit_report(
     path: Path,
-    results: Results,
+    predictions: Predictions,
     images: NDArray[np.uint8],
     checkpoint: Path,
     dataset: str,
@@ -47,14 +46,14 @@ def write_digit_report(
 
     Args:
         path: Path of the page, `.html`.
-        results: Results for the test set.
+        predictions: Predictions for the test set.
         images: Images of the test set, (N, 28, 28), indexed by the predictions' `idx`.
         checkpoint: The classifier's checkpoint in the output folder of its training. From this
             path, the page finds the curves and the checkpoint of pretraining.
         dataset: Name of the dataset that the classifier was trained on.
     """
     notes: list[str] = []
-    checkpoint, predictions, scores = checkpoint.absolute(), results.shown, results.scores()
+    checkpoint, scores = checkpoint.absolute(), predictions.scores()
     shown = images[predictions.idx]
     title, latents = "Handwritten digits", None
     if predictions.latent is not None:
@@ -69,11 +68,11 @@ def write_digit_report(
         "the reconstructions",
         notes,
     )
-    sections = [drawing, curves, restored, *_mistakes(images, results)]
+    sections = [drawing, curves, restored, *_mistakes(images, predictions)]
     facts = {
         "accuracy": f"{scores['accuracy']:.2%}",
         "cross entropy": f"{scores['cross_entropy']:.4f}",
-        f"test images ({dataset})": f"{scores['num_samples']:,}",
+        f"test images ({dataset})": f"{len(predictions):,}",
         "checkpoint": "/".join(checkpoint.parts[-3::2]),
     }
     write_report(path, title, facts, [each for each in sections if each], notes)
@@ -226,14 +225,14 @@ def _reconstructions(
     )
 
 
-def _mistakes(images: NDArray[np.uint8], results: Results) -> list[Section]:
+def _mistakes(images: NDArray[np.uint8], predictions: Predictions) -> list[Section]:
     matrix = Section(
         "Confusion matrix",
         "Each row shows how the images of one digit were predicted, with one column for each "
         "predicted digit. Blue cells are right. Stronger red cells are more frequent mistakes.",
-        parts.confusion_matrix(results.confusions),
+        parts.confusion_matrix(predictions.confusions()),
     )
-    worst = results.mistakes
+    worst = predictions.mistakes()
     pictures = Section(
         "Most confident mistakes",
         "The wrong predictions with the highest probabilities. Each caption shows the label, the "

@@ -7,9 +7,9 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from megakit.training.classifier import Predictions
 from megakit.training.metrics_csv import Metrics, further_columns, in_words
-from megakit.training.predictions_csv import Predictions, shares_of_rows
-from mnist.figure_style import BAD, DEEP, GOOD, class_color, percent
+from mnist.figure_style import BAD, DEEP, GOOD, class_color, percent, shares_of_rows
 from mnist.figures import clear_view
 from mnist.report_frame import ENVIRONMENT, chart, picture
 

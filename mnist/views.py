@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakit.training.predictions_csv import Predictions, most_confident_mistakes
+from megakit.training.classifier import Predictions
 from megakit.training.tensorboard import RunLogger
 from megakit.training.validation import (
     callbacks_of,
@@ -104,7 +104,7 @@ class LogPictures(pl.Callback):
         some = rows[: self.NUM_POINTS if self._num_missing > 0 else self.NUM_RECONSTRUCTIONS]
         if "logits" in seen:
             found = Predictions.from_logits(rows, seen["label"], seen["logits"])
-            some = np.union1d(some, most_confident_mistakes(found, self.NUM_MISTAKES))
+            some = np.union1d(some, found.mistakes(self.NUM_MISTAKES).idx)
         self._seen = [{name: column[some] for name, column in seen.items()}]
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -136,7 +136,7 @@ class LogPictures(pl.Callback):
             logger.add_latent_space(seen["latent"][some], label[some], images[some], step)
         if is_last and "logits" in seen:
             found = Predictions.from_logits(np.arange(len(label)), label, seen["logits"])
-            worst = found[most_confident_mistakes(found, self.NUM_MISTAKES)]
+            worst = found.mistakes(self.NUM_MISTAKES)
             if len(worst):
                 shares = worst.probabilities.max(axis=1)
                 of = (images[worst.idx], worst.label, worst.prediction, shares)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megakit.checkpoints.manifest import CHANGES, installed_versions
 from megakit.errors import UserError
@@ -19,15 +17,14 @@ from megakit.job.options import CommonOptions
 from megakit.runtime.accelerator import has_fast_bfloat16
 from megakit.runtime.atomic_files import remove_partial, write_json
 from megakit.runtime.patching import require_attribute
-from megakit.training.classifier import Results
+from megakit.training.classifier import Predictions, classify
 from megakit.training.metrics_csv import in_words
-from megakit.training.predictions_csv import Columns, write_rows
-from mnist.results import classify, show
+from megakit.training.predictions_csv import check_columns, columns_of, write_columns
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-    from megakit.training import Outputs, StoredOutputs
+    from megakit.training import Outputs
 
 T = TypeVar("T")
 #: A `megakit.job.Run`, which imports this module.
@@ -185,26 +182,23 @@ def remove_incomplete(run: Run) -> None:
 def finish_prediction(
     run: Run,
     trainer: Trainer,
+    *,
     sources: Sequence[str] | None = None,
-    report: Callable[[Path, Results], None] | None = None,
-    rows: Callable[[Outputs], Columns] | None = None,
-    scores: Callable[[], Mapping[str, float]] | None = None,
+    show: Callable[[Path, Predictions], Mapping[str, str]] | None = None,
+    rows: Callable[[Outputs], Mapping[str, Any]] | None = None,
+    scores: Callable[[Outputs], Mapping[str, float]] | None = None,
 ) -> Path:
-    """Writes predictions.csv, summary.json and, for a classifier with labels, figures.
-
-    Rank 0 merges the outputs of all ranks by index, in blocks. The figure of mistakes shows the
-    `data` of samples; it is left out if `data` is not a grey picture, or if there are no mistakes.
-    If a label is unknown (-1), the function writes no figures, scores or report.
+    """Writes predictions.csv and summary.json, and prints the result.
 
     Args:
         run: The run.
         trainer: The trainer, after the prediction.
         sources: The origin of each sample, for predictions.csv.
-        report: Writes report.html from its path and a classifier's results.
-        rows: For a model that is no classifier: returns the columns of predictions.csv for a block
-            of outputs, by name, with one value for each sample.
-        scores: Returns numbers by name, for summary.json and the console, on rank 0 after all rows
-            are written.
+        show: Called on rank 0 with the run directory and a classifier's predictions, when both
+            files are written. It may write further files, and returns lines for the console.
+        rows: For a model that is no classifier: returns the columns of predictions.csv by name,
+            with one value for each sample; called once on rank 0.
+        scores: Returns numbers by name, for summary.json and the console; called once on rank 0.
 
     Returns:
         The path of predictions.csv.
@@ -216,51 +210,62 @@ def finish_prediction(
     from megakit.training import PredictionWriter
 
     path, writer = run.path / "predictions.csv", _callback(trainer, PredictionWriter)
-    dataset = require_attribute(trainer, "datamodule").predict_dataloader().dataset
-    results = None
+    predictions = None
     try:
         outputs = writer.outputs()
         if outputs is None:
             return path
-        if len(outputs) != len(dataset):
-            raise RuntimeError("predictions do not cover every sample exactly once")
+        _check_outputs(run, trainer, outputs)
+        num_samples = len(outputs.idx)
         if rows is None:
-            results = Results(len(outputs))
-            rows = functools.partial(classify, results)
-        write_rows(path, _blocks(run, outputs, rows), sources)
+            predictions = classify(outputs)
+            columns = columns_of(predictions)
+        else:
+            columns = check_columns(rows(outputs), num_samples)
+        origins = {} if sources is None else {"source": sources}
+        write_columns(path, {"idx": outputs.idx, **origins, **columns})
     finally:
         with contextlib.suppress(OSError):  # the first error matters more
             remove_incomplete(run)
     summary = _summary(run) | {
-        **{"seconds": writer.seconds, "samples_per_second": len(outputs) / writer.seconds},
-        **{"checkpoint": run.start, "num_samples": len(outputs)},
-        **({} if results is None else results.scores()),
+        **{"seconds": writer.seconds, "samples_per_second": num_samples / writer.seconds},
+        **{"checkpoint": run.start, "num_samples": num_samples},
+        **({} if predictions is None else predictions.scores()),
     }
-    own = {name: float(value) for name, value in (scores() if scores else {}).items()}
+    own = {name: float(value) for name, value in (scores(outputs) if scores else {}).items()}
     if taken := sorted({*summary, "time", "predictions"} & own.keys()):
         raise UserError(
             f"scores returned {', '.join(taken)}, which megakit writes itself. Use another name."
         )
     write_json(run.directory.summary, summary | own)
-    table = show(results, run.path, dataset, sources, report)
+    table: dict[str, str] = {}
+    if summary["accuracy"] is not None:
+        table["accuracy"] = f"{summary['accuracy']:.2%}"
+        table["cross entropy"] = f"{summary['cross_entropy']:.4f}"
+    if predictions is not None and show:
+        table |= show(run.path, predictions)
     table |= {name.replace("_", " "): f"{value:.4f}" for name, value in own.items()}
-    run.console.say(f"Samples predicted: {len(outputs):,}.")
-    if results is None and run.precision == "bf16-mixed":
+    run.console.say(f"Samples predicted: {num_samples:,}.")
+    if predictions is None and run.precision == "bf16-mixed":
         run.console.say("bfloat16 rounds outputs by up to 0.4%. --precision 32 gives float32.")
     table["time"] = f"{time.perf_counter() - run.began:.1f} s in all"
     run.console.table(table | {"predictions": str(path)})
     return path
 
 
-def _blocks(
-    run: Run, outputs: StoredOutputs, rows: Callable[[Outputs], Columns]
-) -> Iterator[tuple[NDArray[np.int64], Columns]]:
-    """Yields the index and the columns of each block; refuses outputs that are NaN or infinite."""
-    for block in outputs:
-        values = [block.output] if block.latent is None else [block.output, block.latent]
-        if not all(np.isfinite(value).all() for value in values):
-            raise UserError(
-                f"{run.start}: the model's outputs are NaN or infinite. Its weights are damaged or "
-                "too large. Use another checkpoint."
-            )
-        yield block.idx, rows(block)
+def _check_outputs(run: Run, trainer: Trainer, outputs: Outputs) -> None:
+    """Checks that each sample was predicted once.
+
+    Raises:
+        RuntimeError: A sample is missing, or two have the same index.
+        UserError: An output is NaN or infinite.
+    """
+    dataset = require_attribute(trainer, "datamodule").predict_dataloader().dataset
+    if not len(outputs.idx) == len(np.unique(outputs.idx)) == len(dataset):
+        raise RuntimeError("predictions do not cover every sample exactly once")
+    values = [outputs.output] if outputs.latent is None else [outputs.output, outputs.latent]
+    if not all(np.isfinite(value).all() for value in values):
+        raise UserError(
+            f"{run.start}: the model's outputs are NaN or infinite. Its weights are damaged or "
+            "too large. Use another checkpoint."
+        )

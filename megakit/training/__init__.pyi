@@ -1,5 +1,6 @@
 from .callbacks import BestValue as BestValue
 from .callbacks import StopOnSignal as StopOnSignal
+from .classifier import Predictions as Predictions
 from .fit import train as train
 from .losses import LightningPassthroughPredictionMixin as LightningPassthroughPredictionMixin
 from .losses import MeanLossReduction as MeanLossReduction
@@ -13,7 +14,6 @@ from .optimizer import cosine_annealing as cosine_annealing
 from .optimizer import megatron_adam as megatron_adam
 from .prediction import Outputs as Outputs
 from .prediction import PredictionWriter as PredictionWriter
-from .prediction import StoredOutputs as StoredOutputs
 from .reporter import Reporter as Reporter
 from .step_loop import StepLoop as StepLoop
 from .strategy import ExactStrategy as ExactStrategy

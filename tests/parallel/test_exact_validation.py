@@ -83,7 +83,7 @@ def train(sizes: Layout, folder: Path) -> dict[str, float]:
 
 
 def predict(sizes: Layout, folder: Path, sequence_parallel: bool) -> Any:
-    """The columns that `PredictionWriter` stores for the initial weights."""
+    """What `PredictionWriter` returns for the initial weights."""
     from examples.gpt.gpt_components import build_trainer
     from tests.parallel import masked_text
 
@@ -91,8 +91,7 @@ def predict(sizes: Layout, folder: Path, sequence_parallel: bool) -> Any:
     trainer: Any = build_trainer(run, sequence_parallel=sequence_parallel)
     trainer.predict(module, masked_text.make_data(sizes))
     (writer,) = [each for each in trainer.callbacks if type(each).__name__ == "PredictionWriter"]
-    stored = writer.outputs()
-    return stored and [vars(block) for block in stored]
+    return writer.outputs()
 
 
 @pytest.fixture(scope="session")
@@ -146,10 +145,9 @@ def test_predictions(
     ranks: Any, losses: Any, tmp_path: Path, name: str, sequence_parallel: bool
 ) -> None:
     """Without labels, with a mask of tokens."""
-    told, *others = ranks.run(predict, LAYOUTS[name], tmp_path, sequence_parallel, world_size=2)
+    found, *others = ranks.run(predict, LAYOUTS[name], tmp_path, sequence_parallel, world_size=2)
     assert others == [None]
-    (columns,) = told
-    assert columns["idx"].tolist() == list(range(33))
-    expected = np.where(np.isnan(losses), columns["output"], losses)
-    np.testing.assert_allclose(columns["output"], expected, atol=1e-5)
-    assert columns["label"] is columns["latent"] is None
+    assert found.idx.tolist() == list(range(33))
+    expected = np.where(np.isnan(losses), found.output, losses)
+    np.testing.assert_allclose(found.output, expected, atol=1e-5)
+    assert found.label is found.latent is None

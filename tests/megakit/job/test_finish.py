@@ -30,11 +30,9 @@ def finish(folder: Path, outputs: Any, precision: str = "auto", **options: Any) 
     show = {"say": lines.append, "table": lambda rows: lines.extend(rows.items())}
     run.console = mock.Mock(**show)
     data = mock.Mock()
-    data.predict_dataloader().dataset = range(len(outputs.idx))
+    data.predict_dataloader().dataset = range(2)
     trainer: Any = SimpleNamespace(callbacks=[writer], datamodule=data)
-    stored = mock.MagicMock()
-    stored.__len__.return_value, stored.__iter__.return_value = len(outputs.idx), iter([outputs])
-    with mock.patch.object(PredictionWriter, "outputs", return_value=stored):
+    with mock.patch.object(PredictionWriter, "outputs", return_value=outputs):
         finish_prediction(run, trainer, **options)
     return lines
 
@@ -56,7 +54,7 @@ SPOILT = np.array([[1.0, 2.0, 3.0], [4.0, np.nan, 6.0]], np.float32)
         ({"output": np.ones((2, 5, 3), np.float32)}, {}, r"shape \(B, 5, 3\).* two classes.*rows="),
         ({"label": None}, {}, r"no 'label'.*rows="),
         (
-            *({}, {"rows": lambda block: {"value": block.output}}),
+            *({}, {"rows": lambda found: {"value": found.output}}),
             r"'value' .* the shape \(2, 10\) for 2 samples",
         ),
     ],
@@ -67,42 +65,56 @@ def test_what_is_refused(tmp_path: Path, changed: Any, options: Any, told: str) 
     assert list((tmp_path / "predict").glob("*.csv")) == []
 
 
-def prices() -> tuple[Any, Any]:
-    """The outputs of a regression, and the program of the page that writes them."""
+@pytest.mark.parametrize("idx", [[0], [0, 0], [0, 1, 1]])
+def test_each_sample_once(tmp_path: Path, idx: list[int]) -> None:
+    with pytest.raises(RuntimeError, match="every sample exactly once"):
+        finish(tmp_path, outputs(idx=np.array(idx)))
+
+
+def test_what_shows_a_classifier(tmp_path: Path) -> None:
+    """It gets the predictions when the files are written; its lines follow the scores."""
+
+    def show(folder: Path, predictions: Any) -> dict[str, str]:
+        assert read_json(folder / "summary.json")["accuracy"] == 0.5
+        assert len(read_csv(folder / "predictions.csv")) == len(predictions.latent)
+        return {"wrong": str(len(predictions.mistakes()))}
+
+    told = finish(tmp_path, outputs(), show=show)
+    lines = [("accuracy", "50.00%"), ("cross entropy", "2.3026"), ("wrong", "1")]
+    assert told[:4] == ["Samples predicted: 2.", *lines]
+
+
+def prices() -> tuple[Any, dict[str, Any]]:
+    """The outputs of a regression, and the functions of the page that write them."""
     page = (REPOSITORY / "docs" / "inference.md").read_text()
-    (block,) = re.findall(r"^```python\n([^`]*^class Prices:\n[^`]*)^```$", page, re.MULTILINE)
+    (block,) = re.findall(r"^```python\n([^`]*^def scores\([^`]*)^```$", page, re.MULTILINE)
     names: dict[str, Any] = {}
     exec(block, names)
-    target = np.arange(4, dtype=np.float32)
+    target = np.array([0, 2], np.float32)
     output = np.stack([target + 0.5, target], axis=1)
-    return outputs(output=output, label=target, idx=np.arange(4)), names["Prices"]()
+    functions = {name: names[name] for name in ("rows", "scores")}
+    return outputs(output=output, label=target), functions
 
 
 def test_scores_of_a_regression(tmp_path: Path) -> None:
-    found, program = prices()
-    told = finish(tmp_path, found, "32", rows=program.rows, scores=program.scores)
+    """bfloat16 is mentioned, since a rounded price is another price; a class is seldom another."""
+    found, functions = prices()
+    told = finish(tmp_path, found, "32", **functions)
     rows = read_csv(tmp_path / "predict" / "predictions.csv")
-    assert [row["price"] for row in rows] == ["0.5", "1.5", "2.5", "3.5"]
+    assert [row["price"] for row in rows] == ["0.5", "2.5"]
     summary = read_json(tmp_path / "predict" / "summary.json")
-    assert summary["num_samples"] == 4
-    assert summary["r2"] == pytest.approx(0.8)
-    assert summary["mean_absolute_error"] == 0.5
-    assert summary["accuracy"] is None
-    assert told[1:3] == [("r2", "0.8000"), ("mean absolute error", "0.5000")]
+    assert (summary["num_samples"], summary["accuracy"]) == (2, None)
+    assert (summary["r2"], summary["mean_absolute_error"]) == (0.75, 0.5)
+    assert told[1:3] == [("r2", "0.7500"), ("mean absolute error", "0.5000")]
+    rounded = "bfloat16 rounds outputs by up to 0.4%. --precision 32 gives float32."
+    assert rounded not in told
+    assert rounded in finish(tmp_path, found, **functions)
+    assert rounded not in finish(tmp_path, outputs())
 
 
 def test_a_score_has_a_name_of_its_own(tmp_path: Path) -> None:
-    found, program = prices()
+    found, functions = prices()
+    functions["scores"] = lambda _: {"predictions": 1, "num_samples": 1}
     told = r"^scores returned num_samples, predictions, which megakit writes itself\."
     with pytest.raises(UserError, match=told):
-        finish(
-            tmp_path, found, rows=program.rows, scores=lambda: {"predictions": 1, "num_samples": 1}
-        )
-
-
-def test_rounded_outputs(tmp_path: Path) -> None:
-    """A class is seldom another one; a price is."""
-    found, program = prices()
-    rounded = "bfloat16 rounds outputs by up to 0.4%. --precision 32 gives float32."
-    assert rounded in finish(tmp_path, found, rows=program.rows)
-    assert rounded not in finish(tmp_path, outputs(label=np.full(2, -1)))
+        finish(tmp_path, found, **functions)

@@ -5,7 +5,7 @@ import pytest
 from megakit.checkpoints.manifest import read_manifest
 from mnist import files as mnist_files
 from mnist import report as digit_report
-from tests.mnist.report.pages import Trained, predict, results_of, save
+from tests.mnist.report.pages import Trained, predict, save
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +39,6 @@ def trained(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Trained
 def page(trained: Trained) -> str:
     path = trained.runs / "report.html"
     digit_report.write_digit_report(
-        path, results_of(trained.predictions), trained.images, trained.classifier, "digits"
+        path, trained.predictions, trained.images, trained.classifier, "digits"
     )
     return path.read_text("utf-8")

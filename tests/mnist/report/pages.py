@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
-from megakit.training.classifier import Results
+from megakit.training.classifier import Predictions
 from megakit.training.metrics_csv import Metrics, MetricsFile
-from megakit.training.predictions_csv import Predictions
 from mnist import files as mnist_files
 from mnist import report as digit_report
 
@@ -57,21 +56,13 @@ def predict(model: Any, images: NDArray[np.uint8], labels: Any = None) -> Predic
     return Predictions.from_logits(np.arange(len(images)), labels, *map(np.array, found))
 
 
-def results_of(predictions: Predictions) -> Results:
-    """The results of all predictions in one block."""
-    results = Results(len(predictions))
-    results.add(predictions)
-    return results
-
-
 def page_of(model: Any, folder: Path, **changes: Any) -> tuple[str, Predictions]:
     """The page of a classifier that is saved in a folder, and what the classifier predicts."""
     images, labels = mnist_files.read_digits("test")
     predictions = replace(predict(model, images, labels), **changes)
     checkpoint = save(folder / "finetune", model, "finetune", None)
     path = folder / "report.html"
-    results = results_of(predictions)
-    digit_report.write_digit_report(path, results, images, checkpoint, "digits")
+    digit_report.write_digit_report(path, predictions, images, checkpoint, "digits")
     return path.read_text("utf-8"), predictions
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megakit.training.predictions_csv import Predictions
+from megakit.training.classifier import Predictions
 from mnist import files as mnist_files
 from mnist.figure_style import percent
 from mnist.training_form import to_training_form

@@ -10,7 +10,7 @@ import numpy as np
 from megakit.checkpoints.manifest import read_manifest, write_manifest
 from mnist import report as digit_report
 from mnist.report_frame import picture
-from tests.mnist.report.pages import Trained, headings, results_of
+from tests.mnist.report.pages import Trained, headings
 
 
 def test_reconstructions_are_those_of_the_model(trained: Trained) -> None:
@@ -28,7 +28,7 @@ def test_each_part_shows_what_its_title_says(page: str, trained: Trained) -> Non
     assert len(re.findall(r">[^<]*Draw a digit", page)) == 1
     predictions = trained.predictions
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
-    scores = results_of(predictions).scores()
+    scores = predictions.scores()
     assert facts == {
         "accuracy": f"{scores['accuracy']:.2%}",
         "cross entropy": f"{scores['cross_entropy']:.4f}",
@@ -59,9 +59,7 @@ def test_the_page_says_what_is_gone(trained: Trained, tmp_path: Path) -> None:
     checkpoint = tmp_path / "runs" / "finetune" / "checkpoints" / "step=000010"
     (tmp_path / "runs" / "finetune" / "metrics.csv").unlink()
     path = tmp_path / "report.html"
-    digit_report.write_digit_report(
-        path, results_of(trained.predictions), trained.images, checkpoint, "digits"
-    )
+    digit_report.write_digit_report(path, trained.predictions, trained.images, checkpoint, "digits")
     text = path.read_text("utf-8")
     assert headings(text) == ["Draw a digit", "Confusion matrix", "Most confident mistakes"]
     assert re.findall(r"<p class=note>Left out: (.*?) because", text) == [
