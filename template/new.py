@@ -1,4 +1,4 @@
-"""`./run new PATH [--from NAME | --pictures] [--venv DIR]`: makes a project from the tutorial or an example.
+"""`./run new PATH [OPTION ...]`: makes a project from the tutorial or an example.
 
 The project gets the scripts and what they import, `megakit` as a wheel, the files of `common/`, and
 those of `tutorial/` or of the example's folder here.

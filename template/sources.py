@@ -42,12 +42,14 @@ IN_FILES: dict[str, Rules] = {
         (r"MNIST has 55,000.* (The base class .*)\n +", r"\1 "),
         (r"that contains `MNIST/raw`; None if.*", "of the data."),
         (r"`mnist`, or `digits` from scikit-learn\.", "What `DataOptions.fingerprint` returns."),
+        (r'dataset: str = "mnist"', 'dataset: str = ""'),
         (r"read_splits\(\n.*\n +\)", "read_splits(self.data_dir)"),
         # Names that only the published tutorial uses.
         (r".* # only the published tutorial uses it\n", ""),
         (r"    another_name,\n", ""),
         (r"\n    # The published tutorial's names\..*\n(    mnist_.*\n)+", ""),
     ),
+    "model_pretrain.py": ((r" on MNIST\b", ""),),
     "mnist/tutorial.py": (
         (r'if __name__ == "__main__":  # the scripts and.*\n.*\n\n', ""),
         (r"\.parents\[1\]", ".parent"),
