@@ -8,14 +8,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE, EXAMPLES = ROOT / "template", ROOT / "examples"
-#: Scripts of the tutorial. `template/tutorial` has another `model_predict.py`, without pictures.
+#: Scripts of the tutorial. `template/tutorial` has another `model_predict.py`, without `--input`.
 TUTORIAL = ("model_pretrain.py", "model_finetune.py", "mnist/tutorial.py")
 #: What a project has in place of the modules that choose and read MNIST.
 DATA = TEMPLATE / "data.py"
 MNIST = ("mnist.files", "mnist.dataset", "mnist.digits")
 #: Files that lie in the project's own folder, as those of examples do.
 OWN = (DATA, ROOT / "mnist/sizes.py", ROOT / "mnist/tutorial.py")
-VIEWS = "mnist.views"
+VIEWS, FIGURES = "mnist.views", ROOT / "mnist/prediction_figures.py"
 
 OWN_FOLDER = """\
 if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the script
@@ -61,11 +61,21 @@ IN_FILES: dict[str, Rules] = {
     "tests/examples/test_vit.py": ((r'"--dataset", "digits", ', ""),),
     "run": ((r"mnist/tutorial\.py", "tutorial.py"),),
 }
-#: Further rules for a project without pictures in TensorBoard.
+#: Further rules for the scripts that train, in a project without pictures in TensorBoard.
 NO_VIEWS: Rules = (
     (rf" +from {re.escape(VIEWS)} import .*\n", ""),
     (r", callbacks=\[LogPictures\(\w+\)\]", ""),
 )
+SHOW = """\
+    from mnist.prediction_figures import write_figures
+
+    return run.finish(
+        trainer,
+        show=lambda folder, found: write_figures(folder, found, data.test_set.images),
+    )
+"""
+#: Further rules for the script that predicts, in a project with pictures.
+WITH_FIGURES: Rules = ((r"    return run\.finish\(trainer\)\n", SHOW),)
 
 
 def copy_sources(origin: str, project: Path, has_pictures: bool) -> None:
@@ -77,7 +87,8 @@ def copy_sources(origin: str, project: Path, has_pictures: bool) -> None:
         has_pictures: Whether the tutorial's pictures are copied, too.
     """
     left_out = () if has_pictures else (VIEWS,)
-    for file in find_imported([*started_files(origin)], left_out):
+    started = [*started_files(origin), *([FIGURES] if has_pictures else [])]
+    for file in find_imported(started, left_out):
         copied = project / target(file)
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, copied)
@@ -86,8 +97,10 @@ def copy_sources(origin: str, project: Path, has_pictures: bool) -> None:
             shutil.copy(package, copied.parent)
         name = str(file.relative_to(ROOT))
         rules = IN_FILES.get(name, ())
-        if not has_pictures and name in TUTORIAL[:2]:
+        if name in TUTORIAL[:2] and not has_pictures:
             rules += NO_VIEWS
+        if name == "template/tutorial/model_predict.py" and has_pictures:
+            rules += WITH_FIGURES
         copied.write_text(adapted(name, file.read_text(), rules))
 
 
