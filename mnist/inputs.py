@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from megakit.runtime.atomic_files import write_atomically
 from mnist import drawing
-from mnist.figure_style import BAD, INK, percent
+from mnist.figure_style import BAD, INK, percent, to_png
 from mnist.own_pictures import listed
 from mnist.photos import LEAST_PART, ink_of_parts
 
@@ -81,7 +81,7 @@ def draw_inputs(
     for image, source, answer in zip(shown, sources, answers, strict=False):
         is_odd = bool(oddities(image, answer))
         said = f"{answer.digit}, {percent(answer.probability)}{' ?' if is_odd else ''}"
-        captions.append([[(source, INK)], [(said, BAD if is_odd else INK)]])
+        captions.append([(source, INK), (said, BAD if is_odd else INK)])
     columns = min(COLUMNS, len(shown))
     return drawing.captioned(shown, captions, columns, SCALE, FONT_SIZE, title)
 
@@ -98,7 +98,7 @@ def write_inputs(
         predictions: The path of predictions.csv.
     """
     answers = read_answers(predictions)
-    write_atomically(path, drawing.to_png(draw_inputs(images, sources, answers)))
+    write_atomically(path, to_png(draw_inputs(images, sources, answers)))
     names: dict[str, list[str]] = {}
     for image, source, answer in zip(images, sources, answers, strict=True):
         for oddity in oddities(image, answer):
