@@ -32,6 +32,7 @@ from megakit.data import (
     IdentityMultiEpochDatasetWrapper,
     MegatronDataModule,
     another_name,
+    balanced_subset,
     bernoulli_like,
 )
 from megakit.job import Run
@@ -56,7 +57,6 @@ from megakit.training import MetricTracker as MetricTracker  # only the publishe
 from mnist.dataset import MnistBatch as MnistBatch
 from mnist.dataset import MNISTCustom as MNISTCustom
 from mnist.dataset import MnistItem as MnistItem
-from mnist.dataset import balanced_subset
 from mnist.files import read_splits
 from mnist.sizes import SizeOptions
 

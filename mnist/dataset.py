@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data import Dataset
 
 from megakit.data import on_device, take
 from mnist.files import find_dataset, read_mnist
@@ -39,25 +39,22 @@ class MNISTCustom(Dataset[MnistItem]):
         root: Folder that contains `MNIST/raw`.
         train: True for the 60,000 training images, False for the 10,000 test images.
         transform: Applied to each PIL image instead of the conversion to float32 in [0, 1].
-        target_transform: Applied to each label, an int.
         download: Whether to download missing files.
     """
 
     transform: Callable[[Any], Tensor] | None = None
-    target_transform: Callable[[int], Any] | None = None
 
     def __init__(
         self,
         root: str | Path,
         train: bool = True,
         transform: Callable[[Any], Tensor] | None = None,
-        target_transform: Callable[[int], Any] | None = None,
         download: bool = False,
     ) -> None:
         if download:
             find_dataset(Path(root), "mnist")
         self.images, self.labels = read_mnist(Path(root), train)
-        self.transform, self.target_transform = transform, target_transform
+        self.transform = transform
 
     @classmethod
     def from_arrays(cls, images: NDArray[np.uint8], labels: NDArray[Any]) -> "MNISTCustom":
@@ -66,25 +63,12 @@ class MNISTCustom(Dataset[MnistItem]):
         dataset.images, dataset.labels = images, labels
         return dataset
 
-    @property
-    def data(self) -> Tensor:
-        """A copy of all images as torchvision names them: uint8 (N, 28, 28)."""
-        return torch.tensor(self.images)
-
-    @property
-    def targets(self) -> Tensor:
-        """A copy of all labels as torchvision names them: int64 (N,)."""
-        return torch.tensor(self.labels).long()
-
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> MnistItem:
         batch = self.get_batch(np.array([index]))
-        label = int(self.labels[index])
-        if self.target_transform is not None:
-            label = self.target_transform(label)
-        return {"data": batch["data"][0], "label": label, "idx": int(batch["idx"])}
+        return {"data": batch["data"][0], "label": int(batch["label"]), "idx": int(batch["idx"])}
 
     def get_batch(self, indices: NDArray[np.int64]) -> MnistBatch:
         """Returns a collated batch; this is many times faster than collating single samples."""
@@ -95,34 +79,6 @@ class MNISTCustom(Dataset[MnistItem]):
             from PIL import Image
 
             images = map(Image.fromarray, self.images[indices])
-            data = default_collate([self.transform(image) for image in images])
-        if self.target_transform is None:
-            label = take(self.labels, rows).long()
-        else:
-            labels = self.labels[indices].tolist()
-            label = default_collate([self.target_transform(one) for one in labels])
+            data = torch.stack([self.transform(image) for image in images])
+        label = take(self.labels, rows).long()
         return {"data": data, "label": label, "idx": rows % len(self)}
-
-
-def balanced_subset(dataset: Any, size: int, seed: int) -> Subset[Any]:
-    """Returns a random subset, balanced over the classes.
-
-    Samples are chosen from the classes in turn. So the classes' numbers of samples differ by at
-    most one, as long as no class is exhausted. With the same seed, a smaller subset is contained in
-    a larger one.
-
-    Args:
-        dataset: A dataset with `labels`, an array (N,), or a Subset of such a dataset.
-        size: Number of samples; if the dataset has fewer, all its samples are chosen.
-        seed: Seed of the random choice.
-    """
-    base: Any = dataset
-    positions = np.arange(len(dataset))
-    while isinstance(base, Subset):
-        base, positions = base.dataset, np.asarray(base.indices)[positions]
-    order = np.random.default_rng(seed).permutation(len(positions))
-    labels = base.labels[positions][order]
-    turn = np.empty(len(order), np.int64)
-    for label in np.unique(labels):
-        turn[labels == label] = np.arange((labels == label).sum())
-    return Subset(dataset, order[np.argsort(turn, kind="stable")][:size].tolist())

@@ -1,8 +1,8 @@
-"""Finds and reads the images: MNIST, whose missing files are downloaded, or scikit-learn's digits.
+"""Chooses between MNIST, whose missing files are downloaded, and scikit-learn's digits.
 
 Both datasets are uint8 arrays: images (N, 28, 28), from 0 for background to 255 for ink, and labels
 (N,). The scripts import their options from this module, so it must import quickly. Numpy is
-imported only when images are read, urllib only when a file is missing.
+imported only when images are read.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from megakit.errors import UserError
 from mnist.digits import Split as Split
-from mnist.digits import digits_table
 from mnist.digits import read_digits as read_digits
 from mnist.idx_files import MNIST_SHA256 as MNIST_SHA256
-from mnist.idx_files import check_mnist as check_mnist
-from mnist.idx_files import damages, locate, unpacked_size
+from mnist.idx_files import download, locate, read_file
 from mnist.idx_files import read_mnist as read_mnist
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-DatasetName = Literal["mnist", "digits"]
 
 
 def print_to_stderr(line: str) -> None:
@@ -35,17 +31,10 @@ def print_to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def named_folder(option: Path | None = None) -> tuple[Path | None, str]:
-    """Returns the folder that the user names, and how, for messages; None if no folder is named.
-
-    Args:
-        option: The value of `--data-dir`, which counts before the variable MNIST_DATA_DIR.
-    """
-    if option is not None:
-        return option, f"--data-dir {option}"
-    if value := os.environ.get("MNIST_DATA_DIR"):
-        return Path(value), f"MNIST_DATA_DIR={value}"
-    return None, ""
+def named_folder(option: Path | None = None) -> Path | None:
+    """Returns the folder that `--data-dir` or else the variable MNIST_DATA_DIR names, if any."""
+    value = os.environ.get("MNIST_DATA_DIR")
+    return option or (Path(value) if value else None)
 
 
 @dataclass(kw_only=True)
@@ -80,14 +69,12 @@ class DataOptions:
                 f"--dataset {asked}: the start checkpoint was trained on {start}. Leave --dataset "
                 f"out, or start from a checkpoint that was trained on {asked}."
             )
-        folder, required_by = named_folder(self.data_dir)
+        folder = named_folder(self.data_dir)
         if asked == "auto":
-            asked = start or ("mnist" if required_by else run or "auto")
-            if asked == "mnist":
-                required_by = required_by or "--dataset auto (mnist, as in the earlier run)"
-            elif required_by:
-                say(f"{required_by} is not read: the start checkpoint was trained on digits.")
-        found = find_dataset(folder or Path("data"), asked, required_by, say)
+            asked = start or ("mnist" if folder else run or "auto")
+        if folder and asked == start == "digits":
+            say(f"{folder} is not read: the start checkpoint was trained on digits.")
+        found = find_dataset(folder or Path("data"), asked, say)
         self.data_dir = folder if found == "mnist" else None
         return found
 
@@ -95,59 +82,49 @@ class DataOptions:
 def find_dataset(
     data_dir: Path,
     dataset: Literal["auto", "mnist", "digits"],
-    required_by: str = "",
-    report: Callable[[str], object] = print_to_stderr,
-) -> DatasetName:
+    say: Callable[[str], object] = print_to_stderr,
+) -> str:
     """Chooses the dataset, downloads its missing files, and checks all of its files.
 
-    Call this function once per job, before the ranks start; otherwise each rank downloads. Two jobs
-    can safely download into one folder at the same time.
+    Call this function once per job, before the ranks start; otherwise each rank downloads.
 
     Args:
         data_dir: Folder that contains `MNIST/raw`, or that the files are downloaded into.
-        dataset: As in `DataOptions`.
-        required_by: What requires MNIST, for messages; empty: `auto` may choose digits.
-        report: Called with each line that the user should see.
+        dataset: `mnist`, `digits`, or `auto`: digits if no file of MNIST exists and none can be
+            downloaded.
+        say: Called with each line that the user should see.
 
     Returns:
         The name of the dataset, whose files all exist and have the published sha256.
 
     Raises:
-        UserError: MNIST is requested, but files are damaged, or missing and cannot be downloaded.
-            The same applies to `auto` if at least one file of MNIST exists: then `auto` does not
-            fall back to digits.
+        UserError: Files of MNIST are damaged, or missing and cannot be downloaded.
     """
     if dataset == "digits":
-        digits_table()
         return "digits"
-
     folder, paths = locate(data_dir)
-    if damages(paths):
-        check_mnist(data_dir)  # raises an error that also lists the missing files
+    for name in paths:
+        read_file(data_dir, name)
     missing = [name for name in MNIST_SHA256 if name not in paths]
     if not missing:
         return "mnist"
-    from mnist.downloading import DownloadError, download
-
     try:
-        download({name: unpacked_size(name) for name in missing}, folder, report)
-        return "mnist"
-    except DownloadError as reason:
-        if dataset == "auto" and not (paths or required_by):
-            report(
+        download(missing, folder)
+    except (OSError, UserError) as reason:
+        if dataset == "auto" and not paths:
+            say(
                 f"MNIST is not in {folder} and cannot be downloaded ({reason}): using digits, "
                 "the 1,797 scans that come with scikit-learn. --data-dir names the folder that "
                 "contains MNIST/raw."
             )
-            digits_table()
             return "digits"
-        remedy = "" if required_by else ", or choose --dataset digits"
         raise UserError(
-            f"{required_by or f'--dataset {dataset}'}: {folder} lacks {', '.join(missing)}, "
-            f"unpacked or as .gz, and they cannot be downloaded ({reason}). Copy the files there, "
-            "or name the folder that contains MNIST/raw with --data-dir or MNIST_DATA_DIR"
-            f"{remedy}."
+            f"{folder} lacks {', '.join(missing)}, unpacked or as .gz, and they cannot be "
+            f"downloaded ({reason}). Copy the files there, or name the folder that contains "
+            "MNIST/raw with --data-dir or MNIST_DATA_DIR."
         ) from None
+    say(f"Downloaded MNIST to {folder}.")
+    return "mnist"
 
 
 def read_splits(
@@ -177,7 +154,7 @@ def read_splits(
     if dataset == "digits":
         train, validation, test = (make(*read_digits(part)) for part in get_args(Split))
         return train, validation, test
-    if locate(data_dir)[1].keys() != MNIST_SHA256.keys():
+    if len(locate(data_dir)[1]) < len(MNIST_SHA256):
         find_dataset(data_dir, "mnist")
     import torch
     from torch.utils.data import random_split

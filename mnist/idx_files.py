@@ -1,14 +1,16 @@
-"""Finds and reads MNIST's four files, and checks that they are the published ones."""
+"""Finds, reads, checks and downloads MNIST's four files."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
-import math
+import subprocess
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from megakit.errors import UserError, reading
-from mnist.digits import unpack
+from megakit.errors import UserError, printable, reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,32 +27,13 @@ MNIST_SHA256 = {
 FOLDERS = ("MNIST/raw", "MNISTCustom/raw")
 """Folders below `data_dir`. torchvision names a dataset's folder after its class."""
 
-REMEDY = (
-    "The file is damaged, or it is not MNIST's. Copy it again, or delete it to download it again."
-)
+DOWNLOAD = """
+import socket, sys
+from torchvision.datasets import MNIST
 
-
-def locate(data_dir: Path) -> tuple[Path, dict[str, Path]]:
-    """Returns the folder that has most of the four files, and the paths of its files by name.
-
-    Raises:
-        UserError: The folder cannot be read.
-    """
-    candidates = []
-    for folder in (data_dir / below for below in FOLDERS):
-        rule = f"--data-dir is the folder that contains {FOLDERS[0]}. Choose one that you may read."
-        with reading(folder, rule):
-            try:
-                there = {path.name for path in folder.iterdir()}
-            except FileNotFoundError:
-                there = set()
-        paths = {
-            name: folder / (name if name in there else f"{name}.gz")
-            for name in MNIST_SHA256
-            if name in there or f"{name}.gz" in there
-        }
-        candidates.append((folder, paths))
-    return max(candidates, key=lambda candidate: len(candidate[1]))
+socket.setdefaulttimeout(5)  # urllib would wait forever
+MNIST(sys.argv[1], download=True)
+"""
 
 
 def read_mnist(data_dir: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -61,83 +44,78 @@ def read_mnist(data_dir: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[
         train: True for the 60,000 training images, False for the 10,000 test images.
 
     Returns:
-        Images, uint8 (N, 28, 28), read-only; and labels, uint8 (N,). Both are copies in memory, so
-        later changes of the files have no effect.
+        Images, uint8 (N, 28, 28), and labels, uint8 (N,), both read-only. They are copies in
+        memory, so later changes of the files have no effect.
 
     Raises:
         UserError: A file is missing, cannot be read, or differs from the published file.
     """
     import numpy as np
 
-    folder, paths = locate(data_dir)
     part = "train" if train else "t10k"
-    names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
-    if missing := [_missing(folder, name) for name in names if name not in paths]:
-        raise UserError(missing)
-
     images, labels = (
-        np.frombuffer(_content(name, paths[name]), np.uint8, offset=_header_size(name))
-        for name in names
+        read_file(data_dir, f"{part}-{name}-ubyte") for name in ("images-idx3", "labels-idx1")
     )
-    return images.reshape(_shape(names[0])), labels.copy()
+    # Before the values: 4 bytes for type and number of dimensions, and 4 for each dimension.
+    return (
+        np.frombuffer(images, np.uint8, offset=16).reshape(-1, 28, 28),
+        np.frombuffer(labels, np.uint8, offset=8),
+    )
 
 
-def check_mnist(data_dir: Path) -> None:
-    """Checks that the four files exist and have the published sizes and sha256.
+def read_file(data_dir: Path, name: str) -> bytes:
+    """Reads one of the four files, unpacked, and checks that it is the published one.
 
     Raises:
-        UserError: Files are missing or differ; the error lists one problem for each file.
+        UserError: The file is missing, cannot be read, or differs from the published file.
     """
     folder, paths = locate(data_dir)
-    missing = [_missing(folder, name) for name in MNIST_SHA256 if name not in paths]
-    if problems := damages(paths) + missing:
-        raise UserError(problems)
-
-
-def damages(paths: dict[str, Path]) -> list[str]:
-    """Returns one problem for each file that differs from the published file."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    def damage(name: str) -> list[str]:
-        try:
-            _content(name, paths[name])
-        except UserError as error:
-            return error.problems
-        return []
-
-    with ThreadPoolExecutor() as threads:  # reading, unpacking and hashing release the GIL
-        return [problem for problems in threads.map(damage, paths) for problem in problems]
-
-
-def _content(name: str, path: Path) -> bytes:
-    """Reads and unpacks a file, and checks that its content equals the published file."""
-    size = unpacked_size(name)
-    with reading(path, REMEDY):
+    path = paths.get(name, folder / name)
+    remedy = "Copy MNIST's file there, or delete what is there: then a script downloads it."
+    with reading(path, remedy):
         content = path.read_bytes()
         if path.suffix == ".gz":
-            content = unpack(content, size)
-    if len(content) != size:
-        raise UserError(f"{path}: {len(content):,} bytes, expected {size:,}. {REMEDY}")
+            content = gzip.decompress(content)
     found = hashlib.sha256(content).hexdigest()
     if found != MNIST_SHA256[name]:
-        raise UserError(f"{path}: sha256 {found}, expected {MNIST_SHA256[name]}. {REMEDY}")
+        raise UserError(f"{path}: sha256 {found}, expected {MNIST_SHA256[name]}. {remedy}")
     return content
 
 
-def _shape(name: str) -> tuple[int, ...]:
-    count = 60_000 if name.startswith("train") else 10_000
-    return (count, 28, 28) if "images" in name else (count,)
+def locate(data_dir: Path) -> tuple[Path, dict[str, Path]]:
+    """Returns the folder of the four files, and the paths of those that exist, by name.
+
+    Raises:
+        UserError: The folder cannot be read.
+    """
+    with reading(data_dir, "Choose a folder that you may read."):
+        folders = [data_dir / below for below in FOLDERS]
+        folder = next((one for one in folders if one.is_dir()), folders[0])
+        # A file without .gz comes last, so that it replaces the same file with .gz.
+        files = (folder / f"{name}{suffix}" for name in MNIST_SHA256 for suffix in (".gz", ""))
+        return folder, {path.name.removesuffix(".gz"): path for path in files if path.exists()}
 
 
-def _header_size(name: str) -> int:
-    """Returns the header's size: 4 bytes for type and number of dimensions, 4 per dimension."""
-    return 4 + 4 * len(_shape(name))
+def download(names: list[str], folder: Path) -> None:
+    """Downloads MNIST with torchvision, and writes those files that are missing in a folder.
 
+    Each file appears in one step after all files were checked: an interrupted download is never
+    taken for a whole file, and several jobs can download into one folder. A process of its own
+    imports torchvision: torch must not be imported before this process limits its threads.
 
-def unpacked_size(name: str) -> int:
-    """Returns the size in bytes of one of the four files, unpacked."""
-    return _header_size(name) + math.prod(_shape(name))
-
-
-def _missing(folder: Path, name: str) -> str:
-    return f"{folder / name}: missing, also as .gz. Copy it there, or let a script download it."
+    Raises:
+        OSError: No mirror has all files, or the folder cannot be written.
+        UserError: A mirror sent another file.
+    """
+    with TemporaryDirectory() as scratch:
+        command = [sys.executable, "-P", "-c", DOWNLOAD, scratch]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OSError(printable(done.stderr.strip().rpartition("\n")[2]))
+        contents = {name: read_file(Path(scratch), name) for name in names}
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder) as beside:
+        for name, content in contents.items():
+            written = Path(beside, name)
+            written.write_bytes(content)
+            written.replace(folder / name)

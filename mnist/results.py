@@ -6,17 +6,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.runtime.atomic_files import write_atomically
 from megakit.training.classifier import Predictions
-from mnist import drawing, figures
-from mnist.figure_style import percent, to_png
+from mnist.figure_style import percent
+from mnist.prediction_figures import write_figures
 from mnist.report import write_digit_report
 
 #: The largest number of pictures whose predictions the console shows.
 MOST_ANSWERS = 20
-#: The files that show predictions.
-PICTURES = ("confusion_matrix.png", "mistakes.png", "latent_space.png")
-REPORT = "report.html"
 
 
 def show_results(
@@ -38,15 +34,12 @@ def show_results(
         checkpoint: The classifier.
         dataset: Name of the dataset that the classifier was trained on.
     """
-    drawn = _draw(predictions, images) if predictions.is_labelled else {}
-    for name in {*PICTURES, REPORT} - drawn.keys():
-        (folder / name).unlink(missing_ok=True)
-    for name, content in drawn.items():
-        write_atomically(folder / name, content)
-    if not drawn:
+    report = folder / "report.html"
+    report.unlink(missing_ok=True)
+    if not (table := write_figures(folder, predictions, images)):
         return _answers(predictions, sources or [])
-    write_digit_report(folder / REPORT, predictions, images, checkpoint, dataset)
-    return {"figures": f"{', '.join(drawn)}\nin {folder}", "report": str(folder / REPORT)}
+    write_digit_report(report, predictions, images, checkpoint, dataset)
+    return {**table, "report": str(report)}
 
 
 def _answers(predictions: Predictions, sources: Sequence[str]) -> dict[str, str]:
@@ -60,23 +53,3 @@ def _answers(predictions: Predictions, sources: Sequence[str]) -> dict[str, str]
     if (more := len(sources) - len(first)) > 0:
         rows["and"] = f"{more:,} more in predictions.csv"
     return rows
-
-
-def _draw(predictions: Predictions, images: NDArray[np.uint8]) -> dict[str, bytes]:
-    """Draws the pictures of labelled predictions; returns PNG data by the name of the file."""
-    drawn = {"confusion_matrix.png": to_png(figures.confusion_matrix(predictions.confusions()))}
-    worst = predictions.mistakes()
-    if len(worst):
-        num_mistakes = (predictions.prediction != predictions.label).sum()
-        drawn["mistakes.png"] = to_png(
-            drawing.mistakes(
-                images[worst.idx],
-                worst,
-                scale=6,
-                title=f"{len(worst)} of {num_mistakes:,} mistakes, the most confident first",
-            )
-        )
-    latent = predictions.latent
-    if latent is not None and latent.shape[1] > 1:
-        drawn["latent_space.png"] = to_png(figures.latent_space(latent, predictions.label))
-    return drawn

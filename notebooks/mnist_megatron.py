@@ -40,9 +40,9 @@ import_stack(width=SizeOptions.hidden_size)
 # %%
 from mnist.files import find_dataset, named_folder
 
-folder, required_by = named_folder()
+folder = named_folder()
 DATA_DIR = folder or ROOT / "data"
-DATASET = find_dataset(DATA_DIR, "auto", required_by, report=print)
+DATASET = find_dataset(DATA_DIR, "mnist" if folder else "auto", print)
 common: Any = {"data_dir": DATA_DIR, "dataset": DATASET, "output_dir": RUNS}
 print(f"This notebook trains and tests with the dataset {DATASET}.")
 

@@ -1,4 +1,4 @@
-"""`./run new PATH [--from NAME] [--venv DIR]`: makes a project from the tutorial or an example.
+"""`./run new PATH [OPTION ...]`: makes a project from the tutorial or an example.
 
 The project gets the scripts and what they import, `megakit` as a wheel, the files of `common/`, and
 those of `tutorial/` or of the example's folder here.
@@ -20,10 +20,10 @@ from copier import run_copy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from template.sources import EXAMPLES, ROOT, TEMPLATE, copy_sources
+from template.sources import EXAMPLES, IN_FILES, ROOT, TEMPLATE, adapted, copy_sources
 
 #: Files that are copied to every project without changes.
-SHARED = ("run", "run_setup.sh", "requirements.lock", "requirements-dev.lock", "LICENSE")
+SHARED = ("run", "run_setup.sh", "requirements.lock", "LICENSE")
 ORIGINS = sorted(path.name for path in EXAMPLES.iterdir() if (TEMPLATE / path.name).is_dir())
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 HELP = f"""\
@@ -34,6 +34,8 @@ megakit as a wheel.
 
   --from NAME  Make the project from an example instead of the tutorial:
                {", ".join(ORIGINS)}.
+  --pictures   Copy the tutorial's pictures, too: those of a prediction, and those
+               in TensorBoard.
   --venv DIR   Use the packages of this environment, and download none.
 """
 
@@ -44,12 +46,13 @@ def refuse(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def parse(arguments: list[str]) -> tuple[Path, str | None, str]:
+def parse(arguments: list[str]) -> tuple[Path, str | None, str, bool]:
     """Returns the project's folder, the environment whose packages it is to use, and its origin.
 
-    The origin is the name of an example, or `tutorial`.
+    The origin is the name of an example, or `tutorial`. The last value tells whether the project
+    gets the tutorial's pictures.
     """
-    path, venv, origin = "", None, "tutorial"
+    path, venv, origin, has_pictures = "", None, "tutorial", False
     while arguments:
         argument = arguments.pop(0)
         if argument in ("-h", "--help"):
@@ -63,15 +66,19 @@ def parse(arguments: list[str]) -> tuple[Path, str | None, str]:
             origin = arguments.pop(0) if arguments else ""
             if origin not in ORIGINS:
                 refuse(f"new --from takes an example: {', '.join(ORIGINS)}; not '{origin}'")
+        elif argument == "--pictures":
+            has_pictures = True
         elif argument.startswith("-"):
-            refuse(f"new takes PATH, --from NAME and --venv DIR, not {argument}")
+            refuse(f"new takes PATH, --from NAME, --pictures and --venv DIR, not {argument}")
         elif path:
             refuse(f"new takes one PATH, not also {argument}")
         else:
             path = argument
     if not path:
         refuse("new needs the folder to create: ./run new ../my-model")
-    return Path(os.path.realpath(path)), venv, origin
+    if has_pictures and origin != "tutorial":
+        refuse(f"new --pictures: {origin} has none; leave the option out")
+    return Path(os.path.realpath(path)), venv, origin, has_pictures
 
 
 def build_wheel(folder: Path, scratch: Path) -> Path:
@@ -97,7 +104,7 @@ def project_name(path: Path) -> str:
     return name if name and name != "megakit" else "my-model"
 
 
-def make(project: Path, path: Path, scratch: Path, origin: str) -> None:
+def make(project: Path, path: Path, scratch: Path, origin: str, has_pictures: bool) -> None:
     """Makes the project in the folder `project`; `path`, its later path, determines its name."""
     wheel = build_wheel(project / "wheels", scratch)
     version = wheel.name.split("-")[1]
@@ -105,9 +112,11 @@ def make(project: Path, path: Path, scratch: Path, origin: str) -> None:
     for part in ("common", origin):
         data = {**answers, "part": part}
         run_copy(str(TEMPLATE), project, data=data, defaults=True, quiet=True)
-    copy_sources(origin, project)
+    copy_sources(origin, project, has_pictures)
     for name in SHARED:
         shutil.copy(ROOT / name, project)
+    run = project / "run"
+    run.write_text(adapted("run", run.read_text(), IN_FILES["run"]))
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     with (project / "requirements.lock").open("a") as lock:
         lock.write(f"megakit=={version} \\\n    --hash=sha256:{digest}\n")
@@ -127,7 +136,7 @@ def remove(path: Path, created: list[Path]) -> None:
 
 def main() -> None:
     """Makes the project in a temporary folder, copies it to its path, and sets it up if asked."""
-    path, venv, origin = parse(sys.argv[1:])
+    path, venv, origin, has_pictures = parse(sys.argv[1:])
     if path.is_relative_to(ROOT):
         refuse(f"new: {path} is inside this project; name a folder outside")
     created = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
@@ -136,7 +145,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         project, scratch = Path(folder, "project"), Path(folder, "megakit")
         project.mkdir()
-        make(project, path, scratch, origin)
+        make(project, path, scratch, origin, has_pictures)
         try:
             shutil.copytree(project, path, dirs_exist_ok=True)
         except OSError as error:

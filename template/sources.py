@@ -8,35 +8,115 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE, EXAMPLES = ROOT / "template", ROOT / "examples"
-#: Scripts of the tutorial. `template/tutorial` has another `model_predict.py`, without pictures.
+#: Scripts of the tutorial. `template/tutorial` has another `model_predict.py`, without `--input`.
 TUTORIAL = ("model_pretrain.py", "model_finetune.py", "mnist/tutorial.py")
+#: What a project has in place of the modules that choose and read MNIST.
+DATA = TEMPLATE / "data.py"
+MNIST = ("mnist.files", "mnist.dataset", "mnist.digits")
+#: Files that lie in the project's own folder, as those of examples do.
+OWN = (DATA, ROOT / "mnist/sizes.py", ROOT / "mnist/tutorial.py")
+VIEWS, FIGURES = "mnist.views", ROOT / "mnist/prediction_figures.py"
+
 OWN_FOLDER = """\
 if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the script
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 """
-#: What is replaced in each file, because the example's files move to the project's folder.
-REPLACED = (
+Rules = tuple[tuple[str, str], ...]
+#: Regular expressions and replacements for every file, because files move to the project's folder.
+EVERYWHERE: Rules = (
     (r"(# Python adds .*\n)?sys\.path\.insert\(0, .*parents\[2\]\)\).*\n", OWN_FOLDER),
     (r"\bfrom examples\.\w+ import\b", "import"),
     (r"\bexamples\.\w+\.", ""),
     (r"\bexamples/\w+/", ""),
     (r'Path\("runs/\w+"\)', 'Path("runs")'),
+    (r"\bfrom mnist\.(files|dataset|digits) import\b", "from data import"),
+    (r"\bfrom mnist\.sizes import\b", "from sizes import"),
 )
+#: Rules for one file, by its path here. Each has to find something.
+IN_FILES: dict[str, Rules] = {
+    "model_components.py": (
+        (r"(from data import .*\n)+", "from data import Batch, read_splits\n"),
+        (r"\bMnistBatch\b", "Batch"),
+        (r"\bMnistItem\b", "Any"),
+        (r"The dataset is `MNISTCustom` in `mnist/dataset.py`", "The dataset is in `data.py`"),
+        (r"MNIST has 55,000.* (The base class .*)\n +", r"\1 "),
+        (r"that contains `MNIST/raw`; None if.*", "of the data."),
+        (r"`mnist`, or `digits` from scikit-learn\.", "What `DataOptions.fingerprint` returns."),
+        (r'dataset: str = "mnist"', 'dataset: str = ""'),
+        (r"read_splits\(\n.*\n +\)", "read_splits(self.data_dir)"),
+        # Names that only the published tutorial uses.
+        (r".* # only the published tutorial uses it\n", ""),
+        (r"    another_name,\n", ""),
+        (r"\n    # The published tutorial's names\..*\n(    mnist_.*\n)+", ""),
+    ),
+    "model_pretrain.py": ((r" on MNIST\b", ""),),
+    "mnist/tutorial.py": (
+        (r'if __name__ == "__main__":  # the scripts and.*\n.*\n\n', ""),
+        (r"\.parents\[1\]", ".parent"),
+    ),
+    "examples/own_images/make_sample.py": (
+        (r"import Split, read_digits", "import Digits, Split"),
+        (r"read_digits\(part\)", "vars(Digits(part)).values()"),
+    ),
+    "tests/examples/test_vit.py": ((r'"--dataset", "digits", ', ""),),
+    "run": ((r"mnist/tutorial\.py", "tutorial.py"),),
+}
+#: Further rules for the scripts that train, in a project without pictures in TensorBoard.
+NO_VIEWS: Rules = (
+    (rf" +from {re.escape(VIEWS)} import .*\n", ""),
+    (r", callbacks=\[LogPictures\(\w+\)\]", ""),
+)
+SHOW = """\
+    from mnist.prediction_figures import write_figures
+
+    return run.finish(
+        trainer,
+        show=lambda folder, found: write_figures(folder, found, data.test_set.images),
+    )
+"""
+#: Further rules for the script that predicts, in a project with pictures.
+WITH_FIGURES: Rules = ((r"    return run\.finish\(trainer\)\n", SHOW),)
 
 
-def copy_sources(origin: str, project: Path) -> None:
-    """Copies what the project runs, and what this imports, except the template's files and megakit.
+def copy_sources(origin: str, project: Path, has_pictures: bool) -> None:
+    """Copies what the project runs, and what this imports, except megakit.
 
     Args:
         origin: `tutorial`, or the name of an example's folder.
         project: The project's folder.
+        has_pictures: Whether the tutorial's pictures are copied, too.
     """
-    for file in find_imported([*started_files(origin)]):
-        if not file.is_relative_to(TEMPLATE):
-            copied = project / target(file)
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, copied)
-            adapt(copied)
+    left_out = () if has_pictures else (VIEWS,)
+    started = [*started_files(origin), *([FIGURES] if has_pictures else [])]
+    for file in find_imported(started, left_out):
+        copied = project / target(file)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copied)
+        package = file.with_name("__init__.py")
+        if copied.parent != project and package.is_file():
+            shutil.copy(package, copied.parent)
+        name = str(file.relative_to(ROOT))
+        rules = IN_FILES.get(name, ())
+        if name in TUTORIAL[:2] and not has_pictures:
+            rules += NO_VIEWS
+        if name == "template/tutorial/model_predict.py" and has_pictures:
+            rules += WITH_FIGURES
+        copied.write_text(adapted(name, file.read_text(), rules))
+
+
+def adapted(name: str, text: str, rules: Rules) -> str:
+    """Returns a file's text for a project.
+
+    Raises:
+        ValueError: One of the rules for this file finds nothing to replace.
+    """
+    for pattern, replacement in EVERYWHERE:
+        text = re.sub(pattern, replacement, text)
+    for pattern, replacement in rules:
+        text, count = re.subn(pattern, replacement, text)
+        if not count:
+            raise ValueError(f"{name}: nothing to replace for {pattern}")
+    return text
 
 
 def started_files(origin: str) -> Iterator[Path]:
@@ -50,7 +130,7 @@ def started_files(origin: str) -> Iterator[Path]:
         yield from ROOT.glob(f"tests/examples/test_{origin}.py")
 
 
-def find_imported(files: Iterable[Path]) -> set[Path]:
+def find_imported(files: Iterable[Path], left_out: Iterable[str]) -> set[Path]:
     """Returns files, and all files of this repository that they import, except megakit's."""
     found: set[Path] = set()
     waiting = [*files]
@@ -58,9 +138,9 @@ def find_imported(files: Iterable[Path]) -> set[Path]:
         file = waiting.pop()
         if file not in found:
             found.add(file)
-            waiting += filter(None, map(file_of, imported_names(file)))
-    packages = {file.with_name("__init__.py") for file in found}
-    return found | {file for file in packages if file.is_file() and not is_example(file)}
+            names = (name for name in imported_names(file) if not name.startswith((*left_out,)))
+            waiting += filter(None, map(file_of, names))
+    return found
 
 
 def imported_names(file: Path) -> Iterator[str]:
@@ -77,26 +157,17 @@ def file_of(name: str) -> Path | None:
     parts = name.split(".")
     if parts[0] == "megakit":
         return None
+    if name.startswith(MNIST):
+        return DATA
     files = (ROOT.joinpath(*parts[:n]).with_suffix(".py") for n in range(len(parts), 0, -1))
     return next((file for file in files if file.is_file()), None)
 
 
 def target(file: Path) -> Path:
     """Returns a file's path in the project: modules of examples are in the project's folder."""
-    if is_example(file):
+    if file in OWN or file.is_relative_to(EXAMPLES):
         return Path(file.name)
     path = file.relative_to(ROOT)
+    if path.parts[0] == "template":
+        return Path(*path.parts[2:])
     return Path("tests", file.name) if path.parts[:2] == ("tests", "examples") else path
-
-
-def is_example(file: Path) -> bool:
-    """Tells whether a file belongs to an example."""
-    return file.is_relative_to(EXAMPLES)
-
-
-def adapt(file: Path) -> None:
-    """Replaces the imports and paths of examples in a file of the project."""
-    text = file.read_text()
-    for pattern, replacement in REPLACED:
-        text = re.sub(pattern, replacement, text)
-    file.write_text(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as in model_train.py
 
-from mnist import files as mnist_files
+from mnist.digits import Split, read_digits
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -19,11 +19,11 @@ def make_sample(folder: Path) -> None:
     from PIL import Image
 
     rng = np.random.default_rng(42)
-    parts: dict[str, mnist_files.Split] = {"train": "train", "val": "validation", "test": "test"}
+    parts: dict[str, Split] = {"train": "train", "val": "validation", "test": "test"}
     for split, part in parts.items():
         for name in NAMES:
             (folder / split / name).mkdir(parents=True, exist_ok=True)
-        for number, (digit, label) in enumerate(zip(*mnist_files.read_digits(part), strict=True)):
+        for number, (digit, label) in enumerate(zip(*read_digits(part), strict=True)):
             turned = Image.fromarray(digit).rotate(rng.uniform(-20, 20)).resize((36, 36))
             ink = np.asarray(turned)[:, :, None] / 255
             paper, color = rng.uniform(0, 100, 3), rng.uniform(156, 255, 3)

@@ -23,3 +23,4 @@ from .random_effects import uniform as uniform
 from .resampling import PRNGResampleDataset as PRNGResampleDataset
 from .sampler import ExactDataSampler as ExactDataSampler
 from .sampler import GlobalBatchSampler as GlobalBatchSampler
+from .subsets import balanced_subset as balanced_subset

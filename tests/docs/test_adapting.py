@@ -15,7 +15,8 @@ from tests.scripts import REPOSITORY, run
 
 PAGE = REPOSITORY / "docs" / "adapting.md"
 TEXT = PAGE.read_text()
-
+#: The tutorial's commands, from a copy.
+OURS = f"VENV={sys.prefix} {REPOSITORY / 'run'}"
 
 STEPS, REST = TEXT.split("\n## A regression\n")
 REGRESSION, CHANGES = REST.split("\n## What to change for\n")
@@ -39,6 +40,7 @@ def follow(text: str, folder: Path) -> Path:
 def shell(code: str, folder: Path) -> Path:
     """Runs commands, looks for what they should print, and returns the folder they ended in."""
     # What CI exports for this project is not for the new one.
+    code = code.replace("../tutorial/run", OURS)
     program = f"exec 2>&1\n{code}\necho folder: $PWD"
     done = run("bash", "-euo", "pipefail", "-c", program, cwd=folder, VENV=None, PYTHON=None)
     said = done.out
@@ -102,9 +104,7 @@ def copy_and_follow(text: str, name: str, folder: Path) -> Path:
     """Does what a part of the page says that begins with a new copy; returns the copy's folder."""
     path = folder / name
     places = {
-        f"./run new ../{name} --venv .venv": (
-            f"VENV={sys.prefix} ./run new {path} --venv {sys.prefix}"
-        ),
+        f"./run new ../{name} --venv .venv": (f"{OURS} new {path} --venv {sys.prefix}"),
         f"../{name}": str(path),
     }
     for here, there in places.items():
@@ -146,7 +146,8 @@ def test_a_regression(tmp_path: Path) -> None:
 def check_layouts(project: Path) -> None:
     """The layouts of step 7 differ by rounding."""
     for layout in ("tensor", "pipeline", "data"):
-        done = run("./run", "compare", "runs/one/finetune", f"runs/{layout}/finetune", cwd=project)
+        runs = (project / "runs" / name / "finetune" for name in ("one", layout))
+        done = run(REPOSITORY / "run", "compare", *runs, VENV=sys.prefix)
         assert "Verdict: rounding" in done.out, done.out
 
 

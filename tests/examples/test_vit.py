@@ -26,10 +26,12 @@ def vit(megatron: None) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def images(vit: ModuleType) -> Any:
-    from mnist import files as mnist_files
-    from model_components import MNISTCustom
+    from mnist.files import DataOptions
+    from model_components import MNISTDataModule
 
-    return MNISTCustom.from_arrays(*mnist_files.read_digits("validation"))
+    data = MNISTDataModule(DataOptions.data_dir, dataset="digits")
+    data.setup("fit")
+    return data.val_set
 
 
 # --- Losses and data ------------------------------------------------------------------------------

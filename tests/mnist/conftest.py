@@ -1,17 +1,16 @@
-"""Folders of made-up files, a mirror that serves them, and one that does not answer."""
+"""A folder of made-up files, mirrors that serve them, hang or lie, and no network at all."""
 
 import gzip
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from mnist import downloading
+from mnist import idx_files
 from tests.mnist.made_up import SHAPES, content_of, link_files
 
 
@@ -27,21 +26,14 @@ def packed() -> dict[str, bytes]:
     return {f"{name}.gz": gzip.compress(content_of(name), 1) for name in SHAPES}
 
 
-@pytest.fixture
-def lines() -> list[str]:
-    return []
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Serves the files of a folder; yields its address."""
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
+def ask(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes torchvision ask one server, and accept made-up files."""
+    before = (
+        f"from torchvision.datasets import MNIST\nMNIST.mirrors = [{address!r}]\n"
+        "MNIST.resources = [(name, None) for name, _ in MNIST.resources]\n"
+    )
+    monkeypatch.setattr(idx_files, "DOWNLOAD", before + idx_files.DOWNLOAD)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
 @pytest.fixture
@@ -55,17 +47,25 @@ def mirror(
     folder = tmp_path_factory.mktemp("mirror")
     for name, content in packed.items():
         (folder / name).write_bytes(content)
-    with serving(folder) as address:
-        monkeypatch.setattr(downloading, "MIRRORS", (address,))
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        ask(f"http://127.0.0.1:{server.server_port}/", monkeypatch)
         yield folder
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No mirror answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(downloading, "MIRRORS", (f"http://127.0.0.1:{free.getsockname()[1]}/",))
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
+def silent_mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The only mirror accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ask(f"http://127.0.0.1:{server.getsockname()[1]}/", monkeypatch)
         yield
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No download succeeds, and torchvision is not imported for it."""
+    monkeypatch.setattr(idx_files, "DOWNLOAD", "raise OSError('no network')")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mnist.files import DataOptions
 from tests.scripts import read_csv
 
 # In float32, because rounding in bfloat16 would hide errors. On the CPU, which every machine has.
@@ -13,12 +14,12 @@ STEPS = 600
 #: Options of two ranks in layouts that only this model has.
 MORE_LAYOUTS: dict[str, tuple[object, ...]] = {}
 #: Arguments of the data module, the shape of a sample's `data`, and the number of test samples.
-DATA, SHAPE, NUM_TEST = {"dataset": "digits"}, (1, 28, 28), 300
+DATA, SHAPE, NUM_TEST = {"data_dir": DataOptions.data_dir}, (1, 28, 28), 300
 
 
 def options_of(script: str, folder: Path) -> tuple[object, ...]:
     """Returns the options of a script; the folder is for data that the tests make."""
-    return *CPU, "--dataset", "digits"
+    return CPU
 
 
 def check_results(runs: Path) -> None:

@@ -19,7 +19,7 @@ MORE_LAYOUTS: dict[str, tuple[object, ...]] = {}
 def options_of(script: str, folder: Path) -> tuple[object, ...]:
     """Returns the options of a script; the folder is for data that the tests make."""
     size = () if script == SCRIPTS[-1] else ("--global-batch-size", 32)
-    return *CPU, "--dataset", "digits", *size
+    return *CPU, *size
 
 
 def check_results(runs: Path) -> None:
