@@ -15,10 +15,8 @@ from torch import Tensor
 from megakit.training.predictions_csv import Predictions, most_confident_mistakes
 from megakit.training.tensorboard import RunLogger
 from megakit.training.validation import (
-    callbacks_of,
     gather_from_ranks,
     has_outputs,
-    observers,
     on_host,
     real_samples,
 )
@@ -72,12 +70,13 @@ class LogPictures(pl.Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the number of samples to collect, and starts collecting on ranks with outputs."""
         self._held, self._seen = [], []  # of a validation that was interrupted
-        stops = callbacks_of(trainer, EarlyStopping)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # not declared
+        stops = [each for each in callbacks if isinstance(each, EarlyStopping)]
         may_stop = any(stop.wait_count + 1 >= stop.patience for stop in stops)
         may_be_last = may_stop or trainer.global_step == trainer.max_steps
         self._num_missing = sys.maxsize if may_be_last else self.NUM_RECONSTRUCTIONS
         if has_outputs() and trainer.state.fn == "fit" and not trainer.sanity_checking:
-            observers(trainer).append(self.collect)
+            trainer.strategy.observers.append(self.collect)
 
     def collect(self, batch: Any, output: Any) -> None:
         """Collects the samples of a micro batch, unless there are enough samples."""
@@ -112,7 +111,7 @@ class LogPictures(pl.Callback):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         if has_outputs():
-            observers(trainer).remove(self.collect)
+            trainer.strategy.observers.remove(self.collect)
         if self._held:
             self._take_held()
         own, self._seen = self._seen, []
@@ -130,17 +129,40 @@ class LogPictures(pl.Callback):
         if "reconstructions" in seen:
             some = slice(self.NUM_RECONSTRUCTIONS)
             rows = [images[some], seen["reconstructions"][some]]
-            logger.add_image("reconstructions", drawing.rows_of_images(rows), step)
+            add_image(logger, "reconstructions", drawing.rows_of_images(rows), step)
         if is_last and "latent" in seen:
             some = slice(self.NUM_POINTS)
-            logger.add_latent_space(seen["latent"][some], label[some], images[some], step)
+            add_latent_space(logger, seen["latent"][some], label[some], images[some], step)
         if is_last and "logits" in seen:
             found = Predictions.from_logits(np.arange(len(label)), label, seen["logits"])
             worst = found[most_confident_mistakes(found, self.NUM_MISTAKES)]
             if len(worst):
                 shares = worst.probabilities.max(axis=1)
                 of = (images[worst.idx], worst.label, worst.prediction, shares)
-                logger.add_image("mistakes", drawing.mistakes(*of), step)
+                add_image(logger, "mistakes", drawing.mistakes(*of), step)
+
+
+def add_image(logger: RunLogger, name: str, image: NDArray[np.uint8], step: int) -> None:
+    """Adds a picture (height, width, 3) to a series, from which users select by step."""
+    # A separate section; otherwise TensorBoard shows pictures among the curves.
+    tag = f"{logger.section}_pictures/{name}"
+    logger.experiment.add_image(tag, image, step, dataformats="HWC")
+
+
+def add_latent_space(
+    logger: RunLogger,
+    latent: NDArray[np.float32],
+    label: NDArray[np.int64],
+    images: NDArray[np.uint8],
+    step: int,
+) -> None:
+    """Adds latent points (N, dimensions) for TensorBoard's projector; 1,000 points take 0.1 s.
+
+    Each point is shown as its image (N, height, width).
+    """
+    pictures = torch.from_numpy(images).unsqueeze(1).float() / 255
+    points = (torch.from_numpy(latent), label.astype(str).tolist(), pictures)
+    logger.experiment.add_embedding(*points, step, tag=f"{logger.section} latent space")
 
 
 def _small(name: str, values: Tensor) -> Tensor:

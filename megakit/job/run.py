@@ -190,7 +190,7 @@ class Run(Generic[OptionsT_co]):
         path, file = self.path / METRICS, None
         if self.is_main:
             saved = Path(self.resume, METRICS) if self.resume else None
-            file = MetricsFile(path, self.resumed_step, saved)
+            file = MetricsFile(path, saved)
         writer = CheckpointWriter(
             self.directory.checkpoints,
             self.manifest(),

@@ -52,16 +52,6 @@ class BestValue(EarlyStopping):
             self.writer.best_is_highest = True
             self.mode, self.best_score = "max", torch.tensor(-torch.inf)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuses a run without validation.
-
-        Raises:
-            UserError: There is no validation data.
-        """
-        if not trainer.enable_validation:
-            named = "--stop-after" if self.monitor in ("val_loss", "last") else "--best-by"
-            raise UserError(f"{named}: this run has no validation data. Leave the option out.")
-
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compares the new value with the best one.
 

@@ -26,8 +26,6 @@ def mean_over_data_parallel_ranks(averages: Sequence[Tensor]) -> Tensor:
             batches have the same number of samples.
     """
     num_ranks = parallel_state.get_data_parallel_world_size()
-    if len(averages) == num_ranks == 1:  # saves a hundredth of a small model's step
-        return averages[0].float()
     mean = torch.stack(list(averages)).float().mean(dim=0)
     if num_ranks > 1:
         torch.distributed.all_reduce(mean, group=parallel_state.get_data_parallel_group())
@@ -138,11 +136,6 @@ class MeanLossReduction(MegatronLossReduction):
             loss = _weighted_mean(losses, batch)
         else:
             loss = criterion(output.float(), target)
-            if loss.dim():
-                raise ValueError(
-                    f"{type(self).__name__}: the criterion returned a tensor {tuple(loss.shape)}. "
-                    "In training it has to return one number, the mean loss of the micro batch."
-                )
         means: Any = {name: mean_over_samples(value, batch) for name, value in values.items()}
         # Megatron divides the loss in place by the number of micro batches; the log gets a clone.
         return loss, {"avg": loss.detach().clone(), **means}

@@ -1,8 +1,6 @@
 """Refuses what would train wrongly, or would never be called."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -12,39 +10,9 @@ from nemo import lightning as nl
 from nemo.lightning.megatron_parallel import CallbackMethods
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
-from megakit.checkpoints.manifest import MANIFEST, WEIGHTS, read_manifest
 from megakit.errors import UserError
 from megakit.training.losses import MeanLossReduction
-
-
-def check_steps(loaded: dict[str, Any], path: Path) -> None:
-    """Checks that all parts of a loaded checkpoint are of the same step.
-
-    Args:
-        loaded: The content of the checkpoint.
-        path: The checkpoint's folder, or that of its weights, which NeMo passes.
-
-    Raises:
-        KeyError: The checkpoint has no state of the loops.
-        ValueError: The steps differ.
-    """
-    steps = {"the weights": loaded["global_step"], **saved_steps(loaded["loops"])}
-    folder = path.parent if path.name == WEIGHTS else path
-    if (folder / MANIFEST).is_file():
-        steps["the manifest"] = read_manifest(folder).step
-    if len(set(steps.values())) != 1:
-        told = ", ".join(f"{name} of step {step}" for name, step in steps.items())
-        raise ValueError(f"its steps differ: {told}")
-
-
-def saved_steps(loops: dict[str, Any]) -> dict[str, int]:
-    """Returns the steps in a checkpoint's state of the loops: Lightning's, and `StepLoop`'s."""
-    saved = loops["fit_loop"]
-    progress = saved["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
-    steps = {"the optimizer": progress["step"]["total"]["completed"]}
-    if "step" in saved["epoch_loop.state_dict"]:  # another loop has no state of its own
-        steps["the loop"] = saved["epoch_loop.state_dict"]["step"]
-    return steps
+from megakit.training.token_losses import TokenMeanLossReduction
 
 
 def check_norm(norm: float | None, step: int, is_first: bool) -> None:
@@ -72,13 +40,12 @@ def refuse_listeners(strategy: nl.MegatronStrategy) -> None:
     """Refuses whoever listens to NeMo's events of a step, which nobody would tell them.
 
     Raises:
-        UserError: A callback or the data sampler listens.
+        UserError: A callback or the data sampler needs an event.
     """
-    sampler = strategy.data_sampler
-    if getattr(sampler, "output_log", False) or getattr(sampler, "rampup_batch_size", None):
+    if getattr(strategy.data_sampler, "rampup_batch_size", None):
         raise UserError(
-            "The data sampler has output_log=True or a rampup_batch_size, which need NeMo's "
-            "events of a step. Leave them out, or use nl.MegatronStrategy."
+            "The data sampler has a rampup_batch_size, which needs NeMo's events of a step. Leave "
+            "it out, or use nl.MegatronStrategy."
         )
     for event, listeners in strategy.model.callbacks.callbacks.items():
         known = {getattr(cls, event, None) for cls in (CallbackMethods, MegatronDataSampler)}
@@ -91,11 +58,11 @@ def refuse_listeners(strategy: nl.MegatronStrategy) -> None:
 
 
 def refuse_wrong_gradients(config: object, model: torch.nn.Module, loss: object) -> None:
-    """Refuses two settings of a transformer's config that would give wrong gradients.
+    """Refuses three settings of a transformer's config that would give wrong gradients.
 
     Raises:
-        UserError: The model has the whole sequence on each of the ranks that divide it, or the
-            gradient of a mean is divided by the number of tokens.
+        UserError: The model has the whole sequence on each of the ranks that divide it, the
+            gradient of a mean is divided by the number of tokens, or that of a sum is not.
     """
     if not isinstance(config, TransformerConfig):
         return
@@ -111,6 +78,11 @@ def refuse_wrong_gradients(config: object, model: torch.nn.Module, loss: object)
         raise UserError(
             f"calculate_per_token_loss=True: {type(loss).__name__} returns means, not sums and "
             "token counts. Leave it out, or derive the loss from TokenMeanLossReduction."
+        )
+    if isinstance(loss, TokenMeanLossReduction) and not config.calculate_per_token_loss:
+        raise UserError(
+            f"{type(loss).__name__} needs calculate_per_token_loss=True in the model's config: "
+            "without it, Megatron averages over micro batches, and tokens get unequal weights."
         )
 
 

@@ -1,4 +1,7 @@
-"""Keeps buffers equal on all data-parallel ranks: a checkpoint contains those of one rank."""
+"""Averages BatchNorm's statistics over data-parallel ranks, and refuses other unequal buffers.
+
+A checkpoint contains the buffers of one rank.
+"""
 
 import zlib
 from typing import Any
