@@ -76,7 +76,12 @@ class LogPictures(pl.Callback):
         may_be_last = may_stop or trainer.global_step == trainer.max_steps
         self._num_missing = sys.maxsize if may_be_last else self.NUM_RECONSTRUCTIONS
         if has_outputs() and trainer.state.fn == "fit" and not trainer.sanity_checking:
-            trainer.strategy.observers.append(self.collect)
+            self._observers(trainer).append(self.collect)
+
+    def _observers(self, trainer: Any) -> list[Callable[[Any, Any], None]]:
+        """Returns the functions that `ExactStrategy` calls with each validated micro batch."""
+        observers: list[Callable[[Any, Any], None]] = trainer.strategy.observers
+        return observers
 
     def collect(self, batch: Any, output: Any) -> None:
         """Collects the samples of a micro batch, unless there are enough samples."""
@@ -111,7 +116,7 @@ class LogPictures(pl.Callback):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         if has_outputs():
-            trainer.strategy.observers.remove(self.collect)
+            self._observers(trainer).remove(self.collect)
         if self._held:
             self._take_held()
         own, self._seen = self._seen, []

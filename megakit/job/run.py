@@ -176,7 +176,8 @@ class Run(Generic[OptionsT_co]):
 
         resume_collector()
         say_header(self)
-        show_warnings(self.console)
+        if self.is_main:
+            show_warnings(self.console)
         if not self.trains:
             from megakit.training.prediction import PredictionWriter
 

@@ -10,9 +10,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from nemo import lightning as nl
 
 from megakit.runtime.patching import require_attribute
-from megakit.runtime.writer_threads import write_in_threads
 from megakit.training.dropout import ExactDropout
-from megakit.training.optimizer import patch_optimizers
 from megakit.training.step_loop import use_step_loop
 
 
@@ -39,8 +37,6 @@ def train(
     """
     if isinstance(trainer.strategy, nl.MegatronStrategy):
         use_step_loop(trainer)
-        patch_optimizers()
-        write_in_threads()
         trainer.strategy.async_save = False
     callbacks = require_attribute(trainer, "callbacks")
     callbacks.insert(0, ExactDropout())

@@ -11,8 +11,7 @@ from torch import Tensor
 from megakit.errors import UserError
 from megakit.runtime.patching import require_attribute
 
-#: torch's functions of nested containers.
-_leaves = require_attribute("torch.utils._pytree", "tree_leaves")
+#: torch's function of nested containers.
 _map_with_path = require_attribute("torch.utils._pytree", "tree_map_with_path")
 
 
@@ -40,11 +39,10 @@ def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, 
     if there are further means, a dict of all means with the mean loss as `loss`.
     """
     names = list(reports[0])
-    if names == ["avg"]:
-        return mean_over_data_parallel_ranks([report["avg"] for report in reports])
     stacked = [torch.stack([report[name].float() for name in names]) for report in reports]
-    means = mean_over_data_parallel_ranks(stacked).unbind()
-    return {"loss" if n == "avg" else n: mean for n, mean in zip(names, means, strict=True)}
+    means = dict(zip(names, mean_over_data_parallel_ranks(stacked).unbind(), strict=True))
+    loss = means.pop("avg")
+    return {"loss": loss, **means} if means else loss
 
 
 def check_shapes(name: str, value: Tensor, other_name: str, other: Tensor, remedy: str) -> None:
@@ -163,8 +161,7 @@ class PassthroughLossReduction(MegatronLossReduction):
 
     def forward(self, batch: Mapping[str, Any], forward_out: Any) -> tuple[Tensor, Any]:
         """Returns a loss of zero, and the unchanged output."""
-        tensor = next((leaf for leaf in _leaves(forward_out) if isinstance(leaf, Tensor)), None)
-        return torch.zeros((), device=None if tensor is None else tensor.device), forward_out
+        return torch.zeros(()), forward_out
 
     def reduce(self, forward_out: Sequence[Any]) -> Any:
         """Concatenates the outputs of all micro batches along the batch dimension."""

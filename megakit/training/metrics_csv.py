@@ -111,15 +111,12 @@ def _read(path: Path) -> tuple[list[Metrics], list[str]]:
     with reading(path, "Remove it, or start over with --fresh."):
         text = path.read_bytes().decode()
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
-        columns = [*(reader.fieldnames or COLUMNS)]
-        if missing := [name for name in COLUMNS if name not in columns]:
-            raise ValueError(f"it has no column {missing[0]}")
-        return [_parse(row) for row in reader], columns
+        return [_parse(row) for row in reader], [*(reader.fieldnames or COLUMNS)]
 
 
 def _parse(row: dict[str, str]) -> Metrics:
     numbers = {name: float(text) for name, text in row.items() if text}
-    step, consumed_samples = (int(numbers.pop(name, 0)) for name in COLUMNS[:2])
+    step, consumed_samples = (int(numbers.pop(name)) for name in COLUMNS[:2])
     fixed = {name: numbers.pop(name, None) for name in COLUMNS[2:]}
     return Metrics(step, consumed_samples, **fixed, values=numbers)
 

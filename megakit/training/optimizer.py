@@ -124,6 +124,13 @@ def patch_optimizers() -> None:
         "without their padding, but looks up the weights at their places with padding",
         when="with the distributed optimizer",
     )
+    load = "load_parameter_state_from_dp_reshardable"
+    patch(
+        *(DistributedOptimizer, load, torch.no_grad()(getattr(DistributedOptimizer, load))),
+        group="safe",
+        reason="in float32, it fails, because it writes into weights that need gradients",
+        when="with the distributed optimizer",
+    )
     if not require_attribute(megatron_optimizer, "USING_PYTORCH_OPTIMIZER"):
         return
     for owner, name, value in (

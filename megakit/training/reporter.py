@@ -1,6 +1,5 @@
 """Reports a training run: metrics.csv, loggers, progress, times, and warnings about user code."""
 
-import os
 import sys
 import time
 import warnings
@@ -12,11 +11,9 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from megatron.core.transformer.module import param_is_not_shared
-from torch.utils.data import get_worker_info
 
 from megakit.checkpoints.writer import CheckpointWriter, logged_values
 from megakit.errors import printable
-from megakit.job.cluster import is_first
 from megakit.job.console import Console
 from megakit.job.identity import project_of
 from megakit.runtime.patching import require_attribute
@@ -178,7 +175,7 @@ class Reporter(pl.Callback):
 
 
 def show_warnings(console: Console) -> None:
-    """Shows warnings about the project's own code also on the console, each place once in a job.
+    """Shows warnings about the project's own code also on the console, each place once.
 
     All warnings are in the log; with `--verbose`, the log is the console.
     """
@@ -187,14 +184,12 @@ def show_warnings(console: Console) -> None:
 
     def show(message: Any, category: Any, filename: str, lineno: int, *more: Any) -> None:
         log(message, category, filename, lineno, *more)
-        path = Path(os.path.relpath(os.path.realpath(filename), root))
+        path = Path(filename).resolve()
         place = f"{path.name}, line {lineno}"
-        is_own = path.suffix == ".py" and not {"..", "site-packages", "megakit"} & {*path.parts}
-        if not is_own or category not in (UserWarning, RuntimeWarning) or place in shown:
-            return
-        shown.add(place)
-        # A worker of a loader has its parent's connection, and must not use it.
-        if get_worker_info() is None and is_first(place):
+        is_own = path.is_relative_to(root) and path.suffix == ".py"
+        is_own = is_own and not {"site-packages", "megakit"} & {*path.parts}
+        if is_own and category in (UserWarning, RuntimeWarning) and place not in shown:
+            shown.add(place)
             console.error(printable(f"Warning: {place}: {message}"))
 
     if console.is_diverted:

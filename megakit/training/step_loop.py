@@ -14,6 +14,8 @@ from megatron.core import parallel_state
 
 from megakit.errors import UserError
 from megakit.runtime.patching import require_attribute
+from megakit.runtime.writer_threads import write_in_threads
+from megakit.training.optimizer import patch_optimizers
 from megakit.training.validation import from_last_stage, named
 
 _TrainingEpochLoop: Any = require_attribute(loops, "_TrainingEpochLoop")
@@ -24,7 +26,7 @@ COUNTERS = ("step", "epoch_start", "validated_step")
 
 
 def use_step_loop(trainer: pl.Trainer) -> None:
-    """Puts a `StepLoop` in the place of the trainer's own loop.
+    """Puts a `StepLoop` in the place of the trainer's own loop, and corrects optimizers and saves.
 
     Raises:
         UserError: The trainer accumulates or clips gradients, which Megatron does.
@@ -35,6 +37,8 @@ def use_step_loop(trainer: pl.Trainer) -> None:
             "accumulate_grad_batches and gradient_clip_val out of the trainer. Use a larger global "
             "batch size, and clip_grad of the optimizer."
         )
+    patch_optimizers()
+    write_in_threads()
     if not isinstance(trainer.fit_loop.epoch_loop, StepLoop):
         trainer.fit_loop.epoch_loop = StepLoop(trainer.fit_loop.epoch_loop)
 

@@ -1,5 +1,6 @@
 """Changes NeMo's MegatronStrategy: a shorter way to Megatron's schedule, and exact validation."""
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,6 @@ from torch import Tensor
 from megakit.errors import USE_ANOTHER, reading
 from megakit.models.partial_loading import check_finite
 from megakit.runtime.patching import is_stock, require_attribute
-from megakit.runtime.writer_threads import write_in_threads
 from megakit.training.batch_norm import (
     average_running_statistics,
     batch_norms,
@@ -24,14 +24,10 @@ from megakit.training.batch_norm import (
 )
 from megakit.training.cuda_graph import StepGraph, use_stream
 from megakit.training.micro_batches import Step, make_step
-from megakit.training.optimizer import patch_optimizers
-from megakit.training.step_checks import check_norm, refuse_listeners, refuse_wrong_gradients
+from megakit.training.refusals import refuse_listeners, refuse_wrong_gradients
 from megakit.training.step_loop import use_step_loop
 from megakit.training.timeouts import one_timeout
 from megakit.training.validation import ExactValidation
-
-#: A training step's loss, or a loss and further values by name.
-StepOutput = Tensor | dict[str, Tensor]
 
 
 class ExactStrategy(nl.MegatronStrategy):
@@ -102,8 +98,6 @@ class ExactStrategy(nl.MegatronStrategy):
 
     def setup_distributed(self) -> None:
         """Sets up the process groups; a single CPU process needs no network port."""
-        write_in_threads()
-        patch_optimizers()
         if self.cluster_environment.world_size() == 1 and self.root_device.type == "cpu":
             self.store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # from C++
         with one_timeout(require_attribute(self, "_timeout")):
@@ -169,9 +163,7 @@ class ExactStrategy(nl.MegatronStrategy):
 
     # --- Steps ------------------------------------------------------------------------------------
 
-    def training_step(
-        self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any
-    ) -> StepOutput:
+    def training_step(self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a training step through Megatron's schedule; returns what `reduce` of the loss does.
 
         On pipeline stages before the last stage, this method returns a loss of 0.
@@ -192,9 +184,7 @@ class ExactStrategy(nl.MegatronStrategy):
         super().on_validation_start()
         refuse_different_buffers(self.lightning_module.module)
 
-    def validation_step(
-        self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any
-    ) -> StepOutput:
+    def validation_step(self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a validation step, whose values `ExactValidation` averages."""
         with self.precision_plugin.val_step_context():
             return self._run_schedule("validation", dataloader_iter)
@@ -264,6 +254,9 @@ class ExactStrategy(nl.MegatronStrategy):
         return numbers[len(norms) :]
 
     def _check_norm(self, norm: float | None, step: int) -> None:
-        is_first = self.grad_norm is None  # the first step of this start
         self.grad_norm = norm
-        check_norm(norm, step, is_first)
+        if norm is not None and not math.isfinite(norm):
+            raise RuntimeError(
+                f"Step {step}: the gradient's norm is {norm}. Earlier checkpoints are not changed. "
+                "Check the loss and the data for NaN, or use a lower --lr."
+            )

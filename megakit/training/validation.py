@@ -82,7 +82,8 @@ class ExactValidation(pl.Callback):
     ) -> None:
         """Adds the values of a step, in float64, and updates the metrics."""
         self._update_from_held()
-        weight = getattr(trainer.strategy.steps["validation"].loss, "num_tokens", 1)
+        strategy: Any = trainer.strategy
+        weight = getattr(strategy.steps["validation"].loss, "num_tokens", 1)
         self._weight = self._weight + weight
         for name, value in named(outputs).items():
             self._sums[name] = self._sums.get(name, 0) + torch.as_tensor(value).double() * weight
@@ -184,5 +185,6 @@ def higher_is_better(column: str, trainer: pl.Trainer, pl_module: pl.LightningMo
                 "better. Say so with ValidationMetric(..., higher_is_better=...)."
             )
         return found
-    sources = [pl_module.validation_loss_reduction(), *require_attribute(trainer, "callbacks")]
+    module: Any = pl_module
+    sources = [module.validation_loss_reduction(), *require_attribute(trainer, "callbacks")]
     return any(name in getattr(source, "higher_is_better", ()) for source in sources)

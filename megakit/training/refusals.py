@@ -1,7 +1,5 @@
 """Refuses what would train wrongly, or would never be called."""
 
-import math
-
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
@@ -13,27 +11,6 @@ from nemo.lightning.pytorch.plugins import MegatronDataSampler
 from megakit.errors import UserError
 from megakit.training.losses import MeanLossReduction
 from megakit.training.token_losses import TokenMeanLossReduction
-
-
-def check_norm(norm: float | None, step: int, is_first: bool) -> None:
-    """Checks the norm of a step's gradient; `is_first` is True for the first step of a start.
-
-    Raises:
-        UserError: The norm is NaN or infinite at the first step.
-        RuntimeError: The norm is NaN or infinite at a later step.
-    """
-    if norm is None or math.isfinite(norm):
-        return
-    found = f"Step {step}: the gradient's norm is {norm}"
-    if is_first:  # the learning rate cannot be the cause yet
-        raise UserError(
-            f"{found} with the weights that this run starts from. Check the loss and the data; "
-            "if the run starts from a checkpoint, use another one."
-        )
-    raise RuntimeError(
-        f"{found}. Earlier checkpoints are not changed. Check the "
-        "data for NaN, or use a lower --lr."
-    )
 
 
 def refuse_listeners(strategy: nl.MegatronStrategy) -> None:
