@@ -6,6 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megakit.training.classifier import Predictions
@@ -13,7 +14,6 @@ from megakit.training.tensorboard import RunLogger
 from megakit.training.validation import (
     gather_from_ranks,
     has_outputs,
-    observers,
     real_samples,
 )
 from mnist import drawing
@@ -44,7 +44,7 @@ class LogPictures(pl.Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Starts collecting on ranks with outputs."""
         if has_outputs():
-            observers(trainer).append(self.collect)
+            _observers(trainer).append(self.collect)
 
     def collect(self, batch: Any, output: Any) -> None:
         """Collects the samples of a micro batch, unless there are enough samples."""
@@ -59,7 +59,7 @@ class LogPictures(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stops collecting, sends the samples to rank 0, and draws the pictures there."""
         if has_outputs():
-            observers(trainer).remove(self.collect)
+            _observers(trainer).remove(self.collect)
         own, self._views = _joined(self._views), []
         if trainer.sanity_checking:
             return
@@ -77,13 +77,43 @@ class LogPictures(pl.Callback):
         if "reconstructions" in seen:
             first = slice(self.NUM_RECONSTRUCTIONS)
             picture = drawing.pairs(images[first], arrays["reconstructions"][first])
-            logger.add_image("reconstructions", picture, step)
+            add_image(logger, "reconstructions", picture, step)
         if is_last and "latent" in seen:
-            logger.add_latent_space(arrays["latent"], label, images, step)
+            add_latent_space(logger, arrays["latent"], label, images, step)
         if is_last and "logits" in seen:
             found = Predictions.from_logits(np.arange(len(label)), label, arrays["logits"])
             if len(worst := found.mistakes()):
-                logger.add_image("mistakes", drawing.mistakes(images[worst.idx], worst), step)
+                picture = drawing.mistakes(images[worst.idx], worst)
+                add_image(logger, "mistakes", picture, step)
+
+
+def _observers(trainer: Any) -> list[Callable[[Any, Any], None]]:
+    """Returns the functions that `ExactStrategy` calls with each validated micro batch."""
+    observers: list[Callable[[Any, Any], None]] = trainer.strategy.observers
+    return observers
+
+
+def add_image(logger: RunLogger, name: str, image: NDArray[np.uint8], step: int) -> None:
+    """Adds a picture (height, width, 3) to a series, from which users select by step."""
+    # A separate section; otherwise TensorBoard shows pictures among the curves.
+    tag = f"{logger.section}_pictures/{name}"
+    logger.experiment.add_image(tag, image, step, dataformats="HWC")
+
+
+def add_latent_space(
+    logger: RunLogger,
+    latent: NDArray[np.float32],
+    label: NDArray[np.int64],
+    images: NDArray[np.uint8],
+    step: int,
+) -> None:
+    """Adds latent points (N, dimensions) for TensorBoard's projector; 1,000 points take 0.1 s.
+
+    Each point is shown as its image (N, height, width).
+    """
+    pictures = torch.from_numpy(images).unsqueeze(1).float() / 255
+    points = (torch.from_numpy(latent), label.astype(str).tolist(), pictures)
+    logger.experiment.add_embedding(*points, step, tag=f"{logger.section} latent space")
 
 
 def _small(name: str, values: Tensor) -> Tensor:

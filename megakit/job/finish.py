@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from megakit.checkpoints.manifest import CHANGES, installed_versions
+from megakit.checkpoints.manifest import CHANGES, METRICS, installed_versions
 from megakit.errors import UserError
 from megakit.job.options import CommonOptions
 from megakit.runtime.accelerator import has_fast_bfloat16
 from megakit.runtime.atomic_files import remove_partial, write_json
 from megakit.runtime.patching import require_attribute
 from megakit.training.classifier import Predictions, classify
-from megakit.training.metrics_csv import in_words
+from megakit.training.metrics_csv import first_and_last, in_words, read_metrics
 from megakit.training.predictions_csv import check_columns, columns_of, write_columns
 
 if TYPE_CHECKING:
@@ -101,9 +101,8 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
     if not run.is_main:
         return best
     options, steps = run.options, trainer.global_step
-    spans: dict[str, Any] = {
-        name: {"first": reporter.first[name], "last": last} for name, last in reporter.last.items()
-    }
+    spans: dict[str, Any] = dict(first_and_last(read_metrics(run.path / METRICS)))
+    last = {name: span["last"] for name, span in spans.items()}
     rate = steps / max(reporter.stepping_seconds, 1e-9)
     total = time.perf_counter() - run.began
     times = reporter.times(total)
@@ -125,8 +124,12 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
         }
         | ({"batch_norm_samples": run.layout.micro_batch_size} if normalizes else {}),
     )
+<<<<<<< HEAD
     # Validation first, and losses before other values.
     by_column = sorted(reporter.last, key=lambda name: (name[:4] != "val_", name[-5:] != "_loss"))
+=======
+    values = {in_words(name): f"{value:.4f}" for name, value in _sorted_columns(last)}
+>>>>>>> h49-g
     parts = [f"{name.replace('_', '-')} {seconds:.1f}" for name, seconds in times.items()]
     rows = {
         **{in_words(name): f"{reporter.last[name]:.4f}" for name in by_column},

@@ -176,7 +176,8 @@ class Run(Generic[OptionsT_co]):
 
         resume_collector()
         say_header(self)
-        show_warnings(self.console)
+        if self.is_main:
+            show_warnings(self.console)
         if not self.trains:
             from megakit.training.prediction import PredictionWriter
 
@@ -190,7 +191,7 @@ class Run(Generic[OptionsT_co]):
         path, file = self.path / METRICS, None
         if self.is_main:
             saved = Path(self.resume, METRICS) if self.resume else None
-            file = MetricsFile(path, self.resumed_step, saved)
+            file = MetricsFile(path, saved)
         writer = CheckpointWriter(
             self.directory.checkpoints,
             self.manifest(),

@@ -11,7 +11,7 @@ from megakit.runtime.patching import PATCHES, Patch
 FUNCTIONS = (
     "megakit.runtime.writer_threads:write_in_threads",
     "megakit.training.optimizer:patch_optimizers",
-    "megakit.training.process_groups:replace_timeouts",
+    "megakit.training.timeouts:replace_timeouts",
 )
 
 OWNERS = {"lightning": "Lightning", "nemo": "NeMo", "megatron": "Megatron-Core"}

@@ -19,4 +19,3 @@ from .step_loop import StepLoop as StepLoop
 from .strategy import ExactStrategy as ExactStrategy
 from .token_losses import TokenMeanLossReduction as TokenMeanLossReduction
 from .validation import ValidationMetric as ValidationMetric
-from .validation import ValidationMetrics as ValidationMetrics

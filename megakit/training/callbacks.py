@@ -48,19 +48,9 @@ class BestValue(EarlyStopping):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets whether a higher or a lower value is better."""
-        if self.monitor != "last" and higher_is_better(self.monitor, trainer, pl_module):
+        if higher_is_better(self.monitor, trainer, pl_module):
             self.writer.best_is_highest = True
             self.mode, self.best_score = "max", torch.tensor(-torch.inf)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuses a run without validation.
-
-        Raises:
-            UserError: There is no validation data.
-        """
-        if not trainer.enable_validation:
-            named = "--stop-after" if self.monitor in ("val_loss", "last") else "--best-by"
-            raise UserError(f"{named}: this run has no validation data. Leave the option out.")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compares the new value with the best one.
@@ -96,25 +86,19 @@ class StopOnSignal(pl.Callback):
     def __init__(self, writer: CheckpointWriter, say: Callable[[str], object]) -> None:
         self.writer, self.say = writer, say
         self.request = StopRequest()
-        self._before: dict[int, Any] = {}
         self._agree_at = 0  # a step
         self._agreed = 0, 0.0  # the step and the time of the last agreement
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Installs the signal handlers for training."""
         if stage == "fit":
-            self._before = handle_signals(self._receive)
+            handle_signals(self._receive)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Installs the signal handlers again, because Lightning has installed its own."""
         handle_signals(self._receive)
         # Lightning's handler also called ours. Lightning itself would stop without a checkpoint.
         trainer._signal_connector.received_sigterm = False
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Restores the previous signal handlers."""
-        while self._before:
-            signal.signal(*self._before.popitem())
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         is_first = not self.request.received

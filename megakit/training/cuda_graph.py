@@ -8,10 +8,7 @@ bits, and no Python code of the model, the loss or the optimizer runs. A number 
 from step to step, such as a loss weight, keeps the value of the captured step, without an error.
 """
 
-import os
-import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -113,7 +110,7 @@ class StepGraph:
             if isinstance(cause, torch.OutOfMemoryError):
                 raise
             told = str(cause).partition("\n")[0]
-            raise refused(f"it may read a value from the GPU{_place(cause)} ({told})") from error
+            raise refused(f"it may read a value from the GPU ({told})") from error
         self._strategy.norms = norms_before
         self._names, self._graph = [*outputs], graph
 
@@ -153,13 +150,6 @@ def refused(reason: str) -> UserError:
     )
 
 
-def _place(error: BaseException) -> str:
-    """Returns where an error was raised: the innermost line outside torch."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename]
-    return f" in {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
-
-
 def _adams(strategy: Any) -> Iterator[FusedAdam]:
     """Yields the optimizers of this rank's weights, if all of them are `FusedAdam`."""
     owner = require_attribute(strategy.optimizers[0], "mcore_optimizer")
@@ -181,7 +171,8 @@ def _obstacles(strategy: Any, adams: list[FusedAdam]) -> Iterator[str]:
         yield "Megatron reads the number of tokens from the GPU"
     if not adams:
         yield "the optimizer is not FusedAdam"
-    if strategy.has_gradient_hooks or is_overridden("optimizer_step", module, pl.LightningModule):
+    hooks = trainer.fit_loop.epoch_loop.hooks("on_before_optimizer_step")
+    if hooks or is_overridden("optimizer_step", module, pl.LightningModule):
         yield "a hook sees the gradients"
     if trainer.precision in ("16-mixed", "16-true"):
         yield "float16 reads from the GPU whether the gradients are finite"

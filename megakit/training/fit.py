@@ -4,19 +4,14 @@ The trainer itself is built by `build_trainer` in model_components.py, in the re
 """
 
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping
 from nemo import lightning as nl
 
 from megakit.runtime.patching import require_attribute
-from megakit.runtime.writer_threads import write_in_threads
 from megakit.training.dropout import ExactDropout
-from megakit.training.optimizer import patch_optimizers
 from megakit.training.step_loop import use_step_loop
-from megakit.training.strategy import ExactStrategy
-from megakit.training.validation import ValidationMetrics
 
 
 def train(
@@ -30,9 +25,8 @@ def train(
     """Trains a model like `nemo.collections.llm.train`, which needs more packages.
 
     A resumed training counts and validates like an uninterrupted one (`StepLoop`), and draws the
-    same random numbers for dropout (`ExactDropout`). With `ExactStrategy`, the metrics of the
-    model's method `validation_metrics` are computed (`ValidationMetrics`). Checkpoints are saved
-    synchronously: the processes of NeMo's asynchronous saves would import the main script again.
+    same random numbers for dropout (`ExactDropout`). Checkpoints are saved synchronously: the
+    processes of NeMo's asynchronous saves would import the main script again.
 
     Args:
         model: A Lightning module for NeMo's strategies.
@@ -40,29 +34,12 @@ def train(
         trainer: The `nemo.lightning.Trainer`.
         log: A NeMoLogger, or None.
         resume: The checkpoint to resume from, or an AutoResume that finds it; None: none.
-
-    Raises:
-        TypeError: The model or the data module is one of the package `pytorch_lightning`.
     """
-    for value, cls in ((model, pl.LightningModule), (data, pl.LightningDataModule)):
-        if not isinstance(value, cls):
-            raise TypeError(
-                f"{type(value).__name__} is no {cls.__name__} of lightning.pytorch, which NeMo "
-                "uses. Replace `import pytorch_lightning as pl` by `import lightning.pytorch as "
-                "pl` in every file."
-            )
     if isinstance(trainer.strategy, nl.MegatronStrategy):
         use_step_loop(trainer)
-        patch_optimizers()
-        write_in_threads()
         trainer.strategy.async_save = False
-    further: list[pl.Callback] = [ExactDropout()]
-    metrics: Any = getattr(model, "validation_metrics", dict)()
-    if metrics and isinstance(trainer.strategy, ExactStrategy):  # NeMo's own does not show outputs
-        further.append(ValidationMetrics(metrics))
     callbacks = require_attribute(trainer, "callbacks")
-    known = {type(callback) for callback in callbacks}
-    callbacks[:0] = [callback for callback in further if type(callback) not in known]
+    callbacks.insert(0, ExactDropout())
     # First whoever stops the training, so that the others know which validation is the last.
     callbacks.sort(key=lambda callback: not isinstance(callback, EarlyStopping))
     if log is not None:

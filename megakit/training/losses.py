@@ -11,8 +11,7 @@ from torch import Tensor
 from megakit.errors import UserError
 from megakit.runtime.patching import require_attribute
 
-#: torch's functions of nested containers.
-_leaves = require_attribute("torch.utils._pytree", "tree_leaves")
+#: torch's function of nested containers.
 _map_with_path = require_attribute("torch.utils._pytree", "tree_map_with_path")
 
 
@@ -26,8 +25,6 @@ def mean_over_data_parallel_ranks(averages: Sequence[Tensor]) -> Tensor:
             batches have the same number of samples.
     """
     num_ranks = parallel_state.get_data_parallel_world_size()
-    if len(averages) == num_ranks == 1:  # saves a hundredth of a small model's step
-        return averages[0].float()
     mean = torch.stack(list(averages)).float().mean(dim=0)
     if num_ranks > 1:
         torch.distributed.all_reduce(mean, group=parallel_state.get_data_parallel_group())
@@ -42,11 +39,10 @@ def mean_reports(reports: Sequence[Mapping[str, Tensor]]) -> Tensor | dict[str, 
     if there are further means, a dict of all means with the mean loss as `loss`.
     """
     names = list(reports[0])
-    if names == ["avg"]:
-        return mean_over_data_parallel_ranks([report["avg"] for report in reports])
     stacked = [torch.stack([report[name].float() for name in names]) for report in reports]
-    means = mean_over_data_parallel_ranks(stacked).unbind()
-    return {"loss" if n == "avg" else n: mean for n, mean in zip(names, means, strict=True)}
+    means = dict(zip(names, mean_over_data_parallel_ranks(stacked).unbind(), strict=True))
+    loss = means.pop("avg")
+    return {"loss": loss, **means} if means else loss
 
 
 def check_shapes(name: str, value: Tensor, other_name: str, other: Tensor, remedy: str) -> None:
@@ -138,11 +134,6 @@ class MeanLossReduction(MegatronLossReduction):
             loss = _weighted_mean(losses, batch)
         else:
             loss = criterion(output.float(), target)
-            if loss.dim():
-                raise ValueError(
-                    f"{type(self).__name__}: the criterion returned a tensor {tuple(loss.shape)}. "
-                    "In training it has to return one number, the mean loss of the micro batch."
-                )
         means: Any = {name: mean_over_samples(value, batch) for name, value in values.items()}
         # Megatron divides the loss in place by the number of micro batches; the log gets a clone.
         return loss, {"avg": loss.detach().clone(), **means}
@@ -170,8 +161,7 @@ class PassthroughLossReduction(MegatronLossReduction):
 
     def forward(self, batch: Mapping[str, Any], forward_out: Any) -> tuple[Tensor, Any]:
         """Returns a loss of zero, and the unchanged output."""
-        tensor = next((leaf for leaf in _leaves(forward_out) if isinstance(leaf, Tensor)), None)
-        return torch.zeros((), device=None if tensor is None else tensor.device), forward_out
+        return torch.zeros(()), forward_out
 
     def reduce(self, forward_out: Sequence[Any]) -> Any:
         """Concatenates the outputs of all micro batches along the batch dimension."""

@@ -45,27 +45,20 @@ IN_WORDS = {"lr": "learning rate", "grad_norm": "gradient norm"}
 
 
 class MetricsFile:
-    """Appends rows to metrics.csv, and drops earlier rows that a resumed run will repeat.
+    """Appends rows to metrics.csv.
 
     Args:
-        path: The file, which is rewritten with its header and the kept rows.
-        after: The step that the run resumes from. Rows of later steps are dropped; 0 drops all.
-        saved: The copy in the checkpoint that the run resumes from. If the copy exists, its rows
-            are kept instead of the rows of `path`.
-
-    Attributes:
-        kept: The rows of the run's earlier starts.
+        path: The file, which is rewritten with its header and the saved rows.
+        saved: The copy in the checkpoint that the run resumes from; None: the run starts.
 
     Raises:
-        UserError: The existing rows cannot be read.
+        UserError: The saved rows cannot be read.
     """
 
-    def __init__(self, path: Path, after: int = 0, saved: Path | None = None) -> None:
+    def __init__(self, path: Path, saved: Path | None = None) -> None:
         self.path = path
-        source = saved if saved is not None and saved.exists() else path
-        rows, self._columns = _read(source) if after and source.exists() else ([], [*COLUMNS])
-        self.kept = [row for row in rows if row.step <= after]
-        write_atomically(path, _as_csv(self.kept, self._columns, header=True))
+        rows, self._columns = _read(saved) if saved else ([], [*COLUMNS])
+        write_atomically(path, _as_csv(rows, self._columns, header=True))
 
     def append(self, row: Metrics) -> None:
         """Adds one row at the end.
@@ -94,9 +87,14 @@ def in_words(column: str) -> str:
     return f"{'training' if part == 'train' else 'validation'} {name.replace('_', ' ')}"
 
 
-def as_stored(value: float) -> float:
-    """Returns a value with the rounding of metrics.csv."""
-    return float(_as_text(value))
+def first_and_last(rows: Sequence[Metrics]) -> dict[str, dict[str, float]]:
+    """Returns the `first` and `last` value of each loss and each further column."""
+    spans: dict[str, dict[str, float]] = {}
+    for column in ("train_loss", "val_loss", *further_columns(rows)):
+        values = [value for row in rows if (value := row[column]) is not None]
+        if values:
+            spans[column] = {"first": values[0], "last": values[-1]}
+    return spans
 
 
 def read_metrics(path: Path) -> list[Metrics]:
@@ -113,15 +111,12 @@ def _read(path: Path) -> tuple[list[Metrics], list[str]]:
     with reading(path, "Remove it, or start over with --fresh."):
         text = path.read_bytes().decode()
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
-        columns = [*(reader.fieldnames or COLUMNS)]
-        if missing := [name for name in COLUMNS if name not in columns]:
-            raise ValueError(f"it has no column {missing[0]}")
-        return [_parse(row) for row in reader], columns
+        return [_parse(row) for row in reader], [*(reader.fieldnames or COLUMNS)]
 
 
 def _parse(row: dict[str, str]) -> Metrics:
     numbers = {name: float(text) for name, text in row.items() if text}
-    step, consumed_samples = (int(numbers.pop(name, 0)) for name in COLUMNS[:2])
+    step, consumed_samples = (int(numbers.pop(name)) for name in COLUMNS[:2])
     fixed = {name: numbers.pop(name, None) for name in COLUMNS[2:]}
     return Metrics(step, consumed_samples, **fixed, values=numbers)
 

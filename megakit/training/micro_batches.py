@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -82,7 +81,7 @@ def make_step(kind: str, strategy: Any) -> Step:
     schedule = functools.partial(
         get_forward_backward_func(),
         forward_step_func=forward,
-        model=_AttributeCache(chunk),
+        model=chunk,
         seq_length=sampler.seq_len,
         micro_batch_size=sampler.micro_batch_size,
         forward_only=kind != "training",
@@ -136,21 +135,3 @@ def check_shape(output: Any, shape: tuple[int, ...]) -> None:
             "stages, use --pipeline-parallel 1; otherwise set `stage_shape` in the model's config "
             "to (sequence length, width)."
         )
-
-
-class _AttributeCache:
-    """Caches the attributes of a model that Megatron's schedule reads at every step.
-
-    These attributes are four wrappers deep: without the cache, each lookup fails in each wrapper.
-    """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
-        # Megatron searches all wrappers for these parts of a GPT model, for each micro batch.
-        for part in ("decoder", "mtp"):
-            if not any(hasattr(module, part) for module in model.modules()):
-                vars(self)[part] = SimpleNamespace(layers=())
-
-    def __getattr__(self, name: str) -> Any:
-        value = vars(self)[name] = getattr(self._model, name)
-        return value

@@ -2,19 +2,14 @@
 
 import functools
 import itertools
-import os
-from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from megatron.core import dist_checkpointing
 from megatron.core import optimizer as megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig, distrib_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
-from nemo.lightning.io.pl import MegatronCheckpointIO
-from nemo.lightning.megatron_parallel import MegatronParallel
 from nemo.lightning.pytorch.optim import (
     CosineAnnealingScheduler,
     LRSchedulerModule,
@@ -96,9 +91,6 @@ class FusedAdam(torch.optim.Optimizer):
             tensors = (weights, gradients, *moments, [], [step] * len(weights))
             update(*tensors, amsgrad=False, maximize=False, **options)
 
-    # Without this mark, torch wraps `step` in order to call hooks.
-    step.__dict__["hooked"] = True
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the state; before the first step, the state that the first step begins with."""
         self._create_states()  # Megatron cannot save a distributed optimizer without states
@@ -178,10 +170,6 @@ def _reshardable_state(
     optimizer: Any, weights: Any, is_loading: bool = False, metadata: Any = None
 ) -> Any:
     """Calls Megatron's method with the places of the weights in buffers without padding."""
-    if is_loading:
-        # Nothing is gathered, but Megatron requires a group of gloo if the checkpoint was gathered
-        # by gloo. This run may have no such group.
-        metadata = {**(metadata or {}), "distrib_optim_fully_reshardable_mem_efficient": False}
     padded = [buffer.param_index_map for buffer in optimizer.buffers]
     try:
         for buffer in optimizer.buffers:
@@ -202,12 +190,6 @@ class LeanOptimizerModule(MegatronOptimizerModule):
 
     # NeMo's method logs the learning rate, which takes a tenth of the step; `Reporter` logs it.
     on_train_batch_start = pl.Callback.on_train_batch_start
-
-    def optimizers(self, model: MegatronParallel) -> list[torch.optim.Optimizer]:
-        """Returns Megatron's optimizer."""
-        patch_optimizers()
-        built: list[torch.optim.Optimizer] = super().optimizers(model)
-        return built
 
 
 def megatron_adam(
@@ -251,26 +233,3 @@ def cosine_annealing(max_steps: int, warmup_share: float = 0.1) -> CosineAnneali
         constant_steps=0,
         min_lr=0.0,
     )
-
-
-def check_saved_format(metadata: Mapping[str, Any] | None, is_distributed: bool) -> None:
-    """Raises a UserError if only one of a checkpoint's and a run's optimizers is distributed.
-
-    Megatron would report missing keys, as if the checkpoint was damaged. `metadata` is what
-    Megatron wrote about the checkpoint's content; None if it wrote nothing.
-    """
-    if metadata is not None and is_distributed != ("distrib_optim_sharding_type" in metadata):
-        raise UserError(
-            f"The checkpoint was written with use_distributed_optimizer={not is_distributed}. "
-            "Megatron stores the two kinds of optimizers in different formats. Resume with this "
-            "value, or start over."
-        )
-
-
-def content_metadata(path: str | os.PathLike[str]) -> Any:
-    """Returns what Megatron wrote about a checkpoint's content; None if it wrote nothing.
-
-    NeMo's own method returns a guess if the checkpoint has no metadata.
-    """
-    preprocess = require_attribute(MegatronCheckpointIO, "_preprocess_checkpoint_load_path")
-    return dist_checkpointing.load_content_metadata(preprocess(path))

@@ -10,10 +10,13 @@ import torch
 from lightning.pytorch import loops
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from megatron.core import parallel_state
 
 from megakit.errors import UserError
 from megakit.runtime.patching import require_attribute
-from megakit.training.validation import FromLastStage
+from megakit.runtime.writer_threads import write_in_threads
+from megakit.training.optimizer import patch_optimizers
+from megakit.training.validation import from_last_stage, named
 
 _TrainingEpochLoop: Any = require_attribute(loops, "_TrainingEpochLoop")
 #: Sets the name that `log` in a training step needs, and tells the profiler.
@@ -23,16 +26,19 @@ COUNTERS = ("step", "epoch_start", "validated_step")
 
 
 def use_step_loop(trainer: pl.Trainer) -> None:
-    """Puts a `StepLoop` in the place of the trainer's own loop.
+    """Puts a `StepLoop` in the place of the trainer's own loop, and corrects optimizers and saves.
 
     Raises:
-        UserError: The trainer accumulates gradients over batches.
+        UserError: The trainer accumulates or clips gradients, which Megatron does.
     """
-    if trainer.accumulate_grad_batches != 1:
+    if trainer.accumulate_grad_batches != 1 or trainer.gradient_clip_val:
         raise UserError(
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches}: Megatron accumulates the "
-            "gradients of a step's micro batches. Use a larger global batch size instead."
+            "Megatron accumulates the gradients of a step's micro batches, and clips them. Leave "
+            "accumulate_grad_batches and gradient_clip_val out of the trainer. Use a larger global "
+            "batch size, and clip_grad of the optimizer."
         )
+    patch_optimizers()
+    write_in_threads()
     if not isinstance(trainer.fit_loop.epoch_loop, StepLoop):
         trainer.fit_loop.epoch_loop = StepLoop(trainer.fit_loop.epoch_loop)
 
@@ -60,7 +66,6 @@ class StepLoop(_TrainingEpochLoop):
         self.step = self.epoch_start = self.validated_step = 0
         self.fetch_seconds = 0.0
         self._batches_per_step = 1
-        self._from_last_stage = FromLastStage()
 
     # --- What Lightning asks the loop ---
 
@@ -86,18 +91,7 @@ class StepLoop(_TrainingEpochLoop):
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         """Restores the counters from a checkpoint."""
         for name in COUNTERS:
-            setattr(self, name, int(state_dict.get(name, 0)))
-
-    def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Restores the counters; a checkpoint of Lightning's own loop has only the step."""
-        super().load_state_dict(state_dict, prefix)
-        if "step" not in state_dict[f"{prefix}state_dict"]:
-            self.step = self.validated_step = self._optimizer_steps.total.completed
-
-    @property
-    def _optimizer_steps(self) -> Any:
-        """Lightning's counter of the optimizer's steps, which callbacks of NeMo read."""
-        return self.automatic_optimization.optim_progress.optimizer.step
+            setattr(self, name, int(state_dict[name]))
 
     def _num_ready_batches_reached(self) -> bool:
         read = (self.step - self.epoch_start) * self._batches_per_step
@@ -119,12 +113,6 @@ class StepLoop(_TrainingEpochLoop):
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         return self.validation_is_due()
 
-    @property
-    def _is_validation_done(self) -> bool:
-        """False if the checkpoint was saved before the validation of its step."""
-        is_new = self.restarting and self.validated_step != self.step
-        return not (is_new and self.validation_is_due())
-
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Validates if that is due."""
         if self.validation_is_due():
@@ -143,15 +131,14 @@ class StepLoop(_TrainingEpochLoop):
         sampler = getattr(self.trainer.strategy, "data_sampler", None)
         self._batches_per_step = getattr(sampler, "num_microbatches", 1)
         data_fetcher.fetched += (self.step - self.epoch_start) * self._batches_per_step
-        self._from_last_stage = FromLastStage()
-        self._start_of_step = self._hooks("on_train_batch_start")
-        self._end_of_step = self._hooks("on_train_batch_end")
-        self._has_plain_schedulers = all(
-            config.interval == "step" and config.frequency == 1 and not config.reduce_on_plateau
-            for config in self.trainer.lr_scheduler_configs
-        )
+        self._start_of_step = self.hooks("on_train_batch_start")
+        self._before_optimizer_step = self.hooks("on_before_optimizer_step")
+        self._end_of_step = self.hooks("on_train_batch_end")
+        if self.restarting and self.validated_step != self.step:
+            self.on_advance_end(data_fetcher)  # the checkpoint was saved before the validation
+        self._restarting = False
 
-    def _hooks(self, name: str) -> list[Callable[..., Any]]:
+    def hooks(self, name: str) -> list[Callable[..., Any]]:
         """Returns the methods of callbacks and module that override a hook."""
         trainer, module = self.trainer, self.trainer.lightning_module
         hooks: list[Callable[..., Any]] = [
@@ -165,11 +152,15 @@ class StepLoop(_TrainingEpochLoop):
     def _call(self, name: str, hooks: list[Callable[..., Any]], *args: Any) -> Any:
         """Calls hooks, and returns what the last one returns; `log` needs the name of its hook."""
         module, result = self.trainer.lightning_module, None
-        module._current_fx_name = name
+        before, module._current_fx_name = module._current_fx_name, name
         for hook in hooks:
             result = hook(*args)
-        module._current_fx_name = None
+        module._current_fx_name = before
         return result
+
+    def before_optimizer_step(self, optimizer: Any) -> None:
+        """Calls the hooks that see the gradients; Lightning's precision plugin would do it."""
+        self._call("on_before_optimizer_step", self._before_optimizer_step, optimizer)
 
     def advance(self, data_fetcher: Any) -> None:
         """Runs one step: the hooks before it, the step, the schedule of the rate, the hooks after.
@@ -177,29 +168,27 @@ class StepLoop(_TrainingEpochLoop):
         Raises:
             StopIteration: There are no more samples, or the module's hook returned -1.
         """
-        if not self._is_validation_done:
-            return  # `on_advance_end` validates
         trainer, index = self.trainer, self.step - self.epoch_start
         iterator = next(data_fetcher)  # NeMo: the step itself reads the batches
         connector = require_attribute(trainer, "_logger_connector")
         connector.on_batch_start(data_fetcher._batch)
-        name, module = "on_train_batch_start", trainer.lightning_module
-        result = self._call(name, self._start_of_step, data_fetcher._batch, index)
-        if result == -1 and is_overridden(name, module, pl.LightningModule):
+        result = self._call("on_train_batch_start", self._start_of_step, data_fetcher._batch, index)
+        if result == -1:
             raise StopIteration
+        graph, compute = (
+            getattr(trainer.strategy, "step_graph", None),
+            partial(self._compute, index),
+        )
         with trainer.profiler.profile("run_training_batch"):
-            outputs = self._optimize(iterator, index)
+            outputs = compute(iterator) if graph is None else graph(iterator, compute)
         self.step += 1
-        counter = self._optimizer_steps
+        # Lightning's counter of the optimizer's steps, which callbacks of NeMo read.
+        counter = self.automatic_optimization.optim_progress.optimizer.step
         counter.total.completed = counter.current.completed = self.step
         self.batch_progress.is_last_batch = data_fetcher.done
-        if self._has_plain_schedulers:
-            for config in trainer.lr_scheduler_configs:
-                module.lr_scheduler_step(config.scheduler, None)
-        else:
-            self.update_lr_schedulers("step", update_plateau_schedulers=False)
-            if self._num_ready_batches_reached():
-                self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        self.update_lr_schedulers("step", update_plateau_schedulers=False)
+        if self._num_ready_batches_reached():
+            self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         is_logged = self.is_logged()
         if is_logged:
             self.share(outputs)
@@ -209,32 +198,18 @@ class StepLoop(_TrainingEpochLoop):
             if is_logged:
                 connector.log_metrics(connector.metrics["log"], step=self.step)
 
-    def _optimize(self, iterator: Iterator[Any], index: int) -> dict[str, Any]:
-        """Makes an optimizer step; returns the values of the training step by name."""
-        graph = getattr(self.trainer.strategy, "step_graph", None)
-        if graph is None:
-            return self._compute(index, iterator)
-        outputs: dict[str, Any] = graph(iterator, partial(self._compute, index))
-        return outputs
-
     def _compute(self, index: int, iterator: Iterator[Any]) -> dict[str, Any]:
-        """Makes an optimizer step by Python."""
-        trainer, strategy = self.trainer, self.trainer.strategy
+        """Makes an optimizer step by Python; returns the values of the training step by name."""
+        trainer = self.trainer
         outputs: dict[str, Any] = {}
 
         def closure() -> Any:
-            result = call_strategy(trainer, "training_step", iterator)
-            outputs.update(result if isinstance(result, dict) else {"loss": result})
+            outputs.update(named(call_strategy(trainer, "training_step", iterator)))
             return outputs["loss"]
 
-        module = trainer.lightning_module
-        module._current_fx_name = "optimizer_step"  # NeMo's strategy logs there
-        if is_overridden("optimizer_step", module, pl.LightningModule):
-            optimizer = require_attribute(strategy, "_lightning_optimizers")[0]
-            module.optimizer_step(trainer.current_epoch, index, optimizer, closure)
-        else:
-            strategy.optimizer_step(strategy.optimizers[0], closure, module)
-        module._current_fx_name = None
+        optimizer = require_attribute(trainer.strategy, "_lightning_optimizers")[0]
+        step = trainer.lightning_module.optimizer_step
+        self._call("optimizer_step", [step], trainer.current_epoch, index, optimizer, closure)
         return outputs
 
     def is_logged(self) -> bool:
@@ -250,11 +225,11 @@ class StepLoop(_TrainingEpochLoop):
         The values leave a GPU together with the norms of the gradients, which are checked.
         """
         strategy = self.trainer.strategy
-        values = self._from_last_stage(outputs, strategy.root_device)
-        if hasattr(strategy, "read"):
-            numbers = strategy.read([*values.values()])
-            values = {n: torch.tensor(v) for n, v in zip(values, numbers, strict=True)}
-        self.trainer.callback_metrics.update({f"train_{n}": v for n, v in values.items()})
+        own = outputs if parallel_state.is_pipeline_last_stage() else {}
+        read = getattr(strategy, "read", lambda values: [float(value) for value in values])
+        values = from_last_stage(dict(zip(own, read([*own.values()]), strict=True)))
+        logged = {f"train_{name}": torch.tensor(value) for name, value in values.items()}
+        self.trainer.callback_metrics.update(logged)
 
     def _on_before_fetch(self) -> None:
         super()._on_before_fetch()

@@ -1,4 +1,4 @@
-"""Logs a run for TensorBoard: curves, pictures, latent space and hyperparameters.
+"""Logs a run for TensorBoard: curves and hyperparameters.
 
 TensorBoard lists each folder with files as a run of its own. A run therefore has one folder, and
 the curve of each column of metrics.csv has the column's name.
@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
-from numpy.typing import NDArray
 
 
 class RunLogger(TensorBoardLogger):
@@ -33,25 +31,13 @@ class RunLogger(TensorBoardLogger):
             purge_step=resumed_step + 1,
         )
         self.section, self.resumed_step = section, resumed_step
-        self._logged_steps: dict[str, int | None] = {}
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Adds values to the curves of their names.
-
-        A value that a callback logs comes twice: from Lightning, and with the losses of the step.
-        """
+        """Adds values to the curves of their names."""
         for name, value in metrics.items():
-            if name != "epoch" and self._logged_steps.get(name, -1) != step:
+            if name != "epoch":  # Lightning adds it
                 self.experiment.add_scalar(f"{self.section}/{name}", float(value), step)
-                self._logged_steps[name] = step
-
-    @rank_zero_only
-    def add_image(self, name: str, image: NDArray[np.uint8], step: int) -> None:
-        """Adds a picture (height, width, 3) to a series, from which users select by step."""
-        # A separate section; otherwise TensorBoard shows pictures among the curves.
-        tag = f"{self.section}_pictures/{name}"
-        self.experiment.add_image(tag, image, step, dataformats="HWC")
 
     @rank_zero_only
     def add_hyperparameters(self, values: Mapping[str, Any]) -> None:
@@ -69,27 +55,6 @@ class RunLogger(TensorBoardLogger):
         # Written without a step, because a resumed run hides entries of later steps. Lightning's
         # method also requires metrics; TensorBoard reads the metrics from the curves.
         self.experiment.file_writer.add_summary(hparams_pb(plain))
-        losses = [f"{self.section}/{name}" for name in ("train_loss", "val_loss")]
-        self.experiment.add_custom_scalars_multilinechart(losses, self.section, "loss")
-
-    @rank_zero_only
-    def add_latent_space(
-        self,
-        latent: NDArray[np.float32],
-        label: NDArray[np.int64],
-        images: NDArray[np.uint8],
-        step: int,
-    ) -> None:
-        """Adds latent points (N, dimensions) for TensorBoard's projector; 1,000 points take 0.1 s.
-
-        Each point is shown as its image (N, height, width).
-        """
-        import torch
-
-        pictures = torch.from_numpy(images).unsqueeze(1).float() / 255
-        tag = f"{self.section} latent space"
-        points = (torch.from_numpy(latent), label.astype(str).tolist(), pictures)
-        self.experiment.add_embedding(*points, step, tag=tag)
 
     def __deepcopy__(self, memo: object) -> "RunLogger":
         """Returns the object itself: NeMo copies loggers, and open files cannot be copied."""

@@ -16,7 +16,6 @@ class TokenReport(TypedDict):
 
     loss_sum: Tensor
     num_tokens: Tensor
-    backpropagated: Tensor
     value_sums: dict[str, Tensor]
 
 
@@ -33,7 +32,7 @@ class TokenMeanLossReduction(MegatronLossReduction):
             this attribute in its `reduce`.
     """
 
-    num_tokens: Tensor | None = None
+    num_tokens: Tensor
 
     def token_losses(self, batch: Any, forward_out: Any) -> Tensor:
         """Returns the loss of each token, floating point (B, ...); a subclass implements this."""
@@ -69,43 +68,28 @@ class TokenMeanLossReduction(MegatronLossReduction):
             # Not a product: outputs for padding may be infinite, and infinity times 0 is NaN.
             return values.masked_fill(~real, 0).sum(dtype=torch.float64)
 
-        exact_loss = exact_sum(losses)
-        loss_sum = exact_loss.float()  # Megatron requires a float32 loss
+        loss_sum = exact_sum(losses)
         num_tokens = real.sum(dtype=torch.int32)
         values = self.token_values(batch, forward_out).items()
         for name, value in values:
             check_shapes(f"token value {name!r}", value, "the loss", losses, "Reshape one of them.")
         report: TokenReport = {
-            "loss_sum": exact_loss.detach(),
+            "loss_sum": loss_sum.detach(),
             "num_tokens": num_tokens,
-            "backpropagated": loss_sum.detach(),
             "value_sums": {name: exact_sum(value.detach()) for name, value in values},
         }
-        return loss_sum, num_tokens, report
+        return loss_sum.float(), num_tokens, report  # Megatron requires a float32 loss
 
     def reduce(
         self, losses_reduced_per_micro_batch: Sequence[TokenReport]
     ) -> Tensor | dict[str, Tensor]:
-        """Averages the reports over the tokens of a global batch; without tokens, the mean is 0.
-
-        Raises:
-            ValueError: Megatron averaged over micro batches, because the config lacks
-                `calculate_per_token_loss=True`.
-        """
+        """Averages the reports over the tokens of a global batch; without tokens, the mean is 0."""
         reports = losses_reduced_per_micro_batch
         names = list(reports[0]["value_sums"])
-        rows = [
-            (r["backpropagated"], r["num_tokens"], r["loss_sum"], *r["value_sums"].values())
-            for r in reports
-        ]
-        values = torch.stack([torch.stack([value.double() for value in row]) for row in rows])
-        backpropagated, loss_sums = values[:, (0, 2)].float().nan_to_num().unbind(dim=1)
-        if not torch.equal(backpropagated, loss_sums):  # Megatron divided the loss in place
-            raise ValueError(
-                f"{type(self).__name__} needs calculate_per_token_loss=True in the model's config: "
-                "without it, Megatron averages over micro batches, and tokens get unequal weights."
-            )
-        totals = values[:, 1:].sum(dim=0)
+        rows = [(r["num_tokens"], r["loss_sum"], *r["value_sums"].values()) for r in reports]
+        totals = torch.stack([torch.stack([value.double() for value in row]) for row in rows]).sum(
+            0
+        )
         if parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:
             group = parallel_state.get_data_parallel_group(with_context_parallel=True)
             torch.distributed.all_reduce(totals, group=group)

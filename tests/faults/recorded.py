@@ -123,7 +123,7 @@ class _Training:
             self.step = int(self.state.split()[0])
         path = self.directory.path / METRICS
         saved = resume / METRICS if resume else None
-        self.metrics = MetricsFile(path, self.step, saved)
+        self.metrics = MetricsFile(path, saved)
         manifest = Manifest(STAGE.name, "Hash", "plums", 0, run=run.identity)
         self.writer = CheckpointWriter(
             self.directory.checkpoints,

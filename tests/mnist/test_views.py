@@ -43,13 +43,18 @@ def names_drawn(make_view: Any, batch: Any, output: Any) -> list[str]:
 
 
 def drawn_from(pictures: Any, seen: Any) -> dict[str, Any]:
-    """What a last validation draws of samples."""
+    """Returns what a last validation draws of samples."""
+    from mnist import views
+
     drawn: dict[str, Any] = {}
-    logger: Any = SimpleNamespace(
-        add_image=lambda name, image, step: drawn.update({name: image}),
-        add_latent_space=lambda *columns: drawn.update(zip("zlis", columns, strict=True)),
-    )
-    pictures._draw(logger, seen, step=1, is_last=True)
+    logger: Any = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(views, "add_image", lambda _, name, image, step: drawn.update({name: image}))
+        patch.setattr(
+            *(views, "add_latent_space"),
+            lambda _, *columns: drawn.update(zip("zlis", columns, strict=True)),
+        )
+        pictures._draw(logger, seen, step=1, is_last=True)
     return drawn
 
 

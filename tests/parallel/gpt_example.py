@@ -101,9 +101,12 @@ def train(case: Case, folder: Path, resume: str | None = None) -> Trained:
 
 def metadata_of(checkpoint: str) -> dict[str, Any]:
     """What Megatron wrote about the format of a checkpoint."""
-    from megakit.training.optimizer import content_metadata
+    from megatron.core import dist_checkpointing
 
-    return dict(content_metadata(Path(checkpoint, "weights")))
+    metadata: dict[str, Any] = dist_checkpointing.load_content_metadata(
+        str(Path(checkpoint, "weights"))
+    )
+    return metadata
 
 
 def sample(

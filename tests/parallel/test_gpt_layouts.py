@@ -92,15 +92,6 @@ def test_a_reader_chooses_how_the_distributed_optimizer_is_saved(
 
 
 @LONG
-def test_without_groups_of_gloo_it_loads_what_gloo_has_gathered(trained):
-    case = LAYOUTS["dp2-distributed"]
-    whole = trained(case)
-    without = replace(case, strategy=(("use_gloo_process_groups", False), (EFFICIENT, False)))
-    for before, after in zip(whole, trained(without, whole[0].checkpoint), strict=True):
-        assert after.losses == before.losses[gpt_example.STEPS // 2 :]
-
-
-@LONG
 def test_activations_are_computed_again_with_the_same_dropout(trained):
     found, kept, without = (
         losses_of(trained(case))[0].tolist()

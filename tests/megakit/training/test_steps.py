@@ -93,15 +93,3 @@ def test_its_steps_are_those_of_torchs_fused_adam_bit_by_bit(adam_w_mode: bool) 
     torchs = torch.optim.AdamW if adam_w_mode else torch.optim.Adam
     ours, theirs = adam_steps(FusedAdam, adam_w_mode=adam_w_mode), adam_steps(torchs, fused=True)
     assert all(map(torch.equal, ours, theirs))
-
-
-def test_a_resumption_with_the_other_kind_of_optimizer_is_refused() -> None:
-    from megakit.errors import UserError
-    from megakit.training.optimizer import check_saved_format
-
-    distributed = {"distrib_optim_sharding_type": "fully_reshardable"}
-    for metadata, is_distributed in ((None, True), (None, False), ({}, False), (distributed, True)):
-        check_saved_format(metadata, is_distributed)
-    for metadata, is_distributed in (({}, True), (distributed, False)):
-        with pytest.raises(UserError, match=f"use_distributed_optimizer={not is_distributed}"):
-            check_saved_format(metadata, is_distributed)

@@ -1,4 +1,4 @@
-"""Metrics of a validation in one process; several: tests/parallel."""
+"""Values of a validation in one process; several: tests/parallel."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +9,6 @@ import torch
 from megakit.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("megatron")
-
-
-@pytest.fixture
-def trainer() -> Any:
-    strategy = SimpleNamespace(
-        root_device=torch.device("cpu"), observers=[], validated_names=["loss"]
-    )
-    return SimpleNamespace(strategy=strategy, callbacks=[], enable_validation=True)
 
 
 class Module:
@@ -42,14 +34,17 @@ def accuracy(**more: Any) -> Any:
     )
 
 
-def validate(trainer: Any, module: Any, callback: Any, batches: list[Any]) -> dict[str, float]:
+def validate(module: Any, callback: Any, batches: list[Any], **loss: Any) -> dict[str, float]:
+    """Logged values of a validation, whose losses are 1, 2, ..."""
+    steps = {"validation": SimpleNamespace(loss=SimpleNamespace(**loss))}
+    strategy = SimpleNamespace(root_device=torch.device("cpu"), steps=steps)
+    trainer = SimpleNamespace(strategy=strategy)
     callback.on_validation_start(trainer, module)
-    for batch, output in batches:
-        for observe in trainer.strategy.observers:
-            observe(batch, output)
+    for number, (batch, output) in enumerate(batches, start=1):
+        callback.update_metrics(batch, output)
         output.zero_()  # as a loss may do
+        callback.on_validation_batch_end(trainer, module, {"loss": torch.tensor(number)})
     callback.on_validation_epoch_end(trainer, module)
-    callback.on_validation_end(trainer, module)
     return dict(module.logged)
 
 
@@ -63,70 +58,42 @@ def batch_of(right: int, wrong: int, padding: int = 0, weights: Any = None) -> A
     return {"label": label, "loss_mask": mask}, torch.eye(4)[predicted]
 
 
-class TestMetrics:
-    @pytest.mark.parametrize("held_bytes", [0, 1 << 20])
-    def test_over_all_micro_batches_without_padding(
-        self, trainer: Any, held_bytes: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from megakit.training import ValidationMetrics, validation
+def test_metrics_over_all_micro_batches_without_padding() -> None:
+    from megakit.training.validation import ExactValidation
 
-        monkeypatch.setattr(validation, "HELD_BYTES", held_bytes)
-        module: Any = Module(accuracy=accuracy())
-        callback = ValidationMetrics(module.metrics)
-        batches = [batch_of(3, 1), batch_of(0, 1, padding=3), batch_of(0, 0, padding=4)]
-        assert validate(trainer, module, callback, batches) == {"val_accuracy": pytest.approx(0.6)}
-        assert trainer.strategy.observers == []
-        # The next validation starts from nothing; a mask of tokens says which samples are real.
-        weights = torch.ones(6, 5)
-        weights[:, 2:] = 0
-        batches = [batch_of(1, 3, 2, weights)]
-        assert validate(trainer, module, callback, batches) == {"val_accuracy": 0.25}
-
-    def test_an_interrupted_validation_is_forgotten(self, trainer: Any) -> None:
-        from megakit.training import ValidationMetrics
-
-        module: Any = Module(accuracy=accuracy())
-        callback = ValidationMetrics(module.metrics)
-        callback.on_validation_start(trainer, module)
-        trainer.strategy.observers[0](*batch_of(0, 4))
-        assert validate(trainer, module, callback, [batch_of(4, 0)]) == {"val_accuracy": 1.0}
-        assert trainer.strategy.observers == []
-
-    def test_arguments_have_a_row_for_each_sample(self, trainer: Any) -> None:
-        from megakit.training import ValidationMetric, ValidationMetrics
-
-        short = ValidationMetric(accuracy().metric, lambda batch, out: (out[:2], batch["label"]))
-        module: Any = Module(short=short)
-        callback = ValidationMetrics(module.metrics)
-        with pytest.raises(ValueError, match="validation metric short: its arguments have 2 rows"):
-            validate(trainer, module, callback, [batch_of(3, 1)])
-
-    def test_the_name_of_a_value_of_the_loss_is_refused(self, trainer: Any) -> None:
-        """Else the metric's value would silently take the place of the loss's."""
-        from megakit.training import ValidationMetrics
-
-        trainer.strategy.validated_names = ["loss", "accuracy"]
-        module: Any = Module(accuracy=accuracy())
-        callback = ValidationMetrics(module.metrics)
-        with pytest.raises(UserError, match="'accuracy': the loss also returns a value"):
-            validate(trainer, module, callback, [batch_of(3, 1)])
+    module, callback = Module(accuracy=accuracy()), ExactValidation()
+    batches = [batch_of(3, 1), batch_of(0, 1, padding=3), batch_of(0, 0, padding=4)]
+    expected = {"val_loss": 2, "val_accuracy": pytest.approx(0.6)}
+    assert validate(module, callback, batches) == expected
+    # The next validation starts from nothing; a mask of tokens says which samples are real.
+    weights = torch.ones(6, 5)
+    weights[:, 2:] = 0
+    found = validate(module, callback, [batch_of(1, 3, 2, weights)], num_tokens=torch.tensor(7))
+    assert found == {"val_loss": 1, "val_accuracy": 0.25}
 
 
-def test_whether_a_higher_value_is_better(trainer: Any) -> None:
+def test_a_value_of_the_loss_and_a_metric_of_one_name_are_refused() -> None:
+    """Else the metric's value would silently take the place of the loss's."""
+    from megakit.training.validation import ExactValidation
+
+    with pytest.raises(UserError, match="'loss': the loss also returns a value"):
+        validate(Module(loss=accuracy()), ExactValidation(), [batch_of(3, 1)])
+
+
+def test_whether_a_higher_value_is_better() -> None:
     """A metric says it by itself or is declared, as is the value of a loss or a callback."""
     from torchmetrics import MeanMetric
 
-    from megakit.training import ValidationMetric, ValidationMetrics
+    from megakit.training import ValidationMetric
     from megakit.training.validation import higher_is_better
 
-    metrics = {
-        "accuracy": accuracy(),
-        "inverted": accuracy(higher_is_better=False),
-        "mean": ValidationMetric(MeanMetric(), lambda batch, out: (out,)),
-    }
-    module: Any = Module()
+    module: Any = Module(
+        accuracy=accuracy(),
+        inverted=accuracy(higher_is_better=False),
+        mean=ValidationMetric(MeanMetric(), lambda batch, out: (out,)),
+    )
     module.validation_loss_reduction = lambda: SimpleNamespace(higher_is_better={"margin"})
-    trainer.callbacks = [ValidationMetrics(metrics), SimpleNamespace(higher_is_better=["share"])]
+    trainer: Any = SimpleNamespace(callbacks=[SimpleNamespace(higher_is_better=["share"])])
     highest = {"accuracy": True, "inverted": False, "margin": True, "share": True, "loss": False}
     for name, expected in highest.items():
         assert higher_is_better(f"val_{name}", trainer, module) == expected, name

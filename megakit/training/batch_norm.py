@@ -1,6 +1,8 @@
-"""Keeps buffers equal on all data-parallel ranks: a checkpoint contains those of one rank."""
+"""Averages BatchNorm's statistics over data-parallel ranks, and refuses other unequal buffers.
 
-import zlib
+A checkpoint contains the buffers of one rank.
+"""
+
 from typing import Any
 
 import torch
@@ -10,7 +12,6 @@ from torch import nn
 
 from megakit.errors import UserError
 from megakit.runtime.patching import require_attribute
-from megakit.training.validation import on_host
 
 #: torch's base class of all kinds of BatchNorm, and its copy of many tensors.
 _BatchNorm: Any = require_attribute(nn.modules.batchnorm, "_BatchNorm")
@@ -49,16 +50,14 @@ def refuse_different_buffers(model: nn.Module) -> None:
         UserError: A buffer differs; all ranks name the first one.
     """
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    if group.size() == 1:
-        return
     model = unwrap_model(model)
     saved = model.state_dict().keys()
-    copies = on_host({name: value for name, value in model.named_buffers() if name in saved})
-    own = {n: zlib.crc32(v.reshape(-1).view(torch.uint8).numpy()) for n, v in copies.items()}
-    found = [own] * group.size()
-    torch.distributed.all_gather_object(found, own, group=group)
-    for name, number in own.items():
-        if any(of_rank[name] != number for of_rank in found):
+    for name, value in model.named_buffers():
+        if name not in saved:
+            continue
+        largest = torch.stack([value.double(), -value.double()])
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group)
+        if not torch.equal(largest[0], -largest[1]):
             raise UserError(
                 f"Buffer {name}: its values differ between data-parallel ranks, and a checkpoint "
                 "contains those of one rank. Average it over these ranks where the model changes "

@@ -1,4 +1,4 @@
-"""Changes how Lightning and NeMo start the processes of a job, and their process groups."""
+"""Sets how long a rank waits for another rank, in all process groups of NeMo and Megatron."""
 
 import contextlib
 import functools
@@ -7,21 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import launchers
 from megatron.core import parallel_state
 
 from megakit.runtime.patching import patch, require_attribute
 
-_SubprocessScriptLauncher: Any = require_attribute(launchers, "_SubprocessScriptLauncher")
-
 #: Options of the functions that create process groups, inside a block of `one_timeout`.
 _OPTIONS: dict[str, dict[str, Any]] = {}
-
-
-class SingleProcessLauncher(_SubprocessScriptLauncher):
-    """Launches nothing, for a job of a single process; Lightning accepts it in a notebook."""
-
-    is_interactive_compatible = True
 
 
 @contextlib.contextmanager
