@@ -124,15 +124,11 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
         }
         | ({"batch_norm_samples": run.layout.micro_batch_size} if normalizes else {}),
     )
-<<<<<<< HEAD
     # Validation first, and losses before other values.
-    by_column = sorted(reporter.last, key=lambda name: (name[:4] != "val_", name[-5:] != "_loss"))
-=======
-    values = {in_words(name): f"{value:.4f}" for name, value in _sorted_columns(last)}
->>>>>>> h49-g
+    by_column = sorted(last, key=lambda name: (name[:4] != "val_", name[-5:] != "_loss"))
     parts = [f"{name.replace('_', '-')} {seconds:.1f}" for name, seconds in times.items()]
     rows = {
-        **{in_words(name): f"{reporter.last[name]:.4f}" for name in by_column},
+        **{in_words(name): f"{last[name]:.4f}" for name in by_column},
         "speed": f"{rate:.0f} steps/s",
         "time": f"{total:.1f} s: {', '.join(parts[:3])},\n{', '.join(parts[3:])}",
         "best checkpoint": writer.best_model_path,

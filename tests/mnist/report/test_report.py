@@ -5,11 +5,11 @@ import json
 import re
 
 import numpy as np
+from mnist.report_frame import Section, chart, embed_graph, picture, write_report
 
 from megakit.training.metrics_csv import Metrics
 from mnist import drawing, figures
 from mnist import report_parts as parts
-from mnist.report_frame import Section, chart, embed_graph, picture, write_report
 
 IMAGE = np.zeros((4, 4), np.uint8)
 EVIL = '"></script><script>alert("1")</script>&{{ title }}'

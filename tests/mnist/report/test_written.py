@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from mnist.report_frame import picture
 
 from megakit.checkpoints.manifest import read_manifest, write_manifest
 from mnist import report as digit_report
-from mnist.report_frame import picture
 from tests.mnist.report.pages import Trained, headings
 
 
