@@ -18,7 +18,8 @@ from megakit.training.validation import gather_from_ranks, has_outputs, on_host,
 #: Values of samples by name: output, idx, and optionally label and latent; one row per sample.
 Rows = dict[str, NDArray[Any]]
 #: Memory that predictions need, as a multiple of their size. Rank 0 holds those of each rank,
-#: joined and ordered, and the probabilities in float64; 3 million samples of ten classes took 4.4 times.
+#: joined and ordered, and the probabilities in float64; 3 million samples of ten classes took 4.4
+#: times.
 NUM_COPIES = 5
 
 
