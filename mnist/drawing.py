@@ -73,10 +73,10 @@ def mistakes(
         )
     ]
     font_size = scale * images.shape[2] // 5
-    return captioned(255 - images, captions, columns, scale, font_size, title)
+    return captioned(np.uint8(255) - images, captions, columns, scale, font_size, title)
 
 
 def pairs(upper: Picture, lower: Picture) -> Picture:
     """Draws images (N, height, width), ink on 0, and below each of them its pair."""
-    both = 255 - np.concatenate([upper, lower])
+    both = np.uint8(255) - np.concatenate([upper, lower])
     return captioned(both, [()] * len(both), columns=len(upper), scale=3, font_size=11)

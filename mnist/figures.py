@@ -33,8 +33,9 @@ def curves(rows: Sequence[Metrics], title: str) -> Figure:
         for axes, columns in zip(areas, parts, strict=True):
             for column, color in zip(columns, (GOOD, BAD, *CLASS_COLORS), strict=False):
                 points = [(row.step, value) for row in rows if (value := row[column]) is not None]
+                steps, values = np.reshape(points, (-1, 2)).T
                 line = "o-" if column.startswith("val_") else "-"
-                axes.plot(*np.array(points).T, line, color=color, ms=4, label=in_words(column))
+                axes.plot(steps, values, line, color=color, ms=4, label=in_words(column))
             axes.legend()
         areas[0].set(title=title, yscale="log")
         areas[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -13,7 +13,6 @@ import jinja2
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from plotly.offline import get_plotlyjs
 from torch import Tensor, nn
 
 from megakit.checkpoints.manifest import read_manifest
@@ -25,6 +24,7 @@ from mnist import figures
 from mnist.drawing import pairs
 from mnist.figure_style import CLASS_COLORS, to_png
 
+TEMPLATE = Path(__file__).with_suffix(".html")
 #: The largest number of points in the latent space; a phone can rotate them.
 MOST_POINTS = 3000
 
@@ -46,6 +46,8 @@ def write_digit_report(
             path, the page finds the curves and the checkpoint of pretraining.
         dataset: Name of the dataset that the classifier was trained on.
     """
+    from plotly.offline import get_plotlyjs
+
     notes = []
     checkpoint, inputs = checkpoint.absolute(), images[predictions.idx]
     layers = chain_of_layers(checkpoint, inputs, predictions)
@@ -60,10 +62,9 @@ def write_digit_report(
         checkpoints = {"Pretraining": pretrained, **checkpoints}
     except UserError as error:
         notes.append(f"Left out: pretraining, because {error}")
-    template = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True
-    ).get_template("report.html")
-    page = template.render(
+    loader = jinja2.FileSystemLoader(TEMPLATE.parent)
+    page = jinja2.Environment(loader=loader, autoescape=True).get_template(TEMPLATE.name)
+    content = page.render(
         predictions=predictions,
         dataset=dataset,
         checkpoint="/".join(checkpoint.parts[-3::2]),
@@ -79,7 +80,7 @@ def write_digit_report(
         plotly=get_plotlyjs(),
         data={"colors": CLASS_COLORS, "layers": layers, "space": _space(predictions)},
     )
-    write_atomically(path, page)
+    write_atomically(path, content)
 
 
 def chain_of_layers(
