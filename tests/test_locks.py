@@ -10,7 +10,8 @@ from packaging.utils import canonicalize_name
 
 from tests.scripts import REPOSITORY
 
-LOCKS = (REPOSITORY / "requirements.lock", REPOSITORY / "requirements-dev.lock")
+COPY = REPOSITORY / "template/common/requirements-dev.lock"
+LOCKS = (REPOSITORY / "requirements.lock", REPOSITORY / "requirements-dev.lock", COPY)
 MACHINES = [(f"3.{minor}", cpu) for minor in (11, 12, 13) for cpu in ("x86_64", "aarch64")]
 PIN = re.compile(r"^([^\s#][^\\\n]*?) *((?:\\\n +--hash=\S+ *)+)$", re.MULTILINE)
 
@@ -30,9 +31,13 @@ def installed(lock: Path, python: str, processor: str) -> dict[str, tuple[str, s
 @pytest.mark.parametrize(("python", "processor"), MACHINES)
 def test_the_locks_agree_and_have_what_pyproject_asks_for(python: str, processor: str) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    tutorial, dev = (installed(lock, python, processor) for lock in LOCKS)
+    tutorial, dev, copy = (installed(lock, python, processor) for lock in LOCKS)
     assert {name: dev[name] for name in tutorial if name in dev}.items() <= tutorial.items()
-    for line in (*project["project"]["dependencies"], *project["dependency-groups"]["dev"]):
+    assert copy.items() <= dev.items()
+    groups = project["dependency-groups"]
+    assert {canonicalize_name(Requirement(line).name) for line in groups["copy"]} <= copy.keys()
+    own = (line for line in groups["dev"] if isinstance(line, str))
+    for line in (*project["project"]["dependencies"], *groups["copy"], *own):
         asked = Requirement(line)
         version, _ = {**tutorial, **dev}[canonicalize_name(asked.name)]
         assert asked.specifier.contains(version.removeprefix("==")), line

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import megakit
+from template.sources import IN_FILES, adapted
 from tests.scripts import REPOSITORY, Result, run
 
 VENV = Path(sys.prefix)
@@ -43,7 +44,8 @@ def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["<tmp>/full"], "<tmp>/full exists and is not an empty folder"),
         ([REPOSITORY / "mine"], "mine is inside this project"),
         (["<tmp>/full/file/below"], "<tmp>/full/file/below cannot be written"),
-        (["<tmp>/made", "--fresh"], "takes PATH, --from NAME and --venv DIR, not --fresh"),
+        (["<tmp>/made", "--fresh"], "takes PATH, --from NAME, --pictures and --venv DIR, not --f"),
+        (["<tmp>/made", "--pictures", "--from", "vit"], "new --pictures: vit has none"),
         (["<tmp>/made", "--from", "slurm"], "takes an example: gpt, own_images, vit; not 'slurm'"),
         (["<tmp>/made", "--venv", "<tmp>/full"], "--venv <tmp>/full: is no environment"),
         (["<tmp>/empty", "--venv", "<bare>"], "--venv <bare>: is no environment of Python 3.11"),
@@ -101,13 +103,43 @@ def test_the_lock_pins_the_wheel_that_goes_along(made: Path) -> None:
     assert theirs == ours + pin
 
 
+def test_a_rule_that_finds_nothing_is_noticed() -> None:
+    """Else a project would import what it does not have."""
+    rules = IN_FILES["model_components.py"]
+    text = (REPOSITORY / "model_components.py").read_text()
+    assert "from data import Batch, read_splits\n" in adapted("it.py", text, rules)
+    changed = text.replace("self.data_dir, self.dataset, MNISTCustom", "self.place, MNISTCustom")
+    assert "read_splits(self.data_dir)" in adapted("it.py", changed, rules)
+    with pytest.raises(ValueError, match=r"it\.py: nothing to replace for .*read_splits"):
+        adapted("it.py", changed.replace("read_splits(\n", "(\n"), rules)
+
+
+@pytest.mark.long
+def test_pictures_by_option(tmp_path: Path) -> None:
+    """Those of a prediction and those in TensorBoard, and nothing else of the tutorial's."""
+    skip_unless_set_up()
+    project = tmp_path / "model"
+    start(*NEW, project, "--pictures", "--venv", VENV).output()
+    names = {path.stem for path in (project / "mnist").glob("[!_]*.py")}
+    assert names == {"drawing", "figure_style", "figures", "prediction_figures", "views"}
+    short = ("--max-steps", 20, "--accelerator", "cpu")
+    for verb, options in (("pretrain", short), ("finetune", short), ("predict", short[2:])):
+        start("./run", verb, *options, cwd=project).output()
+    assert {"confusion_matrix.png", "latent_space.png"} <= {
+        path.name for path in (project / "runs/predict").iterdir()
+    }
+    (events,) = (project / "runs/pretrain").rglob("events.*")
+    assert b"reconstructions" in events.read_bytes()
+
+
 @pytest.mark.long
 def test_a_project_of_its_own(made: Path) -> None:
     assert not (made / "megakit").exists()
     assert not (made / "template").exists()
-    kept = {path.stem for path in (made / "mnist").iterdir()}
-    assert {"files", "dataset", "views", "tutorial"} <= kept
-    assert not {"own_pictures", "photos", "inputs", "report"} & kept
+    assert not (made / "mnist").exists()
+    own = [path for path in made.rglob("*.py") if "site-packages" not in path.parts]
+    assert not re.search(r"mnist\.|MNISTCustom|LogPictures", "".join(map(Path.read_text, own)))
+    assert sum(len(path.read_text().splitlines()) for path in own) <= 1300
     readme = (made / "README.md").read_text()
     assert "{{" not in readme + (made / "pyproject.toml").read_text()
     for name in set(re.findall(r"`((?:tests/)?\w+\.(?:py|html|toml|lock))`", readme)):
@@ -120,14 +152,11 @@ def test_a_project_of_its_own(made: Path) -> None:
         tomllib.loads((folder / "pyproject.toml").read_text()) for folder in (made, REPOSITORY)
     )
     assert project["requires-python"] == ours["project"]["requires-python"]
-    assert set(theirs["dependency-groups"]["dev"]) < set(ours["dependency-groups"]["dev"])
+    assert theirs["dependency-groups"]["dev"] == ours["dependency-groups"]["copy"]
     assert theirs["tool"]["uv"].items() <= ours["tool"]["uv"].items()
     listed = re.findall(r"^  (\w+) ", start(made / "run").out, flags=re.MULTILINE)
-    assert (
-        " ".join(listed)
-        == "tutorial tests pretrain finetune predict layout compare tensorboard setup"
-    )
-    for verb in ("new", "notebook", "benchmarks"):
+    assert " ".join(listed) == "tutorial tests pretrain finetune predict tensorboard setup"
+    for verb in ("new", "layout", "benchmarks"):
         refused = start(made / "run", verb)
         assert refused.status == 2
         assert f"no verb '{verb}' in this project" in refused.err
@@ -148,7 +177,7 @@ def test_from_an_example(tmp_path: Path, name: str) -> None:
     verbs = {"vit": "pretrain finetune predict", "own_images": "train predict"}
     listed = re.findall(r"^  (\w+) ", start(project / "run").out, flags=re.MULTILINE)
     expected = verbs.get(name, "pretrain sample")
-    assert " ".join(listed) == f"tests {expected} layout compare tensorboard setup"
+    assert " ".join(listed) == f"tests {expected} tensorboard setup"
     assert "no verb 'tutorial'" in start(project / "run", "tutorial").err
     readme = (project / "README.md").read_text()
     assert not re.search(r"\{[{%]", readme)
@@ -156,7 +185,8 @@ def test_from_an_example(tmp_path: Path, name: str) -> None:
         assert (project / file).is_file(), file
     ranks = ("--tensor-parallel", 2, "--devices", 2)
     if name != "own_images":  # has no images yet
-        shares = start(project / "run", "layout", *ranks)
+        script = project / "model_pretrain.py"
+        shares = start(REPOSITORY / "run", "layout", script, *ranks, cwd=project, VENV=str(VENV))
         assert "tensor 2" in shares.output()
     tests = start("./run", "tests", cwd=project)
     assert tests.status == 0, tests.out
@@ -178,7 +208,7 @@ def test_it_runs_and_passes_its_tests_at_once(tmp_path: Path) -> None:
     tests = start("./run", "tests", cwd=project)
     assert tests.status == 0, tests.out
     assert re.search(r"\d\d passed", tests.out)
-    tutorial = start("./run", "tutorial", "--dataset", "digits", cwd=project)
+    tutorial = start("./run", "tutorial", cwd=project)
     assert tutorial.status == 0, tutorial.err
     assert tutorial.out == "runs/predict/predictions.csv\n"
     where = start(".venv/bin/python", "-c", "import megakit; print(megakit.__file__)", cwd=project)
