@@ -65,15 +65,17 @@ class Digits:
     def __getitem__(self, index: int) -> dict[str, Any]:
         import numpy as np
 
-        return {name: values[0] for name, values in self.get_batch(np.array([index])).items()}
+        batch: dict[str, Any] = {**self.get_batch(np.array([index]))}
+        return {name: values[0] for name, values in batch.items()}
 
     def get_batch(self, indices: Any) -> Batch:
         """Returns the samples of indices, int64 (B,). This method is optional, and faster."""
         from megakit.data import on_device, take
 
-        data = take(self.images, indices).unsqueeze(1).float().div_(255)
-        label = take(self.labels, indices).long()
-        return {"data": data, "label": label, "idx": on_device(indices) % len(self)}
+        rows = on_device(indices)
+        data = take(self.images, rows).unsqueeze(1).float().div_(255)
+        label = take(self.labels, rows).long()
+        return {"data": data, "label": label, "idx": rows % len(self)}
 
 
 def read_splits(data_dir: Path) -> tuple[Digits, Digits, Digits]:

@@ -58,10 +58,10 @@ def _write(checkpoint: Path, model: Any, config: "Config") -> None:
     """Writes a checkpoint into a hidden folder, and renames the folder when it is complete."""
     from megatron.core import dist_checkpointing
 
-    from megakit.checkpoints.context import write_context
-    from megakit.checkpoints.writer import publish
+    from megakit.checkpoints.model_settings import write_context
     from megakit.models.partial_loading import PREFIX
     from megakit.models.recorded_settings import ImportedModule
+    from megakit.runtime.atomic_files import publish
     from megakit.runtime.writer_threads import write_in_threads
 
     partial = checkpoint.with_name(f".partial-{checkpoint.name}")
