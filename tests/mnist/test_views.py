@@ -1,6 +1,5 @@
 """What TensorBoard shows: some samples that have a height and a width, nothing of others."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
