@@ -86,19 +86,25 @@ class StopOnSignal(pl.Callback):
     def __init__(self, writer: CheckpointWriter, say: Callable[[str], object]) -> None:
         self.writer, self.say = writer, say
         self.request = StopRequest()
+        self._before: dict[int, Any] = {}
         self._agree_at = 0  # a step
         self._agreed = 0, 0.0  # the step and the time of the last agreement
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Installs the signal handlers for training."""
         if stage == "fit":
-            handle_signals(self._receive)
+            self._before = handle_signals(self._receive)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Installs the signal handlers again, because Lightning has installed its own."""
         handle_signals(self._receive)
         # Lightning's handler also called ours. Lightning itself would stop without a checkpoint.
         trainer._signal_connector.received_sigterm = False
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Restores the previous signal handlers."""
+        while self._before:
+            signal.signal(*self._before.popitem())
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         is_first = not self.request.received

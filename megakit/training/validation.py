@@ -69,19 +69,18 @@ class ExactValidation(pl.Callback):
             arguments = tuple(argument.clone() for argument in each.arguments(batch, output))
             self._held.append((name, real, arguments))
 
-    def _update_from_held(self) -> None:
+    def on_validation_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
+    ) -> None:
+        """On the last pipeline stage, updates the metrics, and adds the loss's values in float64."""
+        if not parallel_state.is_pipeline_last_stage():
+            return
         held, self._held = self._held, []
         is_whole = torch.stack([real.all() for _, real, _ in held]).tolist() if held else []
         for (name, real, arguments), whole in zip(held, is_whole, strict=True):
             kept = arguments if whole else tuple(argument[real] for argument in arguments)
             if len(kept[0]):
                 self._metrics[name].metric.update(*kept)
-
-    def on_validation_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
-    ) -> None:
-        """Adds the values of a step, in float64, and updates the metrics."""
-        self._update_from_held()
         strategy: Any = trainer.strategy
         weight = getattr(strategy.steps["validation"].loss, "num_tokens", 1)
         self._weight = self._weight + weight
@@ -94,9 +93,9 @@ class ExactValidation(pl.Callback):
         Raises:
             UserError: The loss returned a value with the name of a metric.
         """
-        values, metrics = {}, {}
+        values = {name: float(total / self._weight) for name, total in self._sums.items()}
+        metrics = {}
         if parallel_state.is_pipeline_last_stage():
-            values = {name: float(total / self._weight) for name, total in self._sums.items()}
             metrics = {name: float(each.metric.compute()) for name, each in self._metrics.items()}
         values, metrics = from_last_stage((values, metrics))
         for name, value in (values | metrics).items():

@@ -1,6 +1,5 @@
 """What TensorBoard shows: the first samples that have a height and a width, nothing of others."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest

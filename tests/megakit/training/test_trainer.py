@@ -40,6 +40,18 @@ def test_training_that_goes_wrong_keeps_its_checkpoints(tmp_path: Path) -> None:
     assert [row["step"] for row in read_csv(run / "metrics.csv")] == ["1"]
 
 
+@pytest.mark.parametrize("setting", [{"accumulate_grad_batches": 2}, {"gradient_clip_val": 0.5}])
+def test_what_megatron_does_with_gradients_is_no_setting_of_the_trainer(
+    setting: dict[str, Any],
+) -> None:
+    from megakit.training.step_loop import use_step_loop
+
+    settings = {"accumulate_grad_batches": 1, "gradient_clip_val": None, **setting}
+    trainer: Any = SimpleNamespace(**settings)
+    with pytest.raises(UserError, match=rf"Leave .*{next(iter(setting))}.* out of the trainer"):
+        use_step_loop(trainer)
+
+
 def test_who_listens_to_events_that_do_not_happen_is_refused(strategy: Any) -> None:
     from nemo.lightning.megatron_parallel import CallbackConnector
     from nemo.lightning.pytorch.plugins import MegatronDataSampler
