@@ -72,7 +72,7 @@ class ExactValidation(pl.Callback):
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
-        """On the last pipeline stage, updates the metrics, and adds the loss's values in float64."""
+        """On the last pipeline stage, updates the metrics, and adds losses in float64."""
         if not parallel_state.is_pipeline_last_stage():
             return
         held, self._held = self._held, []

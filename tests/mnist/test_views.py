@@ -1,5 +1,6 @@
 """What TensorBoard shows: the first samples that have a height and a width, nothing of others."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,15 @@ def drawn_from(make_view: Any, batches: Any) -> dict[str, Any]:
     from mnist.views import LogPictures, _joined
 
     drawn: dict[str, Any] = {}
-    logger: Any = SimpleNamespace(
-        add_image=lambda name, image, step: drawn.update({name: image}),
-        add_latent_space=lambda *columns: drawn.update({"latent space": columns}),
-    )
+
+    class Experiment:
+        def add_image(self, tag: str, image: Any, *args: Any, **options: Any) -> None:
+            drawn[tag.rpartition("/")[2]] = image
+
+        def add_embedding(self, *columns: Any, tag: str) -> None:
+            drawn["latent space"] = columns
+
+    logger: Any = SimpleNamespace(section="section", experiment=Experiment())
     pictures = LogPictures(make_view)
     for batch, output in batches:
         pictures.collect({**batch, "loss_mask": torch.arange(len(batch["label"])) < 90}, output)
@@ -42,9 +48,9 @@ def test_images_and_reconstructions(shape: tuple[int, ...]) -> None:
         assert drawn == {}
         return
     latent, label, images, _ = drawn["latent space"]
-    assert label.tolist() == [number for number in range(10) for _ in range(90)]
-    assert (latent[:, 0] == label + 1).all()
-    assert images.shape == (900, 5, 5)
+    assert label == [str(number) for number in range(10) for _ in range(90)]
+    assert latent[:, 0].tolist() == [float(number) + 1 for number in label]
+    assert images.shape == (900, 1, 5, 5)
     ink = (drawn["reconstructions"] == 0).all(axis=2)
     assert ink.sum() == 10 * 15 * 15  # each of the second row's pixels is 3 wide
     assert not ink[: len(ink) // 2].any()
