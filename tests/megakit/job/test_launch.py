@@ -208,7 +208,8 @@ def work():
     begin_script()
     Path(sys.argv[1], ".fork").write_text(str(os.getpid()))
     Path(sys.argv[1], ".fork").rename(Path(sys.argv[1], "rank-0"))
-    time.sleep(60)
+    for _ in range(1200):  # one long sleep may begin just after a signal, and delays its handler
+        time.sleep(0.05)
 
 begin_script()
 sys.exit(run_in_fork(work))
