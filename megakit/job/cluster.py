@@ -36,7 +36,6 @@ class Cluster:
         rank: Rank of this process in the job.
         devices: Processes per machine.
         num_nodes: Number of machines.
-        num_surplus: Processes that remain after every machine has `devices` processes; has to be 0.
         store: Torch's store that connects the ranks of the job; None until they are connected.
     """
 
@@ -45,12 +44,11 @@ class Cluster:
     rank: int = 0
     devices: int = 1
     num_nodes: int = 1
-    num_surplus: int = 0
 
     @property
     def num_processes(self) -> int:
         """Number of processes in the job."""
-        return self.devices * self.num_nodes + self.num_surplus
+        return self.devices * self.num_nodes
 
     @property
     def rank_suffix(self) -> str:
@@ -91,9 +89,10 @@ def read_cluster() -> Cluster:
     except (KeyError, ValueError, ZeroDivisionError):
         values = " ".join(f"{name}={environ.get(name, '')}" for name in TORCHRUN)
         raise UserError(
-            f"{values}: a process of a job has all of these variables, and RANK is below "
-            "WORLD_SIZE. Start the script by torchrun or srun, which set them; for a single "
-            "process, unset them, or SLURM_STEP_NUM_TASKS under srun."
+            f"{values}: a process of a job has all of these variables, RANK is below WORLD_SIZE, "
+            "and each machine has the same number of processes. Start the script by torchrun or "
+            "srun, which set them (--nproc-per-node, --ntasks-per-node); for a single process, "
+            "unset them, or SLURM_STEP_NUM_TASKS under srun."
         ) from None
 
 
@@ -103,16 +102,17 @@ def _read_variables(launcher: str) -> Cluster:
     rank, world_size, _, devices, _ = (int(environ[name]) for name in (*SINGLE, "MASTER_PORT"))
     if not (0 <= rank < world_size and 1 <= devices <= world_size and environ["MASTER_ADDR"]):
         raise ValueError
-    num_nodes = world_size // devices
-    if launcher == "srun":
-        num_nodes = int(environ["SLURM_STEP_NUM_NODES"])
-    return Cluster(launcher, rank, devices, num_nodes, world_size - devices * num_nodes)
+    if world_size % devices:
+        raise ValueError
+    return Cluster(launcher, rank, devices, world_size // devices)
 
 
 def _translate_srun() -> None:
     """Sets torchrun's variables."""
     environ.update({name: environ[own] for name, own in SRUN.items()})
     tasks, num_nodes = int(environ["WORLD_SIZE"]), int(environ["SLURM_STEP_NUM_NODES"])
+    if tasks % num_nodes:
+        raise ValueError
     environ["LOCAL_WORLD_SIZE"] = str(tasks // num_nodes)
     # node[03-05,09],other -> node03,other -> node03
     hosts = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", environ["SLURM_STEP_NODELIST"])

@@ -67,9 +67,7 @@ def launch(devices: int, console: Console) -> int:
             )
             status = 1
         if status in EXIT_STATUS.values():  # the ranks save a checkpoint together
-            for number in _wait(ranks, GRACE):  # Python handles no signal during a call of CUDA
-                pid = ranks[number].pid
-                console.say(f"Rank {number} (process {pid}) does not end; killing it.")
+            _wait(ranks, GRACE)  # Python handles no signal during a call of CUDA
         send(signal.SIGKILL)
         _wait(ranks, GRACE)
     return status
@@ -101,14 +99,11 @@ def _start(devices: int, port: int) -> list[subprocess.Popen[bytes]]:
     ]
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> list[int]:
-    """Waits until all ranks have ended, or for some seconds; returns the ranks that still run."""
+def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Waits until all ranks have ended, or for some seconds."""
     deadline = time.monotonic() + seconds
-    while running := [number for number, rank in enumerate(ranks) if rank.poll() is None]:
-        if time.monotonic() > deadline:
-            break
+    while None in [rank.poll() for rank in ranks] and time.monotonic() < deadline:
         time.sleep(0.05)
-    return running
 
 
 def run_in_fork(work: Callable[[], object]) -> int:

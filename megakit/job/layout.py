@@ -124,12 +124,6 @@ def _cluster_problems(options: CommonOptions, cluster: Cluster) -> list[str]:
                 f"{flag(name)} {asked}: {cluster.launcher} started this job with {given}. "
                 f"Leave {flag(name)} out, or use the same number."
             )
-    if cluster.num_surplus:
-        problems.append(
-            f"{cluster.launcher} started {cluster.num_processes} processes on {cluster.num_nodes} "
-            "machines: each machine needs the same number of processes. "
-            "Use --ntasks-per-node (srun), or the same --nproc-per-node everywhere (torchrun)."
-        )
     if (options.num_nodes or 1) > 1 and not cluster.launcher:
         problems.append(
             f"--num-nodes {options.num_nodes}: torchrun or srun has to start a job of several "

@@ -114,11 +114,6 @@ def test_srun_and_what_it_sets() -> None:
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("mine", "4000")
 
 
-def test_machines_with_unequal_numbers_of_processes() -> None:
-    cluster = read(SRUN, {"SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "2"})
-    assert (cluster.devices, cluster.num_surplus, cluster.num_processes) == (2, 1, 5)
-
-
 @pytest.mark.parametrize(
     "variables",
     [
@@ -141,6 +136,8 @@ def test_a_single_process_loses_the_leftovers_of_a_job(variables: dict[str, str]
         (TORCHRUN | {"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc"),
         (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR= "),
         (SRUN | {"SLURM_PROCID": "4"}, "RANK=4 WORLD_SIZE=4"),
+        (TORCHRUN | {"WORLD_SIZE": "7"}, "WORLD_SIZE=7"),  # machines with unequal numbers
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "3"}, "WORLD_SIZE=3"),
     ],
 )
 def test_damaged_variables_are_refused(variables: dict[str, str], told: str) -> None:

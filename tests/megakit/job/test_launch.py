@@ -138,23 +138,20 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "grace", "status", "told"),
+    ("tasks", "grace", "status"),
     [
-        (("sleep", "2"), 20.0, 2, []),  # a rank that refuses has said why
-        (("stubborn", "1"), 20.0, 1, []),
-        (("stubborn", "143"), 1.0, 143, ["Rank 0 does not end; killing it."]),
+        (("sleep", "2"), 20.0, 2),  # a rank that refuses has said why
+        (("stubborn", "1"), 20.0, 1),
+        (("stubborn", "143"), 1.0, 143),
     ],
 )
 def test_the_end_of_one_rank_ends_the_others(
-    tasks: tuple[str, ...], grace: float, status: int, told: list[str], tmp_path: Path
+    tasks: tuple[str, ...], grace: float, status: int, tmp_path: Path
 ) -> None:
     with job(tmp_path, len(tasks), *tasks, grace=grace) as started:
         ranks = started.ranks()
-        ended, err = started.end()
-        assert (ended, list(filter(is_alive, ranks))) == (status, [])
-    for number, pid in enumerate(ranks):
-        err = err.replace(f"Rank {number} (process {pid})", f"Rank {number}")
-    assert err.splitlines() == told
+        assert started.end() == (status, "")
+        assert list(filter(is_alive, ranks)) == []
 
 
 def test_a_rank_that_stops_gives_another_the_time_to_save(tmp_path: Path) -> None:
@@ -211,7 +208,8 @@ def work():
     begin_script()
     Path(sys.argv[1], ".fork").write_text(str(os.getpid()))
     Path(sys.argv[1], ".fork").rename(Path(sys.argv[1], "rank-0"))
-    time.sleep(60)
+    for _ in range(1200):  # one long sleep may begin just after a signal, and delays its handler
+        time.sleep(0.05)
 
 begin_script()
 sys.exit(run_in_fork(work))
