@@ -32,7 +32,6 @@ from megakit.data import (
     sample_generator,
     uniform,
 )
-from megakit.errors import UserError
 from megakit.runtime import use_accelerator
 from megakit.runtime.accelerator import keep_freed_memory
 from mnist import files as mnist_files
@@ -355,11 +354,7 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()  # as the scripts do
     use_accelerator("cpu")
-    try:
-        mnist_files.check_mnist(options.data_dir)
-        dataset = "mnist"
-    except UserError:
-        dataset = "digits"
+    dataset = mnist_files.find_dataset(options.data_dir, "auto")
     caption = (
         f"{machine('megatron-core')} numpy {np.__version__}; one thread, {NUM_RUNS} runs each."
     )

@@ -65,7 +65,8 @@ class Digits:
     def __getitem__(self, index: int) -> dict[str, Any]:
         import numpy as np
 
-        return {name: values[0] for name, values in self.get_batch(np.array([index])).items()}
+        batch: Any = self.get_batch(np.array([index]))
+        return {name: values[0] for name, values in batch.items()}
 
     def get_batch(self, indices: Any) -> Batch:
         """Returns the samples of indices, int64 (B,). This method is optional, and faster."""
