@@ -65,7 +65,7 @@ class Digits:
     def __getitem__(self, index: int) -> dict[str, Any]:
         import numpy as np
 
-        batch: dict[str, Any] = {**self.get_batch(np.array([index]))}
+        batch: Any = self.get_batch(np.array([index]))
         return {name: values[0] for name, values in batch.items()}
 
     def get_batch(self, indices: Any) -> Batch:

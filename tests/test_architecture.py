@@ -32,7 +32,8 @@ FRAMEWORKS = {"torch", "nemo", "lightning", "megatron", "torchvision", "fiddle",
 #: Modules that no script, no test of a copy and no example imports, and who uses them.
 OTHERWISE_USED = {
     "megakit/runtime/__main__.py": "prints the table of docs/patches.md",
-    "megakit/job/interactive.py": "the notebook",
+    "megakit/job/notebook.py": "the notebook",
+    "megakit/testing/forked_from.py": "preloaded by name, for the processes that ranks fork from",
     "megakit/models/imported_weights.py": "docs/inference.md: weights of another program",
     "megakit/data/resampling.py": "code for BioNeMo names PRNGResampleDataset",
 }
