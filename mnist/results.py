@@ -10,6 +10,7 @@ from megakit.runtime.atomic_files import write_atomically
 from megakit.training.classifier import Predictions
 from mnist import drawing, figures
 from mnist.figure_style import percent, to_png
+from mnist.inputs import write_inputs
 from mnist.report import write_digit_report
 
 #: The largest number of pictures whose predictions the console shows.
@@ -44,7 +45,9 @@ def show_results(
     for name, content in drawn.items():
         write_atomically(folder / name, content)
     if not drawn:
-        return _answers(predictions, sources or [])
+        sources = sources or []
+        seen = write_inputs(folder / "inputs.png", predictions, images, sources)
+        return _answers(predictions, sources) | {"pictures": seen}
     write_digit_report(folder / REPORT, predictions, images, checkpoint, dataset)
     return {"figures": f"{', '.join(drawn)}\nin {folder}", "report": str(folder / REPORT)}
 
