@@ -119,14 +119,7 @@ def predict(run: Run[PredictOptions]) -> Path:
         checkpoint=Path(checkpoint),
         dataset=run.dataset,
     )
-    path = run.finish(trainer, sources=sources, show=show)
-    if pictures and run.is_main:
-        from mnist.inputs import write_inputs
-
-        shown = run.path / "inputs.png"
-        for remark in write_inputs(shown, pictures.images, pictures.sources, path):
-            run.console.say(remark)
-    return path
+    return run.finish(trainer, sources=sources, show=show)
 
 
 if __name__ == "__main__":

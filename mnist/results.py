@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from megakit.training.classifier import Predictions
 from mnist.figure_style import percent
+from mnist.inputs import write_inputs
 from mnist.prediction_figures import write_figures
 from mnist.report import write_digit_report
 
@@ -37,7 +38,9 @@ def show_results(
     report = folder / "report.html"
     report.unlink(missing_ok=True)
     if not (table := write_figures(folder, predictions, images)):
-        return _answers(predictions, sources or [])
+        sources = sources or []
+        seen = write_inputs(folder / "inputs.png", predictions, images, sources)
+        return _answers(predictions, sources) | {"pictures": seen}
     write_digit_report(report, predictions, images, checkpoint, dataset)
     return {**table, "report": str(report)}
 

@@ -1,5 +1,6 @@
-"""A user's pictures: what comes out of each kind, worked out by hand, and what is refused."""
+"""A user's pictures: what comes out of each kind, what is refused, and what is shown."""
 
+import io
 import os
 from pathlib import Path
 
@@ -7,12 +8,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from megakit.training.classifier import Predictions
 from mnist import files as mnist_files
-from mnist.own_pictures import read_pictures
-from tests.mnist.test_training_form import enlarged, stroke
+from mnist.inputs import write_inputs
+from mnist.own_pictures import read_pictures, to_training_form
 from tests.refusals import problem, problems
 
 DIGITS = mnist_files.read_digits("test")[0]
+#: A bar of ink, as MNIST has it: 20 x 4, with its centre at the centre of 28x28.
+BAR = np.zeros((28, 28), np.uint8)
+BAR[5:25, 12:16] = 255
+Y, X = np.mgrid[:240, :320] / 320
+IS_BAR = (abs(X - 0.5) < 0.025) & (abs(Y - 0.375) < 0.125)
+NOISE = np.random.default_rng(0).normal(0, 2, X.shape)
+LIGHT = 230 - 90 * X
+GRID = np.minimum(np.arange(320) % 40, np.arange(240)[:, None] % 40) < 2
 
 
 def draw(path, pixels, mode=None, **options):
@@ -21,78 +31,132 @@ def draw(path, pixels, mode=None, **options):
     return path
 
 
-def test_a_folder_in_order_of_names_with_a_remark_for_each_kind(tmp_path):
-    draw(tmp_path / "2.png", stroke(paper=140, ink=0))
-    draw(tmp_path / "0.png", DIGITS[0])
-    draw(tmp_path / "1.png", stroke(60, 60))
-    (tmp_path / ".DS_Store").write_bytes(b"hidden")
-    read = read_pictures(tmp_path)
-    assert np.array_equal(read.images[0], DIGITS[0])
-    assert np.array_equal(read.images[2], stroke())
-    assert read.sources == ["0.png", "1.png", "2.png"]
-    assert sorted(read.remarks) == [
-        "1 of 3 pictures: inverted, because the ink was dark.",
-        "2 of 3 pictures: scaled to fit 20x20 pixels and centred in 28x28.",
-    ]
+def assert_is_bar(image):
+    ys, xs = np.nonzero(image > 127)
+    assert (np.ptp(ys), np.ptp(xs)) == (19, 3)
+    assert (ys.mean(), xs.mean()) == pytest.approx((14, 14), abs=0.6)
+
+
+def test_what_has_the_form_of_mnist_stays():
+    corner = np.roll(BAR, (-5, -11), (0, 1))
+    for image in (*DIGITS, corner):
+        assert to_training_form(image) is image
 
 
 @pytest.mark.parametrize(
-    ("pixels", "mode", "remark"),
+    "picture",
     [
-        *((stroke(), mode, None) for mode in ("1", "P")),
-        (np.where(stroke()[..., None] > 0, [0, 0, 120], [255, 255, 200]), None, "colours"),
-        # Transparent is paper, whatever the colour of the ink is, and of what is not seen.
-        (np.stack([np.zeros((28, 28))] * 3 + [stroke()], -1), None, "transparent pixels count"),
+        255 - BAR,
+        np.pad(BAR, ((0, 0), (40, 0))).repeat(40, 0).repeat(40, 1),
+        np.where(IS_BAR, 20, 255),
+        np.where(IS_BAR, 0.3, 1) * LIGHT + NOISE,
+        np.where(IS_BAR, 200, 50) + NOISE,
+        np.where(IS_BAR, 0.3, 1) * np.where(X + Y > 1, 130, 230) + NOISE,
+        np.where(IS_BAR, 0.2, np.where(GRID, 0.75, 1)) * LIGHT + NOISE,
+        np.where((Y < 0.05) | (X > 0.9), 60, np.where(IS_BAR, 0.2, 1) * LIGHT) + NOISE,
+        np.where(IS_BAR | (np.hypot(X - 0.1, Y - 0.1) < 0.02), 40, 230),
+        np.where(IS_BAR & (abs(Y - 0.4) > 0.004), 40, 230),
+    ],
+    ids=["dark", "large", "drawing", "light", "chalk", "shadow", "squared", "table", "spot", "gap"],
+)
+def test_a_digit_on_paper(picture):
+    grey = np.clip(picture, 0, 255).astype(np.uint8)
+    for scale in (1, 3):
+        assert_is_bar(to_training_form(np.kron(grey, np.ones((scale, scale), np.uint8))))
+
+
+def test_the_centre_of_mass_is_at_the_centre():
+    letter = np.zeros((300, 300), np.uint8)  # an L
+    letter[100:300, 0:40] = letter[260:300, 0:120] = 255
+    ys, xs = np.nonzero(to_training_form(np.pad(letter, 50)) > 127)
+    assert [np.ptp(ys) + 1, np.ptp(xs) + 1] == [20, 12]
+    assert (ys.mean(), xs.mean()) == pytest.approx((14, 14), abs=0.6)
+
+
+@pytest.mark.parametrize("paper", [255 + 0 * X, 0 * X, LIGHT + NOISE, 50 + NOISE])
+def test_an_empty_sheet_has_no_ink(tmp_path, paper):
+    path = draw(tmp_path / "a.png", np.clip(paper, 0, 255))
+    assert problem(read_pictures, path).startswith(f"--input {path}: cannot be read (contains no")
+
+
+@pytest.mark.parametrize(
+    ("pixels", "mode"),
+    [
+        (BAR, "1"),
+        (BAR, "P"),
+        (np.where(BAR[..., None] > 0, [0, 0, 120], [255, 255, 200]), None),
+        # What is transparent is paper, whatever the colour of the ink is.
+        (np.stack([0 * BAR, 0 * BAR, 0 * BAR, BAR], -1), None),
+        (np.stack([BAR, BAR, BAR, BAR], -1), None),
     ],
 )
-def test_modes(tmp_path, pixels, mode, remark):
-    read = read_pictures(draw(tmp_path / "a.png", pixels, mode))
-    assert np.array_equal(read.images[0], stroke())
-    assert any(remark in each for each in read.remarks) if remark else not read.remarks
+def test_colours(tmp_path, pixels, mode):
+    assert_is_bar(read_pictures(draw(tmp_path / "a.png", pixels, mode)).images[0])
 
 
 def test_sixteen_bits(tmp_path):
-    deep, expected = stroke().astype(np.uint16) * 257, stroke()
-    deep[9, 14], expected[9, 14] = 129 * 257 - 57, 129  # nearer to 129 than to 128
-    Image.fromarray(deep).save(tmp_path / "deep.png")
-    read = read_pictures(tmp_path / "deep.png")
-    assert np.array_equal(read.images[0], expected)
-    assert "16 bits" in read.remarks[0]
+    Image.fromarray(DIGITS[0].astype(np.uint16) * 257).save(tmp_path / "deep.png")
+    assert np.array_equal(read_pictures(tmp_path / "deep.png").images[0], DIGITS[0])
 
 
 def test_turned_by_the_camera(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees when shown
-    draw(tmp_path / "a.jpg", np.rot90(255 - enlarged(stroke(), 8)), exif=exif)
-    ys, xs = np.nonzero(read_pictures(tmp_path / "a.jpg").images[0] > 64)
-    assert [np.ptp(ys) + 1, np.ptp(xs) + 1] == [20, 8]
+    turned = np.rot90(255 - BAR.repeat(8, 0).repeat(8, 1))
+    for name in ("a.jpg", "a.webp"):
+        assert_is_bar(read_pictures(draw(tmp_path / name, turned, exif=exif)).images[0])
 
 
-def test_names_break_nothing(tmp_path):
-    """Neither messages nor the lines of predictions.csv nor a terminal."""
-    for name in (b"a\nb.png", b"\x1b[2J.png", b"caf\xe9.png", b"=1+1.png", "é ü.png".encode()):
+def test_a_folder_in_order_of_names_with_what_was_skipped(tmp_path):
+    for name in (b"2.png", b"a\nb.png", b"\x1b[2J.png", b"caf\xe9.png", "é ü.png".encode()):
         path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
-        draw(path, stroke(), format="PNG")
-    sources = read_pictures(tmp_path).sources
-    assert sources == ["\\x1b[2J.png", "=1+1.png", "a\\nb.png", "caf\\udce9.png", "é ü.png"]
+        draw(path, DIGITS[0], format="PNG")
+    draw(tmp_path / "1.png", 255 - BAR)
+    draw(tmp_path / "blank.png", 255 + 0 * BAR)
+    draw(tmp_path / "film.png", BAR, format="GIF")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "2.png").read_bytes()[:99])
+    (tmp_path / "more").mkdir()
+    (tmp_path / ".DS_Store").write_bytes(b"hidden")
+    read = read_pictures(tmp_path)
+    assert read.sources == [
+        *("\\x1b[2J.png", "1.png", "2.png", "a\\nb.png", "caf\\udce9.png", "é ü.png")
+    ]
+    assert np.array_equal(read.images[2], DIGITS[0])
+    assert read.remarks == [
+        "1 of 6 pictures: converted to the form of MNIST.",
+        "Skipped 4 files, no picture or no ink: blank.png, cut.png, film.png, more",
+    ]
+    assert "cut.png" in problem(read_pictures, tmp_path / "cut.png")  # never skipped if named
+
+
+def test_a_folder_without_pictures_is_refused(tmp_path):
+    assert "no picture is in it" in problem(read_pictures, tmp_path)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("no picture")
+    assert len(problems(read_pictures, tmp_path)) == 2
+
+
+def test_a_picture_that_would_take_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    path = draw(tmp_path / "a.png", np.zeros((50, 50)))
+    assert f"--input {path}: cannot be read (DecompressionBomb" in problem(read_pictures, path)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_arrays(tmp_path, dtype):
-    is_whole = dtype is np.uint8
-    np.save(tmp_path / "some.npy", DIGITS[:3] if is_whole else (DIGITS[:3] / 255).astype(dtype))
+    np.save(tmp_path / "some.npy", DIGITS[:3] if dtype == np.uint8 else (DIGITS[:3] / dtype(255)))
     read = read_pictures(tmp_path / "some.npy")
     assert np.array_equal(read.images, DIGITS[:3])
     assert read.sources == ["some.npy[0]", "some.npy[1]", "some.npy[2]"]
-    scaled = ["3 of 3 pictures: values from 0 to 1 scaled to 0 to 255."]
-    assert read.remarks == ([] if is_whole else scaled)
+    assert read.labels.tolist() == [-1, -1, -1]
 
 
 @pytest.mark.parametrize(
     ("array", "fault"),
     [
-        (np.zeros((0, 28, 28), np.uint8), "shape (0, 28, 28)"),
-        (np.full((2, 28, 28), 255.0), "values from 255 to 255"),
+        (np.zeros((0, 28, 28), np.uint8), "no picture is in it"),
+        (np.zeros((2, 20, 28), np.uint8), "shape (2, 20, 28)"),
+        (np.full((2, 28, 28), 255.0), "float64 from 255.0 to 255.0"),
         (np.full((1, 28, 28), None), "allow_pickle=False"),
     ],
 )
@@ -103,28 +167,17 @@ def test_arrays_that_are_refused(tmp_path, array, fault):
     assert fault in said
 
 
-def test_what_is_no_picture_is_skipped_beside_one(tmp_path):
-    draw(tmp_path / "blank.png", np.full((30, 30), 255))
-    draw(tmp_path / "cut.png", np.random.default_rng(0).integers(0, 255, (99, 99)))
-    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:3000])
-    draw(tmp_path / "film.png", stroke(), format="GIF")
-    (tmp_path / "more").mkdir()
-    draw(tmp_path / "good.png", stroke())
-    read = read_pictures(tmp_path)
-    assert read.sources == ["good.png"]
-    assert read.remarks == [
-        "Skipped 1 of 5 files, which contain no ink: blank.png.",
-        "Skipped 3 of 5 files, which cannot be read: cut.png, film.png, more.",
-    ]
-    assert "cut.png" in problem(read_pictures, tmp_path / "cut.png")  # never skipped if named
-    (tmp_path / "good.png").unlink()
-    assert len(problems(read_pictures, tmp_path)) == 4
-
-
-def test_pictures_that_would_take_too_much_are_refused(tmp_path):
-    Image.new("L", (20_001, 1)).save(tmp_path / "long.png")
-    assert "20,001 x 1 pixels: scale it down" in problem(read_pictures, tmp_path / "long.png")
-    Image.new("L", (30, 30)).save(tmp_path / "scans.jpg")
-    with (tmp_path / "scans.jpg").open("ab") as file:
-        file.write(1001 * b"\xff\xda")
-    assert "more than 1,000 scans" in problem(read_pictures, tmp_path / "scans.jpg")
+def test_what_the_classifier_saw(tmp_path):
+    """An unsure answer is red; so are more pictures than are drawn counted."""
+    shares = np.full((70, 10), 0.01)
+    shares[:, 4] = 0.91
+    sizes = []
+    for number in (0, 3):
+        shares[:number, 4] = 0.6
+        predictions = Predictions(np.arange(70), np.full(70, -1), shares)
+        path, images = tmp_path / "inputs.png", np.stack([BAR] * 70)
+        said = write_inputs(path, predictions, images, [f"{n}.png" for n in range(70)])
+        assert said.startswith(f"{path}\n{number} answers are unsure")
+        pixels = np.asarray(Image.open(io.BytesIO(path.read_bytes())), int)
+        sizes.append(((pixels[..., 0] - pixels[..., 1]) > 100).sum())
+    assert sizes[0] == 0 < sizes[1]
