@@ -88,7 +88,7 @@ def read_pictures(path: Path) -> Pictures:
     digest = hashlib.sha256("\n".join(sources).encode() + stacked.data).hexdigest()
     remarks = [f"{num_converted:,} of {len(images):,} pictures: converted to the form of MNIST."]
     if skipped:
-        names = ", ".join(first([*skipped], 5))
+        names = ", ".join(first([*skipped]))
         remarks.append(f"Skipped {len(skipped):,} files, no picture or no ink: {names}")
     return Pictures(printable(f"{path} (sha256 {digest[:12]})"), stacked, sources, remarks)
 

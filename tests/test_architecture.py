@@ -144,12 +144,12 @@ class TestOneWay:
         assert "testing" not in parts_used(path)
 
     @pytest.mark.parametrize("name", ["files", "own_pictures"])
-    def test_where_the_images_come_from_needs_nothing_but_safe_reading(self, name):
+    def test_where_the_images_come_from_needs_nothing_of_the_library(self, name):
         found = {
             module for module in imports(REPOSITORY / f"mnist/{name}.py") if "megakit" in module
         }
         used = {full.rpartition(".")[0] for full in found}
-        assert used <= {"megakit.errors", "megakit.runtime.foreign_files"}
+        assert used <= {"megakit.errors"}
 
 
 def closure(files):

@@ -33,7 +33,7 @@ def draw(path, pixels, mode=None, **options):
 
 def assert_is_bar(image):
     ys, xs = np.nonzero(image > 127)
-    assert (np.ptp(ys), np.ptp(xs)) == (19, 3)
+    assert [np.ptp(ys), np.ptp(xs)] == [19, 3]
     assert (ys.mean(), xs.mean()) == pytest.approx((14, 14), abs=0.6)
 
 
