@@ -12,8 +12,8 @@ import pytest
 from megakit.checkpoints.manifest import read_manifest
 from megakit.errors import UserError
 from mnist.figure_style import percent
-from mnist.report import TEMPLATE, find_pretraining, reconstruct
 from mnist.own_pictures import to_training_form
+from mnist.report import TEMPLATE, find_pretraining, reconstruct
 from tests.left_behind import run_javascript
 from tests.mnist.report.pages import Trained, data_of, headings, notes, page_of
 
