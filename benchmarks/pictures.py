@@ -11,7 +11,6 @@ import io
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 from PIL import Image
 
 # `report` makes the modules of the repository's root importable.
@@ -20,28 +19,27 @@ from report import DATA_DIR, REPOSITORY
 from megakit.checkpoints import best_checkpoint
 from megakit.runtime.accelerator import use_accelerator
 from megakit.training.metrics_csv import read_metrics
-from mnist import report as digit_report
-from mnist.figure_style import BAD, GOOD, figure_style, to_png
+from mnist.drawing import Picture, pairs
+from mnist.figure_style import to_png
+from mnist.figures import curves
 from mnist.files import read_mnist
+from mnist.report import reconstruct
 
 FOLDER = REPOSITORY / "docs" / "images"
 
 
-def loss_curves(runs: Path) -> Figure:
-    """Training and validation loss of both stages."""
-    figure = Figure(figsize=(8, 2.8), layout="constrained")
-    for axes, stage in zip(figure.subplots(1, 2), ("pretrain", "finetune"), strict=True):
-        rows = read_metrics(runs / stage / "metrics.csv")
-        for name, color, style in (("train_loss", GOOD, "-"), ("val_loss", BAD, "o-")):
-            points = [(row.step, y) for row in rows if (y := getattr(row, name)) is not None]
-            label = "training" if name == "train_loss" else "validation"
-            axes.plot(*zip(*points, strict=True), style, color=color, label=label)
-        axes.set(title=stage, xlabel="step", ylabel="loss", yscale="log")
-        axes.legend(frameon=False)
-    return figure
+def loss_curves(runs: Path) -> Picture:
+    """The curves of both trainings, side by side."""
+    stages = {"pretrain": "Pretraining", "finetune": "Fine-tuning"}
+    pngs = [
+        to_png(curves(read_metrics(runs / folder / "metrics.csv"), title))
+        for folder, title in stages.items()
+    ]
+    pictures = [np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) for png in pngs]
+    return np.concatenate(pictures, axis=1)
 
 
-def reconstructions(runs: Path, data_dir: Path) -> Figure:
+def reconstructions(runs: Path, data_dir: Path) -> Picture:
     """The first test image of each digit, and the autoencoder's reconstructions."""
     import model_components  # noqa: F401  (checkpoints name their model's config)
 
@@ -49,12 +47,7 @@ def reconstructions(runs: Path, data_dir: Path) -> Figure:
     originals = images[np.unique(labels, return_index=True)[1]]
     checkpoint = best_checkpoint(runs / "pretrain" / "checkpoints")
     assert checkpoint is not None, f"no checkpoint of pretraining in {runs}"
-    restored = digit_report.reconstruct(checkpoint, originals)
-    figure = Figure(figsize=(8, 1.7), layout="constrained")
-    for axes, picture in zip(figure.subplots(2, 10).flat, [*originals, *restored], strict=True):
-        axes.imshow(picture, cmap="gray_r")
-        axes.set_axis_off()
-    return figure
+    return pairs(originals, reconstruct(checkpoint, originals))
 
 
 def save(name: str, png: bytes, width: int) -> None:
@@ -73,9 +66,8 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
     options = parser.parse_args()
     use_accelerator("cpu")
-    with figure_style():
-        save("loss_curves.png", to_png(loss_curves(options.runs)), 800)
-        save("reconstructions.png", to_png(reconstructions(options.runs, options.data_dir)), 800)
+    save("loss_curves.png", to_png(loss_curves(options.runs)), 1000)
+    save("reconstructions.png", to_png(reconstructions(options.runs, options.data_dir)), 800)
     for name in ("latent_space.png", "confusion_matrix.png"):
         save(name, (options.runs / "predict" / name).read_bytes(), 560)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from megakit.runtime.atomic_files import write_atomically
 from megakit.training.classifier import Predictions
 from mnist import drawing
-from mnist.figure_style import BAD, INK, percent
+from mnist.figure_style import BAD, INK, percent, to_png
 
 #: Largest number of pictures in `inputs.png`.
 MOST_DRAWN = 60
@@ -36,10 +36,10 @@ def write_inputs(
     for source, answer, share in zip(sources, predictions.prediction, shares, strict=True):
         is_sure = share >= LEAST_PROBABILITY
         said = f"{answer}, {percent(share)}{'' if is_sure else ' ?'}"
-        captions.append([[(source, INK)], [(said, INK if is_sure else BAD)]])
+        captions.append([(source, INK), (said, INK if is_sure else BAD)])
     shown = images[:MOST_DRAWN]
     title = f"What the classifier saw of {len(shown)} of {len(images):,} pictures"
     picture = drawing.captioned(shown, captions[:MOST_DRAWN], 6, 5, 14, title)
-    write_atomically(path, drawing.to_png(picture))
+    write_atomically(path, to_png(picture))
     unsure = int((shares < LEAST_PROBABILITY).sum())
     return f"{path}\n{unsure:,} answers are unsure; one digit on plain paper works best"

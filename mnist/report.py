@@ -1,38 +1,32 @@
 """Writes the tutorial's report.html: results of both trainings, and a canvas to draw a digit.
 
-The page classifies drawings with the operations that `megakit.models.graph` traces from the
-classifier. The page's script, in `mnist/report.html`, converts drawings like `training_form.py`.
+The page is one file, which needs no network and sends no data. It contains the pictures beside it,
+the trained weights, and plotly's script, which draws the latent space.
 """
 
-from __future__ import annotations
-
-import contextlib
-from collections.abc import Callable
+import base64
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
 
+import jinja2
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from megakit.checkpoints.manifest import list_checkpoints, read_manifest, verify
+from megakit.checkpoints.manifest import read_manifest
 from megakit.errors import UserError
+from megakit.runtime.atomic_files import write_atomically
 from megakit.training.classifier import Predictions
 from megakit.training.metrics_csv import read_metrics
-from mnist import report_parts as parts
-from mnist.figure_style import CLASS_COLORS
-from mnist.report_frame import ENVIRONMENT, Section, embed_graph, picture, write_report
+from mnist import figures
+from mnist.drawing import pairs
+from mnist.figure_style import CLASS_COLORS, to_png
 
-if TYPE_CHECKING:
-    from megakit.models.graph import Graph
-
-T = TypeVar("T")
-
-FOLDER = "checkpoints"
-DRAWING = Path(__file__).with_suffix(".html")
-#: Two classes are tied if their probabilities differ by less than this. Prediction in bfloat16
-#: changes a probability by at most 0.02 on MNIST's 10,000 test images; 0.2 is ten times that.
-TIE = 0.2
+TEMPLATE = Path(__file__).with_suffix(".html")
+#: The largest number of points in the latent space; a phone can rotate them.
+MOST_POINTS = 3000
 
 
 def write_digit_report(
@@ -42,77 +36,102 @@ def write_digit_report(
     checkpoint: Path,
     dataset: str,
 ) -> None:
-    """Writes the page; if a part cannot be shown, a note on the page says why.
+    """Writes the page, with the pictures of the predictions that are in its folder.
 
     Args:
         path: Path of the page, `.html`.
-        predictions: Predictions for the test set.
+        predictions: The predictions for the test set, with labels.
         images: Images of the test set, (N, 28, 28), indexed by the predictions' `idx`.
         checkpoint: The classifier's checkpoint in the output folder of its training. From this
             path, the page finds the curves and the checkpoint of pretraining.
         dataset: Name of the dataset that the classifier was trained on.
     """
-    notes: list[str] = []
-    checkpoint, scores = checkpoint.absolute(), predictions.scores()
-    shown = images[predictions.idx]
-    title, latents = "Handwritten digits", None
-    if predictions.latent is not None:
-        title += f" in a latent space of {predictions.latent.shape[1]} dimensions"
-        latents = _latents(predictions.latent, predictions.label)
-    graph = _or_note(lambda: trace_classifier(checkpoint, shown, predictions), "the canvas", notes)
-    drawing = latents if graph is None else _drawing(graph, shown, predictions, latents)
-    pretrained = find_pretraining(checkpoint, notes)
-    curves = _curves({"Pretraining": pretrained, "Fine-tuning": checkpoint}, notes)
-    restored = pretrained and _or_note(
-        lambda: _reconstructions(pretrained, shown, predictions.label),
-        "the reconstructions",
-        notes,
+    from plotly.offline import get_plotlyjs
+
+    notes = []
+    checkpoint, inputs = checkpoint.absolute(), images[predictions.idx]
+    layers = chain_of_layers(checkpoint, inputs, predictions)
+    if layers is None:
+        notes.append("This page has no canvas: it runs models of linear and ReLU layers only.")
+    digits = inputs[np.unique(predictions.label, return_index=True)[1]]  # the first of each
+    checkpoints, restored = {"Fine-tuning": checkpoint}, []
+    try:
+        pretrained = find_pretraining(checkpoint)
+        for some in np.array_split(digits, 2):
+            restored.append(pairs(some, reconstruct(pretrained, some)))
+        checkpoints = {"Pretraining": pretrained, **checkpoints}
+    except UserError as error:
+        notes.append(f"Left out: pretraining, because {error}")
+    loader = jinja2.FileSystemLoader(TEMPLATE.parent)
+    page = jinja2.Environment(loader=loader, autoescape=True).get_template(TEMPLATE.name)
+    content = page.render(
+        predictions=predictions,
+        dataset=dataset,
+        checkpoint="/".join(checkpoint.parts[-3::2]),
+        notes=notes,
+        samples=[_embedded(255 - image) for image in digits],
+        curves={
+            stage: _embedded(figures.curves(read_metrics(metrics), stage))
+            for stage, path in checkpoints.items()
+            if (metrics := path.parent.parent / "metrics.csv").exists()
+        },
+        reconstructions=[_embedded(picture) for picture in restored],
+        pictures={file.stem: _embedded(file.read_bytes()) for file in path.parent.glob("*.png")},
+        plotly=get_plotlyjs(),
+        data={"colors": CLASS_COLORS, "layers": layers, "space": _space(predictions)},
     )
-    sections = [drawing, curves, restored, *_mistakes(images, predictions)]
-    facts = {
-        "accuracy": f"{scores['accuracy']:.2%}",
-        "cross entropy": f"{scores['cross_entropy']:.4f}",
-        f"test images ({dataset})": f"{len(predictions):,}",
-        "checkpoint": "/".join(checkpoint.parts[-3::2]),
-    }
-    write_report(path, title, facts, [each for each in sections if each], notes)
+    write_atomically(path, content)
 
 
-def trace_classifier(
+def chain_of_layers(
     checkpoint: Path, images: NDArray[np.uint8], predictions: Predictions
-) -> Graph:
-    """Traces a classifier, and compares the traced module's classes with the predictions.
+) -> list[Any] | None:
+    """Returns a classifier's layers for the page, or None if it is no chain of linear and ReLU.
 
-    Args:
-        checkpoint: The classifier.
-        images: The images that were predicted, in the order of the predictions.
-        predictions: The classifier's predictions.
+    Whether the layers are a chain is seen from what they compute: the probabilities and latents
+    (the input of the last layer) of the predictions, which may be rounded to bfloat16.
+    """
+    from megakit.models import load_for_inference
 
-    Returns:
-        A graph with the output `logits` and, if the model returns latents, `latent`.
+    before = x = _as_input(images).flatten(1)
+    layers: list[Any] = []
+    with suppress(UserError, RuntimeError):  # layers of another package, or shapes that do not fit
+        for layer in load_for_inference(checkpoint).modules():
+            if isinstance(layer, nn.Linear) and layer.bias is not None:
+                before, x = x, nn.functional.linear(x, layer.weight, layer.bias)
+                weights = base64.b64encode(layer.weight.numpy().astype("<f4").tobytes())
+                layers.append({"weight": weights.decode(), "bias": layer.bias.tolist()})
+            elif isinstance(layer, nn.ReLU):
+                x = x.relu()
+                layers.append("relu")
+            elif not [*layer.children()]:
+                return None
+        latent = before if predictions.latent is None else predictions.latent
+        if _nearly_equal(x.softmax(1), predictions.probabilities) and _nearly_equal(before, latent):
+            return layers
+    return None
+
+
+def _nearly_equal(found: Tensor, expected: Any) -> bool:
+    expected = np.asarray(expected)
+    difference = np.abs(found.numpy() - expected).max()
+    return bool(difference < 0.1 * np.abs(expected).max())
+
+
+def find_pretraining(checkpoint: Path) -> Path:
+    """Finds the checkpoint that a classifier's training started from, in its output folder.
 
     Raises:
-        UserError: The classifier cannot be loaded without Megatron, cannot be traced, or its
-            traced module predicts other classes, except for ties.
+        UserError: The checkpoint is not there; the classifier may have started without one.
     """
-    from megakit.models import load_for_inference, returns_latent
-    from megakit.models.graph import trace
-
-    model = load_for_inference(checkpoint)
-    options = {"return_latent": True} if returns_latent(model) else {}
-    graph = trace(model, (1, 1, *images.shape[1:]), ("logits", "latent"), **options)
-    classes = graph.run(_as_input(images))["logits"].argmax(dim=1).numpy()
-    probabilities = predictions.probabilities
-    of_classes = probabilities[np.arange(len(classes)), classes]
-    differing = np.flatnonzero(probabilities.max(axis=1) - of_classes >= TIE)
-    if len(differing):
-        row = differing[0]
-        raise UserError(
-            f"the traced model and predictions.csv disagree on {len(differing):,} of "
-            f"{len(classes):,} images. The first is idx {predictions.idx[row]}: "
-            f"{classes[row]}, not {predictions.prediction[row]}."
-        )
-    return graph
+    start = read_manifest(checkpoint).run.get("start")
+    runs = checkpoint.parent.parent.parent
+    # All runs are searched, as `--fresh` renames old runs.
+    for manifest in runs.glob("*/checkpoints/*/manifest.json"):
+        with suppress(UserError):  # skip damaged checkpoints
+            if read_manifest(manifest.parent).digest == start:
+                return manifest.parent
+    raise UserError(f"{runs} does not contain the classifier's start checkpoint.")
 
 
 def reconstruct(checkpoint: Path, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -128,115 +147,23 @@ def reconstruct(checkpoint: Path, images: NDArray[np.uint8]) -> NDArray[np.uint8
     return restored
 
 
-def _as_input(images: NDArray[np.uint8]) -> torch.Tensor:
+def _as_input(images: NDArray[np.uint8]) -> Tensor:
     """Converts images (N, 28, 28) to the input of models, float32 (N, 1, 28, 28) in [0, 1]."""
     return torch.from_numpy(images[:, None].astype("float32") / 255)
 
 
-def _or_note(make: Callable[[], T], part: str, notes: list[str]) -> T | None:
-    """Calls a function and returns its result; if the function fails, adds a note, returns None."""
-    try:
-        return make()
-    except Exception as error:  # the model is the user's own code and can raise any exception
-        reason = error if isinstance(error, UserError) else f"of {type(error).__name__}: {error}"
-        notes.append(f"Left out: {part}, because {reason}")
+def _embedded(picture: Any) -> str:
+    """Returns the address of a picture, or of PNG data, as a part of the page."""
+    content = picture if isinstance(picture, bytes) else to_png(picture)
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def _space(predictions: Predictions) -> dict[str, Any] | None:
+    """Returns the points of each class, and the direction of the first view."""
+    if predictions.latent is None:
         return None
-
-
-def find_pretraining(checkpoint: Path, notes: list[str]) -> Path | None:
-    """Finds the checkpoint that a classifier's training started from, in its output folder.
-
-    Args:
-        checkpoint: The classifier.
-        notes: If no checkpoint is found, a line with the reason is appended.
-    """
-    left_out = "Left out: pretraining's curves and reconstructions, because"
-    digest = read_manifest(checkpoint).run.get("start")
-    if digest is None:
-        notes.append(f"{left_out} the classifier started from random weights.")
-        return None
-    runs = checkpoint.parents[2] if checkpoint.parent.name == FOLDER else checkpoint
-    # All runs are searched, as `--fresh` renames old runs.
-    for candidate in (path for run in runs.iterdir() for path in list_checkpoints(run / FOLDER)):
-        with contextlib.suppress(UserError):  # skip damaged checkpoints
-            if read_manifest(candidate).digest == digest:
-                verify(candidate)
-                return candidate
-    notes.append(f"{left_out} {runs} no longer contains the classifier's start checkpoint.")
-    return None
-
-
-def _drawing(
-    graph: Graph, images: NDArray[np.uint8], predictions: Predictions, latents: Section | None
-) -> Section:
-    rows = np.unique(predictions.label, return_index=True)[1]  # the first image of each digit
-    found = zip(images[rows], predictions.label[rows], predictions.prediction[rows], strict=True)
-    samples = [
-        picture(image, f"Test image of the digit {label}, predicted as {prediction}")
-        for image, label, prediction in found
-    ]
-    body = ENVIRONMENT.from_string(DRAWING.read_text("utf-8")).render(
-        samples=samples,
-        colors=CLASS_COLORS,
-        latents=latents,
-        model=embed_graph(graph.description, graph.weights, "model"),
-    )
-    text = "The trained weights classify your drawing in your browser."
-    return Section("Draw a digit", text, body)
-
-
-def _latents(points: NDArray[np.floating], labels: NDArray[np.int64]) -> Section:
-    name = "Test images as points in the latent space, in the colours of their digits"
-    text = (
-        "The trunk maps each test image to a point. The head classifies by the position of the "
-        "point. Each colour is one digit. Drag the chart, or use its buttons, to rotate the view."
-    )
-    chart = parts.points_in_space(points, labels, name, name="latents")
-    return Section("Latent space", text, chart)
-
-
-def _curves(checkpoints: dict[str, Path | None], notes: list[str]) -> Section | None:
-    """Returns the section with the curves of the checkpoints' runs, from their metrics.csv."""
-    found = []
-    for title, checkpoint in checkpoints.items():
-        path = checkpoint and checkpoint.parents[1] / "metrics.csv"
-        if path and path.is_file():
-            chart = parts.curves(read_metrics(path), f"Losses and learning rate of {title.lower()}")
-            found.append((title, chart))
-        elif path:
-            notes.append(f"Left out: the curves of {title.lower()}, because {path} is missing.")
-    text = (
-        "The upper chart shows the losses on a logarithmic scale. Below are further values, such "
-        "as the accuracy, and the learning rate."
-    )
-    return Section("Training", text, parts.side_by_side(found)) if found else None
-
-
-def _reconstructions(
-    pretrained: Path, images: NDArray[np.uint8], labels: NDArray[np.int64]
-) -> Section:
-    digits, rows = np.unique(labels, return_index=True)  # the first image of each digit
-    originals, names = images[rows], [f"Digit {digit}" for digit in digits]
-    restored = reconstruct(pretrained, originals)
-    return Section(
-        "Reconstructions",
-        "Test images, and their reconstructions by the pretrained autoencoder.",
-        parts.pairs(originals, restored, ("original", "reconstruction"), names),
-    )
-
-
-def _mistakes(images: NDArray[np.uint8], predictions: Predictions) -> list[Section]:
-    matrix = Section(
-        "Confusion matrix",
-        "Each row shows how the images of one digit were predicted, with one column for each "
-        "predicted digit. Blue cells are right. Stronger red cells are more frequent mistakes.",
-        parts.confusion_matrix(predictions.confusions()),
-    )
-    worst = predictions.mistakes()
-    pictures = Section(
-        "Most confident mistakes",
-        "The wrong predictions with the highest probabilities. Each caption shows the label, the "
-        "prediction and its probability.",
-        parts.mistakes(images[worst.idx], worst),
-    )
-    return [matrix, pictures] if len(worst) else [matrix]
+    some = np.linspace(0, len(predictions) - 1, min(MOST_POINTS, len(predictions))).astype(int)
+    labels = predictions.label[some]
+    points, middles, direction = figures.clear_view(predictions.latent[some], labels)
+    of_classes = {label: points[labels == label].round(3).tolist() for label in middles}
+    return {"points": of_classes, "eye": direction.tolist()}

@@ -71,12 +71,10 @@ def _draw(predictions: Predictions, images: NDArray[np.uint8]) -> dict[str, byte
     worst = predictions.mistakes()
     if len(worst):
         num_mistakes = (predictions.prediction != predictions.label).sum()
-        drawn["mistakes.png"] = drawing.to_png(
+        drawn["mistakes.png"] = to_png(
             drawing.mistakes(
-                drawing.dark_on_light(images[worst.idx]),
-                worst.label,
-                worst.prediction,
-                worst.probabilities.max(axis=1),
+                images[worst.idx],
+                worst,
                 scale=6,
                 title=f"{len(worst)} of {num_mistakes:,} mistakes, the most confident first",
             )

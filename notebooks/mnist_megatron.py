@@ -107,6 +107,7 @@ print("Images at the places 0 to 7:", [int(data.mnist_train[i]["idx"]) for i in 
 import torch
 
 from mnist import drawing
+from mnist.figure_style import percent, to_png
 
 
 def show_figure(figure: Any, result: str) -> None:
@@ -118,9 +119,9 @@ def show_figure(figure: Any, result: str) -> None:
 def draw_images(images: torch.Tensor, columns: int, titles: tuple[str, ...] = ()) -> Image:
     """Draws images (N, 28, 28) with values in [0, 1] as dark ink on white."""
     ink = (255 - 255 * images.clip(0, 1)).byte().numpy()
-    captions = [[[(title, "black")]] for title in titles] or [[]] * len(ink)
+    captions = [[(title, "black")] for title in titles] or [[]] * len(ink)
     picture = drawing.captioned(ink, captions, columns, scale=24 // columns, font_size=12)
-    return Image(drawing.to_png(picture))
+    return Image(to_png(picture))
 
 
 epochs = data.mnist_train.dataset  # the training images, by (epoch, index)
@@ -443,17 +444,15 @@ idx, label, prediction = table[:, :3].astype(int).T
 # prediction and the probability of the prediction.
 
 # %%
-from mnist.figure_style import percent
+from megakit.training import Predictions
 
 data.setup("predict")
-confidence = table[:, 3:].max(axis=1)
-worst = [i for i in np.argsort(-confidence) if label[i] != prediction[i]][:20]
-pictures = drawing.dark_on_light(np.stack([data.mnist_test[idx[i]]["data"][0] for i in worst]))
-mistakes = drawing.mistakes(pictures, label[worst], prediction[worst], confidence[worst], 10)
+worst = Predictions(idx, label, table[:, 3:]).mistakes(20)
+mistakes = drawing.mistakes(data.mnist_test.images[worst.idx], worst, columns=10)
 show_figure(
-    Image(drawing.to_png(mistakes)),
+    Image(to_png(mistakes)),
     f"{len(worst)} wrong predictions with probabilities of at least "
-    f"{percent(confidence[worst].min())}.",
+    f"{percent(worst.probabilities.max(axis=1).min())}.",
 )
 
 

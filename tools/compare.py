@@ -10,15 +10,17 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megakit.errors import UserError, reading
 from megakit.runtime.atomic_files import write_atomically
 from megakit.training.metrics_csv import Metrics, in_words, read_metrics
-from mnist.figure_style import to_png
-from mnist.figures import two_runs
+from mnist.figure_style import BAD, GOOD, figure_style, to_png
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Later, training at a high learning rate amplifies rounding to percents.
 LAST_STEP = 10
@@ -205,6 +207,41 @@ def compare(a: TrainingRun, b: TrainingRun, precision: str | None = None) -> Com
     if samples and len(num_replicas) > 1:
         del differences["val_loss"]
     return Comparison((a, b), limits, differences)
+
+
+def two_runs(
+    runs: Iterable[tuple[str, Sequence[Metrics]]],
+    differences: Mapping[str, Mapping[int, float]],
+    limits: Mapping[str, float],
+    last_step: int,
+) -> "Figure":
+    """Draws the losses of two runs by name, and below them the relative differences by column.
+
+    Dotted lines show the limits, which grow with the step, up to `last_step`.
+    """
+    from matplotlib.figure import Figure
+
+    with figure_style():
+        figure = Figure((8, 8), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True)
+        for (name, rows), color, line in zip(runs, (GOOD, BAD), ("-", "--"), strict=True):
+            for column, marker in (("train_loss", ""), ("val_loss", "o")):
+                points = [(row.step, y) for row in rows if (y := row[column]) is not None]
+                label = f"{in_words(column)}, {name}"
+                style: dict[str, Any] = {"color": color, "label": label, "markersize": 4}
+                above.plot([x for x, _ in points], [y for _, y in points], line + marker, **style)
+        for column, color in (("train_loss", GOOD), ("grad_norm", BAD)):
+            # A logarithmic axis has no place for equal values.
+            shown = {step: value for step, value in differences[column].items() if value}
+            name = in_words(column)
+            below.plot([*shown], [*shown.values()], "o-", color=color, label=name, markersize=4)
+            limit = (limits[column], limits[column] * last_step)
+            below.plot((1, last_step), limit, ":", color=color, label=f"limit of the {name}")
+        above.set(title="Two runs", ylabel="loss", xscale="log", yscale="log")
+        below.set(xlabel="step", ylabel="relative difference", yscale="log")
+        for axes in (above, below):
+            axes.legend(fontsize=9)
+    return figure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

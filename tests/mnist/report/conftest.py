@@ -1,16 +1,18 @@
 """A classifier that is trained for a moment in plain PyTorch, and saved as a run would save it."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from megakit.checkpoints.manifest import read_manifest
 from mnist import files as mnist_files
-from mnist import report as digit_report
+from mnist.results import show_results
 from tests.mnist.report.pages import Trained, predict, save
 
 
 @pytest.fixture(scope="session")
 def trained(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """An autoencoder, and a classifier of digits that was fitted for a second."""
     import torch
 
     from model_components import ExampleFineTuneConfig, PretrainConfig
@@ -31,14 +33,13 @@ def trained(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Trained
     classifier = save(runs / "finetune", model, "finetune", start)
 
     test_images, test_labels = mnist_files.read_digits("test")
-    predictions = predict(model, test_images, test_labels)
+    predictions = predict(model, test_images, test_labels.astype(np.int64))
     return Trained(runs, pretrained, classifier, test_images, predictions, model, autoencoder)
 
 
 @pytest.fixture(scope="session")
-def page(trained: Trained) -> str:
-    path = trained.runs / "report.html"
-    digit_report.write_digit_report(
-        path, trained.predictions, trained.images, trained.classifier, "digits"
-    )
-    return path.read_text("utf-8")
+def page(trained: Trained) -> Path:
+    """The page, and the pictures beside it, as the prediction writes them."""
+    options = {"images": trained.images, "sources": None, "checkpoint": trained.classifier}
+    show_results(trained.runs, trained.predictions, dataset="digits", **options)
+    return trained.runs / "report.html"

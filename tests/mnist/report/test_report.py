@@ -1,96 +1,119 @@
-"""A report's page, whole and self-contained; its parts, and figures, by what they show."""
+"""The page shows what its titles say, says what is left out, and computes what the model does."""
 
-import html
+import base64
 import json
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
+import pytest
 
-from megakit.training.metrics_csv import Metrics
-from mnist import drawing, figures
-from mnist import report_parts as parts
-from mnist.report_frame import Section, chart, embed_graph, picture, write_report
+from megakit.checkpoints.manifest import read_manifest
+from megakit.errors import UserError
+from mnist.figure_style import percent
+from mnist.own_pictures import to_training_form
+from mnist.report import TEMPLATE, find_pretraining, reconstruct
+from tests.left_behind import run_javascript
+from tests.mnist.report.pages import Trained, data_of, headings, notes, page_of
 
-IMAGE = np.zeros((4, 4), np.uint8)
-EVIL = '"></script><script>alert("1")</script>&{{ title }}'
-
-
-def figure_of(part):
-    """The traces and the layout that a chart gives to plotly."""
-    text = part.partition("Plotly.newPlot(")[2].partition(",")[2].strip()
-    traces, end = json.JSONDecoder().raw_decode(text)
-    return traces, json.JSONDecoder().raw_decode(text[end:].lstrip(" ,"))[0]
+pytestmark = pytest.mark.usefixtures("megatron")
 
 
-def test_the_page_is_whole_and_opens_nothing(tmp_path):
-    path = tmp_path / "report.html"
-    sections = [
-        Section(EVIL, EVIL, chart([{"x": [1], "name": EVIL}], {}, EVIL)),
-        Section("Second", "Two", picture(IMAGE, EVIL)),
-        Section("Third", "", embed_graph({"name": EVIL}, {}, "graph")),
+def test_each_part_is_shown_and_nothing_is_opened(page: Path, trained: Trained) -> None:
+    text = page.read_text("utf-8")
+    assert notes(text) == []
+    assert headings(text) == [
+        *("Draw a digit", "Training", "Reconstructions", "Confusion matrix"),
+        "Most confident mistakes",
     ]
-    write_report(path, EVIL, {EVIL: EVIL}, sections, [EVIL])
-    page = path.read_text("utf-8")
-    assert len(page) < 6_000_000
-    assert page.count("plotly.js v") == 1
-    assert "default-src 'none'" in page
-    # Names never become HTML; otherwise the page would have further scripts.
-    assert 'alert("1")</script>' not in page
-    assert page.count("</script>") == 5  # plotly, the chart, the graph and its script, the page's
-    escaped = str(html.escape(EVIL)).replace("&quot;", "&#34;")
-    for tag in ("h1", "h2", "dt", "dd", "p class=note", "title"):
-        assert f"<{tag}>{escaped}</{tag.split()[0]}>" in page
-    shown = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
-    addresses = re.findall(r'(?:src|href|action)="([^"]*)"', shown)
-    assert {each[:5] for each in addresses} == {"#resu", "data:"}
-    assert json.loads(page.partition('id="graph">')[2].partition("<")[0])["graph"]["name"] == EVIL
-
-
-def test_curves_show_what_was_measured():
-    rows = [Metrics(1, 8, 2.0, None, 0.1), Metrics(2, 16, None, 1.5, values={"val_top_5": 0.5})]
-    traces, layout = figure_of(parts.curves(rows, "Losses"))
-    shown = {t["name"]: list(zip(t["x"], t["y"], strict=True)) for t in traces}
-    assert shown == {
-        "training loss": [(1, 2.0)],
-        "validation loss": [(2, 1.5)],
-        "learning rate": [(1, 0.1)],
-        "validation top 5": [(2, 0.5)],
+    scores = trained.predictions.scores()
+    assert dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text)) == {
+        "accuracy": f"{scores['accuracy']:.2%}",
+        "cross entropy": f"{scores['cross_entropy']:.4f}",
+        "test images (digits)": "300",
+        "checkpoint": "finetune/step=000010",
     }
-    # Further values have a place of their own.
-    areas = sorted(layout[name]["domain"] for name in ("yaxis", "yaxis2", "yaxis3"))
-    assert areas[0][1] < areas[1][0] < areas[1][1] < areas[2][0]
+    pictures = re.findall(r'<img src="data:image/png;base64,(.*?)" *\n? *alt="(.*?)">', text)
+    shown = {base64.b64decode(content): name for content, name in pictures}
+    for name in ("confusion_matrix", "latent_space", "mistakes"):
+        assert (page.parent / f"{name}.png").read_bytes() in shown
+    worst = trained.predictions.mistakes()
+    named = [f"{a} as {b}" for a, b in zip(worst.label, worst.prediction, strict=True)]
+    assert shown[(page.parent / "mistakes.png").read_bytes()].strip() == ", ".join(named)
+    assert len(pictures) == 10 + 3 + 2 + 2  # test images, predictions, curves, reconstructions
+    assert "default-src 'none'" in text
+    without_scripts = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    addresses = re.findall(r'(?:src|href|action)="([^"]*)"', without_scripts)
+    assert {each[:5] for each in addresses} == {"#resu", "data:"}
 
 
-def test_confusion_matrix():
-    part = parts.confusion_matrix(np.array([[2, 2, 0], [0, 1, 0], [0, 0, 0]]))
-    cells = re.findall(r"<td class=\"?([\w ]+)\"?[^>]*>(.*?)</td>", part)
-    assert [text for _, text in cells] == [
-        *("2", "2", "·", "50.0%", "·", "1", "·", "100.0%", "·", "·", "·", "none"),
-    ]
-    assert [kind for kind, _ in cells][:6] == [
-        *("right", "wrong", "wrong", "share", "wrong", "right deep"),
-    ]
-    assert "label 0 predicted as 1," in part
+def test_the_script_computes_what_the_model_computes(page: Path, trained: Trained) -> None:
+    """In node. Drawings are converted nearly as `--input` does, probabilities read as there."""
+    assert len({*trained.predictions.prediction.tolist()}) == 10  # else little is tested
+    shares = [0.0, 0.0006, 0.99, 0.999, 0.9996, 1.0]
+    drawings = [255 * (image < 128).repeat(10, 0).repeat(10, 1) for image in trained.images[:10]]
+    shim = """
+      const anything = new Proxy(function () {}, { get: () => anything, apply: () => anything });
+      const document = {
+        getElementById: (name) => (name === "data" ? { textContent: given.data } : anything),
+        querySelectorAll: () => [],
+      };
+    """
+    given = {
+        "data": json.dumps(data_of(page.read_text("utf-8")) | {"space": None}),
+        "images": trained.images[:60].reshape(60, -1).tolist(),
+        "drawings": [drawing.ravel().tolist() for drawing in drawings],
+        "shares": shares,
+    }
+    found = run_javascript(
+        f"{shim} {TEMPLATE.with_suffix('.js').read_text('utf-8')}"
+        "result = { answers: given.images.map(classify), percents: given.shares.map(percent),"
+        "  forms: given.drawings.map((drawing) => toTrainingForm(drawing, 280)) };",
+        given,
+    )
+    for name in ("probabilities", "latent"):
+        values = [answer[name] for answer in found["answers"]]
+        assert np.allclose(values, getattr(trained.predictions, name)[:60], atol=1e-4)
+    assert found["percents"] == [percent(share) for share in shares]
+    expected = np.array([to_training_form(drawing).ravel() for drawing in drawings], int)
+    assert np.abs(np.array(found["forms"]) - expected).mean() < 3
 
 
-def test_the_figure_of_a_confusion_matrix():
-    """Of labels 0, 0, 0, 1, 1, 2; class 3 does not occur."""
-    counts = np.array([[2, 0, 1, 0], [0, 2, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
-    (axes,) = figures.confusion_matrix(counts).axes
-    at = {text.get_position(): text.get_text() for text in axes.texts}
-    shown = {place: text for place, text in at.items() if max(place) < 3.5 and text.isdigit()}
-    # (predicted, label): a column, and a row
-    assert shown == {(0, 0): "2", (2, 0): "1", (1, 1): "2", (1, 2): "1"}
-    assert [at[3.6, row] for row in range(4)] == ["66.7%", "100.0%", "0.0%", "none"]
-    assert axes.get_title(loc="left") == "66.67% of 6 predicted right"
+def test_only_a_chain_of_linear_and_relu_layers_has_a_canvas(
+    trained: Trained, tmp_path: Path
+) -> None:
+    """Other layers have none, nor the same layers that compute something else."""
+    from tests.mnist.variants import DoubledConfig, WithoutLatentsConfig, WithTanhConfig
+
+    page = page_of(WithoutLatentsConfig(seed=1).configure_model(), tmp_path / "chain")
+    assert headings(page) == ["Draw a digit", "Training"]  # no pictures are beside it
+    assert data_of(page)["space"] is None
+    assert "(&lt;digits&gt;)" in page
+    for config in (DoubledConfig(seed=1), WithTanhConfig(seed=1)):
+        model = config.configure_model()
+        model.load_state_dict(trained.model.state_dict())
+        page = page_of(model, tmp_path / type(model).__name__)
+        assert headings(page) == ["Latent space", "Training"]
+        assert notes(page)[0].startswith("This page has no canvas")
 
 
-def test_each_mistake_is_shown_in_its_place():
-    images = np.stack([np.full((4, 4), shade, np.uint8) for shade in (40, 80, 120)])
-    numbers = np.array([1, 2, 3])
-    picture = drawing.mistakes(images, numbers, numbers[::-1], np.array([0.9, 0.8, 0.7]), columns=2)
-    masks = [(picture == shade).all(axis=2) for shade in (40, 80, 120)]
-    first, second, third = (np.argwhere(mask)[0].tolist() for mask in masks)
-    assert first[0] == second[0] < third[0]
-    assert first[1] == third[1] < second[1]
-    assert [int(mask.sum()) for mask in masks] == [64] * 3
+def test_pretraining_is_found_among_all_runs(trained: Trained, tmp_path: Path) -> None:
+    runs = shutil.copytree(trained.runs, tmp_path / "runs")
+    shutil.copytree(runs / "finetune", runs / "a")
+    classifier = runs / trained.classifier.relative_to(trained.runs)
+    pretrained = find_pretraining(classifier)
+    assert read_manifest(pretrained).digest == read_manifest(trained.pretrained).digest
+    (pretrained / "manifest.json").write_text("damaged")
+    with pytest.raises(UserError, match="does not contain the classifier's start checkpoint"):
+        find_pretraining(classifier)
+
+
+def test_reconstructions_are_those_of_the_model(trained: Trained) -> None:
+    import torch
+
+    with torch.no_grad():
+        x = torch.from_numpy(trained.images).unsqueeze(1).float() / 255
+        expected = trained.autoencoder(x)["x_hat"].reshape(-1, 28, 28).clip(0, 1).numpy() * 255
+    restored = reconstruct(trained.pretrained, trained.images)
+    assert np.abs(restored - expected).max() <= 0.51
