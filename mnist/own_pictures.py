@@ -17,7 +17,7 @@ SIDE, BOX = 28, 20
 #: About the longer side of a picture once it is shrunk.
 LONGER_SIDE = 300
 #: Largest width of a stroke, as a share of the picture's longer side.
-WIDEST_STROKE = 0.3
+WIDEST_STROKE = 0.5
 #: Smallest difference between ink and paper, as a share of the paper's brightness.
 LEAST_INK = 0.12
 #: Share of the strongest ink from which a pixel is part of a stroke.
@@ -142,9 +142,9 @@ def to_training_form(grey: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if ink.max() < LEAST_INK:
         raise ValueError("contains no ink")
 
-    # Parts of a broken stroke are joined if they are nearer than two hundredths of the picture.
+    # Parts of a broken stroke are joined if they are nearer than a twentieth of the picture.
     is_ink = ink > THRESHOLD * ink.max()
-    near = ndimage.binary_dilation(is_ink, np.ones((3, 3)), max(1, longer // 100))
+    near = ndimage.binary_dilation(is_ink, np.ones((3, 3)), max(1, longer // 40))
     parts, number = ndimage.label(near)
     masses = ndimage.sum_labels(ink * is_ink, parts, np.arange(number + 1))
     masses[_border(parts)] *= 0.1  # these may be the edge of a table

@@ -41,9 +41,8 @@ def test_a_folder_of_photos(chain: Chain, tmp_path: Path):
     rows = read_csv(folder / "predictions.csv")
     assert [row["source"][:2] for row in rows] == [f"{number:02}" for number in range(23)]
     for said in (
-        "23 of 23 pictures: uneven light and noise of the paper removed.",
-        "Skipped 1 of 25 files, which contain no ink: blank.png.",
-        "Skipped 1 of 25 files, which cannot be read: list.txt.",
+        "23 of 23 pictures: converted to the form of MNIST.",
+        "Skipped 2 files, no picture or no ink: blank.png, list.txt",
         "and          3 more in predictions.csv",
         "trained on digits",
     ):

@@ -77,19 +77,18 @@ class TestCommands:
 
 
 @pytest.mark.long
-def test_photos_of_every_kind_are_read_as_well_as_the_images(
+def test_photos_of_every_kind_are_recognized(
     told: tuple[Path, str], mnist_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 40 digits for each kind; the benchmark has 100."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     photos = importlib.import_module("photos")
-    digits = photos.Digits(mnist_dir, 40, seed=2)
-    digits.write(tmp_path)
+    labels = photos.write_photos(mnist_dir, 40, tmp_path, seed=2)
     runs = told[0] / "runs"
     run_script("model_predict.py", "--output-dir", runs, "--input", tmp_path).output()
-    right = photos.number_right(runs, digits)
+    right = photos.number_right(runs, labels)
     assert right.keys() == {photos.UNCHANGED, *photos.KINDS}
-    assert min(right.values()) >= right[photos.UNCHANGED] - 5, right
+    assert min(right.values()) >= 32, right
 
 
 def test_code_is_quoted_from_the_script() -> None:
