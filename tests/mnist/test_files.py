@@ -76,6 +76,7 @@ def test_layouts(
         (gzip.compress(content_of(TEST_LABELS))[:-9], "cannot be read (EOFError: "),
         (b"", "sha256 "),
     ],
+    ids=["other content", "cut", "empty"],
 )
 def test_damaged_files(root: Path, content: bytes, fault: str) -> None:
     """Also noticed by the ranks, if a file is replaced after the check."""
