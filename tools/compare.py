@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -209,34 +209,31 @@ def compare(a: TrainingRun, b: TrainingRun, precision: str | None = None) -> Com
     return Comparison((a, b), limits, differences)
 
 
-def two_runs(
-    runs: Iterable[tuple[str, Sequence[Metrics]]],
-    differences: Mapping[str, Mapping[int, float]],
-    limits: Mapping[str, float],
-    last_step: int,
-) -> "Figure":
-    """Draws the losses of two runs by name, and below them the relative differences by column.
+def draw(found: Comparison) -> "Figure":
+    """Draws the losses of both runs, and below them the relative differences by column.
 
-    Dotted lines show the limits, which grow with the step, up to `last_step`.
+    Dotted lines show the limits, which grow with the step, up to `LAST_STEP`.
     """
     from matplotlib.figure import Figure
 
     with figure_style():
         figure = Figure((8, 8), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)
-        for (name, rows), color, line in zip(runs, (GOOD, BAD), ("-", "--"), strict=True):
+        for run, color, line in zip(found.runs, (GOOD, BAD), ("-", "--"), strict=True):
             for column, marker in (("train_loss", ""), ("val_loss", "o")):
-                points = [(row.step, y) for row in rows if (y := row[column]) is not None]
-                label = f"{in_words(column)}, {name}"
+                rows = run.rows.items()
+                points = [(step, y) for step, row in rows if (y := row[column]) is not None]
+                label = f"{in_words(column)}, {run.folder}"
                 style: dict[str, Any] = {"color": color, "label": label, "markersize": 4}
                 above.plot([x for x, _ in points], [y for _, y in points], line + marker, **style)
         for column, color in (("train_loss", GOOD), ("grad_norm", BAD)):
             # A logarithmic axis has no place for equal values.
-            shown = {step: value for step, value in differences[column].items() if value}
+            shown = {step: value for step, value in found.differences[column].items() if value}
             name = in_words(column)
             below.plot([*shown], [*shown.values()], "o-", color=color, label=name, markersize=4)
-            limit = (limits[column], limits[column] * last_step)
-            below.plot((1, last_step), limit, ":", color=color, label=f"limit of the {name}")
+            limit = LIMITS[found.limits][column]
+            values = (limit, limit * LAST_STEP)
+            below.plot((1, LAST_STEP), values, ":", color=color, label=f"limit of the {name}")
         above.set(title="Two runs", ylabel="loss", xscale="log", yscale="log")
         below.set(xlabel="step", ylabel="relative difference", yscale="log")
         for axes in (above, below):
@@ -257,10 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = compare(read_run(options.first), read_run(options.second), options.precision)
         print(*found.lines(), sep="\n")
         figure = options.figure or found.runs[1].folder / "compare.png"
-        losses = [(str(run.folder), [*run.rows.values()]) for run in found.runs]
-        drawn = two_runs(losses, found.differences, LIMITS[found.limits], LAST_STEP)
         try:
-            write_atomically(figure, to_png(drawn))
+            write_atomically(figure, to_png(draw(found)))
         except (OSError, ValueError) as error:  # a ValueError if the path has no name, as `.`
             raise UserError(f"{error}. Name another file by --figure.") from None
     except UserError as error:
