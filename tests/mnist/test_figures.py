@@ -55,7 +55,7 @@ def test_a_confusion_matrix() -> None:
 def test_curves_show_what_was_measured() -> None:
     rows = [Metrics(1, 8, 2.0, None, 0.1), Metrics(2, 16, None, 1.5, values={"val_top_5": 0.5})]
     found = {
-        line.get_label(): line.get_xydata().tolist()
+        line.get_label(): np.array(line.get_data()).T.tolist()
         for axes in figures.curves(rows, "Losses").axes
         for line in axes.lines
     }

@@ -37,7 +37,7 @@ class WithTanh(ExampleFineTuneModel):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.relu = nn.Tanh()
+        self.relu = nn.Tanh()  # type: ignore[assignment]
 
 
 @dataclass

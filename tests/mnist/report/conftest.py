@@ -40,6 +40,12 @@ def trained(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Trained
 @pytest.fixture(scope="session")
 def page(trained: Trained) -> Path:
     """The page, and the pictures beside it, as the prediction writes them."""
-    options = {"images": trained.images, "sources": None, "checkpoint": trained.classifier}
-    show_results(trained.runs, trained.predictions, dataset="digits", **options)
+    show_results(
+        trained.runs,
+        trained.predictions,
+        images=trained.images,
+        sources=None,
+        checkpoint=trained.classifier,
+        dataset="digits",
+    )
     return trained.runs / "report.html"
