@@ -147,7 +147,7 @@ class TestRefusals:
         write(tmp_path / "late", steps=[20, 30])
         write(tmp_path / "unknown", precision="16")
         (tmp_path / "damaged").mkdir()
-        (tmp_path / "damaged" / "metrics.csv").write_text("a,b\n")
+        (tmp_path / "damaged" / "metrics.csv").write_text("a,b\n1,2\n")
         (tmp_path / "notes.txt").write_text("a,b\n")
         write(tmp_path / "lists")
         (tmp_path / "lists" / "summary.json").write_text('{"parallel": [1]}')
