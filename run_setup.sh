@@ -11,7 +11,7 @@ usage: ./run setup [--dev | --download DIR | --wheels DIR | --venv DIR]
 
 Sets up .venv with the packages of requirements.lock, which the tutorial needs.
 
-  --dev           add requirements-dev.lock: for tests, and other work on the project
+  --dev           add requirements-dev.lock: for tests and work on the project
   --download DIR  download the wheels of both locks into a folder
   --wheels DIR    install both from this folder, on a machine without a network
   --venv DIR      use the packages of an existing environment

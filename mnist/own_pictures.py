@@ -19,7 +19,7 @@ LONGER_SIDE = 300
 #: Largest width of a stroke, as a share of the picture's longer side.
 WIDEST_STROKE = 0.5
 #: Smallest difference between ink and paper, as a share of the paper's brightness.
-LEAST_INK = 0.12
+LEAST_INK = 0.15
 #: Share of the strongest ink from which a pixel is part of a stroke.
 THRESHOLD = 0.4
 RULE = (
@@ -137,7 +137,9 @@ def to_training_form(grey: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if paper < (page.min() + page.max()) / 2:
         page = 255 - page
     # The paper around a stroke: what is left when dark features as narrow as strokes are filled.
-    paper = ndimage.grey_closing(page, round(WIDEST_STROKE * longer), mode="nearest")
+    size = round(WIDEST_STROKE * longer)
+    beyond = np.pad(page, size, "edge")  # else a shadow at the edge would be filled, too
+    paper = ndimage.grey_closing(beyond, size)[size:-size, size:-size]
     ink = (paper - page) / np.maximum(paper, 255 - paper)
     if ink.max() < LEAST_INK:
         raise ValueError("contains no ink")

@@ -35,8 +35,13 @@ def script(tmp_path: Path) -> Path:
     for path in REPOSITORY.glob("model_*.py"):
         shutil.copy(path, tmp_path)
     (tmp_path / "my_callbacks.py").write_text("shrinks_to = 0.9\n")
+    (tmp_path / "data.py").write_text("import sys\n")
+    shutil.copy(REPOSITORY / "mnist" / "sizes.py", tmp_path)
     path = tmp_path / "model_pretrain.py"
-    path.write_text(path.read_text().replace("import sys", "import sys\n\nimport my_callbacks", 1))
+    text = path.read_text().replace(
+        "import sys", "import sys\n\nimport data\nimport my_callbacks", 1
+    )
+    path.write_text(text.replace("from mnist.sizes", "from sizes"))
     return path
 
 
@@ -58,7 +63,7 @@ def test_a_resumed_run_names_and_records_changed_files(script: Path) -> None:
         if what in ("a number in a callback", "a comment"):
             change(script, what, file)
     resumed = prepare_run(PRETRAIN, options_of(script), script)
-    assert (resumed.resumed_step, resumed.changed) == (20, ["mnist/views.py", "my_callbacks.py"])
+    assert (resumed.resumed_step, resumed.changed) == (20, ["data.py", "my_callbacks.py"])
     changes = [{"step": 20, "files": resumed.changed}]
     assert read_json(run.path / "run.json")["changes"] == changes
 

@@ -1,6 +1,5 @@
 """A user's pictures: what comes out of each kind, what is refused, and what is shown."""
 
-import io
 import os
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from megakit.training.classifier import Predictions
 from mnist import files as mnist_files
 from mnist.inputs import write_inputs
 from mnist.own_pictures import read_pictures, to_training_form
-from tests.refusals import problem, problems
+from tests.refusals import problem
 
 DIGITS = mnist_files.read_digits("test")[0]
 #: A bar of ink, as MNIST has it: 20 x 4, with its centre at the centre of 28x28.
@@ -47,8 +46,6 @@ def test_what_has_the_form_of_mnist_stays():
     "picture",
     [
         255 - BAR,
-        np.pad(BAR, ((0, 0), (40, 0))).repeat(40, 0).repeat(40, 1),
-        np.where(IS_BAR, 20, 255),
         np.where(IS_BAR, 0.3, 1) * LIGHT + NOISE,
         np.where(IS_BAR, 200, 50) + NOISE,
         np.where(IS_BAR, 0.3, 1) * np.where(X + Y > 1, 130, 230) + NOISE,
@@ -57,20 +54,12 @@ def test_what_has_the_form_of_mnist_stays():
         np.where(IS_BAR | (np.hypot(X - 0.1, Y - 0.1) < 0.02), 40, 230),
         np.where(IS_BAR & (abs(Y - 0.4) > 0.004), 40, 230),
     ],
-    ids=["dark", "large", "drawing", "light", "chalk", "shadow", "squared", "table", "spot", "gap"],
+    ids=["dark", "light", "chalk", "shadow", "squared", "table", "spot", "gap"],
 )
 def test_a_digit_on_paper(picture):
     grey = np.clip(picture, 0, 255).astype(np.uint8)
     for scale in (1, 3):
-        assert_is_bar(to_training_form(np.kron(grey, np.ones((scale, scale), np.uint8))))
-
-
-def test_the_centre_of_mass_is_at_the_centre():
-    letter = np.zeros((300, 300), np.uint8)  # an L
-    letter[100:300, 0:40] = letter[260:300, 0:120] = 255
-    ys, xs = np.nonzero(to_training_form(np.pad(letter, 50)) > 127)
-    assert [np.ptp(ys) + 1, np.ptp(xs) + 1] == [20, 12]
-    assert (ys.mean(), xs.mean()) == pytest.approx((14, 14), abs=0.6)
+        assert_is_bar(to_training_form(grey.repeat(scale, 0).repeat(scale, 1)))
 
 
 @pytest.mark.parametrize("paper", [255 + 0 * X, 0 * X, LIGHT + NOISE, 50 + NOISE])
@@ -82,7 +71,6 @@ def test_an_empty_sheet_has_no_ink(tmp_path, paper):
 @pytest.mark.parametrize(
     ("pixels", "mode"),
     [
-        (BAR, "1"),
         (BAR, "P"),
         (np.where(BAR[..., None] > 0, [0, 0, 120], [255, 255, 200]), None),
         # What is transparent is paper, whatever the colour of the ink is.
@@ -103,8 +91,7 @@ def test_turned_by_the_camera(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees when shown
     turned = np.rot90(255 - BAR.repeat(8, 0).repeat(8, 1))
-    for name in ("a.jpg", "a.webp"):
-        assert_is_bar(read_pictures(draw(tmp_path / name, turned, exif=exif)).images[0])
+    assert_is_bar(read_pictures(draw(tmp_path / "a.jpg", turned, exif=exif)).images[0])
 
 
 def test_a_folder_in_order_of_names_with_what_was_skipped(tmp_path):
@@ -127,13 +114,7 @@ def test_a_folder_in_order_of_names_with_what_was_skipped(tmp_path):
         "Skipped 4 files, no picture or no ink: blank.png, cut.png, film.png, more",
     ]
     assert "cut.png" in problem(read_pictures, tmp_path / "cut.png")  # never skipped if named
-
-
-def test_a_folder_without_pictures_is_refused(tmp_path):
-    assert "no picture is in it" in problem(read_pictures, tmp_path)
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text("no picture")
-    assert len(problems(read_pictures, tmp_path)) == 2
+    assert "no picture is in it" in problem(read_pictures, tmp_path / "more")
 
 
 def test_a_picture_that_would_take_too_much_is_refused(tmp_path, monkeypatch):
@@ -168,16 +149,15 @@ def test_arrays_that_are_refused(tmp_path, array, fault):
 
 
 def test_what_the_classifier_saw(tmp_path):
-    """An unsure answer is red; so are more pictures than are drawn counted."""
-    shares = np.full((70, 10), 0.01)
-    shares[:, 4] = 0.91
-    sizes = []
-    for number in (0, 3):
-        shares[:number, 4] = 0.6
-        predictions = Predictions(np.arange(70), np.full(70, -1), shares)
-        path, images = tmp_path / "inputs.png", np.stack([BAR] * 70)
-        said = write_inputs(path, predictions, images, [f"{n}.png" for n in range(70)])
-        assert said.startswith(f"{path}\n{number} answers are unsure")
-        pixels = np.asarray(Image.open(io.BytesIO(path.read_bytes())), int)
-        sizes.append(((pixels[..., 0] - pixels[..., 1]) > 100).sum())
-    assert sizes[0] == 0 < sizes[1]
+    """An unsure answer is red; of many pictures, the first are drawn."""
+    images, sources = np.stack([BAR] * 70), [f"{number}.png" for number in range(70)]
+    path, red = tmp_path / "inputs.png", []
+    for share in (0.91, 0.6):
+        shares = np.full((70, 10), 0.01)
+        shares[:3, 4] = share
+        shares[3:, 4] = 0.91
+        said = write_inputs(path, Predictions(np.arange(70), -np.ones(70), shares), images, sources)
+        assert said.startswith(f"{path}\n{3 * (share < 0.7)} answers are unsure")
+        pixels = np.asarray(Image.open(path), int)
+        red.append(int((pixels[..., 0] - pixels[..., 1] > 100).sum()))
+    assert red[0] == 0 < red[1]

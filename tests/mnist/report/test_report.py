@@ -52,7 +52,9 @@ def test_the_script_computes_what_the_model_computes(page: Path, trained: Traine
     """In node. Drawings are converted nearly as `--input` does, probabilities read as there."""
     assert len({*trained.predictions.prediction.tolist()}) == 10  # else little is tested
     shares = [0.0, 0.0006, 0.99, 0.999, 0.9996, 1.0]
-    drawings = [255 * (image < 128).repeat(10, 0).repeat(10, 1) for image in trained.images[:10]]
+    drawings = [
+        np.uint8(255) * (image < 128).repeat(10, 0).repeat(10, 1) for image in trained.images[:10]
+    ]
     shim = """
       const anything = new Proxy(function () {}, { get: () => anything, apply: () => anything });
       const document = {
