@@ -156,7 +156,9 @@ def test_what_the_classifier_saw(tmp_path):
         shares = np.full((70, 10), 0.01)
         shares[:3, 4] = share
         shares[3:, 4] = 0.91
-        said = write_inputs(path, Predictions(np.arange(70), -np.ones(70), shares), images, sources)
+        said = write_inputs(
+            path, Predictions(np.arange(70), np.full(70, -1), shares), images, sources
+        )
         assert said.startswith(f"{path}\n{3 * (share < 0.7)} answers are unsure")
         pixels = np.asarray(Image.open(path), int)
         red.append(int((pixels[..., 0] - pixels[..., 1] > 100).sum()))

@@ -79,7 +79,7 @@ def test_the_script_computes_what_the_model_computes(page: Path, trained: Traine
         assert np.allclose(values, getattr(trained.predictions, name)[:60], atol=1e-4)
     assert found["percents"] == [percent(share) for share in shares]
     expected = np.array([to_training_form(drawing).ravel() for drawing in drawings], int)
-    assert np.abs(np.array(found["forms"]) - expected).mean() < 3
+    assert np.abs(np.array(found["forms"]) - expected).mean() < 6
 
 
 def test_only_a_chain_of_linear_and_relu_layers_has_a_canvas(
