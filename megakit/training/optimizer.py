@@ -91,6 +91,9 @@ class FusedAdam(torch.optim.Optimizer):
             tensors = (weights, gradients, *moments, [], [step] * len(weights))
             update(*tensors, amsgrad=False, maximize=False, **options)
 
+    # Without this mark, torch wraps `step` in order to call hooks.
+    step.__dict__["hooked"] = True
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the state; before the first step, the state that the first step begins with."""
         self._create_states()  # Megatron cannot save a distributed optimizer without states

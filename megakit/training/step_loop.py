@@ -115,9 +115,11 @@ class StepLoop(_TrainingEpochLoop):
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Validates if that is due."""
-        if self.validation_is_due():
+        is_due = self.validation_is_due()
+        if is_due:
             self.validated_step = self.step  # before, for a checkpoint at the end of validation
-        super().on_advance_end(data_fetcher)
+        if is_due or self.trainer.received_sigterm:
+            super().on_advance_end(data_fetcher)
         self._batches_that_stepped = self.step
 
     # --- The steps ---
@@ -151,6 +153,8 @@ class StepLoop(_TrainingEpochLoop):
 
     def _call(self, name: str, hooks: list[Callable[..., Any]], *args: Any) -> Any:
         """Calls hooks, and returns what the last one returns; `log` needs the name of its hook."""
+        if not hooks:
+            return None
         module, result = self.trainer.lightning_module, None
         before, module._current_fx_name = module._current_fx_name, name
         for hook in hooks:
@@ -186,7 +190,10 @@ class StepLoop(_TrainingEpochLoop):
         counter = self.automatic_optimization.optim_progress.optimizer.step
         counter.total.completed = counter.current.completed = self.step
         self.batch_progress.is_last_batch = data_fetcher.done
-        self.update_lr_schedulers("step", update_plateau_schedulers=False)
+        for config in trainer.lr_scheduler_configs:
+            is_due = config.interval == "step" and (index + 1) % config.frequency == 0
+            if is_due and not config.reduce_on_plateau:
+                trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
         if self._num_ready_batches_reached():
             self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         is_logged = self.is_logged()
