@@ -15,7 +15,7 @@ from megakit.errors import UserError, first, printable, reading
 #: Height and width of a training image, and the length of a digit in it.
 SIDE, BOX = 28, 20
 #: About the longer side of a picture once it is shrunk.
-LONGER_SIDE = 300
+LONGER_SIDE = 400
 #: Largest width of a stroke, as a share of the picture's longer side.
 WIDEST_STROKE = 0.5
 #: Smallest difference between ink and paper, as a share of the paper's brightness.
