@@ -28,6 +28,7 @@ def test_a_resumption_does_not_run_it(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
+@pytest.mark.long
 def test_an_error_of_the_code_is_not_called_damage(tmp_path: Path) -> None:
     """The frameworks and a reader's callbacks also run while a checkpoint is loaded."""
     training = Training(tmp_path)
