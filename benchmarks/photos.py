@@ -119,7 +119,7 @@ def drawn(digit: NDArray[np.uint8], size: int, pen: float) -> NDArray[np.float64
         depth = ndimage.distance_transform_edt(field > 0.4)
         is_middle = depth > ndimage.uniform_filter(depth, 5) + 0.3
         return np.clip(pen * size / 2 + 0.5 - ndimage.distance_transform_edt(~is_middle), 0, 1)
-    return np.clip((field - 0.42) * scale / 3 + 0.5, 0, 1)
+    return np.clip((field - 0.42) * max(scale / 3, 1.5) + 0.5, 0, 1)
 
 
 def write_photos(data_dir: Path, number: int, folder: Path, seed: int = 1) -> NDArray[np.int64]:
