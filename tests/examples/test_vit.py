@@ -11,6 +11,7 @@ import torch
 from examples.vit import random_effects
 from megakit.data import EpochIndex
 from megakit.testing import assert_dataset_compatible_with_megatron
+from mnist.files import DataOptions
 from tests.scripts import accuracy, read_csv, read_json, run_python, run_script
 
 DIGITS = ("--dataset", "digits", "--accelerator", "cpu")
@@ -87,13 +88,13 @@ def test_shifts_move_whole_images(vit: ModuleType, images: Any) -> None:
 
 
 def test_each_validation_hides_the_same(vit: ModuleType) -> None:
-    data = vit.VitDataModule(dataset="digits", masked_share=0.5)
+    data = vit.VitDataModule(DataOptions.data_dir, dataset="digits", masked_share=0.5)
     data.setup("fit")
-    assert [data.mnist_val[idx]["idx"] for idx in (0, 7)] == [0, 7]
-    first, again = data.mnist_val[7], data.mnist_val[7]
+    assert [data.val_set[idx]["idx"] for idx in (0, 7)] == [0, 7]
+    first, again = data.val_set[7], data.val_set[7]
     assert torch.equal(first["shown"], again["shown"])
-    assert "shown" in data.mnist_train[0]
-    assert "shown" not in data.mnist_test[0]
+    assert "shown" in data.train_set[0]
+    assert "shown" not in data.test_set[0]
 
 
 # --- Models ---------------------------------------------------------------------------------------
