@@ -7,7 +7,7 @@ import pytest
 from tests.project import SCRIPTS, STEPS, check_results, options_of
 from tests.scripts import read_csv, run_script, stop_and_resume
 
-TRAINING = {script: 200 for script in SCRIPTS[:-1]} | {SCRIPTS[0]: STEPS}
+TRAINING = {script: 201 for script in SCRIPTS[:-1]} | {SCRIPTS[0]: STEPS}
 
 
 @pytest.fixture(scope="module")
