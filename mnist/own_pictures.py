@@ -18,7 +18,8 @@ SIDE, BOX = 28, 20
 LONGER_SIDE = 400
 #: Largest width of a stroke, as a share of the picture's longer side.
 WIDEST_STROKE = 0.5
-#: Smallest difference between ink and paper, as a share of the paper's brightness.
+#: Smallest difference between ink and paper, as a share of the paper's brightness, or of
+#: its darkness if the ink is bright.
 LEAST_INK = 0.15
 #: Share of the strongest ink from which a pixel is part of a stroke.
 THRESHOLD = 0.4

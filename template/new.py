@@ -24,10 +24,10 @@ from template.sources import EXAMPLES, IN_FILES, ROOT, TEMPLATE, adapted, copy_s
 
 #: Files that are copied to every project without changes.
 SHARED = ("run", "run_setup.sh", "requirements.lock", "LICENSE")
-ORIGINS = sorted(path.name for path in EXAMPLES.iterdir() if (TEMPLATE / path.name).is_dir())
+ORIGINS = sorted(path.name for path in EXAMPLES.glob("[!_]*") if (TEMPLATE / path.name).is_dir())
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 HELP = f"""\
-usage: ./run new PATH [--from NAME] [--venv DIR]
+usage: ./run new PATH [--from NAME | --pictures] [--venv DIR]
 
 Creates a project of your own in the folder PATH: the scripts, a test suite, and
 megakit as a wheel.

@@ -1,1 +1,1 @@
-"""Studies of runs and of layouts; no copy of the project has them."""
+"""Studies of runs and of layouts; projects made by `./run new` lack them."""

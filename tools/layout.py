@@ -169,8 +169,9 @@ def _capturing() -> Iterator[None]:
 def _reader(error: Exception) -> str:
     """Returns why a model cannot be described, and which line of the user's code is the reason."""
     frames = traceback.extract_tb(error.__traceback__)
-    megakit = str(Path(__file__).resolve().parents[1])
-    own = [one for one in frames if not one.filename.startswith((megakit, sys.prefix))] or frames
+    root = Path(__file__).resolve().parents[1]
+    libraries = (*(f"{root / name}{os.sep}" for name in ("megakit", "tools")), sys.prefix)
+    own = [one for one in frames if not one.filename.startswith(libraries)] or frames
     return (
         "its forward pass, or its loss, reads the values of a tensor, for example by .item(). Here "
         f"tensors have no values. The line is {own[-1].filename}:{own[-1].lineno}."

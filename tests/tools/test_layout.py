@@ -1,6 +1,7 @@
 """`./run layout`: the table of a script's job, and what is refused."""
 
 import re
+import shutil
 import sys
 
 import pytest
@@ -32,6 +33,27 @@ def test_the_coordinates_of_eight_ranks():
     found, stored, _ = rows(done.output())
     assert found == places
     assert [row[:2] for row in stored] == [["0 to 3", "0"], ["4 to 7", "1"]]
+
+
+def test_a_loss_that_reads_a_value_is_named_by_its_line(tmp_path):
+    """The line is the reader's, also in the tutorial's own folder, and not one of megakit's."""
+    for name in ("run", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    for folder in ("megakit", "mnist", "tools"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder)
+    for file in REPOSITORY.glob("model_*.py"):
+        shutil.copy(file, tmp_path)
+    components = tmp_path / "model_components.py"
+    loss = "nn.functional.mse_loss"
+    source = components.read_text()
+    number = source[: source.index(loss)].count("\n") + 1
+    components.write_text(source.replace(loss, "(lambda x, y, **_: (x - y).mean().item())", 1))
+    done = run(
+        *(sys.executable, "-P", "-m", "tools.layout", tmp_path / "model_pretrain.py", *DIGITS),
+        PYTHONPATH=str(tmp_path),
+    )
+    assert done.status == 2, done.err
+    assert f"The line is {components}:{number}." in done.err
 
 
 @pytest.mark.long
