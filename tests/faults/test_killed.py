@@ -36,7 +36,7 @@ def kill(training: Training, fault: Fault) -> None:
 def test_killed_at_every_place(tmp_path: Path, never_stopped: dict[str, Any]) -> None:
     """One run, since each start takes seconds; no kill at a place lets it come to its end."""
     training = Training(tmp_path)
-    for place in sorted(set(PLACES) - {AFTER_THE_LAST_SAVE}):
+    for place in sorted(PLACES.keys() - {AFTER_THE_LAST_SAVE}):
         kill(training, Fault(place, 2 if place == BEFORE_STEP else 1))
     kill(training, Fault(AFTER_THE_LAST_SAVE))
     assert not (training.path / "summary.json").exists()
