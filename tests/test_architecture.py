@@ -4,7 +4,6 @@ import ast
 import graphlib
 import io
 import re
-import statistics
 import sys
 import tokenize
 from functools import cache
@@ -180,26 +179,19 @@ class TestLight:
         ],
     )
     def test_packages(self, module):
-        assert loaded_by(module) == set()
+        assert not loaded_by(module) & {*FRAMEWORKS, "numpy", "PIL", "matplotlib"}
 
     def test_all_that_a_script_needs_for_its_help(self):
         job = [f"megakit.job.{path.stem}" for path in (REPOSITORY / "megakit/job").glob("*.py")]
         mnist = ("mnist.files", "mnist.own_pictures", "mnist.sizes", "mnist.tutorial")
         modules = [*job, *SCRIPTS, *mnist, "examples.demands.demand"]
-        assert loaded_by(*modules) == set()
+        assert not loaded_by(*modules) & FRAMEWORKS
 
     def test_importing_writes_and_prints_nothing(self, tmp_path):
         code = "import megakit, megakit.job.script, model_predict, mnist.tutorial"
         done = run_python("-c", code, cwd=tmp_path, HOME=str(tmp_path))
         assert (done.output(), done.err) == ("", "")
         assert list(tmp_path.iterdir()) == []
-
-    def test_the_library_takes_less_than_50_ms(self):
-        code = (
-            "import time; began = time.process_time(); import megakit\n"
-            "print(time.process_time() - began)"
-        )
-        assert statistics.median(float(output_of(code)) for _ in range(5)) < 0.05
 
 
 class TestNames:
@@ -372,10 +364,10 @@ def own_names():
 
 
 def loaded_by(*modules):
-    """The frameworks that importing some modules loads in a fresh process."""
+    """The packages and modules that importing some modules loads in a fresh process."""
     imported = "; ".join(f"import {module}" for module in modules)
     code = f"import sys; {imported}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
-    return set(output_of(code).split()) & FRAMEWORKS
+    return set(output_of(code).split())
 
 
 def tracked_files():
