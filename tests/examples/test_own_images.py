@@ -97,7 +97,7 @@ def test_the_sample_is_learned(tmp_path: Path) -> None:
         # Where the processor lacks AVX-512, a convolution in bf16 takes ten times as long.
         *("--precision", "32"),
     )
-    short = ("--max-steps", 200)  # of 600, after which 9 of 10 are right
+    short = ("--max-steps", 200)  # of 600
     for script, *options in (
         ("make_sample.py", tmp_path / "images"),
         ("model_train.py", *common, *short),
