@@ -41,9 +41,8 @@ NOT_RUN = (
 SHORTER = {
     r"(\./run (?:pretrain|finetune)|cProfile .*model_pretrain\.py)": r"\1 --max-steps 10",
     r"(own_images/model_train\.py)": r"\1 --max-steps 10",
-    r"(?<!layout examples/)((?:gpt|vit)/model_(?:pretrain|finetune)\.py)": (
-        r"\1 --max-steps 4 --limit-val-batches 2"
-    ),
+    r"(?<!layout examples/)(gpt/model_pretrain\.py)": r"\1 --max-steps 4 --limit-val-batches 2",
+    r"(vit/model_(?:pretrain|finetune)\.py)": r"\1 --max-steps 4 --dataset digits",
 }
 #: What docs/datasets.md takes for granted.
 MY_MODULE = """

@@ -1,6 +1,5 @@
 """docs/deleting.md: each row is complete, and what is left after all rows still trains."""
 
-import ast
 import re
 import shutil
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from tests.docs.pages import blocks, copy_project
 from tests.scripts import REPOSITORY, read_csv, run
-from tests.test_architecture import imports
+from tests.test_architecture import code_files, files_used
 
 PAGE = (REPOSITORY / "docs" / "deleting.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)+)", PAGE, re.MULTILINE))
@@ -68,34 +67,8 @@ ROWS = [*DELETE_ONLY, *WITH_EDIT, *SEVERAL]
 
 
 @cache
-def modules() -> dict[str, str]:
-    """The project's files of Python by the names of their modules."""
-    folders = ("megakit", "mnist", "tools", "ladder", "examples", "benchmarks", "template", "tests")
-    paths = [*REPOSITORY.glob("*.py"), *REPOSITORY.glob("notebooks/*.py")]
-    paths += [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
-    files = [path.relative_to(REPOSITORY) for path in paths]
-    return {".".join(f.with_suffix("").parts).removesuffix(".__init__"): str(f) for f in files}
-
-
-@cache
 def used_by(file: str) -> set[str]:
-    """The files that a file imports, also inside functions, and through a package's names."""
-    found = set()
-    for name in imports(REPOSITORY / file):
-        package, _, last = name.rpartition(".")
-        while name and name not in modules():
-            name = exported(package).get(last, name.rpartition(".")[0])
-        found |= {modules()[name]} if name else set()
-    return found - {file}
-
-
-@cache
-def exported(package: str) -> dict[str, str]:
-    """The names of a package that `__init__.pyi` lists, with the modules that have them."""
-    listed = REPOSITORY / package.replace(".", "/") / "__init__.pyi"
-    nodes = ast.parse(listed.read_text()).body if package and listed.is_file() else []
-    found = [(node.module, node.names) for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {alias.name: f"{package}.{module}" for module, names in found for alias in names}
+    return {str(path.relative_to(REPOSITORY)) for path in files_used(REPOSITORY / file)} - {file}
 
 
 def test_the_page_has_its_rows() -> None:
@@ -113,7 +86,8 @@ def test_a_row_names_all_that_it_concerns(row: Row) -> None:
     gone = [row]
     if re.search(r"[Ff]irst delete|, after ", f"{row.what} {row.loss}"):
         gone += ROWS[: ROWS.index(row)]
-    left = [file for file in modules().values() if not any(one.deletes(file) for one in gone)]
+    files = (str(path) for path in code_files() if path.suffix == ".py")
+    left = [file for file in files if not any(one.deletes(file) for one in gone)]
     users = {file for file in left if any(row.deletes(used) for used in used_by(file))}
     users = {file for file in users if not file.startswith(LOOKS_ON)}
     if "megakit/training/tensorboard.py" in row.paths:

@@ -125,14 +125,14 @@ def test_the_chain(tmp_path: Path) -> None:
     """From another folder, by path, on bundled digits."""
     common = (*DIGITS, "--output-dir", tmp_path)
     short = ("--val-interval", 100, "--save-interval", 100, "--global-batch-size", 64)
-    for script, steps in (("model_pretrain.py", 200), ("model_finetune.py", 400)):
+    for script, steps in (("model_pretrain.py", 100), ("model_finetune.py", 200)):
         run_script(f"examples/vit/{script}", *common, *short, "--max-steps", steps).output()
     loss = read_json(tmp_path / "pretrain" / "summary.json")["train_loss"]
-    assert loss["last"] < 0.5 * loss["first"]
+    assert loss["last"] < 0.6 * loss["first"]
     result = run_script("examples/vit/model_predict.py", *common).output()
     predictions = Path(result.strip())
     assert [int(row["idx"]) for row in read_csv(predictions)] == list(range(300))
-    assert accuracy(predictions) > 0.9
+    assert accuracy(predictions) > 0.7
     check_export(read_json(tmp_path / "finetune" / "summary.json")["checkpoint"])
 
 
