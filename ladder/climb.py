@@ -1,9 +1,13 @@
-"""Runs the steps of the ladder: `./run ladder N`, or `./run ladder` for all, with a comparison.
+"""Runs the steps of a ladder: `./run ladder N`, or `./run ladder` for all, with a comparison.
 
 `./run ladder N` runs one step, which prints a line `step loss` for each training step. Step 3 also
 runs on several processes: `./run ladder 3 --devices 2 --tensor-parallel 2`. `./run ladder` runs all
 four, and model_pretrain.py; it prints a table of the losses and draws the curves. Its exit status
 is 1 if losses in float32 differ by more than rounding.
+
+`./run ladder gpt` and `./run ladder gpt N` do so with the small GPT in ladder/gpt, under many
+layouts. Its lines also have the norm of the gradient, because a factor of all gradients, which
+clipping and Adam hide, is not seen in the losses.
 """
 
 import argparse
@@ -14,11 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from ladder.gpt.text_samples import GptOptions
+from ladder.programs import LADDERS, Program, steps_of
 from megakit.errors import UserError
 from megakit.job.command_line import parse_options
 from megakit.job.option_types import flag
@@ -26,26 +33,16 @@ from megakit.job.script import begin_script
 from mnist.files import DataOptions
 from mnist.samples import LadderOptions
 
-FILES = {path.name[0]: path for path in sorted((ROOT / "ladder").glob("[1-9]_*.py"))}
 FOLDER = Path("runs/ladder")
-#: Largest relative difference of two losses that rounding explains, in float32.
-ROUNDING = 1e-6
+#: Largest relative differences of losses, and of norms, that rounding explains in float32.
+ROUNDING = (1e-6, 1e-5)
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-TWO_RANKS = (*TORCHRUN, "2", FILES["3"])
-#: The programs to compare: Python's arguments, by name.
-PROGRAMS: dict[str, tuple[str | Path, ...]] = {
-    "1_torch.py": (FILES["1"],),
-    "2_lightning.py": (FILES["2"],),
-    "3_megatron.py": (FILES["3"],),
-    "  2 tensor-parallel ranks": (*TWO_RANKS, "--tensor-parallel", "2"),
-    "  2 pipeline stages": (*TWO_RANKS, "--pipeline-parallel", "2"),
-    "  2 data-parallel ranks": TWO_RANKS,
-    "4_nemo.py": (FILES["4"],),
-}
-LAST = "model_pretrain.py"
+#: Options that say how many ranks share a model. The other ranks are data parallel.
+SIZES = ("--tensor-parallel", "--pipeline-parallel", "--context-parallel")
 #: Variables that keep messages of the frameworks off standard output, or silence them.
 QUIET = {"NEMO_REDIRECT_LOGS_TO_STDERR": "1", "PYTHONWARNINGS": "ignore"}
-Losses = dict[int, float]
+#: What a program prints, by step: the loss, and with the GPT the norm of the gradient.
+Values = dict[int, tuple[float, ...]]
 
 
 class StepFailedError(Exception):
@@ -65,26 +62,30 @@ def split_data(arguments: list[str]) -> tuple[list[str], list[str]]:
     return found, others
 
 
-def split_ranks(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Returns torchrun's arguments for the ranks of step 3, and the step's own arguments."""
+def split_ranks(arguments: list[str]) -> tuple[int, list[str]]:
+    """Returns the number of ranks of a step, and the step's own arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--devices", "--tensor-parallel", "--pipeline-parallel"):
+    for name in ("--devices", *SIZES, "--expert-parallel"):
         parser.add_argument(name, type=int)
     given, others = parser.parse_known_args(arguments)
-    sizes = {name: size for name, size in vars(given).items() if size is not None}
-    ranks = sizes.pop("devices", math.prod(sizes.values()))
-    if given.devices is not None and ranks < 1:
-        raise UserError(f"--devices {ranks}: has to be at least 1.")
-    others += [part for name, size in sizes.items() for part in (flag(name), str(size))]
-    return [*TORCHRUN, str(ranks)] if ranks > 1 else [], others
+    sizes = {flag(name): size for name, size in vars(given).items() if size is not None}
+    devices = sizes.pop("--devices", None)
+    if devices is not None and devices < 1:
+        raise UserError(f"--devices {devices}: has to be at least 1.")
+    ranks = math.prod(size for name, size in sizes.items() if name in SIZES)
+    # Ranks that share experts are data parallel, or share the tokens of a sample.
+    ranks = max(ranks, sizes.get("--expert-parallel", 1))
+    return devices or ranks, others + [part for item in sizes.items() for part in map(str, item)]
 
 
-def start(log: str, *command: str | Path, shows: bool = False) -> str:
-    """Runs Python; what the frameworks report goes to a log.
+def start(log: str, path: Path, ranks: int, arguments: Sequence[str], shows: bool = False) -> str:
+    """Runs a program; what the frameworks report goes to a log.
 
     Args:
         log: Name of the log.
-        command: Python's arguments.
+        path: The program.
+        ranks: Number of its processes.
+        arguments: Its arguments.
         shows: Whether standard output is shown instead of returned.
     """
     try:
@@ -93,11 +94,12 @@ def start(log: str, *command: str | Path, shows: bool = False) -> str:
         raise UserError(
             f"{FOLDER}: {error.strerror}. Start the command in another folder."
         ) from None
+    launcher = (*TORCHRUN, str(ranks)) if ranks > 1 else ()
     # torchrun, too, lets each process compute with one thread.
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **QUIET}
     with (FOLDER / f"{log}.log").open("w+") as errors:
         done = subprocess.run(
-            [sys.executable, *command],
+            [sys.executable, *launcher, path, *arguments],
             env=environment,
             stdout=None if shows else subprocess.PIPE,
             stderr=errors,
@@ -106,7 +108,7 @@ def start(log: str, *command: str | Path, shows: bool = False) -> str:
         if done.returncode:
             errors.seek(0)
             text = errors.read()
-            if problems := re.findall(rf"^{re.escape(log)}\.py: (.*)", text, re.MULTILINE):
+            if problems := re.findall(rf"^{path.name}: (.*)", text, re.MULTILINE):
                 raise UserError(problems)
             print(told_by(text, log), file=sys.stderr)
             raise StepFailedError(done.returncode)
@@ -123,55 +125,95 @@ def told_by(text: str, log: str) -> str:
     return f"{errors[0]}\n{report}" if errors else text
 
 
-def losses_of(name: str, options: LadderOptions, data: list[str]) -> Losses:
-    """Trains, and returns the losses by step; model_pretrain.py logs every tenth step."""
-    common = ["--precision", options.precision, *data]
-    if name != LAST:
+def run_step(program: Program, arguments: list[str]) -> None:
+    """Runs one step of a ladder, and shows what it prints."""
+    has_ranks = program.name in ("2_fsdp.py", "3_megatron.py")
+    needs_help = {"-h", "--help"} & {*arguments}
+    ranks = 1
+    if needs_help:
+        arguments = ["--help"]
+    elif program.path.startswith("ladder/gpt"):
+        ranks, arguments = split_ranks(arguments) if has_ranks else (1, arguments)
+    else:
+        data, arguments = split_data(arguments)
+        ranks, arguments = split_ranks(arguments) if has_ranks else (1, arguments)
+        arguments += data
+    start(program.file.stem, program.file, ranks, arguments, shows=True)
+    if needs_help and has_ranks:
+        print(
+            "\nIt also has --devices INT, the number of processes; by default the smallest that\n"
+            "the other options need."
+        )
+
+
+def values_of(
+    program: Program, arguments: list[str], options: LadderOptions | GptOptions
+) -> Values:
+    """Trains, and returns what is printed by step; model_pretrain.py logs every tenth step."""
+    log = re.sub(r"\W+", "_", program.name.strip())
+    if program.path != "model_pretrain.py":
         own = ["--steps", str(options.steps), "--batch-size", str(options.batch_size)]
-        printed = start("_".join(name.split()), *PROGRAMS[name], *common, *own)
-        return {int(step): float(loss) for step, loss in map(str.split, printed.splitlines())}
+        own += program.options.split()
+        printed = start(log, program.file, program.ranks, [*own, *arguments])
+        rows = (line.split() for line in printed.splitlines())
+        return {int(step): tuple(map(float, values)) for step, *values in rows}
     from megakit.training.metrics_csv import read_metrics
 
     with tempfile.TemporaryDirectory() as folder:
         own = ["--max-steps", str(options.steps), "--global-batch-size", str(options.batch_size)]
-        start(name, ROOT / name, *common, *own, "--output-dir", folder)
-        rows = read_metrics(Path(folder, "pretrain", "metrics.csv"))
-    return {row.step: row.train_loss for row in rows if row.train_loss is not None}
+        start(log, program.file, 1, [*own, *arguments, "--output-dir", folder])
+        rows_of_file = read_metrics(Path(folder, "pretrain", "metrics.csv"))
+    return {row.step: (row.train_loss,) for row in rows_of_file if row.train_loss is not None}
 
 
-def difference(losses: Losses, first: Losses) -> float:
-    """Returns the largest relative difference at the steps that both have."""
-    return max(abs(loss / first[step] - 1) for step, loss in losses.items())
+def differences(values: Values, first: Values) -> list[float]:
+    """Returns the largest relative difference of each value, over the steps that both have."""
+    pairs = ([*zip(values[step], first[step], strict=True)] for step in values)
+    columns = zip(*pairs, strict=True)
+    return [max(abs(one / other - 1) for one, other in column) for column in columns]
 
 
-def climb(options: LadderOptions, data: list[str]) -> int:
+def climb(
+    programs: Sequence[Program], options: LadderOptions | GptOptions, arguments: list[str]
+) -> int:
     """Runs all programs, and prints a row for each; returns the exit status."""
+    has_norms = isinstance(options, GptOptions)
     shown = sorted({1, (options.steps + 1) // 2, options.steps})
     columns = "".join(f"{f'loss {step}':>13}" for step in shown)
-    print(f"{'':28}lines   seconds{columns}   difference")
-    curves: dict[str, Losses] = {}
-    for name in (*PROGRAMS, LAST):
+    print(f"{'':28}lines   seconds{columns}   difference{'   of norms' * has_norms}")
+    curves: dict[str, dict[int, float]] = {}
+    explained, first = True, Values()
+    for program in programs:
         began = time.perf_counter()
-        curves[name] = losses = losses_of(name, options, data)
+        values = values_of(program, arguments, options)
         seconds = time.perf_counter() - began
-        file = FILES.get(name[0], ROOT / name)
-        lines = "" if name.startswith(" ") else str(len(file.read_text().splitlines()))
-        cells = "".join(f"{losses[step]:13.9f}" if step in losses else " " * 13 for step in shown)
-        largest = difference(losses, curves["1_torch.py"])
-        print(f"{name:28}{lines:>5}{seconds:10.1f}{cells}{largest:13.1e}", flush=True)
-    largest = max(difference(losses, curves["1_torch.py"]) for losses in curves.values())
-    draw(curves)
+        first = values if program.is_first else first
+        lines = "" if program.row else str(len(program.file.read_text().splitlines()))
+        cells = "".join(
+            f"{values[step][0]:13.9f}" if step in values else " " * 13 for step in shown
+        )
+        found = differences(values, first)
+        explained &= all(one <= most for one, most in zip(found, ROUNDING, strict=False))
+        written = f"{found[0]:13.1e}" + "".join(f"{norm:11.1e}" for norm in found[1:])
+        print(f"{program.name:28}{lines:>5}{seconds:10.1f}{cells}{written}", flush=True)
+        curves[program.name] = {step: loss for step, (loss, *_) in values.items()}
     print(
-        "difference: the largest relative difference from the losses of 1_torch.py, over all "
-        f"steps.\nThe curves are in {FOLDER / 'losses.png'}."
+        "difference: the largest relative difference from the losses of 1_torch.py, over all steps."
     )
-    if options.precision == "32" and largest > ROUNDING:
-        print(f"Rounding explains differences up to {ROUNDING:.0e}.", file=sys.stderr)
+    if has_norms:
+        print("of norms: that of the gradient's norm.")
+    else:
+        draw(curves)
+        print(f"The curves are in {FOLDER / 'losses.png'}.")
+    if getattr(options, "precision", "32") == "32" and not explained:
+        losses, norms = (f"{most:.0e}" for most in ROUNDING)
+        others = f", of norms up to {norms}" if has_norms else ""
+        print(f"Rounding explains differences up to {losses}{others}.", file=sys.stderr)
         return 1
     return 0
 
 
-def draw(curves: dict[str, Losses]) -> None:
+def draw(curves: dict[str, dict[int, float]]) -> None:
     """Draws all losses, and below them the differences from those of plain PyTorch."""
     from matplotlib.figure import Figure
 
@@ -182,10 +224,12 @@ def draw(curves: dict[str, Losses]) -> None:
         figure = Figure(figsize=(7, 6), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)
         for name, losses in curves.items():
-            style = "o" if name == LAST else "-"
-            above.plot(losses.keys(), losses.values(), style, label=name.strip())
+            is_logged = len(losses) < len(first)
+            above.plot(
+                losses.keys(), losses.values(), "o" if is_logged else "-", label=name.strip()
+            )
             relative = [abs(loss / first[step] - 1) for step, loss in losses.items()]
-            below.plot(losses.keys(), relative, "o" if name == LAST else ".", label=name.strip())
+            below.plot(losses.keys(), relative, "o" if is_logged else ".", label=name.strip())
         above.set_ylabel("training loss")
         above.legend()
         below.set(xlabel="training step", ylabel="relative difference")
@@ -195,25 +239,26 @@ def draw(curves: dict[str, Losses]) -> None:
 def main() -> int:
     begin_script()
     sys.argv[0] = "./run ladder"
-    number, *others = sys.argv[1:] or [""]
+    arguments = sys.argv[1:]
+    name = arguments.pop(0) if arguments[:1] == ["gpt"] else ""
+    steps = steps_of(LADDERS[name])
+    number = arguments[0] if arguments else ""
     try:
-        if number in FILES:
-            needs_help = {"-h", "--help"} & {*others}
-            data, others = ([], ["--help"]) if needs_help else split_data(others)
-            launcher, others = split_ranks(others) if number == "3" else ([], others)
-            start(FILES[number].stem, *launcher, FILES[number], *others, *data, shows=True)
-            if needs_help and number == "3":
-                print(
-                    "\n./run ladder 3 also has --devices INT, the number of processes; by default"
-                )
-                print("the product of --tensor-parallel and --pipeline-parallel.")
+        if number in steps:
+            run_step(steps[number], arguments[1:])
         elif number and not number.startswith("-"):
-            raise UserError(f"{number}: the steps have the numbers 1 to 4.")
+            raise UserError(f"{number}: the steps have the numbers 1 to {len(steps)}.")
         else:
-            if {"-h", "--help"} & {*sys.argv}:
+            if {"-h", "--help"} & {*arguments}:
                 print(__doc__)
-            options = parse_options(LadderOptions)
-            return climb(options, split_data(sys.argv[1:])[0])
+            if name:
+                text = parse_options(GptOptions, arguments)
+                return climb(
+                    LADDERS[name], text, [] if text.text is None else ["--text", str(text.text)]
+                )
+            options = parse_options(LadderOptions, arguments)
+            data = [*split_data(arguments)[0], "--precision", options.precision]
+            return climb(LADDERS[name], options, data)
     except UserError as error:
         for problem in error.problems:
             print(f"ladder: {problem}", file=sys.stderr)

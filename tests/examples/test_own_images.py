@@ -97,13 +97,12 @@ def test_the_sample_is_learned(tmp_path: Path) -> None:
         # Where the processor lacks AVX-512, a convolution in bf16 takes ten times as long.
         *("--precision", "32"),
     )
-    short = ("--max-steps", 200)  # of 600
     for script, *options in (
         ("make_sample.py", tmp_path / "images"),
-        ("model_train.py", *common, *short),
+        ("model_train.py", *common),
         ("model_predict.py", *common, "--devices", 2, "--tensor-parallel", 2),
     ):
         result = run_script(f"examples/own_images/{script}", *options).output()
     predictions = Path(result.strip())
     assert [int(row["idx"]) for row in read_csv(predictions)] == list(range(300))
-    assert accuracy(predictions) > 0.35  # by guessing, 0.1
+    assert accuracy(predictions) > 0.8

@@ -12,6 +12,10 @@ import pytest
 from tests.scripts import REPOSITORY, environment, run, run_python
 
 PAGE = (REPOSITORY / "docs" / "ladder.md").read_text()
+MOST_LINES = {
+    **{"1_torch.py": 60, "2_lightning.py": 70, "3_megatron.py": 200, "4_nemo.py": 200},
+    **{"gpt/1_torch.py": 120, "gpt/2_fsdp.py": 120, "gpt/3_megatron.py": 310},
+}
 #: Questions of the page: letter, commands, and the number in the answer.
 QUESTIONS = re.findall(
     r"^\*\*([A-I])\. .*?```bash\n(.*?)```.*?```text\n\d+ ([\d.]+)\n```",
@@ -26,6 +30,13 @@ def ladder(*arguments, cwd, **changes):
 
 def losses_of(printed):
     return [float(line.split()[1]) for line in printed.splitlines()]
+
+
+def test_each_step_is_short():
+    lines = {
+        name: len((REPOSITORY / "ladder" / name).read_text().splitlines()) for name in MOST_LINES
+    }
+    assert all(lines[name] <= most for name, most in MOST_LINES.items()), lines
 
 
 @pytest.mark.long
@@ -51,8 +62,12 @@ PLANTED = """
 import sys
 import climb
 
-climb.losses_of = lambda name, *_: {1: 0.5, 2: 0.4 + 1e-6 * (name == "2_lightning.py")}
-sys.exit(climb.climb(climb.LadderOptions(steps=2), []))
+def values_of(program, *_):
+    return {1: (0.5,), 2: (0.4 + 1e-6 * (program.name == "2_lightning.py"),)}
+
+
+climb.values_of = values_of
+sys.exit(climb.climb(climb.LADDERS[""], climb.LadderOptions(steps=2), []))
 """
 
 

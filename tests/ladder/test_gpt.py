@@ -1,0 +1,96 @@
+"""The GPT of ladder/gpt: equal losses and norms in plain PyTorch, with FSDP2, in every layout."""
+
+import contextlib
+import io
+import runpy
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+from ladder.programs import GPT, Program
+from tests.scripts import REPOSITORY, run
+
+
+def train(path: str, arguments: list[str]) -> str:
+    """Runs a program of the ladder as one rank of a job; returns what it prints."""
+    sys.argv = [path, *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(path, run_name="__main__")
+    return printed.getvalue()
+
+
+def values_of(ranks: Any, program: Program, *options: str) -> list[list[float]]:
+    """The loss and the norm of each step."""
+    arguments = [*program.options.split(), *options]
+    last = ranks.run(train, str(program.file), arguments, world_size=program.ranks)[-1]
+    return [[float(value) for value in line.split()[1:]] for line in last.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def plain(ranks):
+    """What plain PyTorch prints, without and with experts."""
+    return cache(lambda has_experts: values_of(ranks, FIRST[has_experts]))
+
+
+FIRST = {"experts" in program.options: program for program in GPT if program.is_first}
+SHORT = ("2 ranks", "PP2, interleaved", "CP2 x EP2")
+ROWS = [
+    pytest.param(
+        program,
+        id=f"{program.file.stem} {program.options}",
+        marks=[] if program.row in SHORT else pytest.mark.long,
+    )
+    for program in GPT
+    if not program.is_first
+]
+
+
+@pytest.mark.parametrize("program", ROWS)
+def test_losses_and_norms_are_those_of_plain_torch(program, ranks, plain):
+    """A factor of all gradients is seen in the norms alone: clipping and Adam hide it."""
+    values = values_of(ranks, program)
+    assert len(values) == 50
+    expected = plain("experts" in program.options)
+    losses, norms = zip(*values, strict=True)
+    expected_losses, expected_norms = zip(*expected, strict=True)
+    assert losses == pytest.approx(expected_losses, rel=1e-6)
+    assert norms == pytest.approx(expected_norms, rel=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "loss", "norm"),
+    [
+        ("--pipeline-parallel 2 --chunks 2 --batch-p2p", 0.01, 0.5),
+        ("--context-parallel 2 --two-value-loss", 0, 1),
+    ],
+)
+def test_two_silent_faults_of_megatron(options, loss, norm, ranks, plain):
+    """Relative differences of the first step, from which docs/ladder.md has its answers."""
+    program = Program("ladder/gpt/3_megatron.py", options=options, ranks=2)
+    values, expected = values_of(ranks, program, "--steps", "2")[0], plain(False)[0]
+    relative = [value / other - 1 for value, other in zip(values, expected, strict=True)]
+    print(relative)
+    assert relative[1] == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.long
+def test_a_checkpoint_continues_under_another_layout(ranks, plain, tmp_path):
+    def megatron(options: str, size: int) -> Program:
+        return Program("ladder/gpt/3_megatron.py", options=options, ranks=size)
+
+    saving = megatron("--tensor-parallel 2 --sequence-parallel", 2)
+    values_of(ranks, saving, "--save", str(tmp_path / "half"))
+    loading = megatron("--pipeline-parallel 2 --chunks 2 --distributed-optimizer", 4)
+    values = values_of(ranks, loading, "--load", str(tmp_path / "half"))
+    assert [loss for loss, _ in values] == pytest.approx(
+        [loss for loss, _ in plain(False)[25:]], rel=1e-6
+    )
+
+
+def test_wrong_options(tmp_path):
+    done = run(REPOSITORY / "run", "ladder", "gpt", "4", cwd=tmp_path, VENV=sys.prefix)
+    assert done.status == 2
+    assert "4: the steps have the numbers 1 to 3." in done.err
