@@ -24,21 +24,21 @@ STEPS = (
 )
 ACCUMULATED = ("--micro-batch-size", 128)
 
-#: Where a run can be cut short.
-PLACES = (
-    "megakit.training.callbacks:StopOnSignal.on_train_batch_start",
-    "megakit.training.strategy:ExactStrategy.optimizer_step",
-    "megakit.training.metrics_csv:MetricsFile.append",
-    "megakit.checkpoints.writer:CheckpointWriter._write",
+#: Where a run can be cut short, and how often it passes there if nothing stops it before its end.
+PLACES = {
+    "megakit.training.callbacks:StopOnSignal.on_train_batch_start": 40,
+    "megakit.training.strategy:ExactStrategy.optimizer_step": 40,
+    "megakit.training.metrics_csv:MetricsFile.append": 6,
+    "megakit.checkpoints.writer:CheckpointWriter._write": 4,
     "megatron.core.dist_checkpointing.strategies.filesystem_async"
-    ":FileSystemWriterAsync.write_preloaded_data",
-    "megakit.checkpoints.writer:write_context",
-    "megakit.checkpoints.writer:write_manifest",
-    "megakit.checkpoints.writer:publish",
-    "megakit.checkpoints.writer:CheckpointWriter._prune",
-    "megakit.checkpoints.writer:shutil.rmtree",
-    "megakit.job.finish:finish_training",
-)
+    ":FileSystemWriterAsync.write_preloaded_data": 8,
+    "megakit.checkpoints.writer:write_context": 4,
+    "megakit.checkpoints.writer:write_manifest": 4,
+    "megakit.checkpoints.writer:publish": 4,
+    "megakit.checkpoints.writer:CheckpointWriter._prune": 4,
+    "megakit.checkpoints.writer:shutil.rmtree": 7,
+    "megakit.job.finish:finish_training": 1,
+}
 BETWEEN_WEIGHTS_AND_CONTEXT = "megakit.checkpoints.writer:write_context"
 AFTER_THE_LAST_SAVE = "megakit.job.finish:finish_training"
 BEFORE_STEP = "megakit.training.callbacks:StopOnSignal.on_train_batch_start"
