@@ -25,7 +25,6 @@ from megakit.job.cluster import Cluster
 from megakit.job.console import Console
 from megakit.job.options import TrainingOptions
 from megakit.job.plan import begin, plan
-from megakit.job.run import Run
 from megakit.job.run_directory import Stage
 from megakit.runtime.atomic_files import write_json
 from megakit.training.metrics_csv import Metrics, MetricsFile
@@ -109,60 +108,41 @@ def _train(options: Options, stop_after: int | None) -> int:
     if run.is_done:
         return 0
     begin(run)
-    return _Training(options, run).run(stop_after)
+    state, resume = json.dumps(run.identity), Path(run.resume) if run.resume else None
+    trainer: Any = SavingTrainer(options.val_interval, options.max_steps)
+    if resume:
+        state = (resume / WEIGHTS).read_text()
+        trainer.global_step = int(state.split()[0])
 
-
-class _Training:
-    def __init__(self, options: Options, run: Run) -> None:
-        self.options, self.directory = options, run.directory
-        resume = Path(run.resume) if run.resume else None
-        self.state = json.dumps(run.identity)
-        self.step = 0
-        if resume:
-            self.state = (resume / WEIGHTS).read_text()
-            self.step = int(self.state.split()[0])
-        path = self.directory.path / METRICS
-        saved = resume / METRICS if resume else None
-        self.metrics = MetricsFile(path, saved)
-        manifest = Manifest(STAGE.name, "Hash", "plums", 0, run=run.identity)
-        self.writer = CheckpointWriter(
-            self.directory.checkpoints,
-            manifest,
-            options.save_interval,
-            copied=[path],
-        )
-        self.trainer: Any = SavingTrainer(options.val_interval, options.max_steps)
-        self.trainer.global_step = self.step
-        self.trainer.save_checkpoint = self._save
-
-    def _save(self, folder: Path) -> None:
+    def save(folder: Path) -> None:
         (folder / WEIGHTS).parent.mkdir()
-        (folder / WEIGHTS).write_text(self.state)
+        (folder / WEIGHTS).write_text(state)
 
-    def run(self, stop_after: int | None) -> int:
-        setattr(writer_module, "write_context", _write_context)  # noqa: B010
-        self.writer.setup(self.trainer, self.trainer.lightning_module, "fit")
-        while self.step < self.options.max_steps:
-            self._make_step()
-            if self.step == stop_after:
-                self.writer.save(self.trainer, store_values=False)
-                return STOPPED
-        write_json(self.directory.summary, {"steps": self.step})
-        return 0
-
-    def _make_step(self) -> None:
-        self.step += 1
-        self.trainer.global_step = self.step
-        digest = hashlib.sha256(self.state.encode()).hexdigest()
-        self.state = f"{self.step} {digest}"
+    trainer.save_checkpoint = save
+    setattr(writer_module, "write_context", _write_context)  # noqa: B010
+    path = run.path / METRICS
+    metrics = MetricsFile(path, resume / METRICS if resume else None)
+    manifest = Manifest(STAGE.name, "Hash", "plums", 0, run=run.identity)
+    folder = run.directory.checkpoints
+    writer = CheckpointWriter(folder, manifest, options.save_interval, copied=[path])
+    module = trainer.lightning_module
+    writer.setup(trainer, module, "fit")
+    for step in range(trainer.global_step + 1, options.max_steps + 1):
+        trainer.global_step = step
+        digest = hashlib.sha256(state.encode()).hexdigest()
+        state = f"{step} {digest}"
         loss = int(digest[:6], 16) / 2**24
-        validates = self.step % self.options.val_interval == 0
-        row = Metrics(self.step, self.step, train_loss=loss, val_loss=loss if validates else None)
-        self.metrics.append(row)
-        self.writer.on_train_batch_end(self.trainer, self.trainer.lightning_module)
+        validates = step % options.val_interval == 0
+        metrics.append(Metrics(step, step, train_loss=loss, val_loss=loss if validates else None))
+        writer.on_train_batch_end(trainer, module)
         if validates:
-            self.trainer.callback_metrics["val_loss"] = loss
-            self.writer.on_validation_end(self.trainer, self.trainer.lightning_module)
+            trainer.callback_metrics["val_loss"] = loss
+            writer.on_validation_end(trainer, module)
+        if step == stop_after:
+            writer.save(trainer, store_values=False)
+            return STOPPED
+    write_json(run.directory.summary, {"steps": options.max_steps})
+    return 0
 
 
 def _write_context(folder: Path, module: Any) -> None:

@@ -171,7 +171,7 @@ class Runs(RuleBasedStateMachine):
         shutil.rmtree(self.directory.path / what, ignore_errors=True)
 
 
-@pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [10, pytest.param(40, marks=pytest.mark.long)])
 def test_every_history(examples: int) -> None:
     how: dict[str, Any] = {"stateful_step_count": 15, "deadline": None, "database": None}
     how |= {"print_blob": True, "suppress_health_check": list(HealthCheck)}

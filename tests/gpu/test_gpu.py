@@ -16,10 +16,10 @@ from tests.scripts import accuracy, output_of, read_csv, read_json, run_script
 
 pytestmark = pytest.mark.gpu
 
-SHORT = ("--dataset", "digits", "--max-steps", 50, "--global-batch-size", 64)
-#: A rehearsed GPU is a hundred times slower than one: the chain is shorter there, and learns less.
+#: A rehearsed GPU is a hundred times slower than one: trainings are shorter there, and learn less.
 REHEARSED = "REHEARSE_GPUS" in os.environ
-FEW = ("--max-steps", 100, "--global-batch-size", 64) if REHEARSED else ()
+DIGITS = ("--dataset", "digits")
+SHORT = (*DIGITS, "--max-steps", 10 if REHEARSED else 50, "--global-batch-size", 64)
 # Relative. `--precision 32` uses no TF32, so both compute in float32, in other orders.
 LOSS_TOLERANCE = 1e-4
 
@@ -35,13 +35,14 @@ def rows(runs):
 
 
 def test_the_chain_in_bf16(tmp_path):
-    common = ("--dataset", "digits", "--accelerator", "gpu", "--output-dir", tmp_path)
-    run("model_pretrain.py", *common, *FEW)
-    run("model_finetune.py", *common, *FEW)
-    run("model_predict.py", *common)
+    common = ("--accelerator", "gpu", "--output-dir", tmp_path)
+    training = SHORT if REHEARSED else DIGITS
+    run("model_pretrain.py", *training, *common)
+    run("model_finetune.py", *training, *common)
+    run("model_predict.py", *DIGITS, *common)
     summary = read_json(tmp_path / "predict" / "summary.json")
     assert (summary["accelerator"], summary["precision"]) == ("gpu", "bf16-mixed")
-    assert accuracy(tmp_path / "predict" / "predictions.csv") >= (0.5 if REHEARSED else 0.9)
+    assert accuracy(tmp_path / "predict" / "predictions.csv") >= (0.1 if REHEARSED else 0.9)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32"])
@@ -80,14 +81,14 @@ def test_float32_is_the_same_on_gpu_and_cpu(tmp_path):
 
 
 def test_a_checkpoint_of_the_cpu_predicts_the_same_on_the_gpu(tmp_path):
-    common = ("--dataset", "digits", "--precision", 32, "--output-dir")
-    for script in ("model_pretrain.py", "model_finetune.py"):
-        run(script, *common, tmp_path, "--accelerator", "cpu", "--max-steps", 50)
+    common = ("--precision", 32, "--output-dir")
+    training = (*SHORT, "--checkpoint", "none", "--accelerator", "cpu")
+    run("model_finetune.py", *training, *common, tmp_path)
     start = read_json(tmp_path / "finetune" / "summary.json")["checkpoint"]
     found = {}
     for device in ("cpu", "gpu"):
         arguments = (*common, tmp_path / device, "--accelerator", device, "--checkpoint", start)
-        run("model_predict.py", *arguments)
+        run("model_predict.py", *DIGITS, *arguments)
         table = read_csv(tmp_path / device / "predict" / "predictions.csv")
         found[device] = np.array([[float(row[f"p{k}"]) for k in range(10)] for row in table])
     assert np.abs(found["cpu"] - found["gpu"]).max() <= 1e-4
@@ -179,8 +180,8 @@ def test_two_gpus_give_what_one_gives(tmp_path):
         pytest.skip("gpu: two ranks need two GPUs, NCCL allows no sharing")
     common = (*SHORT, "--accelerator", "gpu", "--precision", 32, "--output-dir")
     run("model_pretrain.py", *common, tmp_path / "one")
-    for layout in ("--tensor-parallel", "--pipeline-parallel"):
-        runs = tmp_path / layout
-        run("model_pretrain.py", *common, runs, "--devices", 2, layout, 2)
+    for layout in ((), ("--tensor-parallel", 2), ("--pipeline-parallel", 2)):
+        runs = tmp_path / str(layout)
+        run("model_pretrain.py", *common, runs, "--devices", 2, *layout)
         for ours, one in zip(rows(runs), rows(tmp_path / "one"), strict=True):
             assert float(ours["train_loss"]) == pytest.approx(float(one["train_loss"]), rel=1e-5)

@@ -109,27 +109,13 @@ def metadata_of(checkpoint: str) -> dict[str, Any]:
     return metadata
 
 
-def sample(
-    case: Case, folder: Path, checkpoint: str, precision: Literal["32", "bf16-mixed"] = "32"
-) -> str:
+def sample(case: Case, folder: Path, checkpoint: str) -> str:
     """`model_sample.py`; the path of the text, which rank 0 writes."""
     from examples.gpt.model_sample import SAMPLE, SampleOptions, sample
 
-    options = SampleOptions(output_dir=folder, precision=precision, num_bytes=50, prompt="The ")
+    options = SampleOptions(output_dir=folder, precision="32", num_bytes=50, prompt="The ")
     run = jobs.make_run(SAMPLE, options, case.layout, start=checkpoint, dataset="text")
     return str(sample(run))
-
-
-def weights_in(checkpoint: str) -> dict[str, np.ndarray]:
-    """The weights of a checkpoint, by name."""
-    from megakit.testing import distributed_model_parallel_state
-
-    with distributed_model_parallel_state():
-        from examples.gpt import gpt_components as gpt_components  # the checkpoint names its config
-        from megakit.models import load_for_inference
-
-        state = load_for_inference(checkpoint).state_dict()
-        return {name: weight.numpy() for name, weight in state.items()}
 
 
 def sample_of_the_plain_model(checkpoint: str) -> bytes:

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core import parallel_state
-from nemo.lightning.megatron_parallel import MegatronLossReduction
-from torch import Tensor
 from torch.utils.data import Dataset
 
-from examples.gpt.gpt_components import GptConfig, GptModule, NextTokenLoss
-from megakit.data import IdentityMultiEpochDatasetWrapper, MegatronDataModule
+from examples.gpt.gpt_components import GptConfig, GptModule
+from megakit.data import MegatronDataModule
 from megakit.training import LightningPassthroughPredictionMixin, megatron_adam
 
-BLOCK, NUM_TRAINING, NUM_BLOCKS = 16, 96, 33
+BLOCK, NUM_BLOCKS = 16, 33
 
 
 class MaskedBlocks(Dataset[Any]):
@@ -26,46 +24,24 @@ class MaskedBlocks(Dataset[Any]):
     Block k has from 1 to 16 real tokens, and the last block one; no block has a `label`.
     """
 
-    def __init__(self, number: int, first: int = 0) -> None:
-        self.number, self.first = number, first
-
     def __len__(self) -> int:
-        return self.number
+        return NUM_BLOCKS
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(self.first + index)
+        generator = torch.Generator().manual_seed(500 + index)
         start, noise = torch.randint(32, (2, BLOCK + 1), generator=generator)
         numbers = (start[0] + torch.arange(BLOCK + 1) * 3 + (noise % 7 == 0)) % 32
-        num_real = 1 if index == self.number - 1 else 1 + index * index % BLOCK
+        num_real = 1 if index == NUM_BLOCKS - 1 else 1 + index * index % BLOCK
         mask = (torch.arange(BLOCK) < num_real).float()
         return {"tokens": numbers[:-1], "labels": numbers[1:], "loss_mask": mask, "idx": int(index)}
 
 
-VALIDATED = MaskedBlocks(NUM_BLOCKS, first=500)
+VALIDATED = MaskedBlocks()
 
 
 class Data(MegatronDataModule):
     def setup(self, stage: str) -> None:
-        self.train_set = self.resample(IdentityMultiEpochDatasetWrapper(MaskedBlocks(NUM_TRAINING)))
         self.val_set = self.test_set = VALIDATED
-
-
-class OwnLoss(MegatronLossReduction):
-    """A loss with another base class, as its users write it; it names its number of tokens."""
-
-    num_tokens: Tensor | None = None
-
-    def forward(self, batch: Any, forward_out: Any) -> Any:
-        real = batch["loss_mask"] > 0
-        report = torch.stack([(forward_out * real).sum(), real.sum()])
-        return report[0], real.sum(), {"report": report.detach()}
-
-    def reduce(self, losses_reduced_per_micro_batch: Any) -> Any:
-        total = torch.stack([one["report"] for one in losses_reduced_per_micro_batch]).sum(dim=0)
-        torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
-        self.num_tokens = total[1]
-        mean = total[0] / total[1]
-        return {"loss": mean, "bits_per_byte": mean / math.log(2)}
 
 
 class Module(GptModule, LightningPassthroughPredictionMixin):
@@ -76,16 +52,10 @@ class Module(GptModule, LightningPassthroughPredictionMixin):
         return {"output": output, **kept} if parallel_state.is_pipeline_last_stage() else output
 
 
-def make_module(is_own: bool = False) -> GptModule:
+def make_module() -> GptModule:
     """The module; large initial weights make the losses of the tokens differ."""
     sizes: dict[str, Any] = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
-    config = GptConfig(
-        **sizes,
-        block_size=BLOCK,
-        init_method_std=0.3,
-        loss_cls=OwnLoss if is_own else NextTokenLoss,
-    )
-    return Module(config, megatron_adam(3e-3))
+    return Module(GptConfig(**sizes, block_size=BLOCK, init_method_std=0.3), megatron_adam(3e-3))
 
 
 def make_data(layout: Any) -> Data:

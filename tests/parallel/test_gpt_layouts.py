@@ -9,8 +9,10 @@ import pytest
 
 from tests.parallel import gpt_example
 from tests.parallel.gpt_example import Case
+from tests.scripts import read_csv
 
-LONG = pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long
+
 TOLERANCE = 1e-5  # relative, of a loss in float32: sums in another order differ in the last bits
 LAYOUTS = {
     "pp2": Case(pipeline=2),
@@ -19,15 +21,12 @@ LAYOUTS = {
     "pp4": Case(pipeline=4),
     "tp2-pp2-recompute": Case(tensor=2, pipeline=2, sequence_parallel=True, recompute=True),
     "pp2-dp2-distributed": Case(pipeline=2, data=2, distributed_optimizer=True),
+    "tp2-pp2-dp2-overlap": Case(2, 2, 2, sequence_parallel=True, overlap=True),
+    "all": Case(2, 2, 2, sequence_parallel=True, distributed_optimizer=True, overlap=True),
 }
-SHORT = ("pp2", "dp2-distributed", "tp2-sequence")
-CASES = [
-    pytest.param(case, id=name, marks=[] if name in SHORT else LONG)
-    for name, case in LAYOUTS.items()
-]
-DROPOUT = Case(tensor=2, pipeline=2, sequence_parallel=True, recompute=True, dropout=0.1)
-EFFICIENT = "distrib_optim_fully_reshardable_mem_efficient"
+DROPOUT = replace(LAYOUTS["tp2-pp2-recompute"], dropout=0.1)
 BFLOAT16 = Case(data=2, distributed_optimizer=True, precision="bf16-mixed")
+EFFICIENT = "distrib_optim_fully_reshardable_mem_efficient"
 
 
 @pytest.fixture(scope="session")
@@ -47,22 +46,25 @@ def losses_of(found):
     return [np.array(rank.losses) for rank in found if rank.losses]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_losses(trained, case):
-    (expected,) = losses_of(trained(Case()))
+def norms_of(found):
+    """The norms of the gradients, of the steps that are logged."""
+    rows = read_csv(Path(found[0].checkpoint).parents[1] / "pretrain" / "metrics.csv")
+    return [float(row["grad_norm"]) for row in rows if row["grad_norm"]]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_losses(trained, name):
+    alone, found = trained(Case()), trained(LAYOUTS[name])
+    (expected,) = losses_of(alone)
     assert len(expected) == gpt_example.STEPS
     assert expected[-1] < 0.8 * expected[0]
-    found = losses_of(trained(case))
-    assert found
-    for losses in found:
+    assert losses_of(found)
+    for losses in losses_of(found):
         np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
+    np.testing.assert_allclose(norms_of(found), norms_of(alone), rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*CASES, pytest.param(DROPOUT, marks=LONG), pytest.param(BFLOAT16, marks=LONG)],
-    ids=lambda case: "" if case in LAYOUTS.values() else str(case),
-)
+@pytest.mark.parametrize("case", [*LAYOUTS.values(), DROPOUT, BFLOAT16], ids=str)
 def test_a_resumed_run_is_bit_identical(trained, case):
     whole = trained(case)
     resumed = trained(case, whole[0].checkpoint)
@@ -72,7 +74,6 @@ def test_a_resumed_run_is_bit_identical(trained, case):
             np.testing.assert_array_equal(after.weights[name], weight, err_msg=name)
 
 
-@LONG
 @pytest.mark.parametrize(
     ("argument", "metadata"),
     [
@@ -91,7 +92,6 @@ def test_a_reader_chooses_how_the_distributed_optimizer_is_saved(
         assert after.losses == before.losses[gpt_example.STEPS // 2 :]
 
 
-@LONG
 def test_activations_are_computed_again_with_the_same_dropout(trained):
     found, kept, without = (
         losses_of(trained(case))[0].tolist()
@@ -105,11 +105,12 @@ def test_activations_are_computed_again_with_the_same_dropout(trained):
     ("before", "after"),
     [
         ("tp2-sequence", "pp2"),
-        pytest.param("pp4", "tp2-pp2-recompute", marks=LONG),
-        pytest.param("dp2-distributed", "pp2-dp2-distributed", marks=LONG),
+        ("pp4", "tp2-pp2-recompute"),
+        ("all", "pp2-dp2-distributed"),
     ],
 )
 def test_any_layout_resumes_any(trained, before, after):
+    """No validation gathers the weights of "all" before they are saved."""
     (expected,) = losses_of(trained(Case()))
     checkpoint = trained(LAYOUTS[before])[0].checkpoint
     for losses in losses_of(trained(LAYOUTS[after], checkpoint)):

@@ -1,20 +1,29 @@
 """Jobs of several ranks on rehearsed GPUs."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.parallel.test_starting import TP2, Job, free_port, job, srun_says
-from tests.scripts import REPOSITORY, Result, environment, read_json, rehearsed, run, run_script
+from tests.scripts import (
+    REPOSITORY,
+    output_of,
+    read_csv,
+    read_json,
+    rehearsed,
+    run,
+    run_python,
+    run_script,
+)
 
 __all__ = ["job"]  # a fixture
+
+pytestmark = pytest.mark.long
 
 SHORT = ("--dataset", "digits", "--max-steps", "10", "--global-batch-size", "64")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "visible",
     [1, 2],
@@ -27,26 +36,26 @@ def test_each_task_uses_its_own_gpu(visible: int, job: Job) -> None:
         of_slurm = srun_says(task, port, nodes=1) | {"SLURM_GPUS_ON_NODE": "2"}
         job.begin(*TP2, "--accelerator", "gpu", **rehearsed(visible, **of_slurm))
     assert [end.status for end in job.ends()] == [0, 0]
-    assert len(job.metrics()) > 1
+    assert len(read_csv(job.path / "metrics.csv")) > 1
 
 
-def run_in_torchrun(folder: Path, gpu: str) -> Result:
-    """Two processes of torchrun, each with one visible GPU."""
-    script = f"CUDA_VISIBLE_DEVICES={gpu} exec {sys.executable} {REPOSITORY}/model_pretrain.py $@"
-    options = ("--tensor-parallel", 2, "--accelerator", "gpu", "--output-dir", folder / "runs")
+def reported(folder: Path) -> list[tuple[int, list[int]]]:
+    """The rank of each process that has opened a GPU, and which ones; from their reports."""
+    reports = [*map(read_json, folder.iterdir())]
+    return sorted((report["rank"], report["opened"]) for report in reports)
+
+
+def test_each_process_of_torchrun_uses_its_own_gpu(tmp_path: Path) -> None:
+    """Each sees but one."""
+    options = ("--tensor-parallel", 2, "--accelerator", "gpu", "--output-dir", tmp_path / "runs")
+    script = f"CUDA_VISIBLE_DEVICES=$LOCAL_RANK exec {sys.executable} model_pretrain.py $@"
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     command = (*torchrun, "--no-python", "bash", "-c", script, "bash", *SHORT, *options)
-    return run(sys.executable, *command, **rehearsed(2, folder / "report"))
+    changes = rehearsed(2, tmp_path / "report")
+    run(sys.executable, *command, cwd=REPOSITORY, **changes).output()
+    assert reported(tmp_path / "report") == [(0, [0]), (1, [1])]
 
 
-@pytest.mark.long
-def test_each_process_of_torchrun_uses_its_own_gpu(tmp_path: Path) -> None:
-    run_in_torchrun(tmp_path, "$LOCAL_RANK").output()
-    reports = [*map(read_json, (tmp_path / "report").iterdir())]
-    assert sorted((report["rank"], report["opened"]) for report in reports) == [(0, [0]), (1, [1])]
-
-
-@pytest.mark.long
 def test_our_launcher_s_processes_do_not_share_a_gpu(tmp_path: Path) -> None:
     options = ("--devices", 2, "--accelerator", "gpu", "--output-dir", tmp_path)
     changes = rehearsed(2, CUDA_VISIBLE_DEVICES="1")
@@ -55,7 +64,35 @@ def test_our_launcher_s_processes_do_not_share_a_gpu(tmp_path: Path) -> None:
     assert "--devices 2: this machine has 1 GPU, and each process needs its own" in done.err
 
 
-KEEPS_THE_GPU_S_GENERATOR = """
+RANKS = """
+from megakit.testing import Ranks, distributed_model_parallel_state
+
+def sum_of_ranks():
+    import torch
+
+    with distributed_model_parallel_state(accelerator="gpu", backend="gloo"):
+        total = torch.tensor(torch.distributed.get_rank() + 1, device="cuda")
+        torch.distributed.all_reduce(total)
+        return int(total), torch.get_float32_matmul_precision()
+
+if __name__ == "__main__":
+    with Ranks(2, accelerator="gpu", timeout=200) as pool:
+        print(*pool.run(sum_of_ranks))
+"""
+
+
+def test_ranks_of_a_pool_open_their_own(tmp_path: Path) -> None:
+    """None computes in TF32, as NVIDIA's images do."""
+    (tmp_path / "job.py").write_text(RANKS)
+    changes = rehearsed(2, tmp_path / "report", TORCH_ALLOW_TF32_CUBLAS_OVERRIDE="1")
+    told = run_python(tmp_path / "job.py", **changes).output()
+    assert told == "(3, 'highest') (3, 'highest')\n"
+    assert [opened for _, opened in reported(tmp_path / "report")] == [[0], [1]]
+
+
+#: By what they show; a seed of all generators would stay, because only the CPU's is restored.
+SNIPPETS = {
+    "initial weights leave the GPU's generator alone": """
 import torch
 from megakit.runtime import use_accelerator
 use_accelerator("gpu")
@@ -67,17 +104,8 @@ torch.cuda.manual_seed_all(5)
 with seeded(42, "layer"):
     torch.rand(3)
 assert torch.equal(torch.rand(3, device="cuda").cpu(), expected)
-"""
-
-
-@pytest.mark.long
-def test_initial_weights_leave_the_gpu_s_generator_alone() -> None:
-    """A seed of all generators would stay: only the CPU's generator is restored."""
-    command = [sys.executable, "-c", KEEPS_THE_GPU_S_GENERATOR]
-    subprocess.run(command, env=environment(**rehearsed()), cwd=REPOSITORY, check=True)
-
-
-PINNED_IN = """
+""",
+    "the batches of workers are pinned beside the training": """
 import threading
 import torch
 from megakit.data.loader import make_loader
@@ -97,10 +125,10 @@ assert [(str(batch.device), batch.tolist()) for batch in batches] == [
     ("cuda:0", [[0, 1], [2, 3]]), ("cuda:0", [[4, 5], [6, 7]])
 ], batches
 assert threads == {False}, threads
-"""
+""",
+}
 
 
-@pytest.mark.long
-def test_the_batches_of_workers_are_pinned_beside_the_training() -> None:
-    command = [sys.executable, "-c", PINNED_IN]
-    subprocess.run(command, env=environment(**rehearsed()), cwd=REPOSITORY, check=True)
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_in_one_process(name: str) -> None:
+    output_of(SNIPPETS[name], **rehearsed())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tests.parallel import jobs
 from tests.scripts import read_csv
 
 
-def fit(layout: Any, folder: Path, steps: int, interval: int, module_hook: bool = False) -> Any:
+def fit(layout: Any, folder: Path) -> Any:
     """Fine-tunes for some steps; returns the events that a callback and a module saw."""
     import lightning.pytorch as pl
     from lightning.pytorch.loggers import CSVLogger
@@ -23,16 +22,8 @@ def fit(layout: Any, folder: Path, steps: int, interval: int, module_hook: bool 
     from model_components import BionemoLightningModule
 
     script = importlib.import_module("model_finetune")
-    options = script.FinetuneOptions(
-        output_dir=folder,
-        dataset="digits",
-        precision="32",
-        checkpoint="none",
-        max_steps=steps,
-        global_batch_size=jobs.GLOBAL_BATCH,
-        val_interval=interval,
-        save_interval=steps,
-    )
+    intervals = {"max_steps": 5, "val_interval": 2, "save_interval": 5}
+    options = jobs.options_of("finetune", folder, checkpoint="none", **intervals)
     events: list[tuple[str, int]] = []
 
     class Watch(pl.Callback):
@@ -69,8 +60,7 @@ def fit(layout: Any, folder: Path, steps: int, interval: int, module_hook: bool 
 
     run = jobs.make_run(script.FINETUNE, options, layout)
     module, data, trainer = jobs.built_by(script.finetune, run)
-    if module_hook:
-        module.__class__ = Module
+    module.__class__ = Module
     trainer.callbacks.insert(0, Watch())
     trainer.loggers = [*trainer.loggers, CSVLogger(folder, name="csv", version="")]
     train(model=module, data=data, trainer=trainer)
@@ -78,9 +68,10 @@ def fit(layout: Any, folder: Path, steps: int, interval: int, module_hook: bool 
     return events, logged
 
 
-def test_hooks_and_validations_of_each_step(ranks: Ranks, tmp_path: Path) -> None:
-    ((events, logged),) = ranks.run(fit, jobs.layout(), tmp_path, 5, 2, True, world_size=1)
-    assert logged["train_two"] == 2
+def test_hooks_validations_and_values(ranks: Ranks, tmp_path: Path) -> None:
+    """Every stage and every logger gets the values."""
+    layout = jobs.layout(world_size=2, pipeline=2)
+    (_, first), (events, logged) = ranks.run(fit, layout, tmp_path, world_size=2)
     expected = [("loss", 0)]  # for the checks before the first step
     for step in range(5):
         expected += [(name, step) for name in ("start", "module", "loss", "gradients")]
@@ -88,19 +79,11 @@ def test_hooks_and_validations_of_each_step(ranks: Ranks, tmp_path: Path) -> Non
         if step + 1 in (2, 4, 5):  # the interval, and the last step
             expected.append(("validation", step + 1))
     assert events == expected
-
-
-def test_every_logger_and_every_stage_gets_the_values(ranks: Ranks, tmp_path: Path) -> None:
-    layout = jobs.layout(world_size=2, pipeline=2)
-    of_ranks = ranks.run(fit, layout, tmp_path, 20, 10, world_size=2)
-    first, second = (logged for _, logged in of_ranks)
-    assert first == second
+    assert logged.pop("train_two") == 2
+    assert first == logged
     rows = read_csv(tmp_path / "finetune" / "metrics.csv")
-    assert first["train_loss"] == pytest.approx(float(rows[-1]["train_loss"]), rel=1e-5)
-    with (tmp_path / "csv" / "metrics.csv").open() as file:
-        others = list(csv.DictReader(file))
-    assert [row["step"] for row in others] == [row["step"] for row in rows] == ["1", "10", "20"]
-    for name in ("train_loss", "val_loss", "val_accuracy", "lr", "grad_norm"):
-        assert [float(row[name] or 0) for row in others] == pytest.approx(
-            [float(row[name] or 0) for row in rows], rel=1e-5
-        )
+    assert logged["train_loss"] == pytest.approx(float(rows[-1]["train_loss"]), rel=1e-5)
+    others = read_csv(tmp_path / "csv" / "metrics.csv")
+    for name in ("step", "train_loss", "val_loss", "val_accuracy", "lr", "grad_norm"):
+        found, written = ([float(row[name] or 0) for row in table] for table in (others, rows))
+        assert found == pytest.approx(written, rel=1e-5), name

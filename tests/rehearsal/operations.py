@@ -185,6 +185,7 @@ def begin_rehearsal(number: int) -> None:
     machine = Machine(number)
     install_tensors(machine)
     install_cuda(machine)
+    vars(torch.cuda)["rehearsed_counts"] = machine.counts  # tests read it on the way
     leave = os._exit  # with which the scripts end
 
     def write_and_leave(status: int) -> NoReturn:

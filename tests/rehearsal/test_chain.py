@@ -2,10 +2,10 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.parallel.test_step_graph import start
 from tests.scripts import read_json, rehearsed, run_script
 
 
@@ -55,17 +55,22 @@ LIMITS: dict[tuple[object, ...], tuple[Costs, Costs]] = {
 }
 
 
-def costs_of_a_step(folder: Path, layout: tuple[object, ...], **changes: str) -> dict[str, float]:
-    """By count of a report: the most that a rank does in a step, of the steps from 21 to 60."""
-    reports: list[dict[int, dict[str, Any]]] = []
-    for steps in (20, 60):
-        report = folder / f"report-{steps}"
-        given = ("--dataset", "digits", "--accelerator", "gpu", "--precision", "bf16-mixed")
-        more = ("--max-steps", steps, "--output-dir", folder / str(steps), *layout)
-        run_script("model_pretrain.py", *given, *more, **rehearsed(2, report), **changes).output()
-        reports.append({one["rank"]: one for one in map(read_json, report.iterdir())})
-    few, many = reports
-    return {name: max((many[rank][name] - few[rank][name]) / 40 for rank in few) for name in COSTS}
+#: Each rank writes what it has counted between two steps.
+COUNTING = """
+import json, os, torch
+before = {}
+class Count(parts.pl.Callback):
+    def on_train_batch_start(self, trainer, *args):
+        if trainer.global_step == 10:
+            before.update(torch.cuda.rehearsed_counts)
+        if trainer.global_step == 30:
+            counts = torch.cuda.rehearsed_counts
+            costs = {name: (counts[name] - before[name]) / 20 for name in counts}
+            with open(f"{os.environ['COSTS']}-{os.environ.get('RANK', 0)}.json", "w") as file:
+                json.dump(costs, file)
+build = parts.build_trainer
+parts.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Count()])
+"""
 
 
 @pytest.mark.long
@@ -73,11 +78,20 @@ def costs_of_a_step(folder: Path, layout: tuple[object, ...], **changes: str) ->
 def test_a_step_costs_no_more_and_a_graph_gives_the_same(
     tmp_path: Path, layout: tuple[object, ...], limits: tuple[Costs, Costs]
 ) -> None:
-    eager = costs_of_a_step(tmp_path / "eager", layout)
-    graph = costs_of_a_step(tmp_path / "graph", layout, REHEARSE_GRAPH="1")
-    for costs, most in zip((eager, graph), limits, strict=True):
-        for name, limit in zip(COSTS, most, strict=True):
-            assert costs[name] <= limit, f"{name}: {costs}"
-    assert (graph["launches"], eager["launches"]) == (1, 0)
-    tables = [tmp_path / kind / "60" / "pretrain" / "metrics.csv" for kind in ("eager", "graph")]
-    assert tables[0].read_bytes() == tables[1].read_bytes()
+    """Of the steps from 11 to 30; and each process opens its own GPU alone, the launcher none."""
+    tables = []
+    for launches, graph in enumerate((None, "1")):
+        folder = tmp_path / str(launches)
+        ends = ("--max-steps", 31, "--val-interval", 31, "--save-interval", 31)
+        options = ("--precision", "bf16-mixed", *ends, *layout)
+        changes = {"REHEARSE_GRAPH": graph, "COSTS": str(tmp_path / f"costs-{launches}")}
+        start(folder, COUNTING, *options, **changes).output()
+        of_ranks = [*map(read_json, tmp_path.glob(f"costs-{launches}-*.json"))]
+        opened = sorted(read_json(report)["opened"] for report in (folder / "report").iterdir())
+        assert opened == [[rank] for rank in range(len(of_ranks))]
+        for costs in of_ranks:
+            assert costs["launches"] == launches
+            for name, limit in zip(COSTS, limits[launches], strict=True):
+                assert costs[name] <= limit, f"{name}: {costs}"
+        tables.append((folder / "pretrain" / "metrics.csv").read_bytes())
+    assert tables[0] == tables[1]

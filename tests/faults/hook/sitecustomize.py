@@ -7,9 +7,9 @@ raise. Just before the fault, the file named by `FAULT_CAME`, if any, is made.
 
 import builtins
 import functools
-import importlib.abc
 import importlib.machinery
 import importlib.util
+import itertools
 import operator
 import os
 import signal
@@ -18,43 +18,23 @@ from pathlib import Path
 from typing import Any
 
 
-class FaultAt(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the one module that holds the function, and wraps the function once it is there."""
+def fail_at(function: str, count: int, fault: str, module: Any) -> None:
+    """Wraps the function of a module that has been imported just now."""
+    path, _, name = function.rpartition(".")
+    owner = operator.attrgetter(path)(module) if path else module
+    original, calls = getattr(owner, name), itertools.count(1)
 
-    def __init__(self, moment: str, fault: str) -> None:
-        self.module, self.function, count = moment.split(":")
-        self.fault, self.count = fault, int(count)
-        self.loader: Any = None
+    @functools.wraps(original)
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == count:
+            if "FAULT_CAME" in os.environ:
+                Path(os.environ["FAULT_CAME"]).touch()
+            if not fault.startswith("SIG"):
+                raise getattr(builtins, fault)("made to fail here")
+            os.kill(os.getpid(), getattr(signal, fault))
+        return original(*args, **kwargs)
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != self.module:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        assert spec is not None
-        self.loader, spec.loader = spec.loader, self
-        return spec
-
-    def create_module(self, spec: Any) -> Any:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: Any) -> None:
-        self.loader.exec_module(module)
-        path, _, name = self.function.rpartition(".")
-        owner = operator.attrgetter(path)(module) if path else module
-        original, calls = getattr(owner, name), [0]
-
-        @functools.wraps(original)
-        def counting(*args: Any, **kwargs: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == self.count:
-                if "FAULT_CAME" in os.environ:
-                    Path(os.environ["FAULT_CAME"]).touch()
-                if not self.fault.startswith("SIG"):
-                    raise getattr(builtins, self.fault)("made to fail here")
-                os.kill(os.getpid(), getattr(signal, self.fault))
-            return original(*args, **kwargs)
-
-        setattr(owner, name, counting)
+    setattr(owner, name, counting)
 
 
 def run_the_next() -> None:
@@ -68,6 +48,9 @@ def run_the_next() -> None:
 
 run_the_next()
 if "FAULT" in os.environ:
+    from wrapt import register_post_import_hook
+
     moment, fault, rank = os.environ["FAULT"].split()
+    module, function, count = moment.split(":")
     if os.environ.get("RANK", "0") == rank:
-        sys.meta_path.insert(0, FaultAt(moment, fault))
+        register_post_import_hook(functools.partial(fail_at, function, int(count), fault), module)
