@@ -67,16 +67,6 @@ def test_samples_and_batches_give_the_same_with_any_workers(dataset_class, num_w
     assert list(lists) == [{"squares": [0, 1, 4, 9]}, {"squares": [16, 25, 36, 49]}]
 
 
-def test_padding_is_marked():
-    found = list(loader(Squares(), batches(10, 12), 1.2))
-    weights = torch.stack([batch["loss_mask"] for batch in found])
-    assert weights.dtype == torch.float32
-    assert weights[-1].tolist() == pytest.approx([1.2, 1.2, 0, 0])
-    idx = torch.cat([batch["idx"] for batch in found])
-    assert idx[weights.flatten() > 0].tolist() == list(range(10))
-    assert idx[-2:].tolist() == [0, 0]  # real samples, only without weight
-
-
 class Tokens(Squares):
     """Has a mask of its own, and hands out the same tensor again and again."""
 

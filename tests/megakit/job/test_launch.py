@@ -140,8 +140,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
 @pytest.mark.parametrize(
     ("tasks", "grace", "status"),
     [
-        (("sleep", "2"), 20.0, 2),  # a rank that refuses has said why
-        (("stubborn", "1"), 20.0, 1),
+        (("stubborn", "2"), 20.0, 2),  # a rank that refuses has said why
         (("stubborn", "143"), 1.0, 143),
     ],
 )

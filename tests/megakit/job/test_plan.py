@@ -89,29 +89,6 @@ def test_a_run_as_start_checkpoint_means_its_best(options: Options, best_by: str
     assert run.start == str(before.checkpoints / "step=000020")
 
 
-@pytest.mark.parametrize(("last", "has_summary"), [(10, True), (20, False)])
-def test_a_run_is_done_with_its_last_step_and_its_summary(
-    options: Options, last: int, has_summary: bool
-) -> None:
-    options = replace(options, max_steps=20)
-    directory = make_run(STAGE, options, (last,), done=False)
-    if has_summary:
-        directory.summary.touch()
-    assert not prepare_run(STAGE, options).is_done
-
-
-def test_a_run_without_a_checkpoint_may_begin_with_other_options(options: Options) -> None:
-    prepare_run(STAGE, options)
-    assert prepare_run(STAGE, replace(options, lr=0.5)).resume is None
-
-
-def test_the_options_of_the_command_stay_as_they_are(options: Options) -> None:
-    before = vars(options).copy()
-    run = prepare_run(STAGE, options)
-    assert vars(options) == before
-    assert run.options is not options
-
-
 def test_a_directory_that_another_process_has_begun_since_the_plan(options: Options) -> None:
     late = plan(STAGE, options, Cluster(), Console(silent=True))
     make_run(STAGE, options, (10,), done=False)

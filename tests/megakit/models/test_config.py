@@ -4,9 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-from megakit.errors import UserError
 
 pytestmark = [
     pytest.mark.usefixtures("megatron"),
@@ -40,19 +37,6 @@ def test_settings_come_from_the_checkpoint_except_for_those_kept(checkpoint: Pat
     assert (mine.hidden_size, mine.hidden_dropout) == (24, 0.25)
     assert mine.num_classes == 3  # in NetConfig's override_parent_fields
     assert (mine.seed, mine.bf16, mine.get_loss_reduction_class()) == (1, False, Loss)
-
-
-def test_a_model_takes_settings_and_weights(checkpoint: Path) -> None:
-    from tests.megakit.models.networks import weights
-
-    settings = {"seed": 1, "num_classes": 7, "initial_ckpt_path": str(checkpoint)}
-    prefixes = {"initial_ckpt_skip_keys_with_these_prefixes": {"head"}}
-    found = weights(config(**settings, **prefixes).configure_model())
-    saved = weights(config(hidden_size=24, seed=5).configure_model())
-    assert found.pop("head.weight").shape == (7, 2)
-    assert all(torch.equal(saved[name], found[name]) for name in found if "head" not in name)
-    with pytest.raises(UserError, match=r"head\.bias: shape \(7,\) in the model, \(3,\) in the"):
-        config(**settings).configure_model()
 
 
 def test_a_checkpoint_contains_the_settings_of_its_time(tmp_path: Path) -> None:

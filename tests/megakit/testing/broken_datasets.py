@@ -1,7 +1,6 @@
 """Datasets that each break one rule, beside ones that keep it."""
 
 import random
-import time
 
 import numpy as np
 import torch
@@ -38,10 +37,8 @@ Seeded = having("Seeded", lambda index: sample_generator(1, 0, index).random((2,
 TorchGlobal = having("TorchGlobal", lambda index: torch.rand(2, 3))
 NumpyGlobal = having("NumpyGlobal", lambda index: torch.from_numpy(np.random.rand(2, 3)))
 PythonGlobal = having("PythonGlobal", lambda index: random.random())
-ManualSeed = having("ManualSeed", lambda index: (torch.manual_seed(index), torch.rand(2, 3))[1])
 NumpySeed = having("NumpySeed", lambda index: (np.random.seed(index), np.random.rand(2, 3))[1])
 Unseeded = having("Unseeded", lambda index: {"deep": [index, (0, default_rng().random(4))]})
-Clock = having("Clock", lambda index: time.perf_counter_ns())
 
 
 class PlainBatches(Dataset):
@@ -119,13 +116,6 @@ class OtherBatch(PlainBatches):
 class SortedBatch(PlainBatches):
     def get_batch(self, indices):
         return super().get_batch(np.sort(indices))
-
-
-class OtherBatchType(PlainBatches):
-    def get_batch(self, indices):
-        batch = super().get_batch(indices)
-        batch["idx"] = batch["idx"].int()
-        return batch
 
 
 class Epochs(MultiEpochDatasetWrapper):
