@@ -130,8 +130,11 @@ class TestShapes:
             MeanLossReduction().report(lambda *_, reduction: found, *pair, batch)
 
     def test_one_weight_for_each_sample(self) -> None:
+        """Also 0, for outputs that are infinite, because the sample is padding."""
         from megakit.training import mean_over_samples
 
+        weights = torch.tensor([1.5, 1.5, 0])
+        assert mean_over_samples(torch.tensor([1, 3, torch.inf]), {"loss_mask": weights}) == 2
         batch = {"loss_mask": torch.tensor([[2.0], [0.0]])}
         told = r"^batch\['loss_mask'\] has the shape \(2, 1\), and the mean of each sample \(2,\)"
         with pytest.raises(UserError, match=told):
