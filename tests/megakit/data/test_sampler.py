@@ -3,6 +3,7 @@
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -87,10 +88,9 @@ def transformed(
         for name, value in options.items():
             setattr(sampler, name, value)
         sampler.connect(trainer)
-        with pytest.MonkeyPatch.context() as patched:
-            for name, value in (("rank", rank), ("world_size", ranks)):
-                get = f"get_data_parallel_{name}"
-                patched.setattr(parallel_state, get, lambda value=value: value)
+        places = {"rank": rank, "world_size": ranks}
+        getters = {f"get_data_parallel_{n}": partial(int, place) for n, place in places.items()}
+        with mock.patch.multiple(parallel_state, **getters):
             loaders.append(sampler.transform_dataloader(DataLoader(Indices(length))))
     return loaders
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
+from unittest import mock
 
 import pytest
 
@@ -90,13 +91,11 @@ SRUN = {
 @pytest.fixture(autouse=True)
 def no_job() -> Iterator[None]:
     """No job around this test, and none after it."""
-    before = dict(os.environ)
-    for name in before:
-        if re.search("^SLURM_|^TORCHELASTIC_|^MASTER_|^CUDA_|RANK|WORLD_SIZE", name):
-            del os.environ[name]
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+    with mock.patch.dict(os.environ):
+        for name in [*os.environ]:
+            if re.search("^SLURM_|^TORCHELASTIC_|^MASTER_|^CUDA_|RANK|WORLD_SIZE", name):
+                del os.environ[name]
+        yield
 
 
 def read(*variables: dict[str, str]) -> Cluster:

@@ -96,13 +96,6 @@ def test_a_directory_that_another_process_has_begun_since_the_plan(options: Opti
     late.close()
 
 
-def test_the_same_command_twice_at_the_same_time(options: Options) -> None:
-    first, second = (plan(STAGE, options, Cluster(), Console(silent=True)) for _ in range(2))
-    begin(first)
-    assert f"{first.path} is in use by process" in problem_of(begin, second)
-    first.close()
-
-
 def test_a_notebook_can_open_a_run_again_after_an_error(options: Options) -> None:
     """It keeps the last error, and by the error what the block had opened."""
     record = options.output_dir / "first" / "run.json"

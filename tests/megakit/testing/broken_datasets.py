@@ -35,7 +35,6 @@ def having(name, values):
 
 Seeded = having("Seeded", lambda index: sample_generator(1, 0, index).random((2, 3)))
 TorchGlobal = having("TorchGlobal", lambda index: torch.rand(2, 3))
-NumpyGlobal = having("NumpyGlobal", lambda index: torch.from_numpy(np.random.rand(2, 3)))
 PythonGlobal = having("PythonGlobal", lambda index: random.random())
 NumpySeed = having("NumpySeed", lambda index: (np.random.seed(index), np.random.rand(2, 3))[1])
 Unseeded = having("Unseeded", lambda index: {"deep": [index, (0, default_rng().random(4))]})
