@@ -27,9 +27,6 @@ class Indices(Dataset):
     def __len__(self):
         return self.length
 
-    def __getitem__(self, index):
-        return {"idx": index}
-
     def get_batch(self, indices):
         return {"idx": torch.from_numpy(indices)}
 

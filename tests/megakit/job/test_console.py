@@ -70,30 +70,6 @@ def test_people_and_results_have_a_stream_each_and_a_silent_rank_neither():
     )
 
 
-def test_everything_of_others_goes_into_the_log(tmp_path):
-    """The log of an earlier start is kept."""
-    (tmp_path / "log.txt").write_text("earlier\n")
-    code = """
-        import os, subprocess
-        console = Console()
-        print("before, out"); print("before, err", file=sys.stderr)
-        console.divert(Path(sys.argv[1]))
-        print("python, out", flush=True)
-        print("python, err", file=sys.stderr, flush=True)
-        os.write(1, b"C++, out\\n"); os.write(2, b"C++, err\\n")
-        subprocess.run(["sh", "-c", "echo child, out; echo child, err >&2"])
-        console.say("for people")
-        console.result(Path("the/result"))
-        """
-    out, err = show(code, tmp_path / "log.txt")
-    assert out == "before, out\nthe/result\n"
-    assert err == "before, err\nfor people\n"
-    assert (tmp_path / "log.txt").read_text().splitlines() == [
-        *("earlier", "python, out", "python, err", "C++, out", "C++, err"),
-        *("child, out", "child, err"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("body", "steps", "end"),
     [
@@ -162,12 +138,13 @@ def test_a_line_on_a_terminal_is_kept_up_to_date_and_never_wraps(columns, last):
 
 
 def test_a_reader_that_is_gone_ends_nothing_and_the_log_has_the_rest(tmp_path):
-    """Each line once; what was printed before the log is known is lost."""
+    """Each line once, after an earlier start's; what was printed before it is known is lost."""
     reading, writing = os.pipe()
     os.close(reading)
     log = tmp_path / "log.txt"
+    log.write_text("earlier\n")
     code = """
-        import os
+        import os, subprocess
         log = Path(sys.argv[1])
         console = Console()
         console.say("early")
@@ -175,6 +152,7 @@ def test_a_reader_that_is_gone_ends_nothing_and_the_log_has_the_rest(tmp_path):
         print("print, out"); print("print, err", file=sys.stderr)  # as with --verbose
         console.divert(log)
         os.write(1, b"C++, out\\n"); os.write(2, b"C++, err\\n")
+        subprocess.run(["sh", "-c", "echo child, out; echo child, err >&2"])
         console.progress("pretrain", 2).update(2, {"loss": 0.5})
         console.error("an error\\n" * 2000 + "end")
         console.result(Path("the/result"))
@@ -188,10 +166,12 @@ def test_a_reader_that_is_gone_ends_nothing_and_the_log_has_the_rest(tmp_path):
     )
     os.close(writing)
     assert done.returncode == 0
-    lines = log.read_text().splitlines()
-    assert lines[:4] == ["print, out", "print, err", "C++, out", "C++, err"]
-    assert "2/2  loss 0.5000" in lines[4]
-    assert lines[5:] == ["an error"] * 2000 + ["end", "the/result"]
+    earlier, *lines = log.read_text().splitlines()
+    assert earlier == "earlier"
+    others = ["print, out", "print, err", "C++, out", "C++, err", "child, out", "child, err"]
+    assert lines[:6] == others
+    assert "2/2  loss 0.5000" in lines[6]
+    assert lines[7:] == ["an error"] * 2000 + ["end", "the/result"]
 
 
 def test_a_terminal_that_is_lost(tmp_path):

@@ -65,15 +65,6 @@ class ForkedDraw(Good):
             return torch.rand(2, 3)
 
 
-class OneGenerator(Good):
-    def __init__(self):
-        super().__init__()
-        self.generator = default_rng(0)
-
-    def values(self, index):
-        return self.generator.random(3)
-
-
 class Remembers(Good):
     """Reads on from its last index, as the published PRNGResampleDataset could have."""
 
@@ -103,13 +94,6 @@ class TooLong(Good):
 class OtherItems(PlainBatches):
     def __getitems__(self, indices):
         return [self[index] for index in sorted(indices, reverse=True)]
-
-
-class OtherBatch(PlainBatches):
-    def get_batch(self, indices):
-        batch = super().get_batch(indices)
-        batch["x"] = batch["x"] + (batch["idx"] == 9)[:, None, None]
-        return batch
 
 
 class SortedBatch(PlainBatches):
