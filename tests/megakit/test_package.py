@@ -23,7 +23,6 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert tmp_path / ".cache" / "megakit" == megakit.CACHE_DIR
     monkeypatch.setenv("MEGAKIT_CACHE_DIR", str(tmp_path / "mine"))
     assert tmp_path / "mine" == megakit.CACHE_DIR
-    assert list(tmp_path.iterdir()) == []
 
 
 PACKAGES = sorted(path.parent.name for path in (REPOSITORY / "megakit").glob("*/__init__.py"))

@@ -8,13 +8,9 @@ import torch
 
 def test_pretrain_model(components: ModuleType) -> None:
     model = components.PretrainConfig().configure_model()
-    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    assert shapes == {
-        **{"linear1.weight": (64, 784), "linear1.bias": (64,)},
-        **{"linear2.weight": (3, 64), "linear2.bias": (3,)},
-        **{"linear3.weight": (64, 3), "linear3.bias": (64,)},
-        **{"linear4.weight": (784, 64), "linear4.bias": (784,)},
-    }
+    assert [w.shape for w in model.parameters() if w.dim() == 2] == [
+        *((64, 784), (3, 64), (64, 3), (784, 64))
+    ]
     images = torch.rand(5, 1, 28, 28)
     output = model(images)
     hidden = model.linear1.weight @ images.flatten(1).T + model.linear1.bias[:, None]
