@@ -86,7 +86,9 @@ def transformed(
             setattr(sampler, name, value)
         sampler.connect(trainer)
         places = {"rank": rank, "world_size": ranks}
-        getters = {f"get_data_parallel_{n}": partial(int, place) for n, place in places.items()}
+        getters: Any = {
+            f"get_data_parallel_{n}": partial(int, place) for n, place in places.items()
+        }
         with mock.patch.multiple(parallel_state, **getters):
             loaders.append(sampler.transform_dataloader(DataLoader(Indices(length))))
     return loaders

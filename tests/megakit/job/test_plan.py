@@ -88,7 +88,10 @@ def test_a_run_with_a_summary_is_not_done_before_its_last_step(options: Options)
 
 
 def test_a_directory_that_another_process_has_begun_since_the_plan(options: Options) -> None:
-    late = plan(STAGE, options, Cluster(), Console(silent=True))
+    first, late = (plan(STAGE, options, Cluster(), Console(silent=True)) for _ in range(2))
+    begin(first)
+    assert f"{first.path} is in use by process" in problem_of(begin, late)
+    first.close()
     make_run(STAGE, options, (10,), done=False)
     assert "another process has begun this run" in problem_of(begin, late)
     late.close()

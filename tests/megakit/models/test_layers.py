@@ -37,7 +37,7 @@ def test_a_block_is_megatrons_with_the_same_names() -> None:
     from tests.megakit.models.networks import NetConfig
 
     sizes: Any = {"num_layers": 2, "num_attention_heads": 2, "init_method_std": 0.5}
-    fields = {"normalization": "RMSNorm", "layernorm_epsilon": 0.1, "qk_layernorm": True}
+    fields: Any = {"normalization": "RMSNorm", "layernorm_epsilon": 0.1, "qk_layernorm": True}
     mine = NetConfig(**sizes, **fields, gated_linear_unit=True)
     theirs = get_gpt_decoder_block_spec(mine, False, normalization=mine.normalization)
     expected = TransformerBlock(mine, theirs).eval()

@@ -19,7 +19,7 @@ def test_large_logits_do_not_overflow():
     logits = np.array([[1000, 999], [-3e38, 3e38]], np.float32)
     made = Predictions.from_logits(np.arange(2), np.zeros(2, int), logits)
     share = 1 / (1 + math.exp(-1))
-    assert np.allclose(made.probabilities, [[share, 1 - share], [0, 1]])
+    assert np.allclose(made.probabilities, np.array([[share, 1 - share], [0, 1]]))
 
 
 def test_every_column_to_the_letter(tmp_path):
