@@ -65,9 +65,8 @@ def test_what_is_refused():
 
 def trainer_of(part: str, global_step: int = 0) -> Any:
     """As much of Lightning's as is asked."""
-    every = {f"limit_{name}_batches": 1.0 for name in ("train", "val", "predict")}
     state = SimpleNamespace(stage=SimpleNamespace(dataloader_prefix=part))
-    return SimpleNamespace(global_step=global_step, state=state, strategy=None, **every)
+    return SimpleNamespace(global_step=global_step, state=state, strategy=None)
 
 
 def transformed(
