@@ -105,11 +105,12 @@ def test_mean_loss_is_that_over_samples(num_samples, layout):
     assert float(torch.tensor(ranks).mean()) == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
-def test_training_starts_where_the_trainer_is():
-    """Evaluation does not: tests/faults resumes a run and compares its validations."""
+def test_training_starts_where_the_trainer_is_and_evaluation_at_the_first_sample():
     options: dict[str, Any] = {"init_consumed_samples": 16, "init_global_step": 2}
     trainer = trainer_of("train", 3)
     (loader,) = transformed(42, trainer, **options)
     assert next(iter(loader))["idx"].tolist() == [24, 25, 26, 27]
     trainer.global_step = 5  # as many steps as the dataset is long: Lightning's next epoch
     assert next(iter(loader))["idx"][0] == 0
+    (loader,) = transformed(42, trainer_of("val", 3), **options)
+    assert torch.cat([batch["idx"] for batch in loader])[:42].tolist() == list(range(42))
