@@ -52,6 +52,13 @@ class AddEpochBatched(AddEpoch):
         return batch + 1000 * torch.from_numpy(index.epoch)
 
 
+class AddMore(AddEpochBatched):
+    """Changes what is done to samples, but inherits what is done to batches."""
+
+    def apply_transform(self, sample, index):
+        return super().apply_transform(sample, index) + 7
+
+
 def order(length, **arguments):
     resampler = MultiEpochDatasetResampler(Indices(length), **arguments)
     return [resampler[index] for index in range(len(resampler))]
@@ -79,7 +86,7 @@ def test_batches_equal_samples_in_any_order(length, num_samples, shuffle, data):
     assert resampler.get_batch(np.array(indices)).tolist() == [found[i] for i in indices]
 
 
-@pytest.mark.parametrize("wrapper", [AddEpoch, AddEpochBatched])
+@pytest.mark.parametrize("wrapper", [AddEpoch, AddEpochBatched, AddMore])
 def test_transforms_of_samples_and_batches(wrapper):
     dataset = wrapper(Virtual(10))
     index = EpochIndex(np.array([0, 2, 1]), np.array([3, 3, 9]))
