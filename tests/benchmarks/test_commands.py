@@ -66,9 +66,6 @@ def test_peers_compute_the_same_losses(benchmark: Callable[[str], ModuleType]) -
     ours = steps.train("ours", 1, **job)["losses"]
     assert ours["30"] < 0.9 * ours["1"]
     assert steps.difference(steps.train("fused_by_hand", 1, **job)["losses"], ours) < 1e-5
-    # The same comparison notices other mathematics.
-    other = steps.train("fused", 1, **{**job, "precision": "bf16-mixed"})["losses"]
-    assert steps.difference(other, ours) > 1e-4
 
 
 @pytest.mark.long

@@ -37,9 +37,6 @@ def test_the_split_is_the_tutorials_whatever_the_seed(
         assert {*drawn[-1]} <= {*expected[:55_000]}
     assert drawn[0] != drawn[1]
     images = modules[0].mnist_val.dataset.images
-    assert images.dtype == np.uint8
-    assert not images.flags.owndata
-    assert not images.flags.writeable
     assert images is modules[0].mnist_train.dataset.dataset.dataset.images
 
 
@@ -68,58 +65,33 @@ def test_nemo_logs_metrics_of_its_own_only_if_asked(components: ModuleType) -> N
         assert sampler.output_log == bool(options)
 
 
-def labelled(components: ModuleType, num_labels: int, seed: int) -> tuple[set[int], list[int]]:
-    """Indices and labels of the images that an epoch sees."""
-    data = digits(components, num_labels=num_labels, seed=seed)
-    items = [data.mnist_train[i] for i in range(len(data.mnist_train))]
-    return {item["idx"] for item in items}, [item["label"] for item in items]
-
-
 def test_few_labels_are_balanced_and_drawn_by_the_seed(components: ModuleType) -> None:
-    indices, labels = labelled(components, 100, seed=1)
-    assert len(indices) == 100
-    assert np.bincount(labels).tolist() == [10] * 10
-    assert labelled(components, 100, seed=1)[0] == indices
-    assert labelled(components, 100, seed=2)[0] != indices
-    assert labelled(components, 50, seed=1)[0] < indices
-    _, labels = labelled(components, 25, seed=1)
-    assert set(np.bincount(labels, minlength=10)) == {2, 3}
+    """What is drawn: tests/megakit/data/test_subsets.py."""
+
+    def items(seed: int) -> list[Any]:
+        return [*digits(components, num_labels=100, seed=seed).mnist_train]
+
+    assert np.bincount([item["label"] for item in items(1)]).tolist() == [10] * 10
+    assert {item["idx"] for item in items(1)} != {item["idx"] for item in items(2)}
 
 
-def dropped(components: ModuleType, seed: int, epochs: Any, indices: Any) -> Any:
-    """A batch whose pixels were dropped, of some epochs and images."""
-    dataset = digits(components, corruption=0.3, seed=seed).mnist_train.dataset
-    return dataset.get_batch(EpochIndex(np.asarray(epochs), np.asarray(indices)))
-
-
-def test_pixels_are_dropped_by_seed_epoch_and_index(components: ModuleType) -> None:
+def test_pixels_are_dropped_by_epoch_and_index(components: ModuleType) -> None:
+    """By the seed, too: tests/test_training_scripts.py."""
+    dataset = digits(components, corruption=0.3).mnist_train.dataset
     count = np.arange(200)
-    first, second = (dropped(components, 1, count * 0 + epoch, count) for epoch in (0, 1))
-    for batch in (first, second):
-        changed = batch["corrupted"] != batch["data"]
-        assert torch.all(batch["corrupted"][changed] == 0)
-        share = changed[batch["data"] > 0].float().mean().item()
-        assert share == pytest.approx(0.3, abs=0.01)
+    first, second = (dataset.get_batch(EpochIndex(count * 0 + epoch, count)) for epoch in (0, 1))
+    changed = first["corrupted"] != first["data"]
+    assert torch.all(first["corrupted"][changed] == 0)
+    assert changed[first["data"] > 0].float().mean().item() == pytest.approx(0.3, abs=0.01)
     assert torch.equal(first["data"], second["data"])
     assert not torch.equal(first["corrupted"], second["corrupted"])
-    few = dropped(components, 1, [1, 0, 0], [7, 7, 5])["corrupted"]
-    expected = [second["corrupted"][7], first["corrupted"][7], first["corrupted"][5]]
-    assert torch.equal(few, torch.stack(expected))
-    assert not torch.equal(dropped(components, 2, [0], [5])["corrupted"], first["corrupted"][5:6])
-
-
-def test_validation_and_test_images_are_never_corrupted(components: ModuleType) -> None:
-    data = digits(components, corruption=0.3)
-    assert "corrupted" in data.mnist_train[0]
-    assert "corrupted" not in data.mnist_val[0]
-    assert "corrupted" not in data.mnist_test[0]
 
 
 @pytest.mark.parametrize("corruption", [0.0, 0.3])
 def test_batches_equal_samples(components: ModuleType, corruption: float) -> None:
+    """Images of validation and test are never corrupted."""
     data = digits(components, corruption=corruption)
-    for dataset in (data.mnist_train, data.mnist_val):
+    for dataset in (data.mnist_train, data.mnist_val, data.mnist_test):
         assert_dataset_compatible_with_megatron(dataset)
-        indices = np.array([5, 0, 41, 5])
-        samples = [dataset[index] for index in indices.tolist()]
-        assert_elements_equal(dataset.get_batch(indices), default_collate(samples))
+        is_corrupted = corruption > 0 and dataset is data.mnist_train
+        assert ("corrupted" in dataset[0]) == is_corrupted

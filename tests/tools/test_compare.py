@@ -29,10 +29,10 @@ def write(folder, changes=(), steps=(1, 10, 20, 30), **options):
 
 @pytest.fixture
 def found(tmp_path):
-    """Compares a run with another, which differs by changes and options."""
+    """Compares a run with another, which differs by changes."""
 
-    def make(changes=(), **options):
-        one, other = write(tmp_path / "one"), write(tmp_path / "other", changes, **options)
+    def make(changes):
+        one, other = write(tmp_path / "one"), write(tmp_path / "other", changes)
         return compare(read_run(one), read_run(other))
 
     return make
@@ -69,37 +69,31 @@ def test_a_validation_is_judged_while_the_training_losses_agree(found):
     assert (result.beyond, result.is_bug) == ((30, "val_loss"), True)
 
 
-@pytest.mark.parametrize("value", [nan, inf, -1.0, 0.0])
-def test_values_that_are_no_usual_losses(found, value):
-    assert found({("train_loss", 1): value}).is_bug
-
-
-def test_both_diverge(tmp_path):
-    one, other = (write(tmp_path / name, {("train_loss", 1): nan}) for name in "ab")
+@pytest.mark.parametrize("value", [nan, inf, -1.0])
+def test_values_that_are_no_usual_losses(tmp_path, value):
+    """If both runs have them, there is no difference."""
+    one, other = (write(tmp_path / name, {("train_loss", 1): value}) for name in "ab")
     assert compare(read_run(one), read_run(other)).beyond == (0, "")
+    assert compare(read_run(one), read_run(write(tmp_path / "c"))).is_bug
+
+
+@pytest.mark.parametrize(
+    ("precisions", "limits"),
+    [(("32", "32"), "32"), (("32", "bf16-mixed"), MIXED), (("bf16-mixed", "bf16-mixed"), MIXED)],
+)
+def test_precisions_of_runs_with_other_start_checkpoints_choose_the_limits(
+    tmp_path, precisions, limits
+):
+    one, other = (
+        write(tmp_path / n, precision=p, start=n) for n, p in zip("ab", precisions, strict=True)
+    )
+    assert compare(read_run(one), read_run(other)).limits == limits
 
 
 def test_what_differs_first_decides_what_to_look_for(found):
     told = "\n".join(found({("lr", 1): 0.9, ("train_loss", 10): 0.5}).lines())
     assert "the learning rate differs by 1.0e-01" in told
     assert "Look for another learning rate" in told
-
-
-@pytest.mark.parametrize(
-    ("options", "limits"),
-    [
-        ({}, "32"),
-        ({"start": "another"}, "32"),
-        ({"precision": "bf16-mixed"}, MIXED),
-    ],
-)
-def test_the_precisions_and_the_start_choose_the_limits(found, options, limits):
-    assert found(**options).limits == limits
-
-
-def test_other_start_checkpoints_in_bfloat16(tmp_path):
-    one, other = (write(tmp_path / name, precision="bf16-mixed", start=name) for name in "ab")
-    assert compare(read_run(one), read_run(other)).limits == MIXED
 
 
 class TestBatchNorm:
@@ -148,7 +142,6 @@ class TestRefusals:
         write(tmp_path / "unknown", precision="16")
         (tmp_path / "damaged").mkdir()
         (tmp_path / "damaged" / "metrics.csv").write_text("a,b\n1,2\n")
-        (tmp_path / "notes.txt").write_text("a,b\n")
         write(tmp_path / "lists")
         (tmp_path / "lists" / "summary.json").write_text('{"parallel": [1]}')
 
@@ -161,9 +154,7 @@ class TestRefusals:
             ("runs/one late", ["no common steps up to 10"]),
             ("runs/one unknown", ["Add --precision"]),
             ("runs/one damaged", ["damaged/metrics.csv: cannot be read"]),
-            ("runs/one notes.txt", ["notes.txt: contains no single run"]),
             ("runs/one lists", ["lists/summary.json: cannot be read", "Name another run."]),
-            ("runs/one late/metrics.csv --figure none/a.png", ["no common steps"]),
         ],
     )
     def test_what_cannot_be_compared(self, capsys, command, told):

@@ -26,15 +26,6 @@ def rows(out):
     return [[re.split(" {2,}", line) for line in text.splitlines()[1:]] for text in tables]
 
 
-def test_the_coordinates_of_eight_ranks():
-    done = layout(REPOSITORY / "model_pretrain.py", *DIGITS, "--devices", 8, *SIZES)
-    # Tensor-parallel ranks are neighbours; the last 4 ranks are the second stage.
-    places = [[str(rank), str(rank % 4), "0", str(rank // 4)] for rank in range(8)]
-    found, stored, _ = rows(done.output())
-    assert found == places
-    assert [row[:2] for row in stored] == [["0 to 3", "0"], ["4 to 7", "1"]]
-
-
 def test_a_loss_that_reads_a_value_is_named_by_its_line(tmp_path):
     """The line is the reader's, also in the tutorial's own folder, and not one of megakit's."""
     for name in ("run", "pyproject.toml"):

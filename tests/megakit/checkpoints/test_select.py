@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -86,27 +85,6 @@ def test_a_run_keeps_its_own_and_renames_the_others(tmp_path: Path) -> None:
         assert line.endswith(f"The checkpoint was renamed to {name}.")
 
 
-@pytest.mark.parametrize(
-    ("damages", "used", "renamed"),
-    [
-        ({10: flip}, 20, []),  # the run reads no byte of it
-        ({10: cut}, 20, [10]),
-        ({20: flip}, 10, [20]),
-        ({10: flip, 20: flip}, None, [10, 20]),
-    ],
-)
-def test_what_a_run_uses_is_verified_by_hash_and_all_else_by_size(
-    tmp_path: Path, damages: dict[int, Any], used: int | None, renamed: list[int]
-) -> None:
-    made = {step: make_checkpoint(tmp_path, step, run=RUN) for step in (10, 20)}
-    for step, change in damages.items():
-        damage(made[step], change)
-    newest, _ = keep_own_checkpoints(tmp_path, "pretrain", RUN, print)
-    assert newest == (used and made[used])
-    kept = [f"step={step:06}" for step in made if step not in renamed]
-    assert names(tmp_path) == [*(f"damaged-step={step:06}" for step in renamed), *kept]
-
-
 def test_what_may_be_undamaged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of another version, and a disk that cannot be read now."""
     path = make_checkpoint(tmp_path, 10) / MANIFEST
@@ -124,3 +102,13 @@ def test_what_may_be_undamaged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
         keep_own_checkpoints(tmp_path, "pretrain", {}, print)
     monkeypatch.undo()
     assert keep_own_checkpoints(tmp_path, "pretrain", {}, print)[0] == path.parent
+
+
+def test_only_the_checkpoint_that_a_run_uses_is_verified_by_hash(tmp_path: Path) -> None:
+    older, newer = (make_checkpoint(tmp_path, step, run=RUN) for step in (10, 20))
+    damage(older, flip)
+    newest, _ = keep_own_checkpoints(tmp_path, "pretrain", RUN, print)
+    assert newest == newer
+    damage(newer, flip)
+    assert keep_own_checkpoints(tmp_path, "pretrain", RUN, print) == (None, None)
+    assert names(tmp_path) == ["damaged-step=000010", "damaged-step=000020"]

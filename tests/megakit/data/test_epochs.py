@@ -1,7 +1,5 @@
 """The multi-epoch datasets: orders, transforms, and batches that equal samples."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data import Dataset, Subset
 
 from megakit.data import (
     EpochIndex,
@@ -17,9 +15,7 @@ from megakit.data import (
     MultiEpochDatasetWrapper,
     fetch_batch,
 )
-from megakit.testing import assert_dataset_compatible_with_megatron, assert_elements_equal
-
-REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference" / "multi_epoch_orders.json"
+from megakit.testing import assert_dataset_compatible_with_megatron
 
 
 class Indices(Dataset):
@@ -76,14 +72,6 @@ def test_reference_order():
     assert all(type(value) is int for pair in found for value in pair)
 
 
-def test_whole_reference_file():
-    if not REFERENCE.is_file():
-        pytest.skip("no multi_epoch_orders.json in ../shared/reference beside the repository")
-    for case in json.loads(REFERENCE.read_text())["resampler"]:
-        found = order(case["length"], **case["args"])
-        assert [list(pair) for pair in found] == case["order"]
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 300), st.booleans(), st.data())
 def test_batches_equal_samples_in_any_order(length, num_samples, shuffle, data):
@@ -107,53 +95,40 @@ def test_transforms_of_samples_and_batches(wrapper):
     assert_dataset_compatible_with_megatron(MultiEpochDatasetResampler(dataset, num_epochs=3))
 
 
-class Samples(Indices):
-    """Counts how it is read."""
+class Batched(Virtual):
+    """Counts its batches."""
 
-    def __init__(self, length=20):
-        super().__init__(length)
-        self.calls = []
+    calls = 0
 
-    def __getitem__(self, index):
-        self.calls.append("item")
-        return {"x": torch.full((2,), float(index)), "pair": (index, f"number {index}")}
-
-
-class Batched(Samples):
     def get_batch(self, indices):
-        self.calls.append("batch")
-        names = tuple(f"number {index}" for index in indices)
-        x = torch.from_numpy(indices).float()[:, None].repeat(1, 2)
-        return {"x": x, "pair": [torch.from_numpy(indices), names]}
+        self.calls += 1
+        return super().get_batch(indices)
 
 
-class Changed(Batched):
+def test_a_subset_is_fetched_as_one_batch():
+    dataset = Batched(20)
+    outer: Any = Subset(dataset, [7, 3, 3, 18, 0])
+    assert fetch_batch(Subset(outer, [4, 0, 1]), np.array([2, 0, 0])).tolist() == [3, 0, 0]
+    assert dataset.calls == 1
+    outer.indices = [1, 2]
+    assert fetch_batch(outer, np.array([1])).tolist() == [2]
+
+
+class Changed(Virtual):
     """Changes samples, but inherits a get_batch that knows nothing of it."""
 
     def __getitem__(self, index):
         return -index
 
 
-@pytest.mark.parametrize(("dataset", "calls"), [(Samples(), ["item"] * 3), (Batched(), ["batch"])])
-def test_batches_are_fetched_in_the_best_way(dataset, calls):
-    outer: Any = Subset(dataset, [7, 3, 3, 18, 0])
-    for found in (dataset, outer, Subset(outer, [4, 0, 1])):
-        dataset.calls.clear()
-        batch = fetch_batch(found, np.array([2, 0, 0]))
-        assert dataset.calls == calls
-        assert_elements_equal(batch, default_collate([found[i] for i in (2, 0, 0)]))
-    outer.indices = [1, 2]
-    assert fetch_batch(outer, np.array([1]))["x"].tolist() == [[2, 2]]
-
-
 class Shifted(Subset):
     def __getitem__(self, index):
-        return super().__getitem__(index)["x"] + 100
+        return super().__getitem__(index) + 100
 
     def __getitems__(self, indices):
         return [self[index] for index in indices]
 
 
 def test_what_a_subclass_changes_counts():
-    assert fetch_batch(Changed(), np.array([4, 5])).tolist() == [-4, -5]
-    assert fetch_batch(Shifted(Batched(), [1, 2]), np.array([1])).tolist() == [[102, 102]]
+    assert fetch_batch(Changed(20), np.array([4, 5])).tolist() == [-4, -5]
+    assert fetch_batch(Shifted(Virtual(20), [1, 2]), np.array([1])).tolist() == [102]

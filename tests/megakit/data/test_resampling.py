@@ -49,8 +49,8 @@ def test_known_values():
     assert drawn(length, 2, start=start).tolist() == [763360061423, 772095415659]
 
 
-@pytest.mark.parametrize("length", [1, 1000, 2**32 + 1, 3 * 2**61])
+@pytest.mark.parametrize("length", [1, 3 * 2**61])
 def test_any_order_and_any_batch(length):
-    dataset = PRNGResampleDataset(Numbers(length), num_samples=5000)
-    shuffled = np.random.default_rng(0).permutation(5000)
+    dataset = PRNGResampleDataset(Numbers(length), num_samples=500)
+    shuffled = np.random.default_rng(0).permutation(500)
     assert fetch_batch(dataset, shuffled).tolist() == [dataset[index] for index in shuffled]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
+from unittest import mock
 
 import pytest
 
@@ -62,12 +63,9 @@ def test_sizes_that_are_not_given_are_those_of_the_start_checkpoint() -> None:
 
 
 def test_given_sizes_have_to_be_those_of_the_start_checkpoint() -> None:
-    options = parse_options(Sizes, ["--width", "8", "--depth", "4"])  # 8 is also the default
-    with pytest.raises(UserError) as caught:
-        use_sizes_of(options, {"width": 9, "depth": 3}, START)
-    width, depth = caught.value.problems
-    assert width.startswith("--width 8: the model of step=7 has 9, ")
-    assert depth.startswith("--depth 4: the model of step=7 has 3, ")
+    options = parse_options(Sizes, ["--width", "8"])  # also the default
+    with pytest.raises(UserError, match=r"^--width 8: the model of step=7 has 9, "):
+        use_sizes_of(options, {"width": 9}, START)
 
 
 def test_rules_for_options_that_are_built_in_python() -> None:
@@ -90,13 +88,11 @@ SRUN = {
 @pytest.fixture(autouse=True)
 def no_job() -> Iterator[None]:
     """No job around this test, and none after it."""
-    before = dict(os.environ)
-    for name in before:
-        if re.search("^SLURM_|^TORCHELASTIC_|^MASTER_|^CUDA_|RANK|WORLD_SIZE", name):
-            del os.environ[name]
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+    with mock.patch.dict(os.environ):
+        for name in [*os.environ]:
+            if re.search("^SLURM_|^TORCHELASTIC_|^MASTER_|^CUDA_|RANK|WORLD_SIZE", name):
+                del os.environ[name]
+        yield
 
 
 def read(*variables: dict[str, str]) -> Cluster:

@@ -1,5 +1,6 @@
 """The console as real processes show it: two streams, a log, progress, and a reader that goes."""
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -36,27 +37,19 @@ def show(code, *arguments, **options):
     return done.output(), done.err
 
 
-def show_on_terminal(code, columns=80):
-    """The same with standard error on a terminal; returns what reaches that."""
+def start_on_terminal(code, *arguments, columns=80):
+    """Starts the same with standard error on a terminal; returns the process and that."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *arguments],
         cwd=REPOSITORY,
-        stdout=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stderr=follower,
         env=os.environ | {"TERM": "xterm"},
     )
     os.close(follower)
-    shown = b""
-    try:
-        while chunk := os.read(leader, 4096):
-            shown += chunk
-    except OSError:  # Linux says so when the last process has closed the terminal
-        pass
-    os.close(leader)
-    assert process.wait() == 0
-    return shown.decode()
+    return process, leader
 
 
 def test_people_and_results_have_a_stream_each_and_a_silent_rank_neither():
@@ -75,30 +68,6 @@ def test_people_and_results_have_a_stream_each_and_a_silent_rank_neither():
     assert err == (
         "going on ━ ?\n  accuracy  97%\n  time      3 s:\n            1 of it waiting\ndisk full\n"
     )
-
-
-def test_everything_of_others_goes_into_the_log(tmp_path):
-    """The log of an earlier start is kept."""
-    (tmp_path / "log.txt").write_text("earlier\n")
-    code = """
-        import os, subprocess
-        console = Console()
-        print("before, out"); print("before, err", file=sys.stderr)
-        console.divert(Path(sys.argv[1]))
-        print("python, out", flush=True)
-        print("python, err", file=sys.stderr, flush=True)
-        os.write(1, b"C++, out\\n"); os.write(2, b"C++, err\\n")
-        subprocess.run(["sh", "-c", "echo child, out; echo child, err >&2"])
-        console.say("for people")
-        console.result(Path("the/result"))
-        """
-    out, err = show(code, tmp_path / "log.txt")
-    assert out == "before, out\nthe/result\n"
-    assert err == "before, err\nfor people\n"
-    assert (tmp_path / "log.txt").read_text().splitlines() == [
-        *("earlier", "python, out", "python, err", "C++, out", "C++, err"),
-        *("child, out", "child, err"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -138,12 +107,11 @@ def test_progress_without_a_terminal(body, steps, end):
     ("columns", "last"),
     [
         (120, r"━{20} 2000/2000  loss 0.5000 .* val_accuracy 0.9000  64 steps/s  0:00 left$"),
-        (80, r"^finetune ━{20} 2000/2000  loss 0.5000  64 steps/s  0:00 left$"),
         (50, r"^finetune ━{20} 2000/2000  64 steps$"),
     ],
 )
 def test_a_line_on_a_terminal_is_kept_up_to_date_and_never_wraps(columns, last):
-    shown = show_on_terminal(
+    process, terminal = start_on_terminal(
         """
         console = Console()
         progress = console.progress("finetune", 2000)
@@ -152,9 +120,16 @@ def test_a_line_on_a_terminal_is_kept_up_to_date_and_never_wraps(columns, last):
             progress.update(step, {"loss": 0.5, "validation": 0.25, "val_accuracy": 0.9})
         console.error("disk full")
         """,
-        columns,
+        columns=columns,
     )
-    whole, error, rest = shown.split("\r\n")
+    shown = b""
+    with contextlib.suppress(OSError):  # so Linux says that the process has closed the terminal
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    os.close(terminal)
+    process.communicate()
+    assert process.returncode == 0
+    whole, error, rest = shown.decode().split("\r\n")
     lines = whole.split("\r")[1:]
     assert len(lines) == 286  # every 0.1 s, which is after seven steps
     assert max(map(len, lines)) < columns
@@ -163,12 +138,13 @@ def test_a_line_on_a_terminal_is_kept_up_to_date_and_never_wraps(columns, last):
 
 
 def test_a_reader_that_is_gone_ends_nothing_and_the_log_has_the_rest(tmp_path):
-    """Each line once; what was printed before the log is known is lost."""
+    """Each line once, after an earlier start's; what was printed before it is known is lost."""
     reading, writing = os.pipe()
     os.close(reading)
     log = tmp_path / "log.txt"
+    log.write_text("earlier\n")
     code = """
-        import os
+        import os, subprocess
         log = Path(sys.argv[1])
         console = Console()
         console.say("early")
@@ -176,6 +152,7 @@ def test_a_reader_that_is_gone_ends_nothing_and_the_log_has_the_rest(tmp_path):
         print("print, out"); print("print, err", file=sys.stderr)  # as with --verbose
         console.divert(log)
         os.write(1, b"C++, out\\n"); os.write(2, b"C++, err\\n")
+        subprocess.run(["sh", "-c", "echo child, out; echo child, err >&2"])
         console.progress("pretrain", 2).update(2, {"loss": 0.5})
         console.error("an error\\n" * 2000 + "end")
         console.result(Path("the/result"))
@@ -189,15 +166,16 @@ def test_a_reader_that_is_gone_ends_nothing_and_the_log_has_the_rest(tmp_path):
     )
     os.close(writing)
     assert done.returncode == 0
-    lines = log.read_text().splitlines()
-    assert lines[:4] == ["print, out", "print, err", "C++, out", "C++, err"]
-    assert "2/2  loss 0.5000" in lines[4]
-    assert lines[5:] == ["an error"] * 2000 + ["end", "the/result"]
+    earlier, *lines = log.read_text().splitlines()
+    assert earlier == "earlier"
+    others = ["print, out", "print, err", "C++, out", "C++, err", "child, out", "child, err"]
+    assert lines[:6] == others
+    assert "2/2  loss 0.5000" in lines[6]
+    assert lines[7:] == ["an error"] * 2000 + ["end", "the/result"]
 
 
 def test_a_terminal_that_is_lost(tmp_path):
     """The log gets whole lines of progress, as a file does, and none that replaces another."""
-    leader, follower = pty.openpty()
     code = """
         console = Console()
         Output.log = Path(sys.argv[1])
@@ -211,17 +189,10 @@ def test_a_terminal_that_is_lost(tmp_path):
             progress.update(step, {})
         console.say("done")
         """
-    process = subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), str(tmp_path / "log.txt")],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stderr=follower,
-        env=os.environ | {"TERM": "xterm"},
-    )
-    os.close(follower)
-    while b"1/3" not in os.read(leader, 4096):
+    process, terminal = start_on_terminal(code, tmp_path / "log.txt")
+    while b"1/3" not in os.read(terminal, 4096):
         pass
-    os.close(leader)
+    os.close(terminal)
     process.communicate(b"\n", timeout=60)
     assert process.returncode == 0
     empty, two, three, done = (tmp_path / "log.txt").read_bytes().split(b"\n")[:-1]

@@ -56,20 +56,14 @@ def test_what_may_change(options: Options) -> None:
     assert replace(options, **MAY_CHANGE).identity() == options.identity()
 
 
-@pytest.mark.parametrize(("name", "value"), DECIDE.items())
+@pytest.mark.parametrize(("name", "value"), [*DECIDE.items(), ("val_interval", 100)])
 def test_what_makes_another_run(options: Options, name: str, value: Any) -> None:
-    options = replace(options, precision="bf16-mixed")
+    """If a run may end early, the interval of the validations decides, too."""
+    options = replace(options, precision="bf16-mixed", stop_after=2)
     make_run(STAGE, options, (10,), done=False)
     problem = problem_of(prepare_run, STAGE, replace(options, **{name: value}))
     option = "--" + name.replace("_", "-")
     assert f"{option} was {getattr(options, name)}, now {value}" in problem
-
-
-def test_the_intervals_of_a_run_that_may_end_early_decide(options: Options) -> None:
-    options = replace(options, stop_after=2)
-    make_run(STAGE, options, (10,), done=False)
-    problem = problem_of(prepare_run, STAGE, replace(options, val_interval=100))
-    assert "--val-interval was 250, now 100" in problem
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32"])
@@ -81,49 +75,26 @@ def test_a_run_keeps_its_precision(options: Options, precision: Any) -> None:
     assert run.precision == run.identity["precision"] == precision
 
 
-@pytest.mark.parametrize("best_by", ["val_loss", "last"])
-def test_a_run_as_start_checkpoint_means_its_best(options: Options, best_by: str) -> None:
-    before = make_run(STAGE, replace(options, best_by=best_by), (20, 10), done=False)
+def test_a_run_as_start_checkpoint_means_its_best(options: Options) -> None:
+    before = make_run(STAGE, options, (20, 10), done=False)
     given = replace(options, checkpoint=str(before.path), output_dir=options.output_dir / "new")
     run = prepare_run(Stage("second", STAGE), given)
     assert run.start == str(before.checkpoints / "step=000020")
 
 
-@pytest.mark.parametrize(("last", "has_summary"), [(10, True), (20, False)])
-def test_a_run_is_done_with_its_last_step_and_its_summary(
-    options: Options, last: int, has_summary: bool
-) -> None:
-    options = replace(options, max_steps=20)
-    directory = make_run(STAGE, options, (last,), done=False)
-    if has_summary:
-        directory.summary.touch()
+def test_a_run_with_a_summary_is_not_done_before_its_last_step(options: Options) -> None:
+    make_run(STAGE, options, (10,), done=False).summary.touch()
     assert not prepare_run(STAGE, options).is_done
 
 
-def test_a_run_without_a_checkpoint_may_begin_with_other_options(options: Options) -> None:
-    prepare_run(STAGE, options)
-    assert prepare_run(STAGE, replace(options, lr=0.5)).resume is None
-
-
-def test_the_options_of_the_command_stay_as_they_are(options: Options) -> None:
-    before = vars(options).copy()
-    run = prepare_run(STAGE, options)
-    assert vars(options) == before
-    assert run.options is not options
-
-
 def test_a_directory_that_another_process_has_begun_since_the_plan(options: Options) -> None:
-    late = plan(STAGE, options, Cluster(), Console(silent=True))
+    first, late = (plan(STAGE, options, Cluster(), Console(silent=True)) for _ in range(2))
+    begin(first)
+    assert f"{first.path} is in use by process" in problem_of(begin, late)
+    first.close()
     make_run(STAGE, options, (10,), done=False)
     assert "another process has begun this run" in problem_of(begin, late)
     late.close()
-
-
-def test_the_same_command_twice_at_the_same_time(options: Options) -> None:
-    first, second = (plan(STAGE, options, Cluster(), Console(silent=True)) for _ in range(2))
-    begin(first)
-    assert f"{first.path} is in use by process" in problem_of(begin, second)
-    first.close()
 
 
 def test_a_notebook_can_open_a_run_again_after_an_error(options: Options) -> None:

@@ -4,9 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-from megakit.errors import UserError
 
 pytestmark = [
     pytest.mark.usefixtures("megatron"),
@@ -42,19 +39,6 @@ def test_settings_come_from_the_checkpoint_except_for_those_kept(checkpoint: Pat
     assert (mine.seed, mine.bf16, mine.get_loss_reduction_class()) == (1, False, Loss)
 
 
-def test_a_model_takes_settings_and_weights(checkpoint: Path) -> None:
-    from tests.megakit.models.networks import weights
-
-    settings = {"seed": 1, "num_classes": 7, "initial_ckpt_path": str(checkpoint)}
-    prefixes = {"initial_ckpt_skip_keys_with_these_prefixes": {"head"}}
-    found = weights(config(**settings, **prefixes).configure_model())
-    saved = weights(config(hidden_size=24, seed=5).configure_model())
-    assert found.pop("head.weight").shape == (7, 2)
-    assert all(torch.equal(saved[name], found[name]) for name in found if "head" not in name)
-    with pytest.raises(UserError, match=r"head\.bias: shape \(7,\) in the model, \(3,\) in the"):
-        config(**settings).configure_model()
-
-
 def test_a_checkpoint_contains_the_settings_of_its_time(tmp_path: Path) -> None:
     from nemo.lightning import io
 
@@ -62,18 +46,14 @@ def test_a_checkpoint_contains_the_settings_of_its_time(tmp_path: Path) -> None:
     from megakit.checkpoints.model_settings import write_context
     from tests.megakit.models.networks import Module
 
-    mine = config(hidden_size=16, hidden_dropout=0.25)
+    mine = config(hidden_size=16)
     module = Module(mine)
-    mine.initial_ckpt_skip_keys_with_these_prefixes = {"head"}
     mine.grad_scale_func = lambda loss: loss * 2  # as NeMo's strategy does; not recorded
     assert (mine.grad_scale_func(1), mine.get_hparam("grad_scale_func")) == (2, None)
     write_context(tmp_path / "context", module)
     mine.hidden_size = 32
     write_context(tmp_path / "later" / "context", module)
 
-    settings = read_model_settings(tmp_path)
-    assert (settings["hidden_size"], settings["hidden_dropout"]) == (16, 0.25)
-    assert settings["initial_ckpt_skip_keys_with_these_prefixes"] == {"head"}
-    assert read_model_settings(tmp_path / "later")["hidden_size"] == 32
+    assert read_model_settings(tmp_path)["hidden_size"] == 16
     loaded = io.load_context(tmp_path / "later" / "context", "model").config  # NeMo's reader
     assert (type(loaded), loaded.hidden_size) == (type(mine), 32)

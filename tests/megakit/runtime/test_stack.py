@@ -1,11 +1,10 @@
 """Stand-ins for what the stack lacks, and how parts of the frameworks are replaced."""
 
 import json
-from types import ModuleType
+from functools import partial
 
 import pytest
 
-from megakit.runtime import patching
 from megakit.runtime.patching import patch, require_attribute
 from tests.scripts import output_of
 
@@ -88,25 +87,9 @@ def test_megatron_alone_needs_no_nemo_and_torch_dynamo_takes_the_functions() -> 
     assert json.loads(output.splitlines()[-1]) == expected
 
 
-@pytest.fixture
-def stack(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module with two attributes; the list of patches is empty."""
-    monkeypatch.setattr(patching, "PATCHES", [])
-    monkeypatch.delenv("MEGAKIT_STOCK", raising=False)
-    module = ModuleType("stack")
-    vars(module).update(there="theirs", Class=type("Class", (), {"method": "theirs"}))
-    return module
-
-
-def test_a_name_that_is_there_and_one_that_the_stack_lacks(stack: ModuleType) -> None:
-    patch(stack, "there", None, group="needed", reason="why")
-    patch(stack.Class, "method", "ours", group="safe", reason="", worth="3%", when="now")
-    assert require_attribute(stack, "there") is None
-    assert stack.Class.method == "ours"
+def test_a_name_that_the_stack_lacks() -> None:
     assert require_attribute("json", "loads") is json.loads
-    message = r"stack\.gone is gone from this version of the stack\. .* requirements\.lock"
-    with pytest.raises(RuntimeError, match=message):
-        patch(stack, "gone", None, group="needed", reason="")
-    with pytest.raises(RuntimeError, match=r"json\.absent is gone"):
-        require_attribute("json", "absent")
-    assert not hasattr(stack, "gone")
+    message = r"json\.gone is gone from this version of the stack\. .* requirements\.lock"
+    for ask in (require_attribute, partial(patch, replacement=None, group="needed", reason="")):
+        with pytest.raises(RuntimeError, match=message):
+            ask(json, "gone")

@@ -1,7 +1,6 @@
 """Datasets that each break one rule, beside ones that keep it."""
 
 import random
-import time
 
 import numpy as np
 import torch
@@ -36,12 +35,9 @@ def having(name, values):
 
 Seeded = having("Seeded", lambda index: sample_generator(1, 0, index).random((2, 3)))
 TorchGlobal = having("TorchGlobal", lambda index: torch.rand(2, 3))
-NumpyGlobal = having("NumpyGlobal", lambda index: torch.from_numpy(np.random.rand(2, 3)))
 PythonGlobal = having("PythonGlobal", lambda index: random.random())
-ManualSeed = having("ManualSeed", lambda index: (torch.manual_seed(index), torch.rand(2, 3))[1])
 NumpySeed = having("NumpySeed", lambda index: (np.random.seed(index), np.random.rand(2, 3))[1])
 Unseeded = having("Unseeded", lambda index: {"deep": [index, (0, default_rng().random(4))]})
-Clock = having("Clock", lambda index: time.perf_counter_ns())
 
 
 class PlainBatches(Dataset):
@@ -67,15 +63,6 @@ class ForkedDraw(Good):
     def values(self, index):
         with torch.random.fork_rng(devices=[]):
             return torch.rand(2, 3)
-
-
-class OneGenerator(Good):
-    def __init__(self):
-        super().__init__()
-        self.generator = default_rng(0)
-
-    def values(self, index):
-        return self.generator.random(3)
 
 
 class Remembers(Good):
@@ -109,23 +96,9 @@ class OtherItems(PlainBatches):
         return [self[index] for index in sorted(indices, reverse=True)]
 
 
-class OtherBatch(PlainBatches):
-    def get_batch(self, indices):
-        batch = super().get_batch(indices)
-        batch["x"] = batch["x"] + (batch["idx"] == 9)[:, None, None]
-        return batch
-
-
 class SortedBatch(PlainBatches):
     def get_batch(self, indices):
         return super().get_batch(np.sort(indices))
-
-
-class OtherBatchType(PlainBatches):
-    def get_batch(self, indices):
-        batch = super().get_batch(indices)
-        batch["idx"] = batch["idx"].int()
-        return batch
 
 
 class Epochs(MultiEpochDatasetWrapper):

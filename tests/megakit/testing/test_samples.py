@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,7 +20,6 @@ class Item:
     "make",
     [
         lambda: {"a": (1, [2.5, "x", None]), "b": torch.tensor([1.0, NAN])},
-        lambda: torch.tensor([NAN, 1], dtype=torch.bfloat16),
         lambda: Item(torch.tensor([1, 2]), "x"),
     ],
 )
@@ -32,14 +30,12 @@ def test_equal(make):
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [
-        (1, 2, "sample is 1 and 2"),
         (1, 1.0, "sample is of type int and float"),
         ({"a": [0, {"b": 1}]}, {"a": [0, {"b": 2}]}, r"sample\['a'\]\[1\]\['b'\] is 1 and 2"),
         (Item(torch.zeros(1), "x"), Item(torch.zeros(1), "y"), r"sample\['name'\] is 'x' and 'y'"),
         (torch.zeros(2), torch.zeros(3), r"the shape torch.Size\(\[2\]\) and torch.Size\(\[3\]"),
         (torch.zeros(2), torch.zeros(2).int(), "the dtype torch.float32 and torch.int32"),
         (torch.zeros(2), torch.tensor([0, NAN]), r"sample\[1\] is 0.0 and nan"),
-        (np.array([1, 2]), np.array([1, 3]), r"sample\[1\] is 2 and 3"),
     ],
 )
 def test_different(a, b, message):

@@ -15,39 +15,20 @@ def test_mean_is_taken_in_float32() -> None:
     """In bfloat16 the sum of 256 and 1 is 256."""
     from megakit.training import mean_over_data_parallel_ranks
 
-    averages = [torch.tensor(value, dtype=torch.bfloat16) for value in (256.0, 1.0)]
-    for reports in (averages, averages[1:]):
-        mean = mean_over_data_parallel_ranks(reports)
-        assert (mean.dtype, mean.shape) == (torch.float32, ())
-        assert mean.item() == sum(report.item() for report in reports) / len(reports)
-    assert averages[0] == 256
-
-
-def test_outputs_come_back_as_one() -> None:
-    from megakit.training import PassthroughLossReduction
-
-    passthrough, reported = PassthroughLossReduction(), []
-    parts = [torch.arange(6.0).reshape(3, 2), torch.arange(4.0).reshape(2, 2)]
-    for part in parts:
-        loss, report = passthrough.forward({"data": None}, {"z": [(part,)], "idx": part[:, 0]})
-        assert (loss.item(), loss.shape) == (0, ())
-        reported.append(report)
-    whole: Any = passthrough.reduce(reported)
-    assert torch.equal(whole["z"][0][0], torch.cat(parts))
-    assert torch.equal(whole["idx"], torch.cat(parts)[:, 0])
+    mean = mean_over_data_parallel_ranks([*torch.tensor([256, 1], dtype=torch.bfloat16)])
+    assert (mean.dtype, mean.item()) == (torch.float32, 257 / 2)
 
 
 def test_logits_of_language_models_have_the_batch_in_their_second_dimension() -> None:
     from megakit.training import PassthroughLossReduction
 
     outputs: list[Any] = [
-        {"token_logits": torch.full((5, 2, 3), float(k)), "of": {"z": torch.ones(2, 3)}}
+        {"token_logits": torch.full((5, 2, 3), float(k)), "z": [(torch.full((2, 3), k),)]}
         for k in range(2)
     ]
     whole = PassthroughLossReduction().reduce(outputs)
-    assert whole["token_logits"].shape == (5, 4, 3)
     assert whole["token_logits"][0, :, 0].tolist() == [0, 0, 1, 1]
-    assert whole["of"]["z"].shape == (4, 3)
+    assert whole["z"][0][0][:, 0].tolist() == [0, 0, 1, 1]
 
 
 def token_loss() -> Any:
@@ -93,19 +74,6 @@ class TestTokenMean:
         torch.testing.assert_close(means["loss"], output.square().mean())
         torch.testing.assert_close(means["size"], output.abs().mean())
 
-    def test_padding_does_not_count(self) -> None:
-        """In evaluation the loader multiplies the mask by weights, of which the mean is 1."""
-        loss, (x, mask) = token_loss(), tokens()
-        output = x.sum(dim=-1, keepdim=True)
-        output[~mask] = torch.inf
-        weights = torch.ones(32) * 32 / 30
-        weights[-2:] = 0
-        _total, count, report = loss.forward({"loss_mask": mask * weights.unsqueeze(1)}, output)
-        assert count == mask[:30].sum()
-        mean = loss.reduce([report])["loss"]
-        assert mean.dtype == torch.float32
-        torch.testing.assert_close(mean, output[:30, :, 0][mask[:30]].square().mean())
-
     def test_values_have_the_shape_of_the_losses(self) -> None:
         """(4,) and (4, 1) would become (4, 4), and the sum 4 times as large."""
         from megakit.training import TokenMeanLossReduction
@@ -121,40 +89,6 @@ class TestTokenMean:
             TokenLoss().forward({}, torch.ones(4))
 
 
-class TestNamedMeans:
-    def test_padding_counts_for_nothing(self) -> None:
-        """As the loader marks it: the weights are 0 or so large that they are 1 on average."""
-        from megakit.training import mean_over_samples, mean_reports
-
-        values = torch.tensor([1.0, 2.0, 3.0, 6.0, torch.inf, torch.nan], requires_grad=True)
-        weights = torch.tensor([6 / 4] * 4 + [0.0] * 2)
-        reports = [
-            {
-                "avg": torch.tensor(0.5),
-                "size": mean_over_samples(values[part], {"loss_mask": weights[part]}),
-            }
-            for part in (slice(0, 2), slice(2, 4), slice(4, 6))
-        ]
-        means: Any = mean_reports(reports)
-        assert list(means) == ["loss", "size"]
-        assert means["size"].item() == pytest.approx(3.0)
-        assert means["loss"].item() == 0.5
-        assert not means["size"].requires_grad
-
-    def test_what_is_reported_is_a_copy(self) -> None:
-        """Megatron divides the loss in place by the number of micro batches."""
-        from megakit.training import MeanLossReduction
-
-        output, target = torch.full((4,), 3.0, requires_grad=True), torch.zeros(4)
-        loss, reported = MeanLossReduction().report(
-            torch.nn.functional.mse_loss, output, target, {}
-        )
-        assert loss.requires_grad
-        assert not reported["avg"].requires_grad
-        loss /= 8
-        assert reported["avg"].item() == 9.0
-
-
 def normal_loss(output: torch.Tensor, target: torch.Tensor, **how: Any) -> torch.Tensor:
     """The loss of a mean and a variance per sample: shapes that differ, but do not broadcast."""
     return functional.gaussian_nll_loss(output[:, 0], target, output[:, 1], **how)
@@ -163,9 +97,7 @@ def normal_loss(output: torch.Tensor, target: torch.Tensor, **how: Any) -> torch
 class TestShapes:
     """With other shapes, torch computes a wrong loss, and at most warns."""
 
-    @pytest.mark.parametrize(
-        ("width", "target"), [(3, torch.ones(4, 1)), (1, torch.ones(4)), (1, torch.arange(4))]
-    )
+    @pytest.mark.parametrize(("width", "target"), [(3, torch.ones(4, 1)), (1, torch.arange(4))])
     def test_what_is_refused(self, width: int, target: torch.Tensor) -> None:
         from megakit.training import MeanLossReduction
 
@@ -176,7 +108,6 @@ class TestShapes:
     @pytest.mark.parametrize(
         ("output", "target", "criterion"),
         [
-            (torch.ones(4, 3), torch.arange(4) % 3, functional.cross_entropy),
             (torch.ones(4, 3), torch.full((4, 3), 1 / 3), functional.cross_entropy),
             (torch.ones(4, 2), torch.ones(4), normal_loss),
             (torch.ones(4), torch.ones(4, dtype=torch.float64), functional.huber_loss),
@@ -199,8 +130,11 @@ class TestShapes:
             MeanLossReduction().report(lambda *_, reduction: found, *pair, batch)
 
     def test_one_weight_for_each_sample(self) -> None:
+        """Also 0, for outputs that are infinite, because the sample is padding."""
         from megakit.training import mean_over_samples
 
+        weights = torch.tensor([1.5, 1.5, 0])
+        assert mean_over_samples(torch.tensor([1, 3, torch.inf]), {"loss_mask": weights}) == 2
         batch = {"loss_mask": torch.tensor([[2.0], [0.0]])}
         told = r"^batch\['loss_mask'\] has the shape \(2, 1\), and the mean of each sample \(2,\)"
         with pytest.raises(UserError, match=told):

@@ -23,7 +23,6 @@ def test_warnings_about_the_project_reach_the_console_once(
     own = tmp_path / "models" / "mine.py"
     places = [
         (UserWarning, own),
-        (RuntimeWarning, own),
         (DeprecationWarning, own),
         (UserWarning, tmp_path / ".venv" / "lib" / "site-packages" / "torch" / "nn.py"),
         (UserWarning, tmp_path / "megakit" / "strategy.py"),

@@ -47,7 +47,6 @@ def test_each_step_and_place_has_its_own_numbers(drawn: Any) -> None:
         (nn.Dropout(0.1), True),
         (nn.Dropout(0.0), False),
         (nn.LSTM(4, 4, 2, dropout=0.1), True),
-        (nn.Linear(2, 2), False),
     ],
 )
 def test_dropout_is_found_and_only_then_generators_are_seeded(
