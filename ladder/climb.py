@@ -252,10 +252,8 @@ def main() -> int:
             if {"-h", "--help"} & {*arguments}:
                 print(__doc__)
             if name:
-                text = parse_options(GptOptions, arguments)
-                return climb(
-                    LADDERS[name], text, [] if text.text is None else ["--text", str(text.text)]
-                )
+                gpt = parse_options(GptOptions, arguments)
+                return climb(LADDERS[name], gpt, ["--text", str(gpt.text)])
             options = parse_options(LadderOptions, arguments)
             data = [*split_data(arguments)[0], "--precision", options.precision]
             return climb(LADDERS[name], options, data)

@@ -10,17 +10,15 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from examples.gpt.text_files import TextOptions, read_splits
 from megakit.job.option_types import INT32_MAX, BatchSize, Range, broken_rules
 
 
 @dataclass(kw_only=True)
-class GptOptions(TextOptions):
+class GptOptions:
     """Train a small GPT for some steps; print the loss and the gradient's norm of each step."""
 
-    text: Path | None = Path(__file__).resolve().parents[2] / "LICENSE"
-    """A text file, or a folder with text files. By default this project's license, a text that is
-    the same for everybody."""
+    text: Path = Path(__file__).resolve().parents[2] / "LICENSE"
+    """A text file; by default this project's license, which is the same for everybody."""
 
     steps: Annotated[int, Range(least=1, most=INT32_MAX)] = 50
     """Optimizer steps to train for."""
@@ -30,7 +28,10 @@ class GptOptions(TextOptions):
 
     def problems(self) -> list[str]:
         """Returns one message per option with an invalid value."""
-        return broken_rules(self)
+        problems = broken_rules(self)
+        if not self.text.is_file() or self.text.stat().st_size < 1000:
+            problems.append(f"--text {self.text}: has to be a file of at least 1,000 bytes.")
+        return problems
 
 
 class TextSamples:
@@ -45,8 +46,8 @@ class TextSamples:
         length: Tokens in a block.
     """
 
-    def __init__(self, options: TextOptions, length: int) -> None:
-        text = torch.frombuffer(bytearray(read_splits(options.text)[0]), dtype=torch.uint8)
+    def __init__(self, options: GptOptions, length: int) -> None:
+        text = torch.frombuffer(bytearray(options.text.read_bytes()), dtype=torch.uint8)
         self.blocks = text.unfold(0, length + 1, length)  # the last token begins the next block
 
     def __getitem__(self, some: slice) -> tuple[Tensor, Tensor]:

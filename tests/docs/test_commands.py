@@ -97,7 +97,7 @@ def problem_of_verb(verb: str, *words: str) -> str | None:
     else:
         script = ["finetune" if verb == "layout" else verb]
         if verb == "ladder" and words[:1]:
-            script.append(words[0])  # each step has options of its own
+            script += words[: 2 if words[0] == "gpt" else 1]  # each step has options of its own
         unknown = [w for w in words if w.startswith("--") and w not in help_of(*script)]
     return f"{verb}: no {', '.join(unknown)}" if unknown else None
 

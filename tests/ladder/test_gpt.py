@@ -61,33 +61,30 @@ def test_losses_and_norms_are_those_of_plain_torch(program, ranks, plain):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("options", "loss", "norm"),
+    ("options", "least"),
     [
-        ("--pipeline-parallel 2 --chunks 2 --batch-p2p", 0.01, 0.5),
-        ("--context-parallel 2 --two-value-loss", 0, 1),
+        ("--pipeline-parallel 2 --chunks 2 --batch-p2p", 0.1),
+        ("--context-parallel 2 --two-value-loss", 0.99),
     ],
 )
-def test_two_silent_faults_of_megatron(options, loss, norm, ranks, plain):
-    """Relative differences of the first step, from which docs/ladder.md has its answers."""
+def test_two_silent_faults_of_megatron(options, least, ranks, plain):
+    """Options of the file that show them: no error occurs, and the first gradient is wrong."""
     program = Program("ladder/gpt/3_megatron.py", options=options, ranks=2)
-    values, expected = values_of(ranks, program, "--steps", "2")[0], plain(False)[0]
-    relative = [value / other - 1 for value, other in zip(values, expected, strict=True)]
-    print(relative)
-    assert relative[1] == pytest.approx(norm, rel=1e-5)
+    (_, norm), *_ = values_of(ranks, program, "--steps", "1")
+    (_, expected), *_ = plain(False)
+    assert norm / expected - 1 > least
 
 
 @pytest.mark.long
-def test_a_checkpoint_continues_under_another_layout(ranks, plain, tmp_path):
-    def megatron(options: str, size: int) -> Program:
-        return Program("ladder/gpt/3_megatron.py", options=options, ranks=size)
-
-    saving = megatron("--tensor-parallel 2 --sequence-parallel", 2)
-    values_of(ranks, saving, "--save", str(tmp_path / "half"))
-    loading = megatron("--pipeline-parallel 2 --chunks 2 --distributed-optimizer", 4)
-    values = values_of(ranks, loading, "--load", str(tmp_path / "half"))
-    assert [loss for loss, _ in values] == pytest.approx(
-        [loss for loss, _ in plain(False)[25:]], rel=1e-6
-    )
+def test_a_checkpoint_continues_under_another_layout(plain, tmp_path):
+    """In processes of their own, because Megatron saves in processes that import the program."""
+    tensor, pipeline = ("--tensor-parallel", 2), ("--pipeline-parallel", 2, "--chunks", 2)
+    for options in (*tensor, "--save", "half"), (*pipeline, "--load", "half"):
+        printed = run(
+            REPOSITORY / "run", "ladder", "gpt", 3, *options, cwd=tmp_path, VENV=sys.prefix
+        ).output()
+    losses = [float(line.split()[1]) for line in printed.splitlines()]
+    assert losses == pytest.approx([loss for loss, _ in plain(False)[25:]], rel=1e-6)
 
 
 def test_wrong_options(tmp_path):
