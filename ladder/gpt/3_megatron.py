@@ -38,7 +38,7 @@ from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
 SEED, LR, CLIP = 2, 1e-3, 1.0
 VOCABULARY, LENGTH, LAYERS, HIDDEN, HEADS, FFN = 256, 64, 4, 64, 4, 256
-#: Names of layers with their numbers, and shards of Adam's states that any layout can load.
+#: Names weights by layer and by expert; shards Adam's states so that any layout can load them.
 METADATA = {
     "non_homogeneous_layers": True,
     "singleton_local_shards": True,
@@ -61,7 +61,7 @@ class Options(GptOptions):
     context_parallel: Count = 1
     """Ranks that share the tokens of each sample, in all layers."""
     expert_parallel: Count = 1
-    """Data-parallel ranks that share the experts."""
+    """Ranks that share the experts, among those that read other tokens (data, context)."""
     experts: Count | None = None
     """Experts of each layer, of which two see a token; by default, the layers have one MLP."""
     dispatcher: Literal["allgather", "alltoall"] = "alltoall"
@@ -71,9 +71,9 @@ class Options(GptOptions):
     micro_batch_size: Count = 2
     """Samples of one forward pass."""
     batch_p2p: bool = False
-    """Whether the stages of an interleaved pipeline send and receive in one call."""
+    """Whether stages send and receive in one call; wrong for two interleaved ones (question J)."""
     two_value_loss: bool = False
-    """Whether the loss function returns a mean and a report, not a sum, a count and a report."""
+    """Whether the loss is a mean, not sum and count; wrong with context parallel (question K)."""
     save: Path | None = None
     """Folder for a checkpoint after half of the steps."""
     load: Path | None = None
@@ -113,11 +113,14 @@ class Attention(MegatronModule):
 
 
 class Norm:
-    """Builds torch's RMSNorm. Megatron's own class refuses sequence parallelism."""
+    """Builds torch's RMSNorm, because Megatron's refuses sequence parallelism.
+
+    It is a class, because Megatron would not call a function.
+    """
 
     def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> Any:
         norm: Any = nn.RMSNorm(hidden_size, eps)
-        # Each rank has normalized other tokens: Megatron sums the gradients of such weights.
+        # Each rank normalizes different tokens: Megatron sums the gradients of such weights.
         norm.weight.sequence_parallel = config.sequence_parallel
         return norm
 
@@ -152,7 +155,7 @@ def config_of(options: Options) -> TransformerConfig:
         virtual_pipeline_model_parallel_size=options.chunks if options.chunks > 1 else None,
         pipeline_dtype=torch.float32,
         # With two stages, the previous and the next rank are the same. In one call, an activation
-        # and a gradient that are on their way at once would be exchanged, without an error.
+        # and a gradient that are on their way at once would arrive in each other's place.
         batch_p2p_comm=options.batch_p2p,
         context_parallel_size=options.context_parallel,
         expert_model_parallel_size=options.expert_parallel,
@@ -163,8 +166,8 @@ def config_of(options: Options) -> TransformerConfig:
         use_cpu_initialization=True,
         persist_layer_norm=False,
         bias_dropout_fusion=False,
-        # The loss function returns sums and counts. With means, context parallelism would multiply
-        # the gradients by its number of ranks, and clipping and Adam would hide it.
+        # The loss function returns sums and counts. With its means, context parallelism would
+        # multiply the gradients by its number of ranks.
         calculate_per_token_loss=not options.two_value_loss,
         finalize_model_grads_func=finalize_model_grads,
     )
@@ -239,7 +242,7 @@ def forward_step(batches: Any, model: Any) -> tuple[Tensor, Any]:
     tokens, labels, positions = next(batches)
 
     def loss_function(losses: Tensor) -> tuple[Tensor, ...]:
-        total, count = losses.sum(), torch.tensor(losses.numel(), dtype=torch.int)
+        total, count = losses.sum(), torch.tensor(losses.numel(), device=losses.device).int()
         report = torch.stack([total.detach(), count.float()])
         if model.config.calculate_per_token_loss:
             return total, count, report
@@ -248,14 +251,16 @@ def forward_step(batches: Any, model: Any) -> tuple[Tensor, Any]:
     return model(tokens, positions, None, labels=labels), loss_function
 
 
-def state_of(models: list[Any], optimizer: Any, is_loading: bool = False) -> dict[str, Any]:
+def state_of(
+    models: list[Any], optimizer: Any, step: int = 0, is_loading: bool = False
+) -> dict[str, Any]:
     """Describes which part of each tensor this rank has, for a checkpoint of any layout."""
     parts = [model.module.sharded_state_dict(metadata=METADATA) for model in models]
     weights = {f"model{number}": part for number, part in enumerate(parts)}
     moments = optimizer.sharded_state_dict(
         weights if len(models) > 1 else parts[0], is_loading=is_loading, metadata=METADATA
     )
-    return {**weights, "optimizer": moments}
+    return {**weights, "optimizer": moments, "step": step}
 
 
 def main() -> None:
@@ -265,15 +270,19 @@ def main() -> None:
     models, optimizer = build(options)
     begin = 0
     if options.load:
-        state = dist_checkpointing.load(state_of(models, optimizer, True), str(options.load))
+        state = dist_checkpointing.load(
+            state_of(models, optimizer, is_loading=True), str(options.load)
+        )
         for number, model in enumerate(models):
             model.module.load_state_dict(state[f"model{number}"])
         optimizer.load_state_dict(state["optimizer"])
-        begin = options.steps // 2
+        begin = state["step"]
     rank = parallel_state.get_data_parallel_rank()
     ranks = parallel_state.get_data_parallel_world_size()
     batch, size = options.batch_size, options.micro_batch_size
     assert batch % (ranks * size) == 0, "ranks times micro batch has to divide the batch size"
+    parts = options.context_parallel * options.tensor_parallel
+    assert LENGTH % parts == 0, f"tensor x context parallel has to divide {LENGTH} tokens"
     samples = TextSamples(options, LENGTH)
     for step in range(begin, options.steps):
         for model in models:
@@ -299,7 +308,7 @@ def main() -> None:
                 print(step + 1, f"{total[0] / total[1]:.9f}", f"{norm:.9f}", flush=True)
         if options.save and step + 1 == options.steps // 2:
             options.save.mkdir(parents=True, exist_ok=True)
-            dist_checkpointing.save(state_of(models, optimizer), str(options.save))
+            dist_checkpointing.save(state_of(models, optimizer, step + 1), str(options.save))
     distributed.destroy_process_group()  # else a process may abort when it ends
 
 

@@ -20,7 +20,7 @@ class GptOptions:
     text: Path = Path(__file__).resolve().parents[2] / "LICENSE"
     """A text file; by default this project's license, which is the same for everybody."""
 
-    steps: Annotated[int, Range(least=1, most=INT32_MAX)] = 50
+    steps: Annotated[int, Range(least=2, most=INT32_MAX)] = 50
     """Optimizer steps to train for."""
 
     batch_size: BatchSize = 8

@@ -14,7 +14,7 @@ from tests.scripts import REPOSITORY, environment, run, run_python
 PAGE = (REPOSITORY / "docs" / "ladder.md").read_text()
 MOST_LINES = {
     **{"1_torch.py": 60, "2_lightning.py": 70, "3_megatron.py": 200, "4_nemo.py": 200},
-    **{"gpt/1_torch.py": 120, "gpt/2_fsdp.py": 120, "gpt/3_megatron.py": 310},
+    **{"gpt/1_torch.py": 120, "gpt/2_fsdp.py": 120, "gpt/3_megatron.py": 320},
 }
 #: Questions of the page: letter, commands, and the number in the answer.
 QUESTIONS = re.findall(
