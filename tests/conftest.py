@@ -232,5 +232,5 @@ def ranks() -> Iterator[Any]:
     """The pool of rank processes: it imports the frameworks once."""
     from megakit.testing import Ranks
 
-    with Ranks(8, timeout=300) as pool:
+    with Ranks(8, timeout=LIMIT - 20) as pool:
         yield pool

@@ -1,5 +1,6 @@
 """`./run new`: a project of one's own that runs, passes its tests, and has megakit as a library."""
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -136,6 +137,9 @@ def test_a_project_of_its_own(made: Path) -> None:
     own = [path for path in made.rglob("*.py") if "site-packages" not in path.parts]
     assert not re.search(r"mnist\.|MNISTCustom|LogPictures", "".join(map(Path.read_text, own)))
     assert sum(len(path.read_text().splitlines()) for path in own) <= 1300
+    (wheel,) = (made / "wheels").iterdir()
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert (made / "requirements.lock").read_text().endswith(f"--hash=sha256:{digest}\n")
     check_readme(made)
     assert "{{" not in (made / "pyproject.toml").read_text()
     project = tomllib.loads((made / "pyproject.toml").read_text())["project"]

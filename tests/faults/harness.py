@@ -62,6 +62,11 @@ class Fault:
     name: str = "SIGKILL"
     rank: int = 0
 
+    def __str__(self) -> str:
+        if self.place is None:
+            return f"{self.name} after {self.seconds} s"
+        return f"{self.name} at call {self.count} of {self.place.rpartition(':')[2]}"
+
 
 @dataclass
 class Training:

@@ -47,6 +47,7 @@ def test_what_overlaps(alone, training, ranks, tmp_path, ddp):
         assert (rank.buckets > 1) == (rank.place[1] == 0)
         assert rank.gathers_late == (GATHER in ddp)
     (expected,) = alone.losses()
+    assert run.losses()
     for losses in run.losses():
         np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
     assert_same_metrics(run.metrics, alone.metrics)
@@ -57,6 +58,7 @@ def test_what_overlaps(alone, training, ranks, tmp_path, ddp):
             assert np.abs(weight - part).max() <= TOLERANCE * np.abs(part).max(), key
 
     (exact, chances), _ = fine_tuned_and_predicted(ranks, alone, tmp_path / "one")
+    assert np.ptp(chances, axis=0).max() > 0.1  # it tells images apart
     for rows, probabilities in fine_tuned_and_predicted(ranks, run, tmp_path / "eight", ddp):
         assert rows == exact
         np.testing.assert_allclose(probabilities, chances, atol=TOLERANCE)

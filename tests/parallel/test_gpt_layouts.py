@@ -113,7 +113,9 @@ def test_any_layout_resumes_any(trained, before, after):
     """No validation gathers the weights of "all" before they are saved."""
     (expected,) = losses_of(trained(Case()))
     checkpoint = trained(LAYOUTS[before])[0].checkpoint
-    for losses in losses_of(trained(LAYOUTS[after], checkpoint)):
+    found = losses_of(trained(LAYOUTS[after], checkpoint))
+    assert found
+    for losses in found:
         np.testing.assert_allclose(losses, expected[gpt_example.STEPS // 2 :], rtol=TOLERANCE)
 
 

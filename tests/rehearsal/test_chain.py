@@ -63,9 +63,9 @@ class Count(parts.pl.Callback):
     def on_train_batch_start(self, trainer, *args):
         if trainer.global_step == 10:
             before.update(torch.cuda.rehearsed_counts)
-        if trainer.global_step == 30:
+        if trainer.global_step == 42:
             counts = torch.cuda.rehearsed_counts
-            costs = {name: (counts[name] - before[name]) / 20 for name in counts}
+            costs = {name: (counts[name] - before[name]) / 32 for name in counts}
             with open(f"{os.environ['COSTS']}-{os.environ.get('RANK', 0)}.json", "w") as file:
                 json.dump(costs, file)
 build = parts.build_trainer
@@ -78,11 +78,14 @@ parts.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Count()]
 def test_a_step_costs_no_more_and_a_graph_gives_the_same(
     tmp_path: Path, layout: tuple[object, ...], limits: tuple[Costs, Costs]
 ) -> None:
-    """Of the steps from 11 to 30; and each process opens its own GPU alone, the launcher none."""
+    """Of the steps from 11 to 42, in which two chunks of 16 batches are copied.
+
+    And each process opens its own GPU alone, the launcher none.
+    """
     tables = []
     for launches, graph in enumerate((None, "1")):
         folder = tmp_path / str(launches)
-        ends = ("--max-steps", 31, "--val-interval", 31, "--save-interval", 31)
+        ends = ("--max-steps", 66, "--val-interval", 66, "--save-interval", 66)
         options = ("--precision", "bf16-mixed", *ends, *layout)
         changes = {"REHEARSE_GRAPH": graph, "COSTS": str(tmp_path / f"costs-{launches}")}
         start(folder, COUNTING, *options, **changes).output()
@@ -91,6 +94,7 @@ def test_a_step_costs_no_more_and_a_graph_gives_the_same(
         assert opened == [[rank] for rank in range(len(of_ranks))]
         for costs in of_ranks:
             assert costs["launches"] == launches
+            assert costs["copied_bytes"] > 0  # a chunk is copied in these steps
             for name, limit in zip(COSTS, limits[launches], strict=True):
                 assert costs[name] <= limit, f"{name}: {costs}"
         tables.append((folder / "pretrain" / "metrics.csv").read_bytes())

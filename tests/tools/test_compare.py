@@ -78,14 +78,18 @@ def test_values_that_are_no_usual_losses(tmp_path, value):
 
 
 @pytest.mark.parametrize(
-    ("precisions", "limits"),
-    [(("32", "32"), "32"), (("32", "bf16-mixed"), MIXED), (("bf16-mixed", "bf16-mixed"), MIXED)],
+    ("precisions", "starts", "limits"),
+    [
+        (("32", "32"), "ab", "32"),
+        (("32", "bf16-mixed"), "aa", MIXED),
+        (("bf16-mixed", "bf16-mixed"), "aa", "bf16-mixed"),
+        (("bf16-mixed", "bf16-mixed"), "ab", MIXED),
+    ],
 )
-def test_precisions_of_runs_with_other_start_checkpoints_choose_the_limits(
-    tmp_path, precisions, limits
-):
+def test_precisions_and_start_checkpoints_choose_the_limits(tmp_path, precisions, starts, limits):
     one, other = (
-        write(tmp_path / n, precision=p, start=n) for n, p in zip("ab", precisions, strict=True)
+        write(tmp_path / name, precision=precision, start=start)
+        for name, precision, start in zip("ab", precisions, starts, strict=True)
     )
     assert compare(read_run(one), read_run(other)).limits == limits
 

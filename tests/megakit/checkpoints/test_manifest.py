@@ -58,6 +58,7 @@ def list_outside(checkpoint: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no checkpoint": (shutil.rmtree, "there is no such checkpoint"),
     "unfinished": (lambda path: (path / MANIFEST).unlink(), "not a complete checkpoint"),
+    "another file": (lambda path: (path / MANIFEST).write_text("[]"), "cannot be read"),
     "deep nesting": (lambda path: (path / MANIFEST).write_text("[" * 100_000), "cannot be read"),
     "unknown field": (lambda path: edit(path, unknown=1), "cannot be read"),
     "edited loss": (lambda path: edit(path, val_loss=1e-9), "it was edited"),

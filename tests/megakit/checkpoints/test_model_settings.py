@@ -96,7 +96,7 @@ def test_nothing_is_imported_or_called(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [None, b"{}", b"\xff\xfe\x00", b"[" * 100_000],
+    [None, b"{}", b'{"root": 1, "objects": {}}', b"\xff\xfe\x00", b"[" * 100_000],
     ids=lambda content: repr(content)[:30],
 )
 def test_missing_or_damaged(tmp_path, content):

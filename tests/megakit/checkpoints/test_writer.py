@@ -85,6 +85,31 @@ def test_every_file_is_hashed_whatever_its_name(writer: CheckpointWriter, traine
     assert verify(Path(writer.last_model_path)).files.keys() == names
 
 
+def test_best_and_last_are_kept(writer: CheckpointWriter, trainer: Any) -> None:
+    kept = []
+    for step, loss in ((10, 0.5), (20, 0.3), (30, 0.4), (40, float("nan")), (50, 0.2)):
+        run_to(writer, trainer, step, loss)
+        kept.append(steps(writer))
+    assert kept == [[10], [20], [20, 30], [20, 40], [50]]
+
+
+def test_a_stop_s_checkpoint_is_never_the_best_and_goes(
+    writer: CheckpointWriter, trainer: Any
+) -> None:
+    run_to(writer, trainer, 10, 0.5)
+    before = read_manifest(writer.folder / "step=000010")
+    writer.save(trainer, store_values=False)
+    assert read_manifest(writer.folder / "step=000010") == before
+    trainer.val_check_interval = 15
+    run_to(writer, trainer, 15, 0.1)
+    writer.save(trainer, store_values=False)
+    assert steps(writer) == [10, 15]
+    assert writer.best_model_path.endswith("step=000010")
+    trainer.val_check_interval = 10
+    run_to(writer, trainer, 20, 0.6)
+    assert steps(writer) == [10, 20]
+
+
 def test_others_checkpoints_stay(writer: CheckpointWriter, trainer: Any) -> None:
     run_to(writer, trainer, 10, 0.5)
     own = writer.folder / "step=000010"

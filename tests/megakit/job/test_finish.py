@@ -65,6 +65,19 @@ def test_what_is_refused(tmp_path: Path, changed: Any, options: Any, told: str) 
     assert list((tmp_path / "predict").glob("*.csv")) == []
 
 
+def test_what_shows_a_classifier(tmp_path: Path) -> None:
+    """It gets the predictions when the files are written; its lines follow the scores."""
+
+    def show(folder: Path, predictions: Any) -> dict[str, str]:
+        assert read_json(folder / "summary.json")["accuracy"] == 0.5
+        assert len(read_csv(folder / "predictions.csv")) == len(predictions.latent)
+        return {"wrong": str(len(predictions.mistakes()))}
+
+    told = finish(tmp_path, outputs(), show=show)
+    lines = [("accuracy", "50.00%"), ("cross entropy", "2.3026"), ("wrong", "1")]
+    assert told[:4] == ["Samples predicted: 2.", *lines]
+
+
 def prices() -> tuple[Any, dict[str, Any]]:
     """The outputs of a regression, and the functions of the page that write them."""
     page = (REPOSITORY / "docs" / "inference.md").read_text()
@@ -103,4 +116,4 @@ def test_a_score_has_a_name_of_its_own(tmp_path: Path) -> None:
 
 def test_each_sample_once(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="every sample exactly once"):
-        finish(tmp_path, outputs(idx=np.array([0, 1, 1])))
+        finish(tmp_path, outputs(idx=np.array([0, 0])))

@@ -46,3 +46,22 @@ def test_a_block_is_megatrons_with_the_same_names() -> None:
     tokens = torch.randn(5, 3, 8)
     outputs = [block(tokens, attention_mask=None) for block in (made, expected)]
     torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_is_megatrons_own() -> None:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.transformer_block import TransformerBlock
+
+    from megakit.models import transformer_layer_spec
+    from tests.megakit.models.networks import NetConfig
+
+    sizes: Any = {"num_layers": 2, "num_attention_heads": 2, "init_method_std": 0.5}
+    mine = NetConfig(**sizes)
+    expected = TransformerBlock(mine, get_gpt_layer_local_spec()).eval()
+    made = TransformerBlock(mine, transformer_layer_spec(AttnMaskType.causal)).eval()
+    expected.load_state_dict(made.state_dict())
+    tokens = torch.randn(5, 3, 8)
+    causal = torch.ones(5, 5, dtype=torch.bool).triu(1)[None, None]
+    outputs = made(tokens, attention_mask=None), expected(tokens, attention_mask=causal)
+    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)

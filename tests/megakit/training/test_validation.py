@@ -48,6 +48,26 @@ def test_a_metric_gets_the_output_as_it_was_before_the_loss() -> None:
     }
 
 
+def test_a_loss_that_sets_num_tokens_weighs_its_steps() -> None:
+    """As docs/adapting.md says of a loss with another base class."""
+    from megakit.training.validation import ExactValidation
+
+    callback, logged = ExactValidation(), dict[str, float]()
+    loss = SimpleNamespace()
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(
+            root_device=torch.device("cpu"), steps={"validation": SimpleNamespace(loss=loss)}
+        )
+    )
+    log = lambda name, value, **_: logged.update({name: float(value)})  # noqa: E731
+    module: Any = SimpleNamespace(validation_metrics=dict, log=log)
+    callback.on_validation_start(trainer, module)
+    for value, loss.num_tokens in ((1.0, torch.tensor(1)), (2.0, torch.tensor(3))):
+        callback.on_validation_batch_end(trainer, module, {"loss": torch.tensor(value)})
+    callback.on_validation_epoch_end(trainer, module)
+    assert logged == {"val_loss": 1.75}
+
+
 def test_a_value_of_the_loss_and_a_metric_of_one_name_are_refused() -> None:
     """Else the metric's value would silently take the place of the loss's."""
     with pytest.raises(UserError, match="'loss': the loss also returns a value"):
