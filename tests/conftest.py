@@ -155,7 +155,7 @@ def mnist_dir(pytestconfig: pytest.Config) -> Path:
     """A root with the real MNIST files, to be read only."""
     named = pytestconfig.getoption("--data-dir")
     default = (REPOSITORY / "data", REPOSITORY.parent / "shared" / "data")
-    places = [named] if named else default
+    places = [named.resolve()] if named else default
     for root in places:
         if has_mnist(root):
             return root

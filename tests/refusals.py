@@ -136,11 +136,15 @@ class Refusals:
 
 
 def snapshot(folder: Path) -> dict[Path, Any]:
-    """All that lies below a folder, with content and time, except for locks."""
+    """All that lies below a folder, and each file's content and time, except for locks.
+
+    A new lock changes the time of its folder.
+    """
 
     def entries() -> Iterator[tuple[Path, Any]]:
         for path in {folder, *folder.rglob("*")} - {*folder.rglob(".lock")}:
-            yield path, (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+            is_file = path.is_file()
+            yield path, (path.stat().st_mtime_ns, path.read_bytes()) if is_file else None
 
     return dict(entries())
 
