@@ -4,6 +4,7 @@ import shutil
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,24 +21,29 @@ RANK = "parallel_state.get_{}_rank()"
 TENSOR, DATA = RANK.format("tensor_model_parallel"), RANK.format("data_parallel")
 MSE = "return self.report(nn.functional.mse_loss, x_hat, x, batch)"
 #: A bug: the stage, the layout, what is replaced in model_components.py, what differs.
+#: And the weight that `--where` names first.
 BUGS = {
     "the weights of a replicated layer differ by tensor-parallel rank": (
         *("finetune", TP2, 'config.seed, "digit_classifier"'),
         *(f'config.seed + {TENSOR}, "digit_classifier"', "gradient norm"),
+        "module.digit_classifier.weight",
     ),
     "each data-parallel rank shuffles on its own": (
         *("pretrain", DP2, "        if self.num_labels is not None:"),
         *(f"        self.seed += {DATA}\n        if self.num_labels is not None:", "training loss"),
+        "module.linear4.weight",
     ),
     "gradients are not synchronized": (
         *("pretrain", DP2, "        return self(batch, batch_idx)\n"),
         "        self.config.finalize_model_grads_func = lambda *_, **__: None\n"
         "        return self(batch, batch_idx)\n",
         "gradient norm",
+        "module.linear4.weight",
     ),
     "the validation counts padding": (
         *("pretrain", DP2, MSE),
         *(f'batch.pop("loss_mask", None)\n        {MSE}', "validation loss"),
+        "",
     ),
 }
 
@@ -52,8 +58,9 @@ def train(folder: Path, stage: str, *options: str, scripts: Path = REPOSITORY) -
     return folder / stage
 
 
-def compare(one: Path, other: Path) -> Result:
-    return run(REPOSITORY / "run", "compare", one, other, VENV=sys.prefix)
+def compare(one: Path, other: Path, *options: str) -> Result:
+    changes: Any = {"VENV": sys.prefix, "PYTHONPATH": str(REPOSITORY)}
+    return run(REPOSITORY / "run", "compare", one, other, *options, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -85,20 +92,22 @@ def test_a_layout_differs_by_rounding(alone, tmp_path, stage, precision, layout)
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(alone, tmp_path, bug):
-    stage, layout, old, new, told = BUGS[bug]
+    stage, layout, old, new, told, weight = BUGS[bug]
     for path in REPOSITORY.glob("model_*.py"):
         shutil.copy(path, tmp_path)
     components = tmp_path / "model_components.py"
     assert components.read_text().count(old) == 1
     components.write_text(components.read_text().replace(old, new))
     precision = ("--precision", "32")
-    done = compare(
-        alone(stage, "32"), train(tmp_path / "runs", stage, *precision, *layout, scripts=tmp_path)
-    )
+    other = train(tmp_path / "runs", stage, *precision, *layout, scripts=tmp_path)
+    done = compare(alone(stage, "32"), other)
     assert done.status == 1, done.out
     assert "Verdict: a bug" in done.out
     step = 100 if told == "validation loss" else 1
     assert f"from step {step} on: the {told} differs" in done.out
+    located = compare(alone(stage, "32"), other, "--where")
+    assert located.status == (1 if weight else 0), located.err
+    assert (f"norm\n{weight} " if weight else "agree within") in located.out
 
 
 def test_a_run_equals_itself(alone):

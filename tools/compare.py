@@ -4,12 +4,16 @@ RUN is a run directory such as runs/a/pretrain, a folder that contains one run, 
 The verdict rests on the first logged steps: a bug shows there, and rounding is still small. Exit
 status: 0 the runs are equal or differ by rounding in these steps; 1 a bug; 2 the runs cannot be
 compared.
+
+--where repeats the first step of both runs in float32, and names the weights whose gradients
+differ. With it, RUN may also be a checkpoint that any Megatron training saved after its first step.
 """
 
 import argparse
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -241,6 +245,20 @@ def draw(found: Comparison) -> "Figure":
     return figure
 
 
+def print_where(first: Path, second: Path) -> int:
+    """Prints which gradients of the first step differ; returns the exit status."""
+    from tools import where
+
+    gradients = []
+    for path in (first, second):
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = where.find_checkpoint(path, Path(folder))
+            gradients.append(where.read_gradients(checkpoint))
+    factor, found = where.compare_gradients(*gradients)
+    print(*where.in_lines(factor, found), sep="\n")
+    return int(any(not one.relative <= where.LIMIT for one in found))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(prog="run compare", description=__doc__)
@@ -249,8 +267,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--precision", choices=("32", "bf16-mixed"), help="if run.json is missing")
     where = "PNG file of the curves (default: compare.png in the folder of the second run)"
     parser.add_argument("--figure", metavar="PATH", type=Path, help=where)
+    where = "name the weights whose gradients differ in the first step, which is repeated"
+    parser.add_argument("--where", action="store_true", help=where)
     options = parser.parse_args(arguments)
     try:
+        if options.where:
+            return print_where(options.first, options.second)
         found = compare(read_run(options.first), read_run(options.second), options.precision)
         print(*found.lines(), sep="\n")
         figure = options.figure or found.runs[1].folder / "compare.png"

@@ -1,0 +1,133 @@
+"""Finds the weights whose first gradients differ between two trainings.
+
+After one step, Adam's first moment is the gradient, up to a factor that all weights share. A
+checkpoint of Megatron has it as a whole tensor, under any layout.
+"""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from megakit.errors import UserError, reading
+
+MOMENT = "exp_avg."
+#: The largest relative difference of a gradient that rounding explains in float32.
+LIMIT = 1e-4
+#: Options of the repeated step, which replace those of the run.
+ONE_STEP = ("--max-steps", "1", "--save-interval", "1", "--precision", "32", "--fresh")
+
+
+class Difference(NamedTuple):
+    """How a gradient differs from that of the other training, without the common factor.
+
+    Attributes:
+        weight: Name of the weight.
+        relative: Norm of the difference, divided by the norm of the first gradient.
+        ratio: Norm of the second gradient, divided by the norm of the first.
+    """
+
+    weight: str
+    relative: float
+    ratio: float
+
+
+def find_checkpoint(path: Path, folder: Path) -> Path:
+    """Returns a checkpoint of step 1: the path itself, or one that the run writes anew.
+
+    Args:
+        path: A checkpoint of step 1, or a run directory, whose first step is repeated in float32.
+        folder: For the repeated step.
+
+    Raises:
+        UserError: The path is neither, or the repeated step fails.
+    """
+    for weights in (path, path / "weights"):
+        if (weights / ".metadata").is_file():
+            return weights
+    log = path / "log.txt"
+    with reading(log, "Name a run directory, or a checkpoint of step 1."):
+        first, _, command = log.read_text().partition("\n")[0].partition("command: ")
+    if first or not command:
+        raise UserError(f"{log}: does not begin with a command. Name a checkpoint of step 1.")
+    arguments = [*shlex.split(command), *ONE_STEP, "--output-dir", str(folder)]
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+    found = [*folder.glob("*/checkpoints/step=*1/weights")]
+    if done.returncode or len(found) != 1:
+        raise UserError(f"{path}: its first step cannot be repeated. {done.stderr.strip()}")
+    return found[0]
+
+
+def read_gradients(checkpoint: Path) -> dict[str, Tensor]:
+    """Reads the first moments of a checkpoint, by the names of the weights, from last to first."""
+    from megakit.runtime import use_megatron
+
+    use_megatron("cpu")  # the description of a checkpoint has a class of Megatron's
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = FileSystemReader(checkpoint)
+    described: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    state: dict[str, Any] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in described.items()
+        if MOMENT in name and hasattr(entry, "size")
+    }
+    load(state, storage_reader=reader, no_dist=True)
+    moments = {name.partition(MOMENT)[2]: moment.double() for name, moment in state.items()}
+    # The order of the model, in which the description lists the weights of each rank.
+    layers = [*dict.fromkeys(name.rpartition(".")[0] for name in described if name in moments)]
+    return dict(sorted(moments.items(), key=lambda one: -layers.index(one[0].rpartition(".")[0])))
+
+
+def compare_gradients(
+    first: dict[str, Tensor], second: dict[str, Tensor]
+) -> tuple[float, list[Difference]]:
+    """Returns the common factor of the norms, and the difference of each gradient without it.
+
+    Clipping by the norm multiplies all gradients, so the factor is the median of the ratios.
+
+    Raises:
+        UserError: The trainings have other weights.
+    """
+    shapes = [{name: moment.shape for name, moment in one.items()} for one in (first, second)]
+    if shapes[0] != shapes[1] or not first:
+        other = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
+        raise UserError(f"other weights: {', '.join(other) or 'none'}. Compare equal models.")
+    ratios = {
+        name: float(second[name].norm() / moment.norm().clamp_min(1e-300))
+        for name, moment in first.items()
+    }
+    factor = sorted(ratios.values())[len(ratios) // 2] or 1.0
+    return factor, [
+        Difference(
+            name,
+            float((moment - second[name] / factor).norm() / moment.norm().clamp_min(1e-300)),
+            ratios[name] / factor,
+        )
+        for name, moment in first.items()
+    ]
+
+
+def in_lines(factor: float, found: list[Difference]) -> Iterator[str]:
+    """Yields the differences in words, from the last weight of the model to the first."""
+    if abs(factor - 1) > LIMIT:
+        yield f"All gradients have {factor:.6g} times the norm."
+    beyond = [one for one in found if not one.relative <= LIMIT]
+    if beyond:
+        yield "Gradients of step 1, from the last layer to the first:"
+        yield f"{'weight':44}difference     norm"
+    for one in beyond:
+        yield f"{one.weight:44}{one.relative:10.1e}  x {one.ratio:.6g}"
+    others = [one.relative for one in found if one.relative <= LIMIT]
+    if others:
+        rest = "The gradients of all other" if beyond else "The first gradients of all"
+        yield f"{rest} {len(others)} weights agree within {max(others):.1e}."
+    if not beyond:
+        yield "Look for what comes after them: the optimizer, the learning rate, later samples, or"
+        yield "the validation."
