@@ -268,7 +268,7 @@ ROOMS = {
     "megakit/models": 5970,
     "megakit/testing": 3510,
     "mnist": 9650,
-    "tools": 6390,  # grew by the weights whose gradients differ
+    "tools": 6440,  # grew by the weights whose gradients differ
     "model_components.py": 1900,
     "model_pretrain.py": 350,
     "model_finetune.py": 390,
@@ -279,7 +279,7 @@ ROOMS = {
     "docs": 1970,
     "notebooks": 3810,
     "benchmarks": 19230,
-    "tests": 115060,
+    "tests": 115100,
     "run": 720,
     "run_setup.sh": 1160,
     ".ci/run": 320,

@@ -1,5 +1,6 @@
 """`./run compare`: layouts differ by rounding, and planted bugs are found; all runs are real."""
 
+import re
 import shutil
 import sys
 from functools import cache
@@ -113,3 +114,9 @@ def test_a_planted_bug_is_found(alone, tmp_path, bug):
 def test_a_run_equals_itself(alone):
     done = compare(alone("pretrain", "32"), alone("pretrain", "32").parent)
     assert "Verdict: equal." in done.output()
+
+
+def test_the_repeated_step_starts_from_the_stage_before(chain):
+    done = compare(chain.runs / "finetune", chain.runs / "finetune", "--where")
+    assert done.err == ""
+    assert re.match(r"The first gradients of all 6 weights agree within 0\.0e\+00\.", done.output())

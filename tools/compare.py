@@ -10,6 +10,8 @@ differ. With it, RUN may also be a checkpoint that any Megatron training saved a
 """
 
 import argparse
+import contextlib
+import io
 import json
 import math
 import sys
@@ -247,11 +249,12 @@ def draw(found: Comparison) -> "Figure":
 
 def print_where(first: Path, second: Path) -> int:
     """Prints which gradients of the first step differ; returns the exit status."""
-    from tools import where
-
     gradients = []
     for path in (first, second):
-        with tempfile.TemporaryDirectory() as folder:
+        hidden = contextlib.redirect_stderr(io.StringIO())  # the frameworks' messages
+        with tempfile.TemporaryDirectory() as folder, hidden:
+            from tools import where
+
             checkpoint = where.find_checkpoint(path, Path(folder))
             gradients.append(where.read_gradients(checkpoint))
     factor, found = where.compare_gradients(*gradients)

@@ -55,9 +55,13 @@ def find_checkpoint(path: Path, folder: Path) -> Path:
         first, _, command = log.read_text().partition("\n")[0].partition("command: ")
     if first or not command:
         raise UserError(f"{log}: does not begin with a command. Name a checkpoint of step 1.")
+    path = path.resolve()
+    for other in path.parent.iterdir():  # the stage that the run may have started from
+        if other.is_dir() and other != path:
+            (folder / other.name).symlink_to(other)
     arguments = [*shlex.split(command), *ONE_STEP, "--output-dir", str(folder)]
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
-    found = [*folder.glob("*/checkpoints/step=*1/weights")]
+    found = [*(folder / path.name).glob("checkpoints/step=*1/weights")]
     if done.returncode or len(found) != 1:
         raise UserError(f"{path}: its first step cannot be repeated. {done.stderr.strip()}")
     return found[0]
