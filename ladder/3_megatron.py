@@ -186,10 +186,10 @@ def main() -> None:
         optimizer.step()
         scheduler.step(increment=1)
         if reports:  # on the last pipeline stage
-            loss = sum(report["loss"] for report in reports) / len(reports)
+            loss = sum(report["loss"] for report in reports) / (len(reports) * ranks)
             distributed.all_reduce(loss, group=parallel_state.get_data_parallel_group())
             if distributed.get_rank() == distributed.get_world_size() - 1:
-                print(step + 1, f"{loss / ranks:.9f}", flush=True)
+                print(step + 1, f"{loss:.9f}", flush=True)
         if options.save and step + 1 == options.steps // 2:
             options.save.mkdir(parents=True, exist_ok=True)
             dist_checkpointing.save(state_of(*parts), str(options.save))

@@ -73,6 +73,7 @@ def project(tmp_path):
         *started,
         "ladder/climb.py",
         "examples/demands/demand.py",
+        "exercises/exercise.py",
         "tools/layout.py",
         "tools/compare.py",
     ):

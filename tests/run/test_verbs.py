@@ -8,7 +8,8 @@ import pytest
 from tests.run.conftest import as_if_set_up, start, write_program
 
 VERBS = (
-    "tutorial tests pretrain finetune predict layout compare tensorboard notebook ladder demand "
+    "tutorial tests pretrain finetune predict layout compare tensorboard notebook ladder "
+    "exercise demand "
     "benchmarks new "
     "setup"
 )
@@ -37,6 +38,7 @@ CALLS = {
         f"{'' if os.geteuid() else '|--allow-root'}|--no-browser"
     ),
     "ladder 3": "<root>/ladder/climb.py|3",
+    "exercise 4": "<root>/exercises/exercise.py|4",
     "demand 4": "<root>/examples/demands/demand.py|4",
     "benchmarks data": "<root>/benchmarks/run_all.py|data",
     "new ../mine": "<root>/template/new.py|../mine",

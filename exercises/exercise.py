@@ -1,0 +1,206 @@
+"""`./run exercise N`: write a part of a Megatron training yourself, and see at once if it is right.
+
+The first call writes a file in which code is missing, or wrong. Fill it in, and call again: the
+program runs under the layouts that matter, and its losses are compared with those of plain PyTorch.
+A known mistake is recognized by the numbers that it gives. Without N, the exercises are listed.
+"""
+
+import argparse
+import difflib
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the project's folder
+
+from exercises import grading
+from exercises.blanks import missing, taken_out
+from exercises.course import Exercise, Layout, read_course
+from exercises.grading import Outcome, Values
+from megakit.errors import UserError, brief, reading
+from megakit.job.script import begin_script
+
+
+def filled(text: str) -> str:
+    """Returns a paragraph in lines of a terminal."""
+    return textwrap.fill(" ".join(text.split()), 80)
+
+
+def begin(exercise: Exercise) -> bool:
+    """Writes the learner's file, unless it exists; returns whether it was written."""
+    if exercise.file.exists():
+        return False
+    try:
+        exercise.file.parent.mkdir(exist_ok=True)
+        exercise.file.write_text(exercise.blank)
+    except OSError as error:
+        raise UserError(
+            f"{exercise.file}: {error.strerror}. Use a copy of the project that you may write to."
+        ) from None
+    return True
+
+
+def listed(course: Sequence[Exercise]) -> Iterator[str]:
+    """Yields a line for each exercise."""
+    for one in course:
+        state = "right" if done_file(one).exists() else "begun" if one.file.exists() else ""
+        yield f"{one.number:>2}  {one.title:<60} {state}".rstrip()
+
+
+def done_file(exercise: Exercise) -> Path:
+    """Returns the file that says that an exercise was right."""
+    return exercise.file.with_suffix(".right")
+
+
+def solution(exercise: Exercise) -> Iterator[str]:
+    """Yields the code that is missing, or what is to be mended."""
+    for line, code in taken_out(exercise.solution, exercise.gaps):
+        yield f"{exercise.program}, line {line}:\n\n{code}\n"
+    if exercise.planted:
+        given, right = exercise.blank.splitlines(), exercise.solution.splitlines()
+        for row in [*difflib.unified_diff(given, right, lineterm="", n=1)][2:]:
+            if not row.startswith("@@") and "parents[" not in row:
+                yield row
+
+
+def told(layout: Layout, outcome: Outcome, right: Values) -> str:
+    """Returns a line: whether a layout's values are right, else what is wrong first."""
+    if outcome.error:
+        where = f" ({outcome.where})" if outcome.where else ""
+        return f"{outcome.error}{where}"
+    step = grading.first_wrong(outcome.values, right)
+    if step is None:
+        return "right"
+    if step not in outcome.values or step not in right:
+        steps = [
+            f"{min(some, default=0)} to {max(some, default=0)}" for some in (outcome.values, right)
+        ]
+        return f"prints the steps {steps[0]}; right are {steps[1]}"
+    pairs = zip(("loss", "norm"), outcome.values[step], right[step], strict=False)
+    cells = [
+        f"{name} right" if grading.alike([a], [b]) else f"{name} {a:.7g}, not {b:.7g}"
+        for name, a, b in pairs
+    ]
+    return f"from step {step} on: {'; '.join(cells)}"
+
+
+def verdict(exercise: Exercise, outcomes: Sequence[Outcome], wrong: Sequence[int | None]) -> str:
+    """Returns what the learner is told about outcomes that are not all right."""
+    if found := grading.diagnose(exercise, outcomes):
+        says = "\n".join(filled(one.says) for one in found)
+        one = "This is a known mistake" if len(found) == 1 else "One of these gives these numbers"
+        return f"{one}:\n{says}"
+    if any(outcome.error for outcome in outcomes):
+        return "No known mistake gives this error."
+    text = "No known mistake gives these numbers."
+    steps = [step for step in wrong if step is not None]
+    if len(steps) < len(outcomes):
+        text += " It is right under another layout, so look at what differs between ranks."
+    elif min(steps) > 1:
+        text += f" Up to step {min(steps) - 1}, they are right: look at what a step leaves behind."
+    return filled(text)
+
+
+def check(exercise: Exercise, path: Path) -> int:
+    """Runs a learner's file, and says what is right; returns the exit status."""
+    with reading(path, "Name a file that can be read."):
+        source = path.read_text()
+    if empty := [*missing(source)]:
+        for line, task in empty:
+            print(filled(f"Line {line} of {path.name} has no code yet: {task}"))
+        return 1
+    from megakit.testing import Ranks  # imports torch
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # CPUs round alike, and there may be one GPU only
+    with Ranks(4, timeout=grading.LIMIT) as ranks:
+        right, outcomes = grading.try_out(ranks, exercise, path)
+    wrong = []
+    for layout, outcome in zip(exercise.layouts, outcomes, strict=False):
+        correct = grading.expected(right, layout)
+        wrong.append(grading.first_wrong(outcome.values, correct))
+        print(f"{layout.name:29}{told(layout, outcome, correct)}")
+    if not any(wrong) and not any(outcome.error for outcome in outcomes):
+        print("\nRight.")
+        if path == exercise.file:
+            done_file(exercise).touch()
+        return 0
+    print(f"\n{verdict(exercise, outcomes, wrong)}\nRead {exercise.reads}.")
+    return 1
+
+
+def renew(course: Sequence[Exercise]) -> None:
+    """Makes all known mistakes, and writes the numbers that they give."""
+    from megakit.testing import Ranks
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with Ranks(4, timeout=grading.LIMIT) as ranks:
+        marks = {exercise.name: grading.measure(ranks, exercise) for exercise in course}
+    rows = {
+        name: ",\n".join(
+            f"  {json.dumps(mistake)}: {json.dumps(mark)}" for mistake, mark in known.items()
+        )
+        for name, known in marks.items()
+    }
+    parts = ",\n".join(f'"{name}": {{\n{row}\n}}' for name, row in rows.items())
+    grading.KNOWN.write_text(f"{{\n{parts}\n}}\n")
+
+
+def choose(course: Sequence[Exercise], number: str) -> Exercise:
+    """Returns the exercise with this number.
+
+    Raises:
+        UserError: There is none.
+    """
+    for exercise in course:
+        if str(exercise.number) == number:
+            return exercise
+    raise UserError(
+        f"exercise {brief(number)}: the exercises have the numbers 1 to {len(course)}. "
+        "`./run exercise` lists them."
+    )
+
+
+def main() -> int:
+    """Runs the command; returns its exit status: 0 right, 1 not yet, 2 wrong options."""
+    begin_script()
+    parser = argparse.ArgumentParser("run exercise", description=__doc__.partition("\n\n")[2])
+    parser.add_argument("number", metavar="N", nargs="?", help="without N, all are listed")
+    parser.add_argument("--hint", action="store_true", help="help a little")
+    parser.add_argument("--solution", action="store_true", help="show the missing code")
+    parser.add_argument("--file", type=Path, help="check this file instead")
+    parser.add_argument("--renew", action="store_true", help="write known_mistakes.json anew")
+    options = parser.parse_args()
+    course = read_course()
+    try:
+        if options.renew:
+            renew(course)
+        elif options.number is None:
+            print(*listed(course), sep="\n")
+        else:
+            return do(choose(course, options.number), options)
+    except UserError as error:
+        print(f"run: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def do(exercise: Exercise, options: argparse.Namespace) -> int:
+    """Shows, begins or checks an exercise; returns the exit status."""
+    if options.hint or options.solution:
+        print(filled(exercise.hint) if options.hint else "\n".join(solution(exercise)))
+        return 0
+    print(f"{exercise.number}. {exercise.title}\n")
+    if options.file is None and begin(exercise):
+        file = os.path.relpath(exercise.file)
+        print(f"{filled(exercise.asks)}\n\nRead {exercise.reads}.\nThe file is {file}.")
+        print(f"Then: ./run exercise {exercise.number}, also with --hint or --solution.")
+        return 0
+    return check(exercise, (options.file or exercise.file).resolve())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
