@@ -494,7 +494,7 @@ for model, z in points.items():
 # %%
 import signal
 
-from megakit.errors import Stopped, UserError
+from megakit.errors import Stopped
 
 short = replace(options, max_steps=100, precision="32", val_interval=50, save_interval=100)
 
@@ -637,158 +637,12 @@ print(f"largest difference of a weight: {difference:.1e}")
 {"weights are equal up to rounding": difference < 1e-4}
 
 # %% [markdown]
-# # 7. Exercises
-#
-# Six questions about what Megatron adds to a training. Replace `...` with your answer, and run the
-# cell: a wrong answer raises an error. Find the answers in the sections above, or print something.
-
-# %%
-from megatron.core import parallel_state
-
-from tools.communication import CountCommunication
-from tools.fake_ranks import fake_ranks
-
-
-def check(answer: Any, truth: Any) -> None:
-    """Raises an error if the answer is wrong; `...` means that there is no answer yet."""
-    assert answer is ... or answer == truth, f"{answer} is wrong"
-    print("Replace ... with your answer." if answer is ... else "Right.")
-
-
-# %% [markdown]
-# **1. The order of the samples.** Section 5 stopped a run after step 50 and resumed it. Suppose
-# that the run resumes on two data-parallel ranks, with micro batches of 16. At which place of
-# `data.mnist_train` does step 51 begin?
-#
-# <details><summary>Answer</summary><code>6400</code>: 50 steps consume 50 · 128 samples, because
-# the global batch has 128 samples under every layout. So every layout continues with the same
-# sample.</details>
-
-# %%
-answer = ...
-steps, consumed = column("stopped/pretrain", "consumed_samples")
-check(answer, int(consumed[steps == 50][0]))
-
-# %% [markdown]
-# **2. Micro batches.** A step adds the gradients of its four micro batches. The optimizer needs
-# the gradient of the mean loss over all 128 samples. By which number must the sum be divided?
-#
-# <details><summary>Answer</summary><code>4</code>: each of the four losses is already a mean over
-# its 32 samples. Megatron's schedule divides each loss by the number of micro batches before the
-# backward pass.</details>
-
-# %%
-answer, norms = ..., []
-for size in (MICRO_BATCH, 128):
-    autoencoder.zero_grad()
-    for i in range(0, 128, size):
-        batch = fetch_batch(data.mnist_val, np.arange(i, i + size))
-        loss.forward(batch, autoencoder(batch["data"]))[0].backward()
-    norms.append(float(autoencoder.linear1.weight.grad.norm()))
-check(answer, round(norms[0] / norms[1], 4))
-
-# %% [markdown]
-# **3. A loss that is not averaged.** The `reduce` of this loss returns the loss of the last micro
-# batch only. Likewise, a `reduce` that does not communicate returns the loss of one rank only.
-# Which of `"weights"`, `"train_loss"`, `"val_loss"` differ from the run of section 5? Answer with a
-# set.
-#
-# <details><summary>Answer</summary><code>{"train_loss", "val_loss"}</code>: the gradients come from
-# the loss that <code>forward</code> returns, so the weights are right. The log is wrong, and so is
-# the choice of the best checkpoint.</details>
-
-
-# %%
-class LastOnly(MSELossReduction):
-    """Computes the tutorial's loss, and logs a part of it."""
-
-    def reduce(self, losses_reduced_per_micro_batch: Any) -> Any:
-        return losses_reduced_per_micro_batch[-1]["avg"].mean()
-
-
-last = run_to("last", loss_cls=LastOnly)
-
-# %%
-answer = ...
-differs = {"weights"} if largest_difference(last, whole) else set()
-for name in ("train_loss", "val_loss"):
-    if any(column("last/pretrain", name)[1] != column("whole/pretrain", name)[1]):
-        differs.add(name)
-check(answer, differs)
-
-# %% [markdown]
-# **4. What the classifier loads.** Section 3 names `digit_classifier` as new. If the set is
-# `{"digit_classifier.bias"}` instead, the classifier refuses the checkpoint. Which weights does the
-# error name? Answer with a set of names.
-#
-# <details><summary>Answer</summary><code>{"digit_classifier.weight"}</code>: this weight is not in
-# the checkpoint, and its name does not begin with a prefix in the set. The decoder's weights are in
-# the checkpoint and not in the classifier, which is not an error.</details>
-
-# %%
-answer, refusal = ..., ""
-try:
-    ExampleFineTuneConfig(
-        initial_ckpt_path=str(checkpoint),
-        initial_ckpt_skip_keys_with_these_prefixes={"digit_classifier.bias"},
-    ).configure_model()
-except UserError as error:
-    refusal = str(error)
-lines = (line.partition(": not in the checkpoint") for line in refusal.splitlines())
-check(answer, {name.strip() for name, found, _ in lines if found})
-
-# %% [markdown]
-# **5. A shard.** `fake_ranks` makes this process a rank of a job that does not exist. With four
-# tensor-parallel ranks, which shapes do the weights of linear1 and of linear2 have on rank 1?
-#
-# <details><summary>Answer</summary><code>((16, 784), (3, 16))</code>: a column-parallel layer is
-# sharded along its outputs, the first dimension of its weight; a row-parallel layer is sharded
-# along its inputs. Each rank has 64 / 4 features.</details>
-
-
-# %%
-def on_rank(rank: int, size: int, work: Any) -> Any:
-    """Calls a function with the autoencoder of one of several tensor-parallel ranks."""
-    parallel_state.destroy_model_parallel()  # of the training
-    torch.distributed.destroy_process_group()
-    with fake_ranks(rank, size, tensor_model_parallel_size=size):
-        result = work(PretrainConfig(tensor_model_parallel_size=size).configure_model())
-    distributed: Any = torch.distributed  # then one rank again, for the other cells
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    parallel_state.initialize_model_parallel()
-    return result
-
-
-answer = ...
-shard = on_rank(1, 4, lambda model: model)
-check(answer, (tuple(shard.linear1.weight.shape), tuple(shard.linear2.weight.shape)))
-
-# %% [markdown]
-# **6. Communication.** Two tensor-parallel ranks compute the forward and the backward pass of the
-# autoencoder for 32 images, in float32. How many bytes do they all-reduce?
-# [docs/parallelism.md](../docs/parallelism.md#tensor-parallel-each-layer-on-several-ranks) lists
-# the tensors.
-#
-# <details><summary>Answer</summary><code>101120</code>: 32 · (3 + 784 + 3) · 4 bytes, for z, x_hat
-# and the gradient of linear3's input. Tensor parallelism communicates activations, so the number is
-# proportional to the micro batch size. Data parallelism communicates gradients, and needs the same
-# number of bytes for any batch size.</details>
-
-
-# %%
-def count_bytes(model: Any) -> int:
-    """Returns the bytes that one forward and backward pass communicates."""
-    with CountCommunication() as counted:
-        model(images[:32])["x_hat"].sum().backward()
-    return counted.total("TENSOR_MODEL_PARALLEL_GROUP")
-
-
-answer = ...
-check(answer, on_rank(0, 2, count_bytes))
-
-# %% [markdown]
 # # Next steps
 #
+# - Write it yourself: `./run exercise` in a terminal lists twelve parts of a Megatron training to
+#   write or to mend, from the loss to the distributed optimizer. It compares your losses with those
+#   of plain PyTorch, and a wrong number tells it which mistake you made
+#   ([docs/exercises.md](../docs/exercises.md)).
 # - Repeat section 6 with a pipeline. In `run_script`, replace `--tensor-parallel` with
 #   `--pipeline-parallel`, then call `run_script("pipeline", 2)`: its two processes hold the encoder
 #   and the decoder.

@@ -29,10 +29,26 @@ BUGS = {
         *(f'config.seed + {TENSOR}, "digit_classifier"', "gradient norm"),
         "module.digit_classifier.weight",
     ),
+    "each tensor-parallel rank drops other pixels": (
+        *("pretrain", TP2, "self.corruption, self.seed)"),
+        *(f"self.corruption, self.seed + {TENSOR})", "training loss"),
+        "module.linear4.weight",
+    ),
     "each data-parallel rank shuffles on its own": (
         *("pretrain", DP2, "        if self.num_labels is not None:"),
         *(f"        self.seed += {DATA}\n        if self.num_labels is not None:", "training loss"),
         "module.linear4.weight",
+    ),
+    "the logged loss is not averaged over data-parallel ranks": (
+        *("pretrain", DP2, MSE),
+        *('self.reduce = lambda reports: reports[0]["avg"]\n        ' + MSE, "training loss"),
+        "",
+    ),
+    "gradients are summed over data-parallel ranks instead of averaged": (
+        *("pretrain", DP2, MSE),
+        *(MSE.replace("return", "loss, report =") + "\n        return 2 * loss, report",),
+        "gradient norm",
+        "",
     ),
     "gradients are not synchronized": (
         *("pretrain", DP2, "        return self(batch, batch_idx)\n"),
@@ -50,8 +66,8 @@ BUGS = {
 
 
 def train(folder: Path, stage: str, *options: str, scripts: Path = REPOSITORY) -> Path:
-    """Trains 100 steps on the digits; returns the run directory."""
-    how = ("--dataset", "digits", "--max-steps", 100, "--output-dir", folder)
+    """Trains 20 steps on the digits; returns the run directory."""
+    how = ("--dataset", "digits", "--max-steps", 20, "--output-dir", folder)
     start = ("--checkpoint", "none") if stage == "finetune" else ()
     script = scripts / f"model_{stage}.py"
     done = run(sys.executable, script, *how, *start, *options, PYTHONPATH=str(REPOSITORY))
@@ -104,11 +120,12 @@ def test_a_planted_bug_is_found(alone, tmp_path, bug):
     done = compare(alone(stage, "32"), other)
     assert done.status == 1, done.out
     assert "Verdict: a bug" in done.out
-    step = 100 if told == "validation loss" else 1
+    step = 20 if told == "validation loss" else 1
     assert f"from step {step} on: the {told} differs" in done.out
     located = compare(alone(stage, "32"), other, "--where")
     assert located.status == (1 if weight else 0), located.err
     assert (f"norm\n{weight} " if weight else "agree within") in located.out
+    assert ("All gradients have 2 times the norm." in located.out) == ("are summed" in bug)
 
 
 def test_a_run_equals_itself(alone):
