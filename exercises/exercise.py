@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))  # the project's folder
 
 from exercises import grading
 from exercises.blanks import missing, taken_out
-from exercises.course import Exercise, Layout, read_course
+from exercises.course import Exercise, read_course
 from exercises.grading import Outcome, Values
 from megakit.errors import UserError, brief, reading
 from megakit.job.script import begin_script
@@ -67,7 +67,7 @@ def solution(exercise: Exercise) -> Iterator[str]:
                 yield row
 
 
-def told(layout: Layout, outcome: Outcome, right: Values) -> str:
+def told(outcome: Outcome, right: Values) -> str:
     """Returns a line: whether a layout's values are right, else what is wrong first."""
     if outcome.error:
         where = f" ({outcome.where})" if outcome.where else ""
@@ -116,13 +116,15 @@ def check(exercise: Exercise, path: Path) -> int:
     from megakit.testing import Ranks  # imports torch
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # CPUs round alike, and there may be one GPU only
+    outcomes, wrong = [], []
     with Ranks(4, timeout=grading.LIMIT) as ranks:
-        right, outcomes = grading.try_out(ranks, exercise, path)
-    wrong = []
-    for layout, outcome in zip(exercise.layouts, outcomes, strict=False):
-        correct = grading.expected(right, layout)
-        wrong.append(grading.first_wrong(outcome.values, correct))
-        print(f"{layout.name:29}{told(layout, outcome, correct)}")
+        right = grading.right_values(ranks, exercise)
+        found = grading.outcomes_of(ranks, exercise, path)
+        for layout, outcome in zip(exercise.layouts, found, strict=False):
+            correct = grading.expected(right, layout)
+            outcomes.append(outcome)
+            wrong.append(grading.first_wrong(outcome.values, correct))
+            print(f"{layout.name:29}{told(outcome, correct)}", flush=True)
     if not any(wrong) and not any(outcome.error for outcome in outcomes):
         print("\nRight.")
         if path == exercise.file:

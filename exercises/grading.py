@@ -9,7 +9,7 @@ import re
 import runpy
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,17 +89,21 @@ def failure(report: str, path: Path) -> Outcome:
     return Outcome({}, (errors or lines)[-1], where)
 
 
-def try_out(ranks: Any, exercise: Exercise, path: Path) -> tuple[Values, list[Outcome]]:
-    """Returns the right values, and what a program does under each layout, until it hangs."""
-    small = SMALL[exercise.program]
+def right_values(ranks: Any, exercise: Exercise) -> Values:
+    """Returns the values of plain PyTorch, or of the exercise's program in one process."""
+    path = ROOT / FIRST[exercise.program]
+    return run(ranks, path, SMALL[exercise.program], 1, str(ROOT)).values
+
+
+def outcomes_of(ranks: Any, exercise: Exercise, path: Path) -> Iterator[Outcome]:
+    """Yields what a program does under each layout of its exercise, until it hangs."""
     with tempfile.TemporaryDirectory() as folder:
-        right = run(ranks, ROOT / FIRST[exercise.program], small, 1, folder)
-        outcomes: list[Outcome] = []
         for layout in exercise.layouts:
-            outcomes.append(run(ranks, path, f"{small} {layout.options}", layout.ranks, folder))
-            if outcomes[-1].error == HANGS:
-                break
-    return right.values, outcomes
+            options = f"{SMALL[exercise.program]} {layout.options}"
+            outcome = run(ranks, path, options, layout.ranks, folder)
+            yield outcome
+            if outcome.error == HANGS:
+                return
 
 
 def expected(right: Values, layout: Layout) -> Values:
@@ -131,7 +135,7 @@ def measure(ranks: Any, exercise: Exercise) -> dict[str, list[Mark]]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"{exercise.name}.py")
             path.write_text(edited(exercise.solution, mistake.edits))
-            found[mistake.name] = [one.mark for one in try_out(ranks, exercise, path)[1]]
+            found[mistake.name] = [one.mark for one in outcomes_of(ranks, exercise, path)]
     return found
 
 

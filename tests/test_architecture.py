@@ -274,6 +274,7 @@ ROOMS = {
     "model_finetune.py": 390,
     "model_predict.py": 570,
     "ladder": 11540,  # grew by the second ladder, a small GPT under every layout
+    "exercises": 4000,
     "examples": 12950,
     "template": 5040,  # grew by the data of a copy, one file in place of five
     "docs": 1970,

@@ -10,7 +10,16 @@ import pytest
 from exercises import grading
 from exercises.blanks import MARK, missing, taken_out
 from exercises.course import read_course
-from exercises.grading import LIMIT, ROUNDING, are_alike, diagnose, expected, first_wrong, try_out
+from exercises.grading import (
+    LIMIT,
+    ROUNDING,
+    are_alike,
+    diagnose,
+    expected,
+    first_wrong,
+    outcomes_of,
+    right_values,
+)
 from megakit.testing import Ranks
 from tests.scripts import REPOSITORY, run
 
@@ -29,7 +38,8 @@ def own():
 @pytest.mark.long
 @each
 def test_the_solution_is_right(exercise, own):
-    right, outcomes = try_out(own, exercise, REPOSITORY / exercise.program)
+    right = right_values(own, exercise)
+    outcomes = [*outcomes_of(own, exercise, REPOSITORY / exercise.program)]
     found = [
         (outcome.error, first_wrong(outcome.values, expected(right, layout)))
         for outcome, layout in zip(outcomes, exercise.layouts, strict=True)
