@@ -1,4 +1,4 @@
-"""docs/concepts.md: its code stands in the project, and `./run demand N` prints what it shows."""
+"""docs/concepts.md: its code stands in the project, and `./run experiment N` prints its lines."""
 
 import re
 import sys
@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from examples.demands.demand import Run, read_demands
+from experiments.experiment import Run, read_experiments
 from megakit.testing import Ranks
 from tests.docs.pages import blocks, read_page
 from tests.scripts import REPOSITORY, run, run_script
 
 TEXT = read_page("docs/concepts.md")
-DEMANDS = read_demands()
+DEMANDS = read_experiments()
 #: The text of each demand's section, by its title.
 SECTIONS = dict(re.findall(r"^### (\d.*)\n((?:(?!##).*\n)+)", TEXT, re.MULTILINE))
 NUMBER = r"-?\d+\.\d+"
@@ -50,13 +50,13 @@ def test_every_section_has_its_experiment() -> None:
     for number, demand in enumerate(DEMANDS, start=1):
         assert {one.name.partition("_")[0] for one in demand.runs} == {"with", "without"}
         file = demand.path.relative_to(REPOSITORY)
-        assert f"`./run demand {number}` ([file](../{file}))" in SECTIONS[demand.title]
+        assert f"`./run experiment {number}` ([file](../{file}))" in SECTIONS[demand.title]
 
 
 @pytest.mark.long
 def test_the_command_prints_what_the_page_shows() -> None:
     demand = DEMANDS[2]
-    done = run(REPOSITORY / "run", "demand", "3", stdin="", VENV=sys.prefix)
+    done = run(REPOSITORY / "run", "experiment", "3", stdin="", VENV=sys.prefix)
     assert done.output().splitlines() == shown(demand.title)
     parts = [demand.title, *demand.texts, *(one.what for one in demand.runs)]
     assert [part for part in parts if part not in done.err] == []
@@ -64,11 +64,11 @@ def test_the_command_prints_what_the_page_shows() -> None:
 
 
 def test_the_command_lists_the_experiments_and_refuses_other_numbers() -> None:
-    command = "examples/demands/demand.py"
+    command = "experiments/experiment.py"
     assert run_script(command).output().splitlines() == [demand.title for demand in DEMANDS]
     refused = run_script(command, "13")
     assert (refused.status, refused.out) == (2, "")
-    assert refused.err.startswith("run: demand 13: the demands have the numbers 1 to 12. ")
+    assert refused.err.startswith("run: experiment 13: the experiments have the numbers 1 to 12. ")
 
 
 def test_code_is_quoted_from_the_project() -> None:
@@ -95,7 +95,7 @@ def types_of_tensors(precision: str, folder: Path) -> list[str]:
 
     from megatron.core import dist_checkpointing
 
-    from examples.demands.training import Watch, train
+    from experiments.training import Watch, train
     from megakit.training.strategy import ExactStrategy
     from model_components import MSELossReduction
 

@@ -72,7 +72,7 @@ def project(tmp_path):
     for script in (
         *started,
         "ladder/climb.py",
-        "examples/demands/demand.py",
+        "experiments/experiment.py",
         "tools/layout.py",
         "tools/compare.py",
     ):

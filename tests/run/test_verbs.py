@@ -8,9 +8,8 @@ import pytest
 from tests.run.conftest import as_if_set_up, start, write_program
 
 VERBS = (
-    "tutorial tests pretrain finetune predict layout compare tensorboard notebook ladder demand "
-    "benchmarks new "
-    "setup"
+    "tutorial tests pretrain finetune predict layout compare tensorboard notebook ladder "
+    "experiment benchmarks new setup"
 )
 
 
@@ -37,7 +36,7 @@ CALLS = {
         f"{'' if os.geteuid() else '|--allow-root'}|--no-browser"
     ),
     "ladder 3": "<root>/ladder/climb.py|3",
-    "demand 4": "<root>/examples/demands/demand.py|4",
+    "experiment 4": "<root>/experiments/experiment.py|4",
     "benchmarks data": "<root>/benchmarks/run_all.py|data",
     "new ../mine": "<root>/template/new.py|../mine",
     "help predict": "<root>/model_predict.py|--help",

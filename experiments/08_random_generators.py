@@ -15,7 +15,7 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from examples.demands.training import HookedModel, train
+from experiments.training import HookedModel, train
 from model_components import PretrainConfig
 
 #: The dropout masks of this rank. Each run has processes of its own.

@@ -8,7 +8,7 @@ It does: Megatron's schedule calls `set_input_tensor` in every layout, on the fi
 Try: leave out the strategy of the two stages. What does the second stage expect?
 """
 
-from examples.demands.training import train
+from experiments.training import train
 from megakit.training import ExactStrategy
 from model_components import ExampleModelTrunk
 

@@ -20,7 +20,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
-from examples.demands.training import HookedModel, as_one_process, train
+from experiments.training import HookedModel, as_one_process, train
 from megakit.models.partial_loading import load_model_weights
 from megakit.training import megatron_adam
 from model_components import BionemoLightningModule, PretrainConfig

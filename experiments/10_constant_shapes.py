@@ -14,7 +14,7 @@ from typing import Any
 from nemo.lightning import MegatronStrategy
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
-from examples.demands.training import GLOBAL_BATCH, MICRO_BATCH, digits, train
+from experiments.training import GLOBAL_BATCH, MICRO_BATCH, digits, train
 from megakit.training import ExactStrategy
 from model_components import BionemoLightningModule, PretrainConfig
 

@@ -19,7 +19,7 @@ import numpy as np
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 from torch.utils.data import DataLoader
 
-from examples.demands.training import GLOBAL_BATCH, MICRO_BATCH, digits, train
+from experiments.training import GLOBAL_BATCH, MICRO_BATCH, digits, train
 from megakit.data import EpochIndex, MultiEpochDatasetWrapper
 from mnist.files import read_splits
 from model_components import BionemoLightningModule, MNISTCustom, MNISTDataModule

@@ -21,7 +21,7 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor, nn
 
-from examples.demands.training import HookedModel, train
+from experiments.training import HookedModel, train
 from model_components import PretrainConfig
 
 #: What this rank received in place of each sum. Each run has processes of its own.
