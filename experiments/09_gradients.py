@@ -6,8 +6,8 @@ does not depend on a weight, so the weight gets no gradient?
 The gradient is `weight.main_grad`, a part of a buffer. If Megatron communicates during the backward
 pass, it waits for all gradients of a bucket, and fails. Otherwise, a missing gradient is 0.
 
-Try: rename the method of `Reading` to `on_train_batch_end(self, *args)`, so that it reads after the
-optimizer's step. What is `grad` there, in float32?
+Try: rename the method of `Reading` to `on_train_batch_end(self, *args)`, so it reads after the
+optimizer's step. What is `grad` there? And with `precision="bf16-mixed"` in this call of `train`?
 """
 
 from typing import Any

@@ -6,7 +6,8 @@ And what happens if a pipeline stage sends 6 numbers per sample, but `hidden_siz
 NeMo's sampler drops the incomplete last batch. The second stage expects `hidden_size` numbers per
 sample, and torch's communication library ends the process when more numbers arrive.
 
-Try: set `latent_size=4` in the last run.
+Try: set `latent_size=4` in the last run, then `latent_size=3`. Which of the two is an error, and
+does the error name the cause?
 """
 
 from typing import Any

@@ -49,6 +49,8 @@ class Run:
                 answers = re.findall(r"enforce fail at .*?\] (.*)", str(error))[:1]
                 if not answers:
                     raise
+        # A rank also fails when its neighbor ends, but only the neighbor's error says why.
+        answers = [answer for answer in answers if "by peer" not in answer] or answers
         if len({*answers}) > 1:
             answers = [f"{answer} on rank {rank}" for rank, answer in enumerate(answers)]
         else:
@@ -118,7 +120,8 @@ def show(experiment: Experiment) -> Iterator[str]:
             say(run.what)
             yield run.result(ranks)
     say(f"\n{answer}\n\n{change}")
-    say(f"The file is {experiment.path}. The section of docs/concepts.md has the same title.")
+    say(f"The file is {experiment.path}.")
+    say("The section of docs/concepts.md with the same title has the reasons and the answer.")
 
 
 def choose(experiments: list[Experiment], number: str) -> Experiment:
