@@ -1,4 +1,7 @@
-"""docs/concepts.md: its code stands in the project, and `./run demand N` prints what it shows."""
+"""docs/concepts.md: its code stands in the project, and `./run experiment N` prints what it shows.
+
+So do the changes to try, in copies of the experiments.
+"""
 
 import re
 import sys
@@ -7,68 +10,144 @@ from typing import Any
 
 import pytest
 
-from examples.demands.demand import Run, read_demands
+from experiments.experiment import Run, read_experiments
 from megakit.testing import Ranks
 from tests.docs.pages import blocks, read_page
 from tests.scripts import REPOSITORY, run, run_script
 
 TEXT = read_page("docs/concepts.md")
-DEMANDS = read_demands()
+EXPERIMENTS = read_experiments()
 #: The text of each demand's section, by its title.
 SECTIONS = dict(re.findall(r"^### (\d.*)\n((?:(?!##).*\n)+)", TEXT, re.MULTILINE))
 NUMBER = r"-?\d+\.\d+"
 #: In this run, gloo ends the processes.
 DEADLY = "without_stage_shape"
+#: Begins the last part of a section: a change, and what it shows.
+TRY = "**Try:** "
 
 
-def shown(title: str) -> list[str]:
-    """What a section shows of its experiment: one line for each run."""
-    return "".join(blocks(SECTIONS[title], "text")).splitlines()
+def shown(title: str, part: int = 0) -> list[str]:
+    """What a section shows of its experiment, or of the change: one line for each run."""
+    return "".join(blocks(SECTIONS[title].split(TRY)[part], "text")).splitlines()
 
 
 CASES = [
     pytest.param(one, line, id=one.name)
-    for demand in DEMANDS
-    for one, line in zip(demand.runs, shown(demand.title), strict=True)
+    for experiment in EXPERIMENTS
+    for one, line in zip(experiment.runs, shown(experiment.title), strict=True)
+]
+
+CYCLIC = {"GLOBAL_BATCH\n": 'GLOBAL_BATCH, dataloader_type="cyclic"\n'}
+LONGER = {"tensor=2).weights": "tensor=2, steps=50).weights"}
+DOES_NOTHING = {
+    "del ExampleModelTrunk.set_input_tensor": "ExampleModelTrunk.set_input_tensor = lambda *_: None"
+}
+LOADS_ON_BOTH = {
+    "with as_one_process()": "if True",
+    'f"linear1.weight has the shape {[*model.linear1.weight.shape]}"': (
+        'str(torch.equal(model.linear1.weight, weights["linear1.weight"]))'
+    ),
+}
+AFTER_STEP = {"on_before_optimizer_step(self, optimizer: Any)": "on_train_batch_end(self, *args)"}
+SAME_PRODUCT = {"(weight @ x.T.contiguous()).T": "nn.functional.linear(x, weight)"}
+#: The changes to try: the experiment, one of its runs, and what replaces the last place of a text.
+TRIES: list[tuple[int, str, dict[str, str]]] = [
+    (1, "without_mean_over_ranks", {"OwnSamples))": "OwnSamples), tensor=2)"}),
+    (2, "without_order_in_dataset", CYCLIC),
+    (2, "with_order_in_dataset", {", tensor=2": ""}),
+    (2, "without_order_in_dataset", {**CYCLIC, ", tensor=2": ""}),
+    (
+        3,
+        "without_late_model",
+        {
+            "__init__(self, config: Any)": "setup(self, stage)",
+            "super().__init__(config)": "config = self.config",
+        },
+    ),
+    (4, "with_equal_initial_weights", LONGER),
+    (4, "without_equal_initial_weights", LONGER),
+    (5, "without_method", DOES_NOTHING),
+    (5, "without_method", {**DOES_NOTHING, "train()": "train(pipeline=2, strategy=ExactStrategy)"}),
+    (6, "without_backward_of_the_schedule", {".backward()": ".backward(retain_graph=True)"}),
+    (7, "without_distributed_checkpoint", LOADS_ON_BOTH),
+    (8, "with_second_generator", {"on_hidden": "on_latent"}),
+    (8, "without_second_generator", {"on_hidden": "on_latent"}),
+    (9, "without_main_grad", AFTER_STEP),
+    (9, "without_main_grad", {**AFTER_STEP, "=module)": '=module, precision="bf16-mixed")'}),
+    (10, DEADLY, {"latent_size=6": "latent_size=4"}),
+    (10, DEADLY, {"latent_size=6": "latent_size=3"}),
+    (11, "without_equal_names", {'"digit_classifier"': '"digit_classifier", "linear_1"'}),
+    (12, "without_sum", SAME_PRODUCT),
+    (12, "without_sum", {**SAME_PRODUCT, "x, weight)": "x, weight).T.contiguous().T"}),
 ]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("one", "line"), CASES)
-def test_experiments(ranks: Ranks, one: Run, line: str) -> None:
+TRY_LINES = [line for one in EXPERIMENTS for line in shown(one.title, 1)]
+TRY_CASES = [
+    pytest.param(*change, line, id=f"{change[0]}-{change[1]}")
+    for change, line in zip(TRIES, TRY_LINES, strict=True)
+]
+
+
+def compare(found: str, line: str) -> None:
     """Numbers with a point may differ by rounding."""
-    with Ranks(2) as own:  # starts no process until it is used
-        found = one.result(own if one.name == DEADLY else ranks)
     assert re.sub(NUMBER, "N", found) == re.sub(NUMBER, "N", line)
     observed, expected = ([*map(float, re.findall(NUMBER, text))] for text in (found, line))
     assert observed == pytest.approx(expected, rel=2e-3)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("one", "line"), CASES)
+def test_experiments(ranks: Ranks, one: Run, line: str) -> None:
+    with Ranks(2) as own:  # starts no process until it is used
+        compare(one.result(own if one.name == DEADLY else ranks), line)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "name", "edits", "line"), TRY_CASES)
+def test_changes_to_try(
+    ranks: Ranks, tmp_path: Path, number: int, name: str, edits: dict[str, str], line: str
+) -> None:
+    copy = tmp_path / EXPERIMENTS[number - 1].path.name
+    text = EXPERIMENTS[number - 1].path.read_text()
+    for old, new in edits.items():
+        before, found, after = text.rpartition(old)
+        assert found
+        text = before + new + after
+    copy.write_text(text)
+    compare(Run(copy, name, "").result(ranks), line)
+
+
 def test_every_section_has_its_experiment() -> None:
-    """With runs of both kinds, and a file that the section names."""
-    assert [demand.title for demand in DEMANDS] == [*SECTIONS]
-    for number, demand in enumerate(DEMANDS, start=1):
-        assert {one.name.partition("_")[0] for one in demand.runs} == {"with", "without"}
-        file = demand.path.relative_to(REPOSITORY)
-        assert f"`./run demand {number}` ([file](../{file}))" in SECTIONS[demand.title]
+    """With runs of both kinds, a file that the section names, and the same change to try."""
+    assert [one.title for one in EXPERIMENTS] == [*SECTIONS]
+    for number, experiment in enumerate(EXPERIMENTS, start=1):
+        section = SECTIONS[experiment.title]
+        assert {one.name.partition("_")[0] for one in experiment.runs} == {"with", "without"}
+        file = experiment.path.relative_to(REPOSITORY)
+        assert f"`./run experiment {number}` ([file](../{file}))" in section
+        change = " ".join(experiment.texts[-1].removeprefix("Try: ").split())
+        assert f"{TRY}{change}\n\n<details><summary>Answer</summary>\n" in section
+        assert shown(experiment.title, 1)
 
 
 @pytest.mark.long
 def test_the_command_prints_what_the_page_shows() -> None:
-    demand = DEMANDS[2]
-    done = run(REPOSITORY / "run", "demand", "3", stdin="", VENV=sys.prefix)
-    assert done.output().splitlines() == shown(demand.title)
-    parts = [demand.title, *demand.texts, *(one.what for one in demand.runs)]
+    experiment = EXPERIMENTS[2]
+    done = run(REPOSITORY / "run", "experiment", "3", stdin="", VENV=sys.prefix)
+    assert done.output().splitlines() == shown(experiment.title)
+    parts = [experiment.title, *experiment.texts, *(one.what for one in experiment.runs)]
     assert [part for part in parts if part not in done.err] == []
     assert "Press Enter" not in done.err  # nobody is there to press it
 
 
 def test_the_command_lists_the_experiments_and_refuses_other_numbers() -> None:
-    command = "examples/demands/demand.py"
-    assert run_script(command).output().splitlines() == [demand.title for demand in DEMANDS]
+    command = "experiments/experiment.py"
+    assert run_script(command).output().splitlines() == [one.title for one in EXPERIMENTS]
     refused = run_script(command, "13")
     assert (refused.status, refused.out) == (2, "")
-    assert refused.err.startswith("run: demand 13: the demands have the numbers 1 to 12. ")
+    told = "run: experiment 13: the experiments have the numbers 1 to 12. "
+    assert refused.err.startswith(told)
 
 
 def test_code_is_quoted_from_the_project() -> None:
@@ -95,7 +174,7 @@ def types_of_tensors(precision: str, folder: Path) -> list[str]:
 
     from megatron.core import dist_checkpointing
 
-    from examples.demands.training import Watch, train
+    from experiments.training import Watch, train
     from megakit.training.strategy import ExactStrategy
     from model_components import MSELossReduction
 

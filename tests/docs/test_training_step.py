@@ -22,7 +22,7 @@ def observe(functions: list[str]) -> list[tuple[int, str]]:
 
     from nemo import lightning as nl
 
-    from examples.demands.training import MICRO_BATCH, digits
+    from experiments.training import MICRO_BATCH, digits
     from megakit.training import train
     from megakit.training.strategy import ExactStrategy
     from model_components import BionemoLightningModule, PretrainConfig

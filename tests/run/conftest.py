@@ -72,8 +72,8 @@ def project(tmp_path):
     for script in (
         *started,
         "ladder/climb.py",
-        "examples/demands/demand.py",
         "exercises/exercise.py",
+        "experiments/experiment.py",
         "tools/layout.py",
         "tools/compare.py",
     ):

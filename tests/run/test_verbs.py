@@ -9,9 +9,7 @@ from tests.run.conftest import as_if_set_up, start, write_program
 
 VERBS = (
     "tutorial tests pretrain finetune predict layout compare tensorboard notebook ladder "
-    "exercise demand "
-    "benchmarks new "
-    "setup"
+    "exercise experiment benchmarks new setup"
 )
 
 
@@ -39,7 +37,7 @@ CALLS = {
     ),
     "ladder 3": "<root>/ladder/climb.py|3",
     "exercise 4": "<root>/exercises/exercise.py|4",
-    "demand 4": "<root>/examples/demands/demand.py|4",
+    "experiment 4": "<root>/experiments/experiment.py|4",
     "benchmarks data": "<root>/benchmarks/run_all.py|data",
     "new ../mine": "<root>/template/new.py|../mine",
     "help predict": "<root>/model_predict.py|--help",

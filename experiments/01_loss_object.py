@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from examples.demands.training import train
+from experiments.training import train
 from model_components import MSELossReduction, PretrainConfig
 
 LOSS_OF_TORCH: Any = torch.nn.MSELoss

@@ -11,7 +11,7 @@ Try: build the model in Lightning's hook `setup(self, stage)` instead. Is this l
 
 from typing import Any
 
-from examples.demands.training import train
+from experiments.training import train
 from model_components import BionemoLightningModule
 
 

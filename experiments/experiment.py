@@ -1,8 +1,8 @@
-"""`./run demand N`: runs an experiment of docs/concepts.md, with and without what is demanded.
+"""`./run experiment N`: trains with and without demand N of docs/concepts.md.
 
-Each file `demand_NN_*.py` is one experiment. Its docstring has the title, the question, the answer
-and a change to try. Its functions `with_*` and `without_*` are the runs, on two ranks each. The
-result of a run is what the function returns, or the error that it raises.
+Each file `NN_*.py` is one experiment. Its docstring has the title, the question, the answer and a
+change to try. Its functions `with_*` and `without_*` are the runs, on two ranks each. The result of
+a run is what the function returns, or the error that it raises.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the project's folder
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project's folder
 
 from megakit.errors import UserError, brief
 from megakit.job.script import begin_script
@@ -29,12 +29,12 @@ class Run:
     """One run of an experiment.
 
     Attributes:
-        module: Name of the experiment's file.
+        path: The experiment's file.
         name: Name of the function.
         what: What is trained, and what is observed.
     """
 
-    module: str
+    path: Path
     name: str
     what: str
 
@@ -44,11 +44,13 @@ class Run:
 
         with tempfile.TemporaryDirectory() as folder:
             try:
-                answers = ranks.run(observe, self.module, self.name, folder, world_size=2)
+                answers = ranks.run(observe, str(self.path), self.name, folder, world_size=2)
             except RankError as error:  # a C++ library ended the process, and told the log
                 answers = re.findall(r"enforce fail at .*?\] (.*)", str(error))[:1]
                 if not answers:
                     raise
+        # A rank also fails when its neighbor ends, but only the neighbor's error says why.
+        answers = [answer for answer in answers if "by peer" not in answer] or answers
         if len({*answers}) > 1:
             answers = [f"{answer} on rank {rank}" for rank, answer in enumerate(answers)]
         else:
@@ -57,7 +59,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Demand:
+class Experiment:
     """One experiment.
 
     Attributes:
@@ -73,29 +75,30 @@ class Demand:
     runs: list[Run]
 
 
-def observe(module: str, name: str, folder: str) -> str:
+def observe(path: str, name: str, folder: str) -> str:
     """Runs in each rank: calls a function of an experiment; returns its result or its error."""
     os.chdir(folder)
+    sys.path.append(str(Path(path).parent))  # a copy may be anywhere
     try:
-        result: str = getattr(importlib.import_module(f"examples.demands.{module}"), name)()
+        result: str = getattr(importlib.import_module(Path(path).stem), name)()
     except Exception as error:
         result = textwrap.shorten(f"{type(error).__name__}: {error}", 220, placeholder=" ...")
     return result
 
 
-def read_demands() -> list[Demand]:
+def read_experiments() -> list[Experiment]:
     """Reads the files of the experiments without the frameworks that they import."""
-    demands = []
-    for path in sorted(Path(__file__).parent.glob("demand_*.py")):
+    experiments = []
+    for path in sorted(Path(__file__).resolve().parent.glob("[0-9]*.py")):
         tree = ast.parse(path.read_text())
         title, *texts = (ast.get_docstring(tree) or "").split("\n\n")
         runs = [
-            Run(path.stem, node.name, ast.get_docstring(node) or "")
+            Run(path, node.name, ast.get_docstring(node) or "")
             for node in tree.body
             if isinstance(node, ast.FunctionDef) and node.name.startswith(("with_", "without_"))
         ]
-        demands.append(Demand(path, title.removesuffix("."), texts, runs))
-    return demands
+        experiments.append(Experiment(path, title.removesuffix("."), texts, runs))
+    return experiments
 
 
 def say(text: str = "") -> None:
@@ -103,31 +106,32 @@ def say(text: str = "") -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def show(demand: Demand) -> Iterator[str]:
+def show(experiment: Experiment) -> Iterator[str]:
     """Asks the question, does the runs and yields their results, and gives the answer."""
-    question, answer, change = demand.texts
-    say(f"{demand.title}\n\n{question}\n")
+    question, answer, change = experiment.texts
+    say(f"{experiment.title}\n\n{question}\n")
     if sys.stdin.isatty():
         say("Press Enter to see.")
         sys.stdin.readline()
     from megakit.testing import Ranks  # imports torch
 
     with Ranks(2) as ranks:
-        for run in demand.runs:
+        for run in experiment.runs:
             say(run.what)
             yield run.result(ranks)
     say(f"\n{answer}\n\n{change}")
-    say(f"The file is {demand.path}. The section of docs/concepts.md has the same title.")
+    say(f"The file is {experiment.path}.")
+    say("The section of docs/concepts.md with the same title has the reasons and the answer.")
 
 
-def choose(demands: list[Demand], number: str) -> Demand:
-    """Returns the demand with this number."""
+def choose(experiments: list[Experiment], number: str) -> Experiment:
+    """Returns the experiment with this number."""
     try:
-        return {str(n): demand for n, demand in enumerate(demands, start=1)}[number]
+        return {str(n): one for n, one in enumerate(experiments, start=1)}[number]
     except KeyError:
         raise UserError(
-            f"demand {brief(number)}: the demands have the numbers 1 to {len(demands)}. "
-            "`./run demand` lists them."
+            f"experiment {brief(number)}: the experiments have the numbers 1 to "
+            f"{len(experiments)}. `./run experiment` lists them."
         ) from None
 
 
@@ -135,13 +139,15 @@ def main() -> int:
     """Runs the command; returns its exit status."""
     begin_script()
     parser = argparse.ArgumentParser(
-        "run demand", description="Repeats one of the twelve experiments of docs/concepts.md."
+        "run experiment",
+        description="Trains for two steps with and without one of the twelve demands of "
+        "docs/concepts.md, and shows what the difference is.",
     )
     parser.add_argument("number", metavar="N", nargs="?", help="1 to 12; without N, lists them")
     number = parser.parse_args().number
     try:
-        demands = read_demands()
-        lines = (d.title for d in demands) if number is None else show(choose(demands, number))
+        every = read_experiments()
+        lines = (one.title for one in every) if number is None else show(choose(every, number))
         for line in lines:
             print(line, flush=True)
     except UserError as error:

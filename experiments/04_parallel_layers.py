@@ -15,7 +15,7 @@ from typing import Any
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
-from examples.demands.training import HookedModel, train
+from experiments.training import HookedModel, train
 from megakit.models import seeded
 from model_components import PretrainConfig
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.nn.functional import mse_loss
 
-from examples.demands.training import train
+from experiments.training import train
 from model_components import BionemoLightningModule
 
 

@@ -7,8 +7,9 @@ The file contains the weights of rank 0. Megatron treats a weight as replicated 
 `sharded_state_dict` does not describe its parts. Then the checkpoint lacks half of the weight, and
 no error is raised.
 
-Try: replace `with as_one_process():` by `if True:` in the second run. Two ranks load the file, and
-no error is raised. What does rank 1 load?
+Try: in the second run, replace `with as_one_process():` by `if True:`, so both ranks load the file,
+and return `str(torch.equal(model.linear1.weight, weights["linear1.weight"]))`. Which rank gets its
+own weights back?
 """
 
 from pathlib import Path
@@ -20,7 +21,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
-from examples.demands.training import HookedModel, as_one_process, train
+from experiments.training import HookedModel, as_one_process, train
 from megakit.models.partial_loading import load_model_weights
 from megakit.training import megatron_adam
 from model_components import BionemoLightningModule, PretrainConfig

@@ -6,7 +6,8 @@ And what happens if a pipeline stage sends 6 numbers per sample, but `hidden_siz
 NeMo's sampler drops the incomplete last batch. The second stage expects `hidden_size` numbers per
 sample, and torch's communication library ends the process when more numbers arrive.
 
-Try: set `latent_size=4` in the last run.
+Try: set `latent_size=4` in the last run, then `latent_size=3`. Which of the two is an error, and
+does the error name the cause?
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from nemo.lightning import MegatronStrategy
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
-from examples.demands.training import GLOBAL_BATCH, MICRO_BATCH, digits, train
+from experiments.training import GLOBAL_BATCH, MICRO_BATCH, digits, train
 from megakit.training import ExactStrategy
 from model_components import BionemoLightningModule, PretrainConfig
 

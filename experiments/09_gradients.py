@@ -6,15 +6,15 @@ does not depend on a weight, so the weight gets no gradient?
 The gradient is `weight.main_grad`, a part of a buffer. If Megatron communicates during the backward
 pass, it waits for all gradients of a bucket, and fails. Otherwise, a missing gradient is 0.
 
-Try: rename the method of `Reading` to `on_train_batch_end(self, *args)`, so that it reads after the
-optimizer's step. What is `grad` there, in float32?
+Try: rename the method of `Reading` to `on_train_batch_end(self, *args)`, so it reads after the
+optimizer's step. What is `grad` there? And with `precision="bf16-mixed"` in this call of `train`?
 """
 
 from typing import Any
 
 import torch
 
-from examples.demands.training import train
+from experiments.training import train
 from model_components import BionemoLightningModule, PretrainConfig, PretrainModel
 
 #: What this rank reads. Each run has processes of its own.

@@ -6,8 +6,8 @@ features does each rank drop if both draw from torch's default generator?
 NeMo seeds the default generators of both ranks equally, so feature n and feature n + 32 are always
 dropped together. Megatron's second generator has another seed on each rank.
 
-Try: rename `on_hidden` to `on_latent`, so dropout acts on z, a copy of which each rank computes.
-Which generator is right now?
+Try: rename `on_hidden` in `Dropout` to `on_latent`, so dropout acts on z, a copy of which each rank
+computes. Which generator is right now?
 """
 
 import torch
@@ -15,7 +15,7 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from examples.demands.training import HookedModel, train
+from experiments.training import HookedModel, train
 from model_components import PretrainConfig
 
 #: The dropout masks of this rank. Each run has processes of its own.
@@ -42,14 +42,15 @@ class DefaultDropout(Dropout):
 
 
 def equal_positions(model: type[Dropout]) -> str:
-    """Trains, and compares the first dropout masks of the two ranks."""
+    """Trains, and compares the dropout masks of the two ranks."""
     train(PretrainConfig(model_cls=model), tensor=2)
-    both = [torch.empty_like(MASKS[0]) for _ in range(2)]
-    torch.distributed.all_gather(both, MASKS[0])
+    masks = torch.cat(MASKS)
+    both = [torch.empty_like(masks) for _ in range(2)]
+    torch.distributed.all_gather(both, masks)
     share = float((both[0] == both[1]).float().mean())
     # How many are equal by chance depends on the processor's random numbers.
     how_many = "all" if share == 1 else "about half of" if 0.35 < share < 0.65 else f"{share} of"
-    return f"{how_many} {MASKS[0].numel()} positions are equal"
+    return f"{how_many} {masks.numel()} positions are equal"
 
 
 def with_second_generator() -> str:

@@ -9,7 +9,7 @@ Its own part: Megatron 0.15.3 adds up a contiguous copy of the part, and returns
 is raised, and the loss changes little. megakit's patch returns the copy, which has the sum.
 
 Try: let `product` return `nn.functional.linear(x, weight)`, the same product. What does each rank
-receive without the patch?
+receive without the patch? And with `.T.contiguous().T` after it, which changes no number?
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor, nn
 
-from examples.demands.training import HookedModel, train
+from experiments.training import HookedModel, train
 from model_components import PretrainConfig
 
 #: What this rank received in place of each sum. Each run has processes of its own.

@@ -7,7 +7,9 @@ the rank? And which samples does a loader with `shuffle=True` load?
 The two ranks train on different images, and no error is raised. NeMo replaces the sampler of the
 loader, so the loader does not shuffle. A shuffled order has to be part of the dataset.
 
-Try: seed `of_rank` with 0. Are the images equal now? A resumed run would begin the numbers again.
+Try: give `MegatronDataSampler` the argument `dataloader_type="cyclic"`. Does it shuffle? Then leave
+out `tensor=2` in `first_samples`, so the ranks are data-parallel. Which samples does each rank
+read?
 """
 
 import os
@@ -19,7 +21,7 @@ import numpy as np
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 from torch.utils.data import DataLoader
 
-from examples.demands.training import GLOBAL_BATCH, MICRO_BATCH, digits, train
+from experiments.training import GLOBAL_BATCH, MICRO_BATCH, digits, train
 from megakit.data import EpochIndex, MultiEpochDatasetWrapper
 from mnist.files import read_splits
 from model_components import BionemoLightningModule, MNISTCustom, MNISTDataModule

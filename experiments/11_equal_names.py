@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 
-from examples.demands.training import train
+from experiments.training import train
 from model_components import ExampleFineTuneConfig, ExampleFineTuneModel
 
 CHECKPOINT = Path("checkpoint")
