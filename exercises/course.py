@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exercises.blanks import Gap, make_blank
+from exercises.blanks import Gap, imported, make_blank
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
@@ -71,6 +71,8 @@ class Exercise:
         asks: What is asked.
         hint: What `--hint` says.
         reads: Where to read about it.
+        after: Where to read afterwards, because it tells the solution.
+        given: Classes and functions that the learner's file imports from the program.
         layouts: Where the learner's program runs.
         mistakes: The known ones.
         gaps: Places whose code is taken out.
@@ -88,6 +90,8 @@ class Exercise:
     mistakes: list[Mistake]
     gaps: list[Gap]
     planted: list[Edit]
+    after: str = ""
+    given: tuple[str, ...] = ()
 
     @property
     def solution(self) -> str:
@@ -97,8 +101,12 @@ class Exercise:
     @property
     def blank(self) -> str:
         """The source of the file that a learner gets."""
-        source = re.sub(r"parents\[\d\]", "parents[2]", self.solution)  # from exercises/mine
-        return edited(make_blank(source, self.gaps), self.planted)
+        source = make_blank(self.solution, self.gaps)
+        if self.given:
+            module = self.program.removesuffix(".py").replace("/", ".")
+            source = imported(source, self.given, module)
+        source = edited(source, self.planted)
+        return re.sub(r"parents\[\d\]", "parents[2]", source)  # from exercises/mine
 
     @property
     def file(self) -> Path:

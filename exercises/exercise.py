@@ -24,10 +24,13 @@ from exercises.grading import Outcome, Values
 from megakit.errors import UserError, brief, reading
 from megakit.job.script import begin_script
 
+#: Lines of one's own that are shown for each layout.
+PRINTS = 20
+
 
 def filled(text: str) -> str:
     """Returns a paragraph in lines of a terminal."""
-    return textwrap.fill(" ".join(text.split()), 80)
+    return textwrap.fill(" ".join(text.split()), 80, break_on_hyphens=False)
 
 
 def begin(exercise: Exercise) -> bool:
@@ -37,6 +40,7 @@ def begin(exercise: Exercise) -> bool:
     try:
         exercise.file.parent.mkdir(exist_ok=True)
         exercise.file.write_text(exercise.blank)
+        done_file(exercise).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
             f"{exercise.file}: {error.strerror}. Use a copy of the project that you may write to."
@@ -67,14 +71,14 @@ def solution(exercise: Exercise) -> Iterator[str]:
                 yield row
 
 
-def told(outcome: Outcome, right: Values) -> str:
+def told(outcome: Outcome, right: Values, source: str) -> str:
     """Returns a line: whether a layout's values are right, else what is wrong first."""
     if outcome.error:
-        where = f" ({outcome.where})" if outcome.where else ""
-        return f"{outcome.error}{where}"
+        return outcome.error + shown(outcome.where, source)
     step = grading.first_wrong(outcome.values, right)
     if step is None:
-        return "right"
+        more = f", but its ranks read {outcome.excess} samples too many" if outcome.excess else ""
+        return f"right{more}"
     if step not in outcome.values or step not in right:
         steps = [
             f"{min(some, default=0)} to {max(some, default=0)}" for some in (outcome.values, right)
@@ -82,10 +86,28 @@ def told(outcome: Outcome, right: Values) -> str:
         return f"prints the steps {steps[0]}; right are {steps[1]}"
     pairs = zip(("loss", "norm"), outcome.values[step], right[step], strict=False)
     cells = [
-        f"{name} right" if grading.alike([a], [b]) else f"{name} {a:.7g}, not {b:.7g}"
+        f"{name} right" if grading.alike([a], [b]) else f"{name} {a:.7g}, {factor(a, b)} {b:.7g}"
         for name, a, b in pairs
     ]
     return f"from step {step} on: {'; '.join(cells)}"
+
+
+def shown(where: str, source: str) -> str:
+    """Returns lines of a program by their number, with the code of the only one."""
+    numbers = [int(word) for word in where.split() if word.isdigit()]
+    if len(numbers) != 1:
+        return f" ({where})" if where else ""
+    return f"\n  {where}: {source.splitlines()[numbers[0] - 1].strip()}"
+
+
+def factor(value: float, right: float) -> str:
+    """Returns how a value and the right one are related, if it is a simple factor."""
+    for number in range(2, 1000):
+        if grading.alike([value], [number * right]):
+            return f"{number} times"
+        if grading.alike([number * value], [right]):
+            return f"1/{number} of"
+    return "not"
 
 
 def verdict(exercise: Exercise, outcomes: Sequence[Outcome], wrong: Sequence[int | None]) -> str:
@@ -93,25 +115,40 @@ def verdict(exercise: Exercise, outcomes: Sequence[Outcome], wrong: Sequence[int
     if found := grading.diagnose(exercise, outcomes):
         says = "\n".join(filled(one.says) for one in found)
         one = "This is a known mistake" if len(found) == 1 else "One of these gives these numbers"
-        return f"{one}:\n{says}"
+        return f"{one}:\n{says}\nRead {exercise.reads}."
     if any(outcome.error for outcome in outcomes):
         return "No known mistake gives this error."
-    text = "No known mistake gives these numbers."
     steps = [step for step in wrong if step is not None]
+    if not steps:
+        return filled(
+            "Each sample is to be read once, by one replica. Replicas that all read everything "
+            "save no work."
+        )
+    text = "No known mistake gives these numbers."
     if len(steps) < len(outcomes):
         text += " It is right under another layout, so look at what differs between ranks."
     elif min(steps) > 1:
-        text += f" Up to step {min(steps) - 1}, they are right: look at what a step leaves behind."
-    return filled(text)
+        text += (
+            f" Up to step {min(steps) - 1}, they are right: look at what happens after this loss, "
+            "from the backward pass to the next step."
+        )
+    return f"{filled(text)}\nRead {exercise.reads}."
 
 
 def check(exercise: Exercise, path: Path) -> int:
     """Runs a learner's file, and says what is right; returns the exit status."""
     with reading(path, "Name a file that can be read."):
         source = path.read_text()
+    if path == exercise.file:
+        done_file(exercise).unlink(missing_ok=True)
+    try:
+        compile(source, path.name, "exec")
+    except SyntaxError as error:
+        print(f"Line {error.lineno} of {path.name}: {error.msg}.")
+        return 1
     if empty := [*missing(source)]:
         for line, task in empty:
-            print(filled(f"Line {line} of {path.name} has no code yet: {task}"))
+            print(filled(f"Line {line} of {path.name} still raises NotImplementedError: {task}"))
         return 1
     from megakit.testing import Ranks  # imports torch
 
@@ -124,14 +161,17 @@ def check(exercise: Exercise, path: Path) -> int:
             correct = grading.expected(right, layout)
             outcomes.append(outcome)
             wrong.append(grading.first_wrong(outcome.values, correct))
-            print(f"{layout.name:29}{told(outcome, correct)}", flush=True)
-    if not any(wrong) and not any(outcome.error for outcome in outcomes):
-        print("\nRight.")
-        if path == exercise.file:
-            done_file(exercise).touch()
-        return 0
-    print(f"\n{verdict(exercise, outcomes, wrong)}\nRead {exercise.reads}.")
-    return 1
+            print(f"{layout.name:29}{told(outcome, correct, source)}", flush=True)
+            for printed in outcome.prints[:PRINTS]:
+                print(f"  {printed}")
+    print()
+    if any(wrong) or any(outcome.error or outcome.excess for outcome in outcomes):
+        print(verdict(exercise, outcomes, wrong))
+        return 1
+    print(f"Right. {f'Now read {exercise.after}.' if exercise.after else ''}".rstrip())
+    if path == exercise.file:
+        done_file(exercise).touch()
+    return 0
 
 
 def renew(course: Sequence[Exercise]) -> None:

@@ -1,7 +1,6 @@
 """Runs a learner's program under an exercise's layouts, and compares what it prints."""
 
 import contextlib
-import io
 import json
 import math
 import os
@@ -18,8 +17,9 @@ from exercises.course import FIRST, FOLDER, ROOT, SMALL, Exercise, Layout, Mista
 #: The largest relative difference of losses and norms that rounding explains in float32.
 ROUNDING = 3e-6
 #: Seconds after which a run counts as hanging; most need one or two.
-LIMIT = 30.0
+LIMIT = 20.0
 HANGS = "it hangs: a rank waits for a call that another one does not make"
+UNEQUAL = "the ranks of a group send and expect different sizes: they make different calls"
 KNOWN = FOLDER / "known_mistakes.json"
 
 #: What a program prints, by step: the loss, and with some programs the norm of the gradient.
@@ -34,12 +34,16 @@ class Outcome(NamedTuple):
     Attributes:
         values: What it printed, by step; empty if it failed.
         error: The last line of its traceback, or that it hung; empty if it did not fail.
-        where: The lines of its own code in the traceback.
+        where: The line of its own code where this was.
+        prints: Other lines that it printed, each with its rank.
+        excess: How many more samples its ranks read than one training has, shared by the replicas.
     """
 
     values: Values
     error: str = ""
     where: str = ""
+    prints: tuple[str, ...] = ()
+    excess: int = 0
 
     @property
     def mark(self) -> Mark:
@@ -49,58 +53,90 @@ class Outcome(NamedTuple):
         return [*self.values[max(self.values)]]
 
 
-def train(path: str, arguments: Sequence[str], folder: str) -> str:
-    """Runs a program as one rank of a job; returns what it prints."""
+def train(path: str, arguments: Sequence[str], folder: Path) -> int:
+    """Runs a program as one rank of a job; returns how many of the autoencoder's samples it reads.
+
+    What it prints goes to a file of the folder, also if it fails.
+    """
+    from mnist.samples import TrainingSamples
+
     os.chdir(folder)
     if "--save" in arguments:
         from megakit.runtime.writer_threads import write_in_threads
 
         write_in_threads()  # Megatron's writers are processes that would import the program again
+    read, reads = TrainingSamples.__getitem__, 0
+
+    def read_and_count(samples: TrainingSamples, some: slice) -> Any:
+        nonlocal reads
+        reads += some.stop - some.start
+        return read(samples, some)
+
+    TrainingSamples.__getitem__ = read_and_count  # type: ignore[method-assign]
     sys.argv = [path, *arguments]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    path_of_prints = Path(f"prints-{os.environ['RANK']}")
+    with path_of_prints.open("w") as prints, contextlib.redirect_stdout(prints):
         runpy.run_path(path, run_name="__main__")
-    return printed.getvalue()
+    return reads
 
 
-def run(ranks: Any, path: Path, options: str, number: int, folder: str) -> Outcome:
-    """Runs a program on some ranks of a pool, in a folder for its checkpoint."""
+def run(ranks: Any, path: Path, options: str, number: int) -> Outcome:
+    """Runs a program on some ranks of a pool, in the folder where its checkpoint is."""
     from megakit.testing import RankError
 
     try:
-        printed = ranks.run(train, str(path), options.split(), folder, world_size=number)
+        reads = ranks.run(train, str(path), options.split(), Path.cwd(), world_size=number)
     except RankError as error:
-        return failure(str(error), path)
-    rows = (line.split() for line in "".join(printed).splitlines())
-    try:
-        values = {int(step): tuple(map(float, found)) for step, *found in rows}
-    except ValueError:
-        return Outcome({}, "it prints other lines than `step loss` or `step loss norm`.")
-    return Outcome(values)
+        return failure(str(error), path)._replace(prints=read_prints(number)[1])
+    values, prints = read_prints(number)
+    shared = math.prod(map(int, re.findall(r"--(?:tensor|pipeline)-parallel (\d+)", options)))
+    batch = int(re.findall(r"--batch-size (\d+)", options)[0])
+    excess = sum(reads) // shared - len(values) * batch if any(reads) else 0
+    return Outcome(values, prints=prints, excess=excess)
+
+
+def read_prints(number: int) -> tuple[Values, tuple[str, ...]]:
+    """Returns the values that the ranks of a job printed, and their other lines."""
+    values, others = Values(), []
+    for rank in range(number):
+        path = Path(f"prints-{rank}")
+        for line in path.read_text().splitlines() if path.exists() else ():
+            try:
+                step, loss, *norm = line.split()
+                values[int(step)] = (float(loss), *map(float, norm))
+            except ValueError:
+                others.append(f"rank {rank}: {line}")
+        path.unlink(missing_ok=True)
+    return values, tuple(others)
 
 
 def failure(report: str, path: Path) -> Outcome:
-    """Returns what a rank's traceback says: the error, and the lines of the program itself."""
+    """Returns what a rank's report says: the error, and the program's innermost line."""
     lines = report.strip().splitlines()
     own = re.findall(rf'File "{re.escape(str(path))}", line (\d+)', report)
-    where = f"line {', '.join(dict.fromkeys(own))} of {path.name}" if own else ""
-    if "Timeout (" in report or "gave no result" in report:
-        return Outcome({}, HANGS, where)
+    if "Timeout (" in report or "gave no result" in report:  # its traceback begins inside
+        threads = report.split("Timeout (")[1:]
+        waits = [re.findall(rf'File "{re.escape(str(path))}", line (\d+)', one) for one in threads]
+        return Outcome({}, HANGS, " and ".join(f"line {one[0]}" for one in waits if one))
+    if "enforce fail" in report:
+        return Outcome({}, UNEQUAL)
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return Outcome({}, (errors or lines)[-1], where)
+    return Outcome({}, (errors or lines)[-1], f"line {own[-1]}" if own else "")
 
 
 def right_values(ranks: Any, exercise: Exercise) -> Values:
     """Returns the values of plain PyTorch, or of the exercise's program in one process."""
     path = ROOT / FIRST[exercise.program]
-    return run(ranks, path, SMALL[exercise.program], 1, str(ROOT)).values
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        return run(ranks, path, SMALL[exercise.program], 1).values
 
 
 def outcomes_of(ranks: Any, exercise: Exercise, path: Path) -> Iterator[Outcome]:
     """Yields what a program does under each layout of its exercise, until it hangs."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for layout in exercise.layouts:
             options = f"{SMALL[exercise.program]} {layout.options}"
-            outcome = run(ranks, path, options, layout.ranks, folder)
+            outcome = run(ranks, path, options, layout.ranks)
             yield outcome
             if outcome.error == HANGS:
                 return
@@ -143,7 +179,15 @@ def diagnose(exercise: Exercise, outcomes: Sequence[Outcome]) -> list[Mistake]:
     """Returns the known mistakes that give these outcomes under all layouts."""
     known: dict[str, list[Mark]] = json.loads(KNOWN.read_text())[exercise.name]
     marks = [outcome.mark for outcome in outcomes]
-    return [mistake for mistake in exercise.mistakes if are_alike(marks, known[mistake.name])]
+    found = [one for one in exercise.mistakes if are_alike(marks, known[one.name])]
+    # Which rank fails first may differ, and with it the sizes in the error.
+    marks, known = without_sizes(marks), {name: without_sizes(some) for name, some in known.items()}
+    return found or [one for one in exercise.mistakes if are_alike(marks, known[one.name])]
+
+
+def without_sizes(marks: Sequence[Mark]) -> list[Mark]:
+    """Returns marks whose errors have no numbers."""
+    return [re.sub(r"\d+", "N", mark) if isinstance(mark, str) else mark for mark in marks]
 
 
 def are_alike(marks: Sequence[Mark], others: Sequence[Mark]) -> bool:
