@@ -11,6 +11,7 @@ from exercises import grading
 from exercises.blanks import MARK, missing, taken_out
 from exercises.course import read_course
 from exercises.grading import (
+    without_sizes,
     LIMIT,
     ROUNDING,
     are_alike,
