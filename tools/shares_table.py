@@ -44,7 +44,7 @@ def description(
             for data_rank, rank in enumerate(share.ranks)
         )
         yield ""
-        yield from _aligned([PLACES, *sorted(places)])
+        yield from aligned([PLACES, *sorted(places)])
     else:
         last = shares[-layout.tensor].ranks  # of the last stage, on tensor rank 0
         step = last.start // max(1, layout.pipeline - 1)
@@ -53,32 +53,32 @@ def description(
     stored, sent = [STORED], [SENT]
     for _, group in groupby(shares, lambda share: (share.pipeline_rank, share.figures)):
         equal = list(group)
-        ranks = _listed(sorted(rank for share in equal for rank in share.ranks))
+        ranks = listed(sorted(rank for share in equal for rank in share.ranks))
         parameters, *sizes = equal[0].figures
         stage = str(equal[0].pipeline_rank)
         stored.append((ranks, stage, f"{parameters:,}", *map(in_bytes, sizes[:3])))
         sent.append((ranks, *map(in_bytes, sizes[3:])))
     yield "\nA rank stores, besides the activations of its micro batches:\n"
-    yield from _aligned(stored)
+    yield from aligned(stored)
     yield "\nA rank communicates in a step, over all of its micro batches:\n"
-    yield from _aligned(sent)
+    yield from aligned(sent)
     yield f"\n{NOTE}"
 
 
-def _aligned(rows: Sequence[tuple[object, ...]]) -> Iterator[str]:
+def aligned(rows: Sequence[tuple[object, ...]]) -> Iterator[str]:
     first, *widths = (max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True))
     for row in rows:
         cells = [f"  {cell:>{width}}" for cell, width in zip(row[1:], widths, strict=True)]
         yield f"{row[0]:<{first}}{''.join(cells)}"
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def listed(numbers: Sequence[int]) -> str:
     """Lists rising numbers by intervals: `0 to 3, 8 to 11`; of many intervals, the first three."""
     intervals = [
         [number for _, number in group]
         for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     ]
-    words = [f"{i[0]} to {i[-1]}" if len(i) > 1 else str(i[0]) for i in intervals]
+    words = [f"{i[0]} to {i[-1]}" if len(i) > 2 else ", ".join(map(str, i)) for i in intervals]
     if len(words) > 3:
         words = [*words[:3], f"... ({len(numbers):,} in all)"]
     return ", ".join(words)
