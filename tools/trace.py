@@ -101,7 +101,7 @@ def record(program: Path, ranks: int, arguments: Sequence[str], folder: Path) ->
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "MEGAKIT_COMMAND": program.name}
-    os.environ |= QUIET | job | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    job |= QUIET | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     if not torch.cuda.device_count():  # a process that has used CUDA cannot be forked
         before = redirect(2, FOLDER / "start.log")
         try:
@@ -112,7 +112,7 @@ def record(program: Path, ranks: int, arguments: Sequence[str], folder: Path) ->
     def run_rank(rank: int) -> None:
         redirect(1, folder / f"{rank}.txt")
         redirect(2, FOLDER / f"{rank}.log")
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ |= job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         torch.set_num_threads(1)
         run(folder / f"{rank}.json", program, arguments)
 
@@ -133,7 +133,9 @@ def record(program: Path, ranks: int, arguments: Sequence[str], folder: Path) ->
         text = log_file.read_text()
         if problems := re.findall(rf"^{re.escape(program.name)}: (.*)", text, re.MULTILINE):
             raise UserError(problems)
-        error = re.findall(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception)\b.*)", text, re.MULTILINE)
+        error = re.findall(
+            r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception)\b.*)", text, re.MULTILINE
+        )
         said = error[-1] if error else f"exit status {states[failed]}"
         raise FailedError(f"rank {failed}: {said}\nThe traceback is in {log_file}.")
     if not all((folder / f"{rank}.json").exists() for rank in range(ranks)):
@@ -152,6 +154,9 @@ def trace(given: list[str]) -> None:
         hide_gpus(ranks)
         record(program, ranks, arguments, folder)
         traces = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+        data = [*dict.fromkeys(str(one["batches"]) for one in traces)]
+        for one in traces:  # a letter for the tensors that a rank reads
+            one["data"] = chr(ord("A") + data.index(str(one["batches"])))
         printed = (folder / f"{ranks - 1}.txt").read_text().splitlines()
     shown = program.relative_to(ROOT) if program.is_relative_to(ROOT) else program
     last = printed[-1] if printed else ""

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from tools.shares_table import in_bytes, listed
-from tools.trace_table import Event, Row, place_of, rows_of
+from tools.shares_table import in_bytes
+from tools.trace_table import Event, Row, place_of, reading_of, rows_of
 
 #: A picture of up to four lanes can be read at a width of 360 pixels.
 WIDTH, LANE, MARGIN, LINE, FONT = 720, 180, 64, 24, 18
@@ -26,12 +26,15 @@ LINES = {
 
 def draw(program: str, traces: Sequence[dict[str, Any]]) -> str:
     """Returns the picture as SVG."""
-    lane = max(LANE, WIDTH // len(traces))
+    longest = max(len(event["phase"]) for trace in traces for event in trace["events"])
+    lane = max(LANE, 11 * longest, WIDTH // len(traces))
     middles = [MARGIN + lane // 2 + lane * rank for rank in range(len(traces))]
     total = MARGIN + lane * len(traces) + 8
     heads = [
-        [f"rank {rank}", *place_of(trace).split(", ")]
-        + textwrap.wrap(f"samples {listed(trace['samples'])}" * bool(trace["samples"]), lane // 9)
+        [
+            *(f"rank {rank}", *place_of(trace).split(", ")),
+            *textwrap.wrap(reading_of(trace), lane // 9),
+        ]
         for rank, trace in enumerate(traces)
     ]
     out = [
@@ -40,7 +43,7 @@ def draw(program: str, traces: Sequence[dict[str, Any]]) -> str:
         for number, word in enumerate(words)
     ]
     top = y = 64 + LINE * max(map(len, heads))
-    for times, rows in rows_of(traces):
+    for times, rows in rows_of(traces, range(len(traces))):
         begin = y
         for row in rows:
             lines, height = _row(row, middles, lane, y)
@@ -52,17 +55,19 @@ def draw(program: str, traces: Sequence[dict[str, Any]]) -> str:
     for middle in reversed(middles):
         out.insert(0, f'<path d="M{middle},{top - 12} V{y}" stroke="#ddd" stroke-width="2"/>')
     title = f"One training step of {program} on {len(traces)} ranks"
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {y + 16}" '
-        f'font-family="sans-serif" font-size="{FONT}" role="img" aria-label="{escape(title)}">',
-        f"<title>{escape(title)}</title>",
-        "<desc>Time runs down. Boxes: forward and backward passes of a micro batch. "
-        "Bars: collectives of the ranks with a dot. Arrows: sends.</desc>",
-        f'<rect width="{total}" height="{y + 16}" fill="white"/>',
-        _text(total // 2, 30, title, bold=True),
-        *out,
-        "</svg>\n",
-    ])
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {y + 16}" '
+            f'font-family="sans-serif" font-size="{FONT}" role="img" aria-label="{escape(title)}">',
+            f"<title>{escape(title)}</title>",
+            "<desc>Time runs down. Boxes: forward and backward passes of a micro batch. "
+            "Bars: collectives of the ranks with a dot. Arrows: sends.</desc>",
+            f'<rect width="{total}" height="{y + 16}" fill="white"/>',
+            _text(total // 2, 30, title, bold=True),
+            *out,
+            "</svg>\n",
+        ]
+    )
 
 
 def _row(row: Row, middles: Sequence[int], lane: int, y: int) -> tuple[list[str], int]:
@@ -130,4 +135,5 @@ def _stroke(group: str = "") -> str:
 
 def _text(x: int, y: int, text: str, bold: bool = False) -> str:
     weight = ' font-weight="bold"' * bold
-    return f'<text x="{x}" y="{y}" text-anchor="middle"{weight}>{escape(text)}</text>'
+    halo = 'stroke="white" stroke-width="4" paint-order="stroke"'
+    return f'<text x="{x}" y="{y}" text-anchor="middle" {halo}{weight}>{escape(text)}</text>'

@@ -127,6 +127,8 @@ class Recorder(_TorchDispatchMode):
         return batches if batches is None else _Watched(batches, self._note_batch)
 
     def _note_batch(self, batch: Any) -> None:
+        if isinstance(batch, tuple) and batch and isinstance(batch[0], Mapping):
+            batch = batch[0]  # Lightning adds indices
         if isinstance(batch, Mapping) and isinstance(batch.get("idx"), Tensor):
             self.samples += batch["idx"].tolist()  # as the samples of MNISTDataModule
         found = 0
@@ -165,7 +167,9 @@ def in_words(description: str) -> str:
     words = description.lower()
     if parallel_state.get_context_parallel_world_size() > 1:
         words = words.replace("_with_cp", "_context")
-    kinds = re.findall("position|embedding|expert|tensor|pipeline|data|context|model", words)
+    kinds = re.findall(
+        "position|embedding|expert|tensor|pipeline|data|context|model|optimizer", words
+    )
     return "+".join(kinds if kinds in (["model"], ["data"]) else [k for k in kinds if k != "model"])
 
 
@@ -342,7 +346,7 @@ def watch_samples(recorder: Recorder) -> None:
             recorder.samples += range(some.start, some.stop)
             return original(self, some)
 
-        kind.__getitem__ = read  # type: ignore[method-assign, assignment]
+        kind.__getitem__ = read  # type: ignore[method-assign]
 
 
 def prepare() -> None:

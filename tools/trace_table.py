@@ -28,7 +28,9 @@ def align(lists: Sequence[Sequence[Event]]) -> list[Row]:
     Args:
         lists: The events of each rank, in order.
     """
-    waiting = [[*zip(keys_of(rank, events), events, strict=True)] for rank, events in enumerate(lists)]
+    waiting = [
+        [*zip(keys_of(rank, events), events, strict=True)] for rank, events in enumerate(lists)
+    ]
     members = defaultdict(set)
     for rank, pairs in enumerate(waiting):
         for key, _ in pairs:
@@ -100,18 +102,11 @@ def words_of(event: Event) -> str:
     return f"{event['kind']} {size} {event['group']}{ranks}"
 
 
-def rows_of(traces: Sequence[dict[str, Any]]) -> list[tuple[int, list[Row]]]:
-    """Returns the rows of all ranks without barriers, and with repetitions folded."""
-    lists = [
-        [
-            {name: value for name, value in event.items() if name != "at"}
-            for event in trace["events"]
-            if event["kind"] != "barrier"
-        ]
-        for trace in traces
-    ]
-    rows = [{rank: _Same(row[rank]) for rank in sorted(row)} for row in align(lists)]
-    return fold(rows)  # type: ignore[return-value]
+def rows_of(traces: Sequence[dict[str, Any]], ranks: Sequence[int]) -> list[tuple[int, list[Row]]]:
+    """Returns the rows of some ranks without barriers, and with repetitions folded."""
+    lists = [[one for one in trace["events"] if one["kind"] != "barrier"] for trace in traces]
+    rows = ({rank: _Same(row[rank]) for rank in ranks if rank in row} for row in align(lists))
+    return fold([row for row in rows if row])
 
 
 class _Same(dict[str, Any]):
@@ -120,16 +115,16 @@ class _Same(dict[str, Any]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, dict) and words_of(self) == words_of(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 def block_lines(traces: Sequence[dict[str, Any]], ranks: Sequence[int]) -> Iterator[str]:
     """Yields the lines of some ranks: coordinates, samples, and events."""
-    chosen, folded = [traces[rank] for rank in ranks], rows_of(traces)
+    chosen, folded = [traces[rank] for rank in ranks], rows_of(traces, ranks)
     margin = MARGIN * any(times > 1 for times, _ in folded)
     most = ((NARROW if len(ranks) <= 2 else WIDE) - margin) // len(ranks)
-    longest = max(len(words_of(event)) for _, rows in folded for row in rows for event in row.values())
-    width = min(most, max(longest, 24) + 2)
+    cells = [words_of(event) for _, rows in folded for row in rows for event in row.values()]
+    width = min(most, max(map(len, [*cells, *map(reading_of, chosen)])) + 2)
 
     def line(cells: Sequence[str], mark: str = "") -> Iterator[str]:
         parts = [textwrap.wrap(cell, width - 1, subsequent_indent="  ") for cell in cells]
@@ -140,13 +135,11 @@ def block_lines(traces: Sequence[dict[str, Any]], ranks: Sequence[int]) -> Itera
 
     yield from line([f"rank {rank}" for rank in ranks])
     yield from line([place_of(trace) for trace in chosen])
-    if any(trace["samples"] for trace in chosen):
-        yield from line([f"samples {listed(trace['samples'])}" for trace in chosen])
+    yield from line([reading_of(trace) for trace in chosen])
     for times, rows in folded:
         for number, row in enumerate(rows):
-            if any(rank in row for rank in ranks):
-                mark = (f"{times} x |" if number == 0 else "|") if times > 1 else ""
-                yield from line([words_of(row[r]) if r in row else "" for r in ranks], mark)
+            mark = (f"{times} x |" if number == 0 else "|") if times > 1 else ""
+            yield from line([words_of(row[rank]) if rank in row else "" for rank in ranks], mark)
 
 
 def place_of(trace: dict[str, Any]) -> str:
@@ -165,10 +158,12 @@ def weight_lines(traces: Sequence[dict[str, Any]]) -> Iterator[str]:
             own, whole = (" x ".join(map(str, size)) for size in sizes)
             shown = own if own == whole else f"{own} of {whole}"
             shapes[re.sub(r"\.\d+\.", ".*.", name)].append(shown)
-        cells.append({
-            name: some[0] + f" ({len(some)} times)" * (len(some) > 1)
-            for name, some in shapes.items()
-        })
+        cells.append(
+            {
+                name: some[0] + f" ({len(some)} times)" * (len(some) > 1)
+                for name, some in shapes.items()
+            }
+        )
         columns.setdefault(str(cells[-1]), []).append(rank)
     groups = [*columns.values()]
     names = dict.fromkeys(name for one in groups for name in cells[one[0]])
@@ -177,23 +172,23 @@ def weight_lines(traces: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from aligned(table)
 
 
+def reading_of(trace: dict[str, Any]) -> str:
+    """Returns what a rank reads in words: the samples, or a letter for its data."""
+    return f"samples {listed(trace['samples'])}" if trace["samples"] else f"data {trace['data']}"
+
+
 def reading_lines(traces: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yields which ranks read equal samples."""
-    key = "samples" if all(trace["samples"] for trace in traces) else "batches"
-    found: dict[str, list[int]] = {}
+    found: defaultdict[str, list[int]] = defaultdict(list)
     for rank, trace in enumerate(traces):
-        found.setdefault(str(trace[key]), []).append(rank)
-    said = [
-        f"{_ranks(ranks)} read{'s' * (len(ranks) == 1)} "
-        + (f"samples {listed(traces[ranks[0]]['samples'])}" if key == "samples" else "equal data")
+        found[str(trace["samples"] or trace["data"])].append(rank)
+    text = "; ".join(
+        f"{_ranks(ranks)} read{'s' * (len(ranks) == 1)} {reading_of(traces[ranks[0]])}"
         for ranks in found.values()
-    ]
-    text = "; ".join(said)
+    )
     yield text[0].upper() + text[1:] + "."
-    if key == "samples" and any(
-        len({str(traces[rank]["batches"]) for rank in ranks}) > 1 for ranks in found.values()
-    ):
-        yield "Of these samples, each context-parallel rank reads its own tokens."
+    if any(len({traces[rank]["data"] for rank in ranks}) > 1 for ranks in found.values()):
+        yield "Of equal samples, each context-parallel rank reads its own tokens."
 
 
 def loss_lines(traces: Sequence[dict[str, Any]], printed: str) -> Iterator[str]:
