@@ -212,12 +212,13 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def description(program: str, traces: Sequence[dict[str, Any]], printed: str) -> Iterator[str]:
     """Yields the lines that `./run trace` prints."""
-    sizes = [f"{name} {size}" for name, (_, size) in traces[0]["place"].items() if size > 1]
+    place = traces[0]["place"] | {"expert": (0, 1)}  # they are the ranks of data and context
+    sizes = [f"{name} {size}" for name, (_, size) in place.items() if size > 1]
     layout = f": {' x '.join(sizes)}".replace("stage", "pipeline") if sizes else ""
     yield f"{program}, {len(traces)} process{'es' * (len(traces) > 1)}{layout}."
     yield "\nEach rank has these weights, or this part of the whole weight:\n"
     yield from weight_lines(traces)
-    yield "\nThe step, from top to bottom: its parts (--), and what a rank communicates in each.\n"
+    yield "\nThe step, from top to bottom: its parts (--), and what ranks communicate in them.\n"
     for _, block in groupby(range(len(traces)), lambda rank: rank // BLOCK):
         yield from block_lines(traces, [*block])
         yield ""

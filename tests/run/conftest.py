@@ -74,6 +74,7 @@ def project(tmp_path):
         "ladder/climb.py",
         "examples/demands/demand.py",
         "tools/layout.py",
+        "tools/trace.py",
         "tools/compare.py",
     ):
         (folder / script).parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel import schedules
@@ -17,6 +18,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 from torch.profiler import ProfilerActivity, profile
 
+c10d: Any = distributed_c10d
 KINDS = {"all_gather": "all-gather", "all_reduce": "all-reduce", "broadcast": "broadcast"}
 calls = 0
 before = 0
@@ -30,7 +32,7 @@ def entries():
 def collectives():
     """Kind, ranks and bytes of each collective of several ranks in the first step."""
     for entry in entries()[before:]:
-        group = distributed_c10d._resolve_process_group(entry["process_group"][0])
+        group = c10d._resolve_process_group(entry["process_group"][0])
         if group.size() > 1:
             shapes, (dtype,) = entry["output_sizes"], entry["output_dtypes"]
             size = sum(math.prod(shape) for shape in shapes) * {"Float": 4, "Int": 4}[dtype]
