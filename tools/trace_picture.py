@@ -6,10 +6,10 @@ from html import escape
 from typing import Any
 
 from tools.shares_table import in_bytes
-from tools.trace_table import Event, Row, place_of, reading_of, rows_of
+from tools.trace_table import Row, place_of, reading_of, rows_of
 
 #: A picture of up to four lanes can be read at a width of 360 pixels.
-WIDTH, LANE, MARGIN, LINE, FONT = 720, 180, 64, 24, 18
+WIDTH, LANE, MARGIN, LINE, BAR, FONT = 720, 180, 64, 24, 42, 18
 #: Fills and borders of the parts of a step; borders also differ, for readers who cannot
 #: distinguish the colors.
 STYLES = {
@@ -73,15 +73,7 @@ def draw(program: str, traces: Sequence[dict[str, Any]]) -> str:
 def _row(row: Row, middles: Sequence[int], lane: int, y: int) -> tuple[list[str], int]:
     """Returns the elements of a row and its height; bars that cross are below each other."""
     out: list[str] = []
-    taken: list[list[tuple[int, int]]] = [[]]
-    height = LINE + 8 if any(event["kind"] == "phase" for event in row.values()) else 0
-    for first, last, event, label in _bars(row):
-        free = [all(b < first or last < a for a, b in spans) for spans in taken]
-        number = free.index(True) if True in free else len(taken)
-        taken[number : number + 1] = [[*(taken[number : number + 1] or [[]])[0], (first, last)]]
-        top = y + number * (LINE + 18)
-        height = max(height, top - y + LINE + 18)
-        out += _bar(event, label, [middles[rank] for rank in _ends(event, first, last)], top)
+    height = 0
     for rank, event in row.items():
         if event["kind"] == "phase":
             style = STYLES.get(event["phase"].split()[0], STYLES[""])
@@ -90,43 +82,38 @@ def _row(row: Row, middles: Sequence[int], lane: int, y: int) -> tuple[list[str]
                 f'height="{LINE + 2}" rx="4" {style}/>'
             )
             out.append(_text(middles[rank], y + LINE - 3, event["phase"]))
+            height = LINE + 8
+    ends = [-1]  # of the last bar of each line
+    for ranks, group, label in sorted(_bars(row), key=lambda bar: min(bar[0])):
+        line = next((n for n, end in enumerate(ends) if end < min(ranks)), len(ends))
+        ends[line : line + 1] = [max(ranks)]
+        out += _bar([middles[rank] for rank in ranks], group, label, y + line * BAR)
+        height = max(height, len(ends) * BAR)
     return out, height
 
 
-def _bars(row: Row) -> Iterator[tuple[int, int, Event, str]]:
-    """Yields each communication of a row once: its first and last rank, and its words."""
-    seen = set()
+def _bars(row: Row) -> Iterator[tuple[list[int], str, str]]:
+    """Yields each communication of a row once: its ranks, its group (none: a send), its words."""
     for rank, event in row.items():
+        size = in_bytes(event.get("bytes", 0))
         if event["kind"] == "send":
-            ends = sorted((rank, event["peer"]))
-            yield *ends, event | {"from": rank}, f"{event['role']} {in_bytes(event['bytes'])}"
-        elif "group" in event and "peer" not in event and (key := str(event["ranks"])) not in seen:
-            seen.add(key)
-            sizes = {row[one]["bytes"] for one in event["ranks"] if one in row}
-            size = " to ".join(in_bytes(some) for some in sorted({min(sizes), max(sizes)}))
-            label = f"{event['kind']} {size}, {event['group']}"
-            yield event["ranks"][0], event["ranks"][-1], event, label
+            yield [rank, event["peer"]], "", f"{event['role']} {size}"
+        elif "ranks" in event and "peer" not in event and rank == event["ranks"][0]:
+            most = in_bytes(max(row[one]["bytes"] for one in event["ranks"] if one in row))
+            size = size if size == most else f"up to {most}"
+            yield event["ranks"], event["group"], f"{event['kind']} {size}, {event['group']}"
 
 
-def _ends(event: Event, first: int, last: int) -> list[int]:
-    if "from" in event:
-        return [event["from"], event["peer"]]
-    return list(event["ranks"])
-
-
-def _bar(event: Event, label: str, places: Sequence[int], top: int) -> list[str]:
+def _bar(places: Sequence[int], group: str, label: str, top: int) -> list[str]:
     """Returns an arrow from one rank to another, or a bar with a dot for each rank."""
-    y = top + LINE + 6
-    stroke = _stroke(event["group"] if "from" not in event else "")
-    out = [f'<path d="M{places[0]},{y} H{places[-1]}" {stroke}/>']
-    if "from" in event:
-        way = 10 if places[0] > places[-1] else -10
-        head = f"M{places[-1] + way},{y - 6} L{places[-1]},{y} L{places[-1] + way},{y + 6}"
-        out.append(f'<path d="{head}" {_stroke()}/>')
-    else:
+    y, first, last = top + LINE + 6, places[0], places[-1]
+    out = [f'<path d="M{first},{y} H{last}" {_stroke(group)}/>']
+    if group:
         out += [f'<circle cx="{x}" cy="{y}" r="5" fill="#444"/>' for x in places]
-    middle = (places[0] + places[-1]) // 2
-    return [*out, _text(middle, top + LINE - 5, label)]
+    else:
+        back = last + (10 if first > last else -10)
+        out.append(f'<path d="M{back},{y - 6} L{last},{y} L{back},{y + 6}" {_stroke()}/>')
+    return [*out, _text((first + last) // 2, top + LINE - 5, label)]
 
 
 def _stroke(group: str = "") -> str:
@@ -135,5 +122,4 @@ def _stroke(group: str = "") -> str:
 
 def _text(x: int, y: int, text: str, bold: bool = False) -> str:
     weight = ' font-weight="bold"' * bold
-    halo = 'stroke="white" stroke-width="4" paint-order="stroke"'
-    return f'<text x="{x}" y="{y}" text-anchor="middle" {halo}{weight}>{escape(text)}</text>'
+    return f'<text x="{x}" y="{y}" text-anchor="middle"{weight}>{escape(text)}</text>'

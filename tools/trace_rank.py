@@ -12,7 +12,6 @@ import os
 import re
 import runpy
 import sys
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,157 +28,48 @@ from megakit.runtime import use_megatron
 
 #: torch's class has no types.
 _TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode
-#: Words for torch's operations, by the letters of their names up to these endings.
+#: Words for torch's operations, by what their names begin with.
 KINDS = {
     "allreduce": "all-reduce",
     "allgather": "all-gather",
     "reducescatter": "reduce-scatter",
     "alltoall": "all-to-all",
-    "broadcast": "broadcast",
     "recv": "receive",
-    "monitoredbarrier": "barrier",
+    "monitored": "barrier",
 }
-ENDINGS = ("anysource", "coalesced", "intotensor", "base")
+DONE = "optimizer is done"
 
 
 class Recorder(_TorchDispatchMode):
-    """Records what this rank communicates, and when.
+    """Records one training step of this process.
 
     Attributes:
+        found: What is written: coordinates, weights, and after the step the following ones.
         events: In order of time: the parts of the step, collectives, sends and receives.
-        samples: Indices of the samples that the ladder's programs read.
+        samples: Indices of the samples that the program reads, as far as they are known.
         batches: A checksum of each micro batch.
         losses: Of each micro batch the loss to differentiate, and the tokens that divide it or 0.
+
+    Args:
+        result: File to write.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, result: Path) -> None:
         super().__init__()
+        self.result = result
+        self.found: dict[str, Any] = {}
         self.events: list[dict[str, Any]] = []
         self.samples: list[int] = []
         self.batches: list[str] = []
         self.losses: list[tuple[Tensor, Tensor]] = []
         self.phase = ""
-        #: What stages exchange, with the number of their call, and the micro batch of a tensor.
+        self.passes = Counter[int]()  # forward passes of each chunk of the model
+        #: What stages exchange: its role, and the number of the call; by the tensors' `id`.
         #: Tensors are kept, because another one could get the `id` of a deleted one.
         self.roles: dict[int, tuple[str, int]] = {}
-        self.phases: dict[int, str] = {}
+        self.names: dict[int, str] = {}  # of micro batches, by their outputs
+        self.received: dict[int, dict[str, Any]] = {}
         self.kept: list[Any] = []
-
-    def begin(self, phase: str) -> None:
-        """Notes that a part of the step begins."""
-        self.phase = phase
-        self.events.append({"at": time.monotonic(), "kind": "phase", "phase": phase})
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Records a communication, and runs every operation."""
-        if func.namespace == "c10d":
-            self._record(func._opname, func._schema.arguments, args)
-        return func(*args, **(kwargs or {}))
-
-    def _record(self, name: str, parameters: Sequence[Any], args: Sequence[Any]) -> None:
-        boxes = [arg for arg in args if isinstance(arg, torch.ScriptObject)]
-        groups = [ProcessGroup.unbox(box) for box in boxes if "ProcessGroup" in str(box._type())]
-        if not groups or groups[0].size() == 1:
-            return
-        ranks = distributed.get_process_group_ranks(groups[0])
-        tensors = [[t for t in tree_leaves(arg) if isinstance(t, Tensor)] for arg in args]
-        whole = max(tensors, key=lambda some: sum(tensor.nbytes for tensor in some))
-        short = name.replace("_", "")
-        for ending in ENDINGS:
-            short = short.removesuffix(ending)
-        if self.phase == "optimizer done":
-            self.begin("log")
-        event: dict[str, Any] = {
-            **{"at": time.monotonic(), "kind": KINDS.get(short, short), "phase": self.phase},
-            **{"group": in_words(groups[0].group_desc), "ranks": ranks},
-            "values": sum(tensor.numel() for tensor in whole),
-            "bytes": sum(tensor.nbytes for tensor in whole),
-        }
-        numbers = {one.name: arg for one, arg in zip(parameters, args, strict=False)}
-        peer = numbers.get("dst", numbers.get("src")) if short in ("send", "recv") else None
-        if peer is not None:
-            role, call = self.roles.get(id(whole[0]), ("", 0))
-            event |= {"peer": ranks[peer], "role": role, "call": call}
-            event["phase"] = self.phases.get(id(whole[0]), self.phase)
-            self.kept.append((whole[0], event))
-        self.events.append(event)
-
-    def belongs(self, tensors: Any, phase: str) -> None:
-        """Notes in which part of the step tensors are sent, or used after they were received."""
-        for tensor in tree_leaves(tensors):
-            if isinstance(tensor, Tensor):
-                self.phases[id(tensor)] = phase
-                for kept, event in self.kept:
-                    if kept is tensor:
-                        event["phase"] = phase
-                self.kept.append((tensor, {}))
-
-    def read(self, batches: Any) -> Any:
-        """Returns the iterators of a schedule's call, which also note a checksum of each batch."""
-        if isinstance(batches, list):
-            return [self.read(one) for one in batches]
-        return batches if batches is None else _Watched(batches, self._note_batch)
-
-    def _note_batch(self, batch: Any) -> None:
-        if isinstance(batch, tuple) and batch and isinstance(batch[0], Mapping):
-            batch = batch[0]  # Lightning adds indices
-        if isinstance(batch, Mapping) and isinstance(batch.get("idx"), Tensor):
-            self.samples += batch["idx"].tolist()  # as the samples of MNISTDataModule
-        found = 0
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, Tensor):
-                values = leaf.detach().cpu().contiguous().flatten().view(torch.uint8)
-                found = zlib.crc32(values.numpy().tobytes(), found)
-        if (word := f"{found:08x}") not in self.batches:  # each chunk of a model reads them
-            self.batches.append(word)
-
-
-class _Watched:
-    """An iterator that calls a function for each item."""
-
-    def __init__(self, items: Iterator[Any], note: Callable[[Any], None]) -> None:
-        self.items, self.note = items, note
-
-    def __iter__(self) -> "_Watched":
-        return self
-
-    def __next__(self) -> Any:
-        item = next(self.items)
-        self.note(item)
-        return item
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.items, name)
-
-
-def in_words(description: str) -> str:
-    """Returns Megatron's name of a group in words, such as `tensor` or `data+context`."""
-    from megatron.core import parallel_state
-
-    if not description.endswith(("GROUP", "WITH_CP")):
-        return "all"  # torch's first group
-    words = description.lower()
-    if parallel_state.get_context_parallel_world_size() > 1:
-        words = words.replace("_with_cp", "_context")
-    kinds = re.findall(
-        "position|embedding|expert|tensor|pipeline|data|context|model|optimizer", words
-    )
-    return "+".join(kinds if kinds in (["model"], ["data"]) else [k for k in kinds if k != "model"])
-
-
-class Trace:
-    """Watches Megatron's schedule in this process, and writes what one step did."""
-
-    def __init__(self, result: Path) -> None:
-        self.result, self.recorder = result, Recorder()
-        self.found: dict[str, Any] = {}
-        self.calls = 0
 
     def install(self) -> None:
         """Wraps functions of Megatron's schedule, of its stages, and of its optimizers."""
@@ -209,25 +99,29 @@ class Trace:
             distributed.barrier()  # others may still receive what this rank has sent
             sys.stdout.flush()
             os._exit(0)
-        call = inspect.signature(schedule).bind(*args, **kwargs).arguments
+        call = arguments_of(schedule, args, kwargs)
         if call["forward_only"]:
             return schedule(*args, **kwargs)
-        models = call["model"] if isinstance(call["model"], list) else [call["model"]]
-        self.found = {"place": coordinates(), "weights": shapes_of(models)}
-        self.chunks, self.counts = len(models), Counter[int]()
-        call["data_iterator"] = self.recorder.read(call["data_iterator"])
         from megatron.core.utils import get_model_config
 
+        models = call["model"] if isinstance(call["model"], list) else [call["model"]]
+        self.found = {"place": coordinates(), "weights": shapes_of(models)}
+        batches = call["data_iterator"]
+        call["data_iterator"] = (
+            [self.read(one) for one in batches] if isinstance(batches, list) else self.read(batches)
+        )
         config = get_model_config(models[0])
         finalize = config.finalize_model_grads_func
-        self.recorder.__enter__()
 
         def finalize_model_grads(*args: Any, **kwargs: Any) -> Any:
-            self.recorder.begin("gradients")
+            self.begin("gradients")
             return finalize(*args, **kwargs)
 
         if finalize is not None:
             config.finalize_model_grads_func = finalize_model_grads
+        # A validation may have come before.
+        self.events, self.losses, self.passes = [], [], Counter()
+        self.__enter__()
         try:
             return schedule(**call)
         finally:
@@ -235,78 +129,140 @@ class Trace:
 
     def forward(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Records a forward pass."""
-        if not self.is_recording:
-            return step(*args, **kwargs)
-        bound = inspect.signature(step).bind(*args, **kwargs)
-        bound.apply_defaults()
-        call = bound.arguments
-        model, chunk = call["model"], call["vp_stage"] or 0
-        self.counts[id(model)] += 1
-        name = str(self.counts[id(model)]) + f", chunk {chunk + 1}" * (self.chunks > 1)
-        self.recorder.belongs(call["input_tensor"], f"forward {name}")
-        self.recorder.begin(f"forward {name}")
+        call = arguments_of(step, args, kwargs)
+        chunk = call["vp_stage"]
+        self.passes[id(call["model"])] += 1
+        name = str(self.passes[id(call["model"])])
+        name += "" if chunk is None else f", chunk {chunk + 1}"
+        self.begin(f"forward {name}", call["input_tensor"])
         output, tokens = step(*args, **kwargs)
-        self.recorder.belongs(output, f"forward {name}")
+        for tensor in tree_leaves(output):
+            self.names[id(tensor)] = name
+            self.kept.append(tensor)
         if call["is_last_stage"]:
             per_token = call["config"].calculate_per_token_loss
             loss = tree_leaves(output)[0].detach().clone()
-            self.recorder.losses.append((loss, tokens if per_token else torch.tensor(0)))
+            self.losses.append((loss, tokens if per_token else torch.tensor(0)))
         return output, tokens
 
     def backward(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Records the backward pass of what `forward` has returned."""
-        if not self.is_recording:
-            return step(*args, **kwargs)
-        call = inspect.signature(step).bind(*args, **kwargs).arguments
-        output = tree_leaves(call["output_tensor"])[0]
-        name = self.recorder.phases[id(output)].replace("forward", "backward")
-        self.recorder.belongs(call["output_tensor_grad"], name)
-        self.recorder.begin(name)
-        gradient = step(*args, **kwargs)
-        self.recorder.belongs(gradient, name)
-        return gradient
+        call = arguments_of(step, args, kwargs)
+        name = self.names[id(tree_leaves(call["output_tensor"])[0])]
+        self.begin(f"backward {name}", call["output_tensor_grad"])
+        return step(*args, **kwargs)
 
     def exchange(self, function: Callable[..., Any], **tensors: Any) -> Any:
         """Records which tensors are outputs of a stage, and which are their gradients."""
-        self.calls += 1
         for name, tensor in tensors.items():
             if isinstance(tensor, Tensor):
                 is_output = name in ("tensor_send_next", "tensor_recv_prev")
-                role = "output" if is_output else "gradient"
-                self.recorder.roles[id(tensor)] = role, self.calls
-                self.recorder.kept.append((tensor, {}))
+                self.roles[id(tensor)] = "output" if is_output else "gradient", len(self.events) + 1
+                self.kept.append(tensor)
         return function(**tensors)
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Records the step of the optimizer, of which Megatron may chain several."""
-        if not self.is_recording or self.recorder.phase == "optimizer":
+        if self.phase == "optimizer":
             return function(*args, **kwargs)
-        self.recorder.begin("optimizer")
+        self.begin("optimizer")
         result = function(*args, **kwargs)
-        self.recorder.phase = "optimizer done"
+        self.phase = DONE
         return result
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether the step is running."""
-        return bool(self.found)
+    def begin(self, phase: str, inputs: Any = None) -> None:
+        """Notes that a part of the step begins, whose inputs may have been received before."""
+        self.phase = phase
+        self.events.append({"kind": "phase", "phase": phase})
+        for tensor in tree_leaves(inputs):
+            if id(tensor) in self.received:
+                self.received[id(tensor)]["phase"] = phase
+
+    def read(self, batches: Iterator[Any] | None) -> Iterator[Any]:
+        """Yields micro batches, and notes what they are."""
+        for batch in batches or ():
+            parts = batch[0] if isinstance(batch, tuple) and batch else batch  # Lightning's: 3
+            if isinstance(parts, Mapping) and isinstance(parts.get("idx"), Tensor):
+                self.samples += parts["idx"].tolist()  # as the samples of MNISTDataModule
+            found = 0
+            for leaf in tree_leaves(batch):
+                if isinstance(leaf, Tensor):
+                    values = leaf.detach().cpu().contiguous().flatten().view(torch.uint8)
+                    found = zlib.crc32(values.numpy().tobytes(), found)
+            self.batches.append(f"{found:08x}")
+            yield batch
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Records a communication, and runs every operation."""
+        if func.namespace == "c10d":
+            self._record(func._opname.replace("_", ""), func._schema.arguments, args)
+        return func(*args, **(kwargs or {}))
+
+    def _record(self, name: str, parameters: Sequence[Any], args: Sequence[Any]) -> None:
+        boxes = [arg for arg in args if isinstance(arg, torch.ScriptObject)]
+        groups = [ProcessGroup.unbox(box) for box in boxes if "ProcessGroup" in str(box._type())]
+        if not groups or groups[0].size() == 1:
+            return
+        ranks = distributed.get_process_group_ranks(groups[0])
+        tensors = [[t for t in tree_leaves(arg) if isinstance(t, Tensor)] for arg in args]
+        whole = max(tensors, key=lambda some: sum(tensor.nbytes for tensor in some))
+        if self.phase == DONE:
+            self.begin("log")
+        event: dict[str, Any] = {
+            "kind": next((word for start, word in KINDS.items() if name.startswith(start)), name),
+            **{"phase": self.phase, "group": in_words(groups[0].group_desc), "ranks": ranks},
+            "bytes": sum(tensor.nbytes for tensor in whole),
+        }
+        numbers = {one.name: arg for one, arg in zip(parameters, args, strict=False)}
+        if event["kind"] in ("send", "receive"):
+            role, call = self.roles.get(id(whole[0]), ("", 0))
+            event |= {"peer": ranks[int(numbers.get("dst", numbers.get("src")) or 0)]}
+            event |= {"role": role, "call": call}
+            if event["kind"] == "receive":
+                self.received[id(whole[0])] = event
+        self.events.append(event)
 
     def write(self) -> None:
         """Writes what was recorded; nothing, if the program made no step."""
-        recorder = self.recorder
-        if not self.found or self.result.exists():
+        if not self.found:
             return
-        recorder.__exit__(None, None, None)
-        losses = [(float(loss), int(tokens)) for loss, tokens in recorder.losses]
+        self.__exit__(None, None, None)
+        losses = [(float(loss), int(tokens)) for loss, tokens in self.losses]
         tokens = sum(count for _, count in losses)
         self.found |= {
-            "events": recorder.events,
-            "samples": [*dict.fromkeys(recorder.samples)],
-            "batches": recorder.batches,
+            "events": self.events,
+            "samples": [*dict.fromkeys(self.samples)],
+            "batches": [*dict.fromkeys(self.batches)],  # each chunk of a model reads them
             "loss": sum(loss for loss, _ in losses) / (tokens or 1) if losses else None,
             "tokens": tokens,
         }
         self.result.write_text(json.dumps(self.found))
+
+
+def arguments_of(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """Returns the arguments of a call by name, with those that have their default."""
+    call = inspect.signature(function).bind(*args, **kwargs)
+    call.apply_defaults()
+    return call.arguments
+
+
+def in_words(description: str) -> str:
+    """Returns Megatron's name of a group in words, such as `tensor` or `data+context`."""
+    from megatron.core import parallel_state
+
+    if not description.endswith(("GROUP", "WITH_CP")):
+        return "all"  # torch's first group
+    words = description.lower()
+    if parallel_state.get_context_parallel_world_size() > 1:
+        words = words.replace("_with_cp", "_context")
+    kinds = "position|embedding|expert|tensor|pipeline|data|context|optimizer"
+    return "+".join(re.findall(kinds, words)) or "model"
 
 
 def coordinates() -> dict[str, list[int]]:
@@ -325,25 +281,24 @@ def shapes_of(models: Sequence[Any]) -> list[tuple[str, list[int], list[int]]]:
     """Returns name, shape, and shape of the whole of each weight that this rank has."""
     found = []
     for number, model in enumerate(models):
+        prefix = f"chunk {number + 1}: " * (len(models) > 1)
         for name, weight in model.named_parameters():
-            name = name.replace("module.", "")
             whole = [*weight.shape]
             if getattr(weight, "tensor_model_parallel", False):
                 whole[weight.partition_dim] *= coordinates()["tensor"][1]
-            prefix = f"chunk {number + 1}: " * (len(models) > 1)
-            found.append((prefix + name, [*weight.shape], whole))
+            found.append((prefix + name.replace("module.", ""), [*weight.shape], whole))
     return found
 
 
-def watch_samples(recorder: Recorder) -> None:
-    """Records which samples the ladder's programs read."""
+def watch_samples(samples: list[int]) -> None:
+    """Adds to a list which samples the ladder's programs read."""
     from ladder.gpt.text_samples import TextSamples
     from mnist.samples import TrainingSamples
 
     for kind in (TextSamples, TrainingSamples):
 
         def read(self: Any, some: slice, original: Any = kind.__getitem__) -> Any:
-            recorder.samples += range(some.start, some.stop)
+            samples.extend(range(some.start, some.stop))
             return original(self, some)
 
         kind.__getitem__ = read  # type: ignore[method-assign]
@@ -352,19 +307,16 @@ def watch_samples(recorder: Recorder) -> None:
 def prepare() -> None:
     """Patches Megatron for this machine, and imports it."""
     use_megatron("gpu" if torch.cuda.is_available() else "cpu")
-    from megatron.core import optimizer
-    from megatron.core.pipeline_parallel import schedules
-
-    assert optimizer, schedules
+    from megatron.core import optimizer, pipeline_parallel  # noqa: F401
 
 
 def run(result: Path, program: Path, arguments: Sequence[str]) -> None:
     """Runs the program until it begins its second step, or ends."""
     prepare()
-    trace = Trace(result)
-    trace.install()
-    watch_samples(trace.recorder)
+    recorder = Recorder(result)
+    recorder.install()
+    watch_samples(recorder.samples)
     sys.argv = [str(program), *arguments]
     sys.path.insert(0, str(program.resolve().parent))
     runpy.run_path(str(program), run_name="__main__")
-    trace.write()
+    recorder.write()

@@ -218,7 +218,7 @@ def description(program: str, traces: Sequence[dict[str, Any]], printed: str) ->
     yield f"{program}, {len(traces)} process{'es' * (len(traces) > 1)}{layout}."
     yield "\nEach rank has these weights, or this part of the whole weight:\n"
     yield from weight_lines(traces)
-    yield "\nThe step, from top to bottom: its parts (--), and what ranks communicate in them.\n"
+    yield "\nThe step, from top to bottom: its parts (--), and what ranks communicate.\n"
     for _, block in groupby(range(len(traces)), lambda rank: rank // BLOCK):
         yield from block_lines(traces, [*block])
         yield ""

@@ -224,8 +224,6 @@ def test_a_wrong_program_is_refused(tmp_path):
     ("arguments", "status", "says"),
     [
         (["--steps", 1], 2, "--steps 1: has to be at least 2."),
-        (["--devices", 0], 2, "--devices 0: has to be at least 1."),
-        (["gpt", "--stps", 2], 2, "--stps: there is no such option"),
         ([REPOSITORY / "ladder/1_torch.py", "--dataset", "digits"], 2, "no rank made a training"),
         (["--tensor-parallel", 3, "--dataset", "digits"], 1, "64 is not divisible by 3\nThe trace"),
     ],
