@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -46,7 +47,7 @@ class FailedError(Exception):
 
 def small(ranks: int, arguments: Sequence[str], prefix: str) -> list[str]:
     """Returns options for a step of few samples, unless the user has given batch sizes."""
-    given = dict(zip(arguments, [*arguments[1:], ""], strict=True))
+    given = dict(pairwise(arguments))
     tensor, pipeline, context = (
         int(given.get(f"--{name}-parallel", 1)) for name in ("tensor", "pipeline", "context")
     )
@@ -147,7 +148,10 @@ def record(program: Path, ranks: int, arguments: Sequence[str], folder: Path) ->
 
 def trace(given: list[str]) -> None:
     """Records a step, prints it, and draws it."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{FOLDER}: {error.strerror}. Start the command elsewhere.") from None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program, ranks, arguments = plan(given, name)

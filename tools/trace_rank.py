@@ -25,6 +25,7 @@ from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
 from megakit.runtime import use_megatron
+from megakit.runtime.patching import require_attribute
 
 #: torch's class has no types.
 _TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode
@@ -78,7 +79,7 @@ class Recorder(_TorchDispatchMode):
 
         def wrap(owner: Any, names: Iterable[str], wrapper: Callable[..., Any]) -> None:
             for name in names:
-                original = getattr(owner, name)
+                original = require_attribute(owner, name)
                 new = functools.partial(wrapper, original)
                 setattr(owner, name, functools.wraps(original)(lambda *a, f=new, **k: f(*a, **k)))
 
@@ -318,5 +319,7 @@ def run(result: Path, program: Path, arguments: Sequence[str]) -> None:
     watch_samples(recorder.samples)
     sys.argv = [str(program), *arguments]
     sys.path.insert(0, str(program.resolve().parent))
-    runpy.run_path(str(program), run_name="__main__")
-    recorder.write()
+    try:
+        runpy.run_path(str(program), run_name="__main__")
+    finally:
+        recorder.write()

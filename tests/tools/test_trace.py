@@ -164,6 +164,7 @@ def test_context_parallel_ranks_communicate_what_torch_counts(tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
+        ("--dataset", "digits"),
         ("gpt", "--pipeline-parallel", 2, "--chunks", 2),
         ("gpt", "--experts", 4, "--expert-parallel", 2, "--distributed-optimizer"),
         (REPOSITORY / "model_pretrain.py", "--dataset", "digits", "--devices", 2),
@@ -187,6 +188,23 @@ def test_other_programs_and_layouts(options, tmp_path):
                 assert parts[0] == parts[1]
             elif "ranks" in event:
                 assert {row[one]["kind"] for one in event["ranks"]} == {event["kind"]}
+
+
+@pytest.mark.long
+def test_data_that_differ_within_a_replica_are_seen(tmp_path):
+    """In somebody's own program, whose samples have no numbers here."""
+    source = (REPOSITORY / "ladder/3_megatron.py").read_text()
+    noise = "torch.rand(size, 784, generator=torch.Generator().manual_seed(distributed.get_rank()))"
+    for old, new in (
+        ("str(Path(__file__).resolve().parents[1])", repr(str(REPOSITORY))),
+        ("(samples[first : first + size] for first in firsts)", f"iter([({noise},) * 2])"),
+    ):
+        assert old in source
+        source = source.replace(old, new)
+    (tmp_path / "own.py").write_text(source)
+    options = ("--dataset", "digits", "--tensor-parallel", 2)
+    out = trace("own.py", *options, cwd=tmp_path).output()
+    assert "Rank 0 reads data A; rank 1 reads data B.\n" in out
 
 
 def test_rows_of_an_order_that_no_rows_have():
