@@ -3,7 +3,7 @@
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, zip_longest
 from typing import Any
 
@@ -13,6 +13,8 @@ from tools.shares_table import aligned, in_bytes, listed
 BLOCK, NARROW, WIDE = 4, 80, 126
 #: The left column, if rows are repeated.
 MARGIN = 6
+#: Rows of a repeated block.
+LONGEST = 8
 #: Of one rank, a list of its events; of a row, one event for each rank that has one.
 Event = dict[str, Any]
 Row = dict[int, Event]
@@ -73,15 +75,19 @@ def keys_of(rank: int, events: Iterable[Event]) -> Iterator[tuple[Any, ...]]:
         yield key, counts[key]
 
 
-def fold(rows: Sequence[Any], longest: int = 8) -> list[tuple[int, list[Any]]]:
-    """Finds repetitions: returns blocks of rows, each with the number of times that it comes."""
-    found: list[tuple[int, list[Any]]] = []
-    place = 0
+def fold(rows: Sequence[Any], words: Callable[[Any], Any]) -> list[tuple[int, list[Any]]]:
+    """Finds repetitions: returns blocks of rows, each with the number of times that it comes.
+
+    Args:
+        rows: The rows.
+        words: Returns what is shown of a row, by which rows are compared.
+    """
+    shown, found, place = [*map(words, rows)], [], 0
     while place < len(rows):
         best, length = 1, 1
-        for size in range(1, longest + 1):
-            block, times = rows[place : place + size], 1
-            while block == rows[place + times * size : place + (times + 1) * size]:
+        for size in range(1, LONGEST + 1):
+            block, times = shown[place : place + size], 1
+            while block == shown[place + times * size : place + (times + 1) * size]:
                 times += 1
             if times > 1 and times * size > best * length:
                 best, length = times, size
@@ -105,17 +111,11 @@ def words_of(event: Event) -> str:
 def rows_of(traces: Sequence[dict[str, Any]], ranks: Sequence[int]) -> list[tuple[int, list[Row]]]:
     """Returns the rows of some ranks without barriers, and with repetitions folded."""
     lists = [[one for one in trace["events"] if one["kind"] != "barrier"] for trace in traces]
-    rows = ({rank: _Same(row[rank]) for rank in ranks if rank in row} for row in align(lists))
-    return fold([row for row in rows if row])
-
-
-class _Same(dict[str, Any]):
-    """An event that equals another one if both are shown in the same words."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, dict) and words_of(self) == words_of(other)
-
-    __hash__ = None
+    rows = ({rank: row[rank] for rank in ranks if rank in row} for row in align(lists))
+    return fold(
+        [row for row in rows if row],
+        lambda row: {rank: words_of(event) for rank, event in row.items()},
+    )
 
 
 def block_lines(traces: Sequence[dict[str, Any]], ranks: Sequence[int]) -> Iterator[str]:
@@ -157,7 +157,7 @@ def weight_lines(traces: Sequence[dict[str, Any]]) -> Iterator[str]:
         for name, *sizes in trace["weights"]:
             own, whole = (" x ".join(map(str, size)) for size in sizes)
             shown = own if own == whole else f"{own} of {whole}"
-            shapes[re.sub(r"\.\d+\.", ".*.", name)].append(shown)
+            shapes[re.sub(r"\.\d+\.", ".*.", name.replace("decoder.", ""))].append(shown)
         cells.append(
             {
                 name: some[0] + f" ({len(some)} times)" * (len(some) > 1)
@@ -186,7 +186,7 @@ def reading_lines(traces: Sequence[dict[str, Any]]) -> Iterator[str]:
         f"{_ranks(ranks)} read{'s' * (len(ranks) == 1)} {reading_of(traces[ranks[0]])}"
         for ranks in found.values()
     )
-    yield text[0].upper() + text[1:] + "."
+    yield from textwrap.wrap(text[0].upper() + text[1:] + ".", NARROW)
     if any(len({traces[rank]["data"] for rank in ranks}) > 1 for ranks in found.values()):
         yield "Of equal samples, each context-parallel rank reads its own tokens."
 
@@ -200,7 +200,7 @@ def loss_lines(traces: Sequence[dict[str, Any]], printed: str) -> Iterator[str]:
     said = "; ".join(f"{_ranks(ranks)} {loss}" for loss, ranks in found.items())
     tokens = [traces[rank]["tokens"] or 1 for rank in losses]
     mean = sum(a * b for a, b in zip(losses.values(), tokens, strict=True)) / (sum(tokens) or 1)
-    yield f"Loss: {said}; the mean of all: {mean:.9f}."
+    yield from textwrap.wrap(f"Loss: {said}; the mean of all: {mean:.9f}.", NARROW)
     if printed:
         yield f"The program prints: {printed}"
 
