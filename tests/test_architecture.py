@@ -279,7 +279,7 @@ ROOMS = {
     "docs": 2210,  # grew by three pictures
     "notebooks": 3810,
     "benchmarks": 19230,
-    "tests": 117420,  # grew by the trace of a step, next to torch's own count
+    "tests": 117440,  # grew by the trace of a step, next to torch's own count
     "run": 720,
     "run_setup.sh": 1160,
     ".ci/run": 320,
