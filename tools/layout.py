@@ -1,15 +1,14 @@
-"""Prints which rank of a cluster would hold what; the cluster is not needed.
+"""Prints which rank of a cluster would store what; the cluster is not needed.
 
     ./run layout [pretrain | finetune | SCRIPT.py] [the script's options]
     python -m tools.layout SCRIPT.py [the script's options]
 
 The script is a training script, by default model_pretrain.py. It does not
-train: its model is built on fake ranks, on torch's meta device, for one batch
-of its data. The options are the script's own, such as --tensor-parallel 4
---devices 8 --num-nodes 16. Options that change neither the model nor the layout
-have no effect. --precision auto is bf16-mixed; --checkpoint is refused. Exit
-status: 0 success; 2 wrong options, no training script, or a model that reads
-the values of tensors.
+train: its model is built on fake ranks, on torch's meta device. The options are
+the script's own, such as --tensor-parallel 4 --devices 8 --num-nodes 16. Options
+that change neither the model nor the layout have no effect. --precision auto is
+bf16-mixed; --checkpoint is refused. Exit status: 0 success; 2 wrong options, or
+no training script. `./run trace` shows what ranks communicate.
 """
 
 import contextlib
@@ -17,7 +16,6 @@ import io
 import os
 import runpy
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -124,14 +122,8 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
         resume_collector()
 
         with _capturing():
-            module, data, _ = _build(work, run)
-            batch = first_batch(data, layout.micro_batch_size)
-            try:
-                shares = compute_shares(partial(_build, work, run), batch, layout)
-            except RuntimeError as error:
-                if "meta" not in str(error):
-                    raise
-                raise UserError(f"{_model_of(module)}: {_reader(error)}") from error
+            module, *_ = _build(work, run)
+            shares = compute_shares(partial(_build, work, run), layout)
     return "\n".join(description(_model_of(module), layout, precision, shares))
 
 
@@ -166,18 +158,6 @@ def _capturing() -> Iterator[None]:
         yield
 
 
-def _reader(error: Exception) -> str:
-    """Returns why a model cannot be described, and which line of the user's code is the reason."""
-    frames = traceback.extract_tb(error.__traceback__)
-    root = Path(__file__).resolve().parents[1]
-    libraries = (*(f"{root / name}{os.sep}" for name in ("megakit", "tools")), sys.prefix)
-    own = [one for one in frames if not one.filename.startswith(libraries)] or frames
-    return (
-        "its forward pass, or its loss, reads the values of a tensor, for example by .item(). Here "
-        f"tensors have no values. The line is {own[-1].filename}:{own[-1].lineno}."
-    )
-
-
 def _build(work: Callable[..., Path], run: Run[Any]) -> tuple[Any, ...]:
     """Returns the Lightning module, the data module and the trainer of a script."""
     try:
@@ -187,21 +167,6 @@ def _build(work: Callable[..., Path], run: Run[Any]) -> tuple[Any, ...]:
     raise UserError(
         f"{Path(sys.argv[0]).name}: its work does not call train of megakit.training. Call it."
     )
-
-
-def first_batch(data: Any, size: int) -> Any:
-    """Returns a batch of the training set's first samples, as on one rank of a job."""
-    import numpy as np
-    from torch.utils.data import default_collate, default_convert
-
-    from megakit.data.batches import fetch_batch, fetch_samples
-
-    data.setup("fit")
-    loader = data.train_dataloader()
-    indices = np.arange(size) % len(loader.dataset)
-    if loader.collate_fn in (default_collate, default_convert):
-        return fetch_batch(loader.dataset, indices)
-    return loader.collate_fn(fetch_samples(loader.dataset, indices))
 
 
 def _model_of(module: Any) -> str:

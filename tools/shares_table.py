@@ -13,12 +13,6 @@ if TYPE_CHECKING:
 FEW = 16
 PLACES = ("rank", "tensor rank", "data rank", "stage")
 STORED: tuple[str, ...] = ("ranks", "stage", "parameters", "weights", "gradients", "optimizer")
-SENT: tuple[str, ...] = ("ranks", "tensor", "pipeline", "data")
-NOTE = """\
-tensor: collectives with the tensor-parallel ranks, counted as whole tensors.
-pipeline: what a rank sends to the neighbouring stages.
-data: gradients that are reduced with the data-parallel ranks.
-Single numbers, such as the loss, are left out."""
 
 
 def description(
@@ -27,8 +21,7 @@ def description(
     """Yields the lines that `./run layout` prints.
 
     The coordinates of each rank come first; of a large job, the rule for them. Ranks of a stage
-    with equal figures share a row. What a rank stores and what it communicates are two tables,
-    because one would be wider than a terminal.
+    with equal figures share a row.
     """
     micro = layout.micro_batch_size
     number = layout.global_batch_size // (layout.data * micro)
@@ -44,41 +37,38 @@ def description(
             for data_rank, rank in enumerate(share.ranks)
         )
         yield ""
-        yield from _aligned([PLACES, *sorted(places)])
+        yield from aligned([PLACES, *sorted(places)])
     else:
         last = shares[-layout.tensor].ranks  # of the last stage, on tensor rank 0
         step = last.start // max(1, layout.pipeline - 1)
         stages = f" + {step} x stage" * (layout.pipeline > 1)
         yield f"Rank = tensor rank + {last.step} x data rank{stages}."
-    stored, sent = [STORED], [SENT]
+    stored = [STORED]
     for _, group in groupby(shares, lambda share: (share.pipeline_rank, share.figures)):
         equal = list(group)
-        ranks = _listed(sorted(rank for share in equal for rank in share.ranks))
+        ranks = listed(sorted(rank for share in equal for rank in share.ranks))
         parameters, *sizes = equal[0].figures
         stage = str(equal[0].pipeline_rank)
-        stored.append((ranks, stage, f"{parameters:,}", *map(in_bytes, sizes[:3])))
-        sent.append((ranks, *map(in_bytes, sizes[3:])))
+        stored.append((ranks, stage, f"{parameters:,}", *map(in_bytes, sizes)))
     yield "\nA rank stores, besides the activations of its micro batches:\n"
-    yield from _aligned(stored)
-    yield "\nA rank communicates in a step, over all of its micro batches:\n"
-    yield from _aligned(sent)
-    yield f"\n{NOTE}"
+    yield from aligned(stored)
 
 
-def _aligned(rows: Sequence[tuple[object, ...]]) -> Iterator[str]:
+def aligned(rows: Sequence[tuple[object, ...]]) -> Iterator[str]:
+    """Yields the rows as lines with aligned columns, the first one to the left."""
     first, *widths = (max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True))
     for row in rows:
         cells = [f"  {cell:>{width}}" for cell, width in zip(row[1:], widths, strict=True)]
-        yield f"{row[0]:<{first}}{''.join(cells)}"
+        yield f"{row[0]:<{first}}{''.join(cells)}".rstrip()
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def listed(numbers: Sequence[int]) -> str:
     """Lists rising numbers by intervals: `0 to 3, 8 to 11`; of many intervals, the first three."""
     intervals = [
         [number for _, number in group]
         for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     ]
-    words = [f"{i[0]} to {i[-1]}" if len(i) > 1 else str(i[0]) for i in intervals]
+    words = [f"{i[0]} to {i[-1]}" if len(i) > 2 else ", ".join(map(str, i)) for i in intervals]
     if len(words) > 3:
         words = [*words[:3], f"... ({len(numbers):,} in all)"]
     return ", ".join(words)

@@ -2,7 +2,8 @@
 
     python docs/images/make_parallelism.py
 
-The sizes are those of the model: 784-64-3 (linear1, linear2) and 3-64-784 (linear3, linear4).
+The sizes are those of the model: 784-64-3 (linear1, linear2) and 3-64-784 (linear3, linear4). The
+last three pictures have the GPT of ladder/gpt: four layers of width 64, 256 tokens.
 """
 
 from dataclasses import dataclass, field
@@ -132,6 +133,77 @@ def main() -> None:
         ],
         {3: "once a step: all-reduce\nof all gradients"},
         "With the distributed optimizer, each rank stores Adam's moments of half of the weights.",
+    )
+    embedding = ("whole", "embed.", "256 x 64, of positions 64 x 64")
+    attention = ("whole", "attention", "of 4 layers: 192 x 64, 64 x 64")
+    draw(
+        "context_parallel",
+        "Context parallel 2: all weights, half of the tokens of each sample",
+        [
+            Rank(
+                f"rank {r}",
+                [
+                    embedding,
+                    attention,
+                    ("whole", "MLP", "of 4 layers: 256 x 64, 64 x 256"),
+                    ("data", "tokens", f"of each sample: {32 * r} to {32 * r + 31} of 64"),
+                ],
+            )
+            for r in (0, 1)
+        ],
+        {
+            1: "forward: all-gather\nof keys and values",
+            2: "backward: reduce-scatter\nof their gradients",
+            3: "once a step: all-reduce\nof all gradients",
+        },
+        "Each rank computes the queries of its own tokens, with the keys and values of all tokens.",
+    )
+    draw(
+        "expert_parallel",
+        "Expert parallel 2: two of four experts of each layer, half of the samples",
+        [
+            Rank(
+                f"rank {r}",
+                [
+                    embedding,
+                    attention,
+                    ("whole", "router", "of 4 layers: 4 x 64"),
+                    ("cut", "experts", f"{2 * r} and {2 * r + 1} of 4: 256 x 64, 64 x 256"),
+                    ("data", "samples", f"the {half} half"),
+                ],
+            )
+            for r, half in ((0, "first"), (1, "second"))
+        ],
+        {
+            1: "once a step: all-reduce\nof other gradients",
+            3: "forward: all-to-all of\ntokens, to and fro",
+            4: "backward: all-to-all of\ngradients, to and fro",
+        },
+        "The router chooses two experts for each token. Blue, dashed: on this rank only.",
+    )
+    draw(
+        "interleaved_stages",
+        "Interleaved stages: two chunks of the model on each rank",
+        [
+            Rank(
+                "rank 0: first stage",
+                [embedding, ("whole", "chunk 1", "layer 0"), ("whole", "chunk 2", "layer 2")],
+            ),
+            Rank(
+                "rank 1: last stage",
+                [
+                    ("whole", "chunk 1", "layer 1"),
+                    ("whole", "chunk 2", "layer 3, final norm"),
+                    ("whole", "output", "embed. again, 256 x 64"),
+                ],
+            ),
+        ],
+        {
+            0: "once a step: all-reduce\nof embed.'s gradient",
+            1: "forward: outputs of\nlayers 0, 1 and 2",
+            2: "backward: their\ngradients",
+        },
+        "Each micro batch passes rank 0, rank 1, rank 0 and rank 1.",
     )
 
 

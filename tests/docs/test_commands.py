@@ -139,7 +139,7 @@ def test_commands_run(page: str, copy: Path) -> None:
     done = run(*bash, cwd=copy, timeout=900, VENV=sys.prefix, PYTHON=None)
     assert done.status == 0, f"{PROGRAMS[page]}\n{done.out[-5000:]}"
     assert "is already done" not in done.out, f"trains nothing: {done.out}"
-    tables = r"^\./run layout [^`]*```\n\n```(?:text)?\n(.*?)^```$"
+    tables = r"^\./run (?:layout|trace) [^`]*```\n\n```(?:text)?\n(.*?)^```$"
     for shown in re.findall(tables, read_page(page), re.DOTALL | re.MULTILINE):
         assert shown in done.out
 

@@ -11,7 +11,6 @@ from exercises import grading
 from exercises.blanks import MARK, missing, taken_out
 from exercises.course import read_course
 from exercises.grading import (
-    without_sizes,
     LIMIT,
     ROUNDING,
     are_alike,
@@ -20,6 +19,7 @@ from exercises.grading import (
     first_wrong,
     outcomes_of,
     right_values,
+    without_sizes,
 )
 from megakit.testing import Ranks
 from tests.scripts import REPOSITORY, run

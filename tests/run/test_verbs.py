@@ -8,8 +8,8 @@ import pytest
 from tests.run.conftest import as_if_set_up, start, write_program
 
 VERBS = (
-    "tutorial tests pretrain finetune predict layout compare tensorboard notebook ladder "
-    "exercise experiment benchmarks new setup"
+    "tutorial tests pretrain finetune predict trace layout compare tensorboard notebook "
+    "ladder exercise experiment benchmarks new setup"
 )
 
 
@@ -26,6 +26,7 @@ def test_help_lists_the_verbs_and_sets_up_nothing(project):
 
 CALLS = {
     "tutorial --seed 1": "<root>/mnist/tutorial.py|--seed|1",
+    "trace gpt --devices 8": "-P|-m|tools.trace|gpt|--devices|8",
     "layout --devices 8": ("-P|-m|tools.layout|<root>/model_pretrain.py|--devices|8"),
     "layout finetune": "-P|-m|tools.layout|<root>/model_finetune.py",
     "compare a b": "-P|-m|tools.compare|a|b",
@@ -64,7 +65,7 @@ def test_verbs_call_what_they_stand_for_in_the_folder_of_the_caller(project, tmp
     [
         (("notbook",), "no verb 'notbook' in this project. Did you mean notebook? ./run alone"),
         (("prediction",), "'prediction' in this project. Did you mean pretrain or predict? ./run"),
-        (("help", "train"), "no verb 'train' in this project. ./run alone lists those it has\n"),
+        (("help", "fit"), "no verb 'fit' in this project. ./run alone lists those it has\n"),
         (("[*",), "no verb '[*' in this project. ./run alone"),
         (("components",), "no verb 'components' in this project."),
     ],

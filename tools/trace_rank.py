@@ -1,0 +1,325 @@
+"""Runs a program as one rank of `./run trace`, and records its first training step.
+
+A dispatch mode of torch sees each collective, send and receive, also those of the backward pass.
+Megatron's schedule calls functions of its module for each part of the step; here they also note
+which part begins.
+"""
+
+import functools
+import inspect
+import json
+import os
+import re
+import runpy
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
+from torch.utils import _python_dispatch
+from torch.utils._pytree import tree_leaves
+
+from megakit.runtime import use_megatron
+from megakit.runtime.patching import require_attribute
+
+#: torch's class has no types.
+_TorchDispatchMode: Any = _python_dispatch.TorchDispatchMode
+#: Words for torch's operations, by what their names begin with.
+KINDS = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+    "recv": "receive",
+    "monitored": "barrier",
+}
+DONE = "optimizer is done"
+
+
+class Recorder(_TorchDispatchMode):
+    """Records one training step of this process.
+
+    Attributes:
+        found: What is written: coordinates, weights, and after the step the following ones.
+        events: In order of time: the parts of the step, collectives, sends and receives.
+        samples: Indices of the samples that the program reads, as far as they are known.
+        batches: A checksum of each micro batch.
+        losses: Of each micro batch the loss to differentiate, and the tokens that divide it or 0.
+
+    Args:
+        result: File to write.
+    """
+
+    def __init__(self, result: Path) -> None:
+        super().__init__()
+        self.result = result
+        self.found: dict[str, Any] = {}
+        self.events: list[dict[str, Any]] = []
+        self.samples: list[int] = []
+        self.batches: list[str] = []
+        self.losses: list[tuple[Tensor, Tensor]] = []
+        self.phase = ""
+        self.passes = Counter[int]()  # forward passes of each chunk of the model
+        #: What stages exchange: its role, and the number of the call; by the tensors' `id`.
+        #: Tensors are kept, because another one could get the `id` of a deleted one.
+        self.roles: dict[int, tuple[str, int]] = {}
+        self.names: dict[int, str] = {}  # of micro batches, by their outputs
+        self.received: dict[int, dict[str, Any]] = {}
+        self.kept: list[Any] = []
+
+    def install(self) -> None:
+        """Wraps functions of Megatron's schedule, of its stages, and of its optimizers."""
+        from megatron.core import optimizer
+        from megatron.core.pipeline_parallel import p2p_communication, schedules
+
+        def wrap(owner: Any, names: Iterable[str], wrapper: Callable[..., Any]) -> None:
+            for name in names:
+                original = require_attribute(owner, name)
+                new = functools.partial(wrapper, original)
+                setattr(owner, name, functools.wraps(original)(lambda *a, f=new, **k: f(*a, **k)))
+
+        wrap(schedules, (n for n in vars(schedules) if n.startswith("forward_backward_")), self.run)
+        wrap(schedules, ["forward_step"], self.forward)
+        wrap(schedules, ["backward_step"], self.backward)
+        wrap(p2p_communication, ["_p2p_ops", "_batched_p2p_ops"], self.exchange)
+        kinds = [optimizer.MegatronOptimizer]
+        for kind in kinds:
+            kinds += kind.__subclasses__()
+            if "step" in vars(kind):
+                wrap(kind, ["step"], self.step)
+
+    def run(self, schedule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Records the first call for training, and ends the process at the next call."""
+        if self.found:
+            self.write()
+            distributed.barrier()  # others may still receive what this rank has sent
+            sys.stdout.flush()
+            os._exit(0)
+        call = arguments_of(schedule, args, kwargs)
+        if call["forward_only"]:
+            return schedule(*args, **kwargs)
+        from megatron.core.utils import get_model_config
+
+        models = call["model"] if isinstance(call["model"], list) else [call["model"]]
+        self.found = {"place": coordinates(), "weights": shapes_of(models)}
+        batches = call["data_iterator"]
+        call["data_iterator"] = (
+            [self.read(one) for one in batches] if isinstance(batches, list) else self.read(batches)
+        )
+        config = get_model_config(models[0])
+        finalize = config.finalize_model_grads_func
+
+        def finalize_model_grads(*args: Any, **kwargs: Any) -> Any:
+            self.begin("gradients")
+            return finalize(*args, **kwargs)
+
+        if finalize is not None:
+            config.finalize_model_grads_func = finalize_model_grads
+        # A validation may have come before.
+        self.events, self.losses, self.passes = [], [], Counter()
+        self.__enter__()
+        try:
+            return schedule(**call)
+        finally:
+            config.finalize_model_grads_func = finalize
+
+    def forward(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Records a forward pass."""
+        call = arguments_of(step, args, kwargs)
+        chunk = call["vp_stage"]
+        self.passes[id(call["model"])] += 1
+        name = str(self.passes[id(call["model"])])
+        name += "" if chunk is None else f", chunk {chunk + 1}"
+        self.begin(f"forward {name}", call["input_tensor"])
+        output, tokens = step(*args, **kwargs)
+        for tensor in tree_leaves(output):
+            self.names[id(tensor)] = name
+            self.kept.append(tensor)
+        if call["is_last_stage"]:
+            per_token = call["config"].calculate_per_token_loss
+            loss = tree_leaves(output)[0].detach().clone()
+            self.losses.append((loss, tokens if per_token else torch.tensor(0)))
+        return output, tokens
+
+    def backward(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Records the backward pass of what `forward` has returned."""
+        call = arguments_of(step, args, kwargs)
+        name = self.names[id(tree_leaves(call["output_tensor"])[0])]
+        self.begin(f"backward {name}", call["output_tensor_grad"])
+        return step(*args, **kwargs)
+
+    def exchange(self, function: Callable[..., Any], **tensors: Any) -> Any:
+        """Records which tensors are outputs of a stage, and which are their gradients."""
+        for name, tensor in tensors.items():
+            if isinstance(tensor, Tensor):
+                is_output = name in ("tensor_send_next", "tensor_recv_prev")
+                self.roles[id(tensor)] = "output" if is_output else "gradient", len(self.events) + 1
+                self.kept.append(tensor)
+        return function(**tensors)
+
+    def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Records the step of the optimizer, of which Megatron may chain several."""
+        if self.phase == "optimizer":
+            return function(*args, **kwargs)
+        self.begin("optimizer")
+        result = function(*args, **kwargs)
+        self.phase = DONE
+        return result
+
+    def begin(self, phase: str, inputs: Any = None) -> None:
+        """Notes that a part of the step begins, whose inputs may have been received before."""
+        self.phase = phase
+        self.events.append({"kind": "phase", "phase": phase})
+        for tensor in tree_leaves(inputs):
+            if id(tensor) in self.received:
+                self.received[id(tensor)]["phase"] = phase
+
+    def read(self, batches: Iterator[Any] | None) -> Iterator[Any]:
+        """Yields micro batches, and notes what they are."""
+        for batch in batches or ():
+            parts = batch[0] if isinstance(batch, tuple) and batch else batch  # Lightning's: 3
+            if isinstance(parts, Mapping) and isinstance(parts.get("idx"), Tensor):
+                self.samples += parts["idx"].tolist()  # as the samples of MNISTDataModule
+            found = 0
+            for leaf in tree_leaves(batch):
+                if isinstance(leaf, Tensor):
+                    values = leaf.detach().cpu().contiguous().flatten().view(torch.uint8)
+                    found = zlib.crc32(values.numpy().tobytes(), found)
+            self.batches.append(f"{found:08x}")
+            yield batch
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Records a communication, and runs every operation."""
+        if func.namespace == "c10d":
+            self._record(func._opname.replace("_", ""), func._schema.arguments, args)
+        return func(*args, **(kwargs or {}))
+
+    def _record(self, name: str, parameters: Sequence[Any], args: Sequence[Any]) -> None:
+        boxes = [arg for arg in args if isinstance(arg, torch.ScriptObject)]
+        groups = [ProcessGroup.unbox(box) for box in boxes if "ProcessGroup" in str(box._type())]
+        if not groups or groups[0].size() == 1:
+            return
+        ranks = distributed.get_process_group_ranks(groups[0])
+        tensors = [[t for t in tree_leaves(arg) if isinstance(t, Tensor)] for arg in args]
+        whole = max(tensors, key=lambda some: sum(tensor.nbytes for tensor in some))
+        if self.phase == DONE:
+            self.begin("log")
+        event: dict[str, Any] = {
+            "kind": next((word for start, word in KINDS.items() if name.startswith(start)), name),
+            **{"phase": self.phase, "group": in_words(groups[0].group_desc), "ranks": ranks},
+            "bytes": sum(tensor.nbytes for tensor in whole),
+        }
+        numbers = {one.name: arg for one, arg in zip(parameters, args, strict=False)}
+        if event["kind"] in ("send", "receive"):
+            role, call = self.roles.get(id(whole[0]), ("", 0))
+            event |= {"peer": ranks[int(numbers.get("dst", numbers.get("src")) or 0)]}
+            event |= {"role": role, "call": call}
+            if event["kind"] == "receive":
+                self.received[id(whole[0])] = event
+        self.events.append(event)
+
+    def write(self) -> None:
+        """Writes what was recorded; nothing, if the program made no step."""
+        if not self.found:
+            return
+        self.__exit__(None, None, None)
+        losses = [(float(loss), int(tokens)) for loss, tokens in self.losses]
+        tokens = sum(count for _, count in losses)
+        self.found |= {
+            "events": self.events,
+            "samples": [*dict.fromkeys(self.samples)],
+            "batches": [*dict.fromkeys(self.batches)],  # each chunk of a model reads them
+            "loss": sum(loss for loss, _ in losses) / (tokens or 1) if losses else None,
+            "tokens": tokens,
+        }
+        self.result.write_text(json.dumps(self.found))
+
+
+def arguments_of(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """Returns the arguments of a call by name, with those that have their default."""
+    call = inspect.signature(function).bind(*args, **kwargs)
+    call.apply_defaults()
+    return call.arguments
+
+
+def in_words(description: str) -> str:
+    """Returns Megatron's name of a group in words, such as `tensor` or `data+context`."""
+    from megatron.core import parallel_state
+
+    if not description.endswith(("GROUP", "WITH_CP")):
+        return "all"  # torch's first group
+    words = description.lower()
+    if parallel_state.get_context_parallel_world_size() > 1:
+        words = words.replace("_with_cp", "_context")
+    kinds = "position|embedding|expert|tensor|pipeline|data|context|optimizer"
+    return "+".join(re.findall(kinds, words)) or "model"
+
+
+def coordinates() -> dict[str, list[int]]:
+    """Returns this rank's coordinates with the sizes, by the kind of parallelism."""
+    from megatron.core import parallel_state as state
+
+    names = {"tensor": "tensor_model", "context": "context", "data": "data"}
+    names |= {"expert": "expert_model", "stage": "pipeline_model"}
+    return {
+        word: [getattr(state, f"get_{name}_parallel_{part}")() for part in ("rank", "world_size")]
+        for word, name in names.items()
+    }
+
+
+def shapes_of(models: Sequence[Any]) -> list[tuple[str, list[int], list[int]]]:
+    """Returns name, shape, and shape of the whole of each weight that this rank has."""
+    found = []
+    for number, model in enumerate(models):
+        prefix = f"chunk {number + 1}: " * (len(models) > 1)
+        for name, weight in model.named_parameters():
+            whole = [*weight.shape]
+            if getattr(weight, "tensor_model_parallel", False):
+                whole[weight.partition_dim] *= coordinates()["tensor"][1]
+            found.append((prefix + name.replace("module.", ""), [*weight.shape], whole))
+    return found
+
+
+def watch_samples(samples: list[int]) -> None:
+    """Adds to a list which samples the ladder's programs read."""
+    from ladder.gpt.text_samples import TextSamples
+    from mnist.samples import TrainingSamples
+
+    for kind in (TextSamples, TrainingSamples):
+
+        def read(self: Any, some: slice, original: Any = kind.__getitem__) -> Any:
+            samples.extend(range(some.start, some.stop))
+            return original(self, some)
+
+        kind.__getitem__ = read  # type: ignore[method-assign]
+
+
+def prepare() -> None:
+    """Patches Megatron for this machine, and imports it."""
+    use_megatron("gpu" if torch.cuda.is_available() else "cpu")
+    from megatron.core import optimizer, pipeline_parallel  # noqa: F401
+
+
+def run(result: Path, program: Path, arguments: Sequence[str]) -> None:
+    """Runs the program until it begins its second step, or ends."""
+    prepare()
+    recorder = Recorder(result)
+    recorder.install()
+    watch_samples(recorder.samples)
+    sys.argv = [str(program), *arguments]
+    sys.path.insert(0, str(program.resolve().parent))
+    try:
+        runpy.run_path(str(program), run_name="__main__")
+    finally:
+        recorder.write()
