@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -20,11 +20,11 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for megakit and mnist
 
 from megakit.job.command_line import parse_options
-from megakit.job.option_types import Count
+from megakit.job.option_types import Count, Range
 from megakit.models import seeded
 from mnist.samples import LadderOptions, TrainingSamples
 
-SEED, LR, WEIGHT_DECAY, CLIP = 42, 2e-3, 0.01, 1.0
+SEED, LR, WEIGHT_DECAY = 42, 2e-3, 0.01
 BETAS, EPSILON = (0.9, 0.98), 1e-8
 
 
@@ -34,6 +34,9 @@ class Options(LadderOptions):
 
     tensor_parallel: Count = 1
     """Number of ranks that share each layer. The other ranks are data parallel."""
+
+    clip: Annotated[float, Range(above=0)] = 1.0
+    """The largest norm of the gradient; a larger gradient is scaled to it."""
 
 
 def linear(name: str, inputs: int, outputs: int) -> nn.Linear:
@@ -206,11 +209,11 @@ def main() -> None:
         average_gradients(model, data_ranks)
         norm = gradient_norm(model, tensor_ranks)
         for gradient in gradients_of(model).values():
-            gradient *= min(1.0, CLIP / float(norm))
+            gradient *= min(1.0, options.clip / float(norm))
         optimizer.step(rate(step, options.steps))
         distributed.all_reduce(loss, group=data_ranks)
         if distributed.get_rank() == 0:
-            print(step + 1, f"{loss / data_ranks.size():.9f}", f"{norm:.9f}", flush=True)
+            print(step + 1, f"{loss / data_ranks.size():.9f}", f"{float(norm):.9f}", flush=True)
     distributed.destroy_process_group()  # else a process may abort when it ends
 
 

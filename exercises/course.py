@@ -16,7 +16,7 @@ FIRST = {LADDER: "ladder/1_torch.py", GPT: "ladder/gpt/1_torch.py", BY_HAND: BY_
 #: Small trainings, equal for everybody: the digits come with scikit-learn, the text is the license.
 SMALL = {
     LADDER: "--dataset digits --batch-size 32 --steps 10",
-    BY_HAND: "--dataset digits --batch-size 32 --steps 10",
+    BY_HAND: "--dataset digits --batch-size 32 --steps 10 --clip 0.08",
     GPT: "--batch-size 8 --steps 4",
 }
 

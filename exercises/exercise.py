@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))  # the project's folder
 
 from exercises import grading
 from exercises.blanks import missing, taken_out
-from exercises.course import Exercise, read_course
+from exercises.course import SMALL, Exercise, read_course
 from exercises.grading import Outcome, Values
 from megakit.errors import UserError, brief, reading
 from megakit.job.script import begin_script
@@ -125,8 +125,11 @@ def verdict(exercise: Exercise, outcomes: Sequence[Outcome], wrong: Sequence[int
             "save no work."
         )
     text = "No known mistake gives these numbers."
-    if len(steps) < len(outcomes):
-        text += " It is right under another layout, so look at what differs between ranks."
+    right = [one.name for one, step in zip(exercise.layouts, wrong, strict=False) if step is None]
+    if right:
+        text += (
+            f" It is right under: {'; '.join(right)}. What do the others have that this has not?"
+        )
     elif min(steps) > 1:
         text += (
             f" Up to step {min(steps) - 1}, they are right: look at what happens after this loss, "
@@ -240,6 +243,7 @@ def do(exercise: Exercise, options: argparse.Namespace) -> int:
         file = os.path.relpath(exercise.file)
         print(f"{filled(exercise.asks)}\n\nRead {exercise.reads}.\nThe file is {file}.")
         print(f"Then: ./run exercise {exercise.number}, also with --hint or --solution.")
+        print(f"It runs your file with {SMALL[exercise.program]}.")
         return 0
     return check(exercise, (options.file or exercise.file).resolve())
 
