@@ -24,9 +24,6 @@ from exercises.grading import Outcome, Values
 from megakit.errors import UserError, brief, reading
 from megakit.job.script import begin_script
 
-#: Lines of one's own that are shown for each layout.
-PRINTS = 20
-
 
 def filled(text: str) -> str:
     """Returns a paragraph in lines of a terminal."""
@@ -165,7 +162,7 @@ def check(exercise: Exercise, path: Path) -> int:
             outcomes.append(outcome)
             wrong.append(grading.first_wrong(outcome.values, correct))
             print(f"{layout.name:29}{told(outcome, correct, source)}", flush=True)
-            for printed in outcome.prints[:PRINTS]:
+            for printed in outcome.prints:
                 print(f"  {printed}")
     print()
     if any(wrong) or any(outcome.error or outcome.excess for outcome in outcomes):

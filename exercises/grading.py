@@ -20,6 +20,8 @@ ROUNDING = 3e-6
 LIMIT = 20.0
 HANGS = "it hangs: a rank waits for a call that another one does not make"
 UNEQUAL = "the ranks of a group send and expect different sizes: they make different calls"
+#: Lines of its own that are shown of each rank.
+PRINTS = 10
 KNOWN = FOLDER / "known_mistakes.json"
 
 #: What a program prints, by step: the loss, and with some programs the norm of the gradient.
@@ -35,7 +37,7 @@ class Outcome(NamedTuple):
         values: What it printed, by step; empty if it failed.
         error: The last line of its traceback, or that it hung; empty if it did not fail.
         where: The line of its own code where this was.
-        prints: Other lines that it printed, each with its rank.
+        prints: The first other lines that it printed, each with its rank.
         excess: How many more samples its ranks read than one training has, shared by the replicas.
     """
 
@@ -97,7 +99,7 @@ def run(ranks: Any, path: Path, options: str, number: int) -> Outcome:
 
 def read_prints(number: int) -> tuple[Values, tuple[str, ...]]:
     """Returns the values that the ranks of a job printed, and their other lines."""
-    values, others = Values(), []
+    values, others = Values(), dict[int, list[str]]()
     for rank in range(number):
         path = Path(f"prints-{rank}")
         for line in path.read_text().splitlines() if path.exists() else ():
@@ -105,9 +107,9 @@ def read_prints(number: int) -> tuple[Values, tuple[str, ...]]:
                 step, loss, *norm = line.split()
                 values[int(step)] = (float(loss), *map(float, norm))
             except ValueError:
-                others.append(f"rank {rank}: {line}")
+                others.setdefault(rank, []).append(f"rank {rank}: {line}")
         path.unlink(missing_ok=True)
-    return values, tuple(others)
+    return values, tuple(line for lines in others.values() for line in lines[:PRINTS])
 
 
 def failure(report: str, path: Path) -> Outcome:
