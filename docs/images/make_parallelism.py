@@ -82,7 +82,7 @@ def draw(name: str, title: str, ranks: list[Rank], between: dict[int, str], belo
                 f'fill="{FILL[kind]}" {BORDER[kind]}/>'
             )
             out.append(f'<text x="{x + 16}" y="{top + 22}">{label}</text>')
-            out.append(f'<text x="{x + 85}" y="{top + 22}">{shape}</text>')
+            out.append(f'<text x="{x + 94}" y="{top + 22}">{shape}</text>')
     for above, text in between.items():
         left, right, middle = x - GAP + 6, x - 6, y + 28 + above * ROW
         out.append(
