@@ -23,7 +23,7 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of a program's text, whose old text is in it once."""
+    """A change of a program's text: wherever the old text is, the new one replaces it."""
 
     old: str
     new: str

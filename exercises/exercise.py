@@ -1,7 +1,7 @@
 """`./run exercise N`: write a part of a Megatron training yourself, and see at once if it is right.
 
 The first call writes a file in which code is missing, or wrong. Fill it in, and call again: the
-program runs under the layouts that matter, and its losses are compared with those of plain PyTorch.
+program runs under the layouts that matter, and its losses are compared with those of one process.
 A known mistake is recognized by the numbers that it gives. Without N, the exercises are listed.
 """
 
@@ -78,9 +78,9 @@ def told(outcome: Outcome, right: Values, source: str) -> str:
         return f"right{more}"
     if step not in outcome.values or step not in right:
         steps = [
-            f"{min(some, default=0)} to {max(some, default=0)}" for some in (outcome.values, right)
+            f"{min(some)} to {max(some)}" if some else "none" for some in (outcome.values, right)
         ]
-        return f"prints the steps {steps[0]}; right are {steps[1]}"
+        return f"prints other steps: {steps[0]}, not {steps[1]}"
     pairs = zip(("loss", "norm"), outcome.values[step], right[step], strict=False)
     cells = [
         f"{name} right" if grading.alike([a], [b]) else f"{name} {a:.7g}, {factor(a, b)} {b:.7g}"
@@ -165,7 +165,9 @@ def check(exercise: Exercise, path: Path) -> int:
             for printed in outcome.prints:
                 print(f"  {printed}")
     print()
-    if any(wrong) or any(outcome.error or outcome.excess for outcome in outcomes):
+    if any(step is not None for step in wrong) or any(
+        outcome.error or outcome.excess for outcome in outcomes
+    ):
         print(verdict(exercise, outcomes, wrong))
         return 1
     print(f"Right. {f'Now read {exercise.after}.' if exercise.after else ''}".rstrip())
@@ -214,7 +216,9 @@ def main() -> int:
     parser.add_argument("--hint", action="store_true", help="help a little")
     parser.add_argument("--solution", action="store_true", help="show the missing code")
     parser.add_argument("--file", type=Path, help="check this file instead")
-    parser.add_argument("--renew", action="store_true", help="write known_mistakes.json anew")
+    parser.add_argument(
+        "--renew", action="store_true", help="make all known mistakes, and write their numbers"
+    )
     options = parser.parse_args()
     course = read_course()
     try:
@@ -240,7 +244,11 @@ def do(exercise: Exercise, options: argparse.Namespace) -> int:
         file = os.path.relpath(exercise.file)
         print(f"{filled(exercise.asks)}\n\nRead {exercise.reads}.\nThe file is {file}.")
         print(f"Then: ./run exercise {exercise.number}, also with --hint or --solution.")
-        print(f"It runs your file with {SMALL[exercise.program]}.")
+        print(f"It runs your file with {SMALL[exercise.program]}, and with:")
+        for one in exercise.layouts:
+            print(
+                f"  {one.name:29}{one.ranks} process{'es' * (one.ranks > 1)} {one.options}".rstrip()
+            )
         return 0
     return check(exercise, (options.file or exercise.file).resolve())
 

@@ -20,6 +20,8 @@ ROUNDING = 3e-6
 LIMIT = 20.0
 HANGS = "it hangs: a rank waits for a call that another one does not make"
 UNEQUAL = "the ranks of a group send and expect different sizes: they make different calls"
+#: What the programs print: a step, the loss, and maybe a norm.
+LINE = re.compile(r"\d+( (-?\d+\.\d{9}|-?inf|nan))+")
 #: Lines of its own that are shown of each rank.
 PRINTS = 10
 KNOWN = FOLDER / "known_mistakes.json"
@@ -103,10 +105,10 @@ def read_prints(number: int) -> tuple[Values, tuple[str, ...]]:
     for rank in range(number):
         path = Path(f"prints-{rank}")
         for line in path.read_text().splitlines() if path.exists() else ():
-            try:
-                step, loss, *norm = line.split()
-                values[int(step)] = (float(loss), *map(float, norm))
-            except ValueError:
+            if LINE.fullmatch(line):
+                step, *numbers = line.split()
+                values[int(step)] = tuple(map(float, numbers))
+            else:
                 others.setdefault(rank, []).append(f"rank {rank}: {line}")
         path.unlink(missing_ok=True)
     return values, tuple(line for lines in others.values() for line in lines[:PRINTS])

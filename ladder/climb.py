@@ -71,9 +71,9 @@ def split_ranks(arguments: list[str]) -> tuple[int, list[str]]:
         parser.add_argument(name, type=int)
     given, others = parser.parse_known_args(arguments)
     sizes = {flag(name): size for name, size in vars(given).items() if size is not None}
+    if problems := [f"{n} {size}: has to be at least 1." for n, size in sizes.items() if size < 1]:
+        raise UserError(problems)
     devices = sizes.pop("--devices", None)
-    if devices is not None and devices < 1:
-        raise UserError(f"--devices {devices}: has to be at least 1.")
     ranks = math.prod(size for name, size in sizes.items() if name in SIZES)
     # Ranks that share experts share the tokens of a sample, or are data parallel.
     context, experts = sizes.get("--context-parallel", 1), sizes.get("--expert-parallel", 1)

@@ -268,20 +268,20 @@ ROOMS = {
     "megakit/models": 5970,
     "megakit/testing": 3510,
     "mnist": 9650,
-    "tools": 12280,  # grew by the trace of a step
+    "tools": 12300,  # grew by the trace of a step
     "model_components.py": 1900,
     "model_pretrain.py": 350,
     "model_finetune.py": 390,
     "model_predict.py": 570,
-    "ladder": 11540,  # grew by the second ladder, a small GPT under every layout
-    "exercises": 6010,
+    "ladder": 11560,  # grew by the second ladder, a small GPT under every layout
+    "exercises": 6030,
     "examples": 8160,
     "experiments": 4830,
     "template": 5040,  # grew by the data of a copy, one file in place of five
     "docs": 2210,  # grew by three pictures
     "notebooks": 3230,
     "benchmarks": 19230,
-    "tests": 119350,  # grew by the exercises, and by the trace of a step, next to torch's own count
+    "tests": 119380,  # grew by the exercises, and by the trace of a step, next to torch's own count
     "run": 740,
     "run_setup.sh": 1160,
     ".ci/run": 320,

@@ -6,7 +6,7 @@
 
 The options are the program's own, such as --tensor-parallel 2. --devices is the
 number of processes, by default the smallest that the other options need. They
-compute on GPUs if there is one for each. Of the ladder's programs and of this
+compute on GPUs if each has one. Of the ladder's programs and of this
 project's scripts, the step is small unless you give batch sizes. The table has a
 column for each rank; runs/trace/trace.svg is its picture, trace.json its values.
 Exit status: 0 success; 1 the program failed; 2 wrong options.
@@ -47,7 +47,7 @@ class FailedError(Exception):
 
 def small(ranks: int, arguments: Sequence[str], prefix: str) -> list[str]:
     """Returns options for a step of few samples, unless the user has given batch sizes."""
-    given = dict(pairwise(arguments))
+    given = dict(pairwise(part for one in arguments for part in one.split("=")))
     tensor, pipeline, context = (
         int(given.get(f"--{name}-parallel", 1)) for name in ("tensor", "pipeline", "context")
     )

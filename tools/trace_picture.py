@@ -99,7 +99,7 @@ def _bars(row: Row) -> Iterator[tuple[list[int], str, str]]:
         if event["kind"] == "send":
             yield [rank, event["peer"]], "", f"{event['role']} {size}"
         elif "ranks" in event and "peer" not in event and rank == event["ranks"][0]:
-            most = in_bytes(max(row[one]["bytes"] for one in event["ranks"] if one in row))
+            most = in_bytes(max(row[one].get("bytes", 0) for one in event["ranks"] if one in row))
             size = size if size == most else f"up to {most}"
             yield event["ranks"], event["group"], f"{event['kind']} {size}, {event['group']}"
 

@@ -45,7 +45,7 @@ class Recorder(_TorchDispatchMode):
     """Records one training step of this process.
 
     Attributes:
-        found: What is written: coordinates, weights, and after the step the following ones.
+        found: What is written: coordinates and weights, and at the end the attributes below.
         events: In order of time: the parts of the step, collectives, sends and receives.
         samples: Indices of the samples that the program reads, as far as they are known.
         batches: A checksum of each micro batch.

@@ -161,6 +161,7 @@ def test_nemo_resumes_with_the_next_sample(tmp_path):
         (["5"], "5: the steps have the numbers 1 to 4"),
         (["1", "--steps", "1"], "--steps 1: has to be at least 2."),
         (["3", "--devices", "0"], "--devices 0: has to be at least 1."),
+        (["3", "--tensor-parallel", "0"], "--tensor-parallel 0: has to be at least 1."),
         (["--stps", "3"], "--stps: there is no such option"),
     ],
 )
