@@ -20,10 +20,11 @@ FOREIGN_VERBS = {"sample"}
 FOREIGN = {"ipykernel", "tensorboard", "tests", "setup", "notebook"}
 
 #: Pages whose blocks of bash other tests run: test_readme.py, test_adapting.py, test_deleting.py,
-#: models/test_export.py, ladder/test_ladder.py, and `test_recipes` below.
+#: models/test_export.py, ladder/test_ladder.py, exercises/test_exercises.py, and `test_recipes`
+#: below.
 COVERED = {
     *("README.md", "docs/adapting.md", "docs/deleting.md", "docs/inference.md", "docs/ladder.md"),
-    "docs/recipes.md",
+    *("docs/recipes.md", "docs/exercises.md"),
 }
 #: What is in lines that do not run here.
 NOT_RUN = (
@@ -92,9 +93,14 @@ def problem_of_verb(verb: str, *words: str) -> str | None:
         unknown = [w for w in words if w.islower() and w not in known]
     elif verb == "tests":
         unknown = [w for w in words if w.startswith("tests/") and not (REPOSITORY / w).exists()]
-    elif verb in FOREIGN or (verb == "layout" and ".py" in " ".join(words)):
+    elif verb in FOREIGN or (verb in ("layout", "trace") and ".py" in " ".join(words)):
         return None  # `test_commands_run` runs it
     else:
+        if verb == "trace":  # its options are those of the ladder's third step
+            verb, words = (
+                "ladder",
+                ("gpt", "3", *words[1:]) if words[:1] == ("gpt",) else ("3", *words),
+            )
         script = ["finetune" if verb == "layout" else verb]
         if verb == "ladder" and words[:1]:
             script += words[: 2 if words[0] == "gpt" else 1]  # each step has options of its own
