@@ -375,7 +375,8 @@ def main() -> int:
     keeps = bool(options.rows)
     chosen = [ROWS[name] for name in ROWS if name in (options.rows or ROWS)]
     heading = f"## Training steps{steps.BY_BATCH.format('GPU')}\n\n{caption}. Rounds of "
-    heading += f"{options.max_steps or 600} steps, the first sixth not timed{steps.FEWER}.\n"
+    heading += f"{options.max_steps or 600} steps, the first sixth not timed; bf16-mixed"
+    heading += f"{steps.FEWER}.\n"
     headers = (steps.BATCH_HEADER, steps.PROFILE_HEADER)
     speeds = Section("steps-gpu", f"{heading}{steps.CONTENTS}".strip(), headers, path, keeps)
     heading = f"## The check of a GPU\n\n{caption}; {gpus} GPU(s)."

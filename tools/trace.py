@@ -16,11 +16,12 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,16 +34,18 @@ from megakit.job.script import begin_script
 from megakit.runtime.signals import exit_status, handle_signals
 from tools.trace_picture import draw
 from tools.trace_rank import prepare, run
-from tools.trace_table import description
+from tools.trace_table import description, words_of
 
 FOLDER = Path("runs/trace")
 LADDER = {name: ROOT / "ladder" / name / "3_megatron.py" for name in ("", "gpt")}
 #: Samples of a step, and micro batches of a rank, unless the user gives other sizes.
 SAMPLES, MICRO_BATCHES = 8, 2
+#: Seconds without a communication of any rank, after which they count as hanging.
+PATIENCE = 60
 
 
 class FailedError(Exception):
-    """A rank ended with this error."""
+    """A rank ended with this error, or the ranks wait for each other."""
 
 
 def small(ranks: int, arguments: Sequence[str], prefix: str) -> list[str]:
@@ -96,7 +99,7 @@ def record(program: Path, ranks: int, arguments: Sequence[str], folder: Path) ->
 
     Raises:
         UserError: The program refuses its options, or makes no step.
-        FailedError: It fails.
+        FailedError: It fails, or hangs.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -124,6 +127,12 @@ def record(program: Path, ranks: int, arguments: Sequence[str], folder: Path) ->
             one.start()
         while None in (states := [one.exitcode for one in processes]) and not any(states):
             time.sleep(0.05)
+            last = [file.stat().st_mtime for file in folder.glob("*.last")]
+            if last and time.time() - max(last) > PATIENCE:
+                for one in processes:
+                    os.kill(one.pid or 0, signal.SIGUSR1)  # which writes its traceback
+                time.sleep(1)
+                raise FailedError("\n".join(waits(program, ranks, folder)))
         failed = next((rank for rank, state in enumerate(states) if state), None)
     finally:
         for one in processes:
@@ -144,6 +153,19 @@ def record(program: Path, ranks: int, arguments: Sequence[str], folder: Path) ->
             f"{program}: no rank made a training step by Megatron's schedule, "
             "get_forward_backward_func(). Name a program that does."
         )
+
+
+def waits(program: Path, ranks: int, folder: Path) -> Iterator[str]:
+    """Yields for each rank of a job that hangs what it did last, and in which line it is."""
+    yield f"the ranks hang: for {PATIENCE} s, none of them has communicated. The last of each:"
+    for rank in range(ranks):
+        file = folder / f"{rank}.last"
+        event = json.loads(file.read_text()) if file.exists() else {"phase": "nothing"}
+        words = f": {words_of(event)}" if "bytes" in event else ""
+        log = (FOLDER / f"{rank}.log").read_text().rpartition("most recent call first")[2]
+        line = re.search(rf'File ".*{re.escape(program.name)}", (line \d+)', log)
+        yield f"  rank {rank}, {event['phase']}{words}{f' ({line[1]})' if line else ''}"
+    yield f"The tracebacks are in {FOLDER / '*.log'}."
 
 
 def trace(given: list[str]) -> None:

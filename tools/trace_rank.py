@@ -5,12 +5,14 @@ Megatron's schedule calls functions of its module for each part of the step; her
 which part begins.
 """
 
+import faulthandler
 import functools
 import inspect
 import json
 import os
 import re
 import runpy
+import signal
 import sys
 import zlib
 from collections import Counter
@@ -174,7 +176,7 @@ class Recorder(_TorchDispatchMode):
     def begin(self, phase: str, inputs: Any = None) -> None:
         """Notes that a part of the step begins, whose inputs may have been received before."""
         self.phase = phase
-        self.events.append({"kind": "phase", "phase": phase})
+        self.note({"kind": "phase", "phase": phase})
         for tensor in tree_leaves(inputs):
             if id(tensor) in self.received:
                 self.received[id(tensor)]["phase"] = phase
@@ -227,7 +229,12 @@ class Recorder(_TorchDispatchMode):
             event |= {"role": role, "call": call}
             if event["kind"] == "receive":
                 self.received[id(whole[0])] = event
+        self.note(event)
+
+    def note(self, event: dict[str, Any]) -> None:
+        """Adds an event, also to a file of its own: if the rank hangs, it is the last one."""
         self.events.append(event)
+        self.result.with_suffix(".last").write_text(json.dumps(event))
 
     def write(self) -> None:
         """Writes what was recorded; nothing, if the program made no step."""
@@ -314,6 +321,7 @@ def prepare() -> None:
 def run(result: Path, program: Path, arguments: Sequence[str]) -> None:
     """Runs the program until it begins its second step, or ends."""
     prepare()
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     recorder = Recorder(result)
     recorder.install()
     watch_samples(recorder.samples)

@@ -125,9 +125,10 @@ def in_lines(factor: float, found: list[Difference]) -> Iterator[str]:
     beyond = [one for one in found if not one.relative <= LIMIT]
     if beyond:
         yield "Gradients of step 1, from the last layer to the first:"
-        yield f"{'weight':44}difference     norm"
-    for one in beyond:
-        yield f"{one.weight:44}{one.relative:10.1e}  x {one.ratio:.6g}"
+        width = max(len(one.weight) for one in beyond) + 2
+        yield f"{'weight':{width}}difference     norm"
+        for one in beyond:
+            yield f"{one.weight:{width}}{one.relative:10.1e}  x {one.ratio:.6g}"
     others = [one.relative for one in found if one.relative <= LIMIT]
     if others:
         rest = "The gradients of all other" if beyond else "The first gradients of all"

@@ -253,6 +253,31 @@ def test_wrong_options(arguments, status, says, tmp_path):
     assert says in done.err
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("before", "of_rank_1"),
+    [
+        ("loss = nn.functional", "forward 1: all-reduce 4 B all"),
+        ("optimizer.zero_grad()", "nothing"),  # before the schedule of the first step
+    ],
+)
+def test_ranks_that_hang_are_told(before, of_rank_1, tmp_path):
+    """Rank 1 alone calls a collective, and rank 0 waits in the next one of their layers."""
+    extra = "distributed.get_rank() and distributed.all_reduce(torch.zeros(1))"
+    source = (REPOSITORY / "ladder/3_megatron.py").read_text()
+    source = re.sub(rf"^( +)(?={re.escape(before)})", rf"\1{extra}\n\1", source, flags=re.MULTILINE)
+    source = source.replace("str(Path(__file__).resolve().parents[1])", repr(str(REPOSITORY)))
+    (tmp_path / "own.py").write_text(source)
+    number = source[: source.index(extra)].count("\n") + 1
+    code = "import sys, tools.trace as t; t.PATIENCE = 5; sys.exit(t.main())"
+    options = ("own.py", "--dataset", "digits", "--tensor-parallel", 2)
+    command = (sys.executable, "-P", "-c", code, *options)
+    done = run(*command, cwd=tmp_path, PYTHONPATH=str(REPOSITORY))
+    assert (done.status, done.out) == (1, "")
+    assert f"  rank 1, {of_rank_1} (line {number})\n" in done.err
+    assert re.search(r"  rank 0, \w+ 1: all-reduce [\d.]+ k?B tensor 0 1 \(line \d+\)\n", done.err)
+
+
 #: A program that waits.
 SLOW = """
 import os, time
