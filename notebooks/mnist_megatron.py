@@ -69,21 +69,8 @@ print(f"This notebook trains and tests with the dataset {DATASET}.")
 # `DropPixels` computes which ones, from seed, epoch and index:
 
 # %%
-import inspect
-import textwrap
-
-from IPython.display import Image, Markdown, display
-
 from model_components import DropPixels, MNISTDataModule
-
-
-def show_source(*items: Any) -> None:
-    """Shows the source of classes and functions, each below its name and its file."""
-    for item in items:
-        file = Path(inspect.getfile(inspect.unwrap(item))).relative_to(ROOT)
-        code = textwrap.dedent(inspect.getsource(item))
-        display(Markdown(f"`{item.__qualname__}` in {file}\n\n```python\n{code}```"))
-
+from notebooks.showing import show_source
 
 show_source(DropPixels)
 
@@ -106,23 +93,7 @@ print("Images at the places 0 to 7:", [int(data.mnist_train[i]["idx"]) for i in 
 # %%
 import torch
 
-from mnist import drawing
-from mnist.figure_style import percent, to_png
-
-
-def show_figure(figure: Any, result: str) -> None:
-    """Shows a figure, and its result as text for readers who cannot see the figure."""
-    display(figure, metadata={"image/png": {"alt": result}})
-    display(Markdown(f"*{result}*"))
-
-
-def draw_images(images: torch.Tensor, columns: int, titles: tuple[str, ...] = ()) -> Image:
-    """Draws images (N, 28, 28) with values in [0, 1] as dark ink on white."""
-    ink = (255 - 255 * images.clip(0, 1)).byte().numpy()
-    captions = [[(title, "black")] for title in titles] or [[]] * len(ink)
-    picture = drawing.captioned(ink, captions, columns, scale=24 // columns, font_size=12)
-    return Image(to_png(picture))
-
+from notebooks.showing import draw_images, show_figure
 
 epochs = data.mnist_train.dataset  # the training images, by (epoch, index)
 views = [epochs[EpochIndex(epoch, 7)] for epoch in (0, 1, 2, 0)]
@@ -250,32 +221,9 @@ print(*recorder.seen, sep="\n")
 # is the loss of every tenth of the 600 steps:
 
 # %%
-import matplotlib.pyplot as plt
-import numpy as np
+from notebooks.showing import draw_curves
 
-
-def column(run: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the steps and the values of a column of a run's metrics.csv."""
-    rows = np.genfromtxt(RUNS / run / "metrics.csv", delimiter=",", names=True)
-    rows = rows[~np.isnan(rows[name])]  # a loss is not in each row
-    return rows["step"], rows[name]
-
-
-def draw_curves(run: str, quantity: str) -> dict[str, float]:
-    """Shows training and validation loss, cut off above 4 times the last; returns the last."""
-    figure, ax = plt.subplots(figsize=(7, 2.6))
-    ax.plot(*column(run, "train_loss"), label="train_loss")
-    ax.plot(*column(run, "val_loss"), "o--", label="val_loss")
-    losses = column(run, "val_loss")[1]
-    ax.set(xlabel="optimizer step", ylabel=quantity, ylim=(0, 4 * losses[-1]))
-    ax.legend(frameon=False)
-    plt.close(figure)  # otherwise, Jupyter shows it once more
-    result = f"The validation's {quantity} goes from {losses[0]:.4f} to {losses[-1]:.4f}."
-    show_figure(figure, result)
-    return {"val_loss": round(float(losses[-1]), 4)}
-
-
-draw_curves("pretrain", "mean squared error")
+draw_curves(RUNS / "pretrain", "mean squared error")
 
 # %% [markdown]
 # ## A loss is an object with `forward` and `reduce`
@@ -287,6 +235,8 @@ draw_curves("pretrain", "mean squared error")
 # as the next cell checks.
 
 # %%
+import numpy as np
+
 from megakit.data import fetch_batch
 from megakit.training import MeanLossReduction
 from model_components import MSELossReduction
@@ -416,7 +366,7 @@ from model_finetune import FINETUNE, FinetuneOptions, finetune
 show_source(finetune)
 with open_run(FINETUNE, FinetuneOptions(**common, max_steps=1000, val_interval=200)) as run:
     classifier_checkpoint = finetune(run)
-draw_curves("finetune", "cross entropy")
+draw_curves(RUNS / "finetune", "cross entropy")
 
 # %% [markdown]
 # # 4. Predict
@@ -445,12 +395,13 @@ idx, label, prediction = table[:, :3].astype(int).T
 
 # %%
 from megakit.training import Predictions
+from mnist.figure_style import percent
+from notebooks.showing import draw_mistakes
 
 data.setup("predict")
 worst = Predictions(idx, label, table[:, 3:]).mistakes(20)
-mistakes = drawing.mistakes(data.mnist_test.images[worst.idx], worst, columns=10)
 show_figure(
-    Image(to_png(mistakes)),
+    draw_mistakes(data.mnist_test.images, worst),
     f"{len(worst)} wrong predictions with probabilities of at least "
     f"{percent(worst.probabilities.max(axis=1).min())}.",
 )
@@ -606,6 +557,8 @@ import subprocess
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+from notebooks.showing import column
+
 
 def run_script(name: str, processes: int) -> Path:
     """Pretrains with the script, each layer on all processes; returns the last checkpoint."""
@@ -623,8 +576,9 @@ one, two = run_script("one", 1), run_script("two", 2)
 
 # %%
 print("step   1 process    2 processes")
-losses = column("one/pretrain", "train_loss"), column("two/pretrain", "train_loss")[1]
-for step, loss_of_one, loss_of_two in zip(*losses[0], losses[1], strict=True):
+losses = column(RUNS / "one/pretrain", "train_loss")
+losses_of_two = column(RUNS / "two/pretrain", "train_loss")[1]
+for step, loss_of_one, loss_of_two in zip(*losses, losses_of_two, strict=True):
     if step in (1, 10, 50, 100):
         print(f"{step:>4.0f}   {loss_of_one:.8f}   {loss_of_two:.8f}")
 

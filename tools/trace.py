@@ -133,7 +133,9 @@ def record(program: Path, ranks: int, arguments: Sequence[str], folder: Path) ->
                     os.kill(one.pid or 0, signal.SIGUSR1)  # which writes its traceback
                 time.sleep(1)
                 raise FailedError("\n".join(waits(program, ranks, folder)))
-        failed = next((rank for rank, state in enumerate(states) if state), None)
+        ends = {rank: FOLDER / f"{rank}.log" for rank, state in enumerate(states) if state}
+        # The others fail because the first one has ended.
+        failed = min(ends, key=lambda rank: ends[rank].stat().st_mtime, default=None)
     finally:
         for one in processes:
             one.kill()
