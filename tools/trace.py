@@ -109,7 +109,7 @@ def record(program: Path, ranks: int, arguments: Sequence[str], folder: Path) ->
     if not torch.cuda.device_count():  # a process that has used CUDA cannot be forked
         before = redirect(2, FOLDER / "start.log")
         try:
-            prepare()
+            prepare(program)
         finally:
             os.dup2(before, 2)
 
@@ -182,9 +182,10 @@ def trace(given: list[str]) -> None:
         hide_gpus(ranks)
         record(program, ranks, arguments, folder)
         traces = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-        data = [*dict.fromkeys(str(one["batches"]) for one in traces)]
+        data = [*dict.fromkeys(str(one["batches"]) for one in traces if one["batches"])]
         for one in traces:  # a letter for the tensors that a rank reads
-            one["data"] = chr(ord("A") + data.index(str(one["batches"])))
+            read = bool(one["batches"])
+            one["data"] = chr(ord("A") + data.index(str(one["batches"]))) if read else ""
         printed = (folder / f"{ranks - 1}.txt").read_text().splitlines()
     shown = program.relative_to(ROOT) if program.is_relative_to(ROOT) else program
     last = printed[-1] if printed else ""

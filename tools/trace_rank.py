@@ -181,9 +181,13 @@ class Recorder(_TorchDispatchMode):
             if id(tensor) in self.received:
                 self.received[id(tensor)]["phase"] = phase
 
-    def read(self, batches: Iterator[Any] | None) -> Iterator[Any]:
+    def read(self, batches: Any) -> Iterator[Any] | None:
+        """Returns the micro batches; None, as Megatron-LM, for a rank that reads none."""
+        return None if batches is None else self._read(batches)
+
+    def _read(self, batches: Any) -> Iterator[Any]:
         """Yields micro batches, and notes what they are."""
-        for batch in batches or ():
+        while (batch := next(batches, None)) is not None:  # Megatron-LM's has no __iter__
             parts = batch[0] if isinstance(batch, tuple) and batch else batch  # Lightning's: 3
             if isinstance(parts, Mapping) and isinstance(parts.get("idx"), Tensor):
                 self.samples += parts["idx"].tolist()  # as the samples of MNISTDataModule
@@ -312,21 +316,21 @@ def watch_samples(samples: list[int]) -> None:
         kind.__getitem__ = read  # type: ignore[method-assign]
 
 
-def prepare() -> None:
-    """Patches Megatron for this machine, and imports it."""
+def prepare(program: Path) -> None:
+    """Patches Megatron for this machine, and imports it: the source beside the program, if any."""
+    sys.path.insert(0, str(program.resolve().parent))
     use_megatron("gpu" if torch.cuda.is_available() else "cpu")
     from megatron.core import optimizer, pipeline_parallel  # noqa: F401
 
 
 def run(result: Path, program: Path, arguments: Sequence[str]) -> None:
     """Runs the program until it begins its second step, or ends."""
-    prepare()
+    prepare(program)
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     recorder = Recorder(result)
     recorder.install()
     watch_samples(recorder.samples)
     sys.argv = [str(program), *arguments]
-    sys.path.insert(0, str(program.resolve().parent))
     try:
         runpy.run_path(str(program), run_name="__main__")
     finally:

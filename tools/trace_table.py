@@ -174,7 +174,8 @@ def weight_lines(traces: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def reading_of(trace: dict[str, Any]) -> str:
     """Returns what a rank reads in words: the samples, or a letter for its data."""
-    return f"samples {listed(trace['samples'])}" if trace["samples"] else f"data {trace['data']}"
+    data = f"data {trace['data']}" if trace["data"] else "no data"
+    return f"samples {listed(trace['samples'])}" if trace["samples"] else data
 
 
 def reading_lines(traces: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -4,6 +4,7 @@ After one step, Adam's first moment is the gradient, up to a factor that all wei
 checkpoint of Megatron has it as a whole tensor, under any layout.
 """
 
+import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from torch import Tensor
 from megakit.errors import UserError, reading
 
 MOMENT = "exp_avg."
+#: In the name of a weight of all layers; otherwise, the layer's number follows.
+STACKED = re.compile(r"\blayers\.(?!\d)")
 #: The largest relative difference of a gradient that rounding explains in float32.
 LIMIT = 1e-4
 #: Options of the repeated step, which replace those of the run.
@@ -47,7 +50,7 @@ def find_checkpoint(path: Path, folder: Path) -> Path:
     Raises:
         UserError: The path is neither, or the repeated step fails.
     """
-    for weights in (path, path / "weights"):
+    for weights in (path, path / "weights", path / "iter_0000001"):  # the last is Megatron-LM's
         if (weights / ".metadata").is_file():
             return weights
     log = path / "log.txt"
@@ -85,8 +88,16 @@ def read_gradients(checkpoint: Path) -> dict[str, Tensor]:
     load(state, storage_reader=reader, no_dist=True)
     moments = {name.partition(MOMENT)[2]: moment.double() for name, moment in state.items()}
     # The order of the model, in which the description lists the weights of each rank.
-    layers = [*dict.fromkeys(name.rpartition(".")[0] for name in described if name in moments)]
-    return dict(sorted(moments.items(), key=lambda one: -layers.index(one[0].rpartition(".")[0])))
+    parts = [*dict.fromkeys(name.rpartition(".")[0] for name in described if name in moments)]
+    places = {name: (parts.index(name.rpartition(".")[0]), 0, 0) for name in moments}
+    # Megatron's transformers save a weight of all layers as one tensor.
+    stacked = [name for name in moments if STACKED.search(name)]
+    first = min((places[name][0] for name in stacked), default=0)
+    for name in stacked:
+        for number, part in enumerate(moments.pop(name)):
+            new = STACKED.sub(f"layers.{number}.", name)
+            moments[new], places[new] = part, (first, number, places[name][0])
+    return dict(sorted(moments.items(), key=lambda one: places[one[0]], reverse=True))
 
 
 def compare_gradients(
@@ -94,7 +105,7 @@ def compare_gradients(
 ) -> tuple[float, list[Difference]]:
     """Returns the common factor of the norms, and the difference of each gradient without it.
 
-    Clipping by the norm multiplies all gradients, so the factor is the median of the ratios.
+    Clipping by the norm multiplies all gradients, so the factor is the most frequent ratio.
 
     Raises:
         UserError: The trainings have other weights.
@@ -107,7 +118,8 @@ def compare_gradients(
         name: float(second[name].norm() / moment.norm().clamp_min(1e-300))
         for name, moment in first.items()
     }
-    factor = sorted(ratios.values())[len(ratios) // 2] or 1.0
+    found = [*ratios.values()]
+    factor = max(found, key=lambda one: sum(abs(one - x) <= LIMIT * x for x in found)) or 1.0
     return factor, [
         Difference(
             name,

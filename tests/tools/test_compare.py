@@ -5,8 +5,11 @@ from math import inf, nan
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.checkpoint import save
 
 from megakit.training.metrics_csv import Metrics, MetricsFile
+from tools import where
 from tools.compare import LAST_STEP, LIMITS, MIXED, compare, main, read_run
 
 OPTIONS = {"dataset": "made-up", "lr": 0.1, "precision": "32", "start": None}
@@ -185,3 +188,30 @@ class TestRefusals:
         captured = capsys.readouterr()
         assert "Verdict: equal." in captured.out
         assert "Name another file by --figure." in captured.err
+
+
+def test_weights_of_all_layers_are_named_by_layer(tmp_path):
+    """A checkpoint as Megatron-LM's: a tensor has a weight of all layers."""
+    names = ("embedding.weight", "decoder.layers.fc1.weight", "decoder.layers.fc2.weight")
+    names = (*names, "decoder.final_norm.weight")
+    state = {name: torch.ones(2, 3) for name in names}
+    moments = {f"optimizer.state.exp_avg.{name}": torch.ones(2, 3) for name in names}
+    save({**state, **moments}, checkpoint_id=tmp_path, no_dist=True)
+    found = where.read_gradients(where.find_checkpoint(tmp_path, tmp_path))
+    assert [*found] == [
+        "decoder.final_norm.weight",
+        *("decoder.layers.1.fc2.weight", "decoder.layers.1.fc1.weight"),
+        *("decoder.layers.0.fc2.weight", "decoder.layers.0.fc1.weight"),
+        "embedding.weight",
+    ]
+
+
+def test_the_factor_is_that_of_most_gradients():
+    """Two of five are right but for clipping; no others have a common factor."""
+    right = {name: torch.ones(4) for name in "abcde"}
+    ratios = {"a": 0.5, "b": 0.5, "c": 0.6, "d": 0.7, "e": 0.8}
+    factor, found = where.compare_gradients(
+        right, {name: ratio * right[name] for name, ratio in ratios.items()}
+    )
+    assert factor == pytest.approx(0.5)
+    assert [one.weight for one in found if one.relative > where.LIMIT] == ["c", "d", "e"]

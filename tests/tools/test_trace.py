@@ -191,21 +191,51 @@ def test_other_programs_and_layouts(options, tmp_path):
                 assert {row[one]["kind"] for one in event["ranks"]} == {event["kind"]}
 
 
+#: Batches of somebody's own program, without numbers; as Megatron-LM's, they have no `__iter__`.
+BATCHES = """
+class Batches:
+    def __next__(self):
+        seed = torch.Generator().manual_seed(distributed.get_rank())
+        return (torch.rand(64, 784, generator=seed),) * 2
+
+
+def shared(batches):
+    noise = next(batches)[0] if batches else torch.empty(64, 784)
+    distributed.broadcast(noise, 0)
+    return noise, noise
+
+
+def main()"""
+
+
 @pytest.mark.long
-def test_data_that_differ_within_a_replica_are_seen(tmp_path):
-    """In somebody's own program, whose samples have no numbers here."""
+@pytest.mark.parametrize(
+    ("edits", "told"),
+    [
+        ({}, "Rank 0 reads data A; rank 1 reads data B.\n"),
+        (  # one tensor rank reads, and shares, as in Megatron-LM
+            {
+                "Batches()": "None if distributed.get_rank() else Batches()",
+                "in next(batches)": "in shared(batches)",
+            },
+            "Rank 0 reads data A; rank 1 reads no data.\n",
+        ),
+    ],
+)
+def test_data_of_an_own_program(edits, told, tmp_path):
     source = (REPOSITORY / "ladder/3_megatron.py").read_text()
-    noise = "torch.rand(size, 784, generator=torch.Generator().manual_seed(distributed.get_rank()))"
-    for old, new in (
-        ("str(Path(__file__).resolve().parents[1])", repr(str(REPOSITORY))),
-        ("(samples[first : first + size] for first in firsts)", f"iter([({noise},) * 2])"),
-    ):
-        assert old in source
+    for old, new in {
+        "str(Path(__file__).resolve().parents[1])": repr(str(REPOSITORY)),
+        "(samples[first : first + size] for first in firsts)": "Batches()",
+        "\ndef main()": BATCHES,
+        **edits,
+    }.items():
+        assert source.count(old) == 1
         source = source.replace(old, new)
     (tmp_path / "own.py").write_text(source)
-    options = ("--dataset", "digits", "--tensor-parallel", 2)
-    out = trace("own.py", *options, cwd=tmp_path).output()
-    assert "Rank 0 reads data A; rank 1 reads data B.\n" in out
+    sizes = ("--batch-size", 64, "--micro-batch-size", 64)
+    options = ("--dataset", "digits", "--tensor-parallel", 2, *sizes)
+    assert told in trace("own.py", *options, cwd=tmp_path).output()
 
 
 def test_rows_of_an_order_that_no_rows_have():
