@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.runtime.atomic_files import write_atomically
-from megakit.training.classifier import Predictions
+from megakit.training.predicted_classes import Predictions
 from mnist import drawing, figures
 from mnist.figure_style import to_png
 

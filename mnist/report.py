@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from megakit.checkpoints.manifest import read_manifest
 from megakit.errors import UserError
 from megakit.runtime.atomic_files import write_atomically
-from megakit.training.classifier import Predictions
 from megakit.training.metrics_csv import read_metrics
+from megakit.training.predicted_classes import Predictions
 from mnist import figures
 from mnist.drawing import pairs
 from mnist.figure_style import CLASS_COLORS, to_png

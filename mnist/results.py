@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from megakit.training.classifier import Predictions
+from megakit.training.predicted_classes import Predictions
 from mnist.figure_style import percent
 from mnist.inputs import write_inputs
 from mnist.prediction_figures import write_figures

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakit.training.classifier import Predictions
+from megakit.training.predicted_classes import Predictions
 from megakit.training.tensorboard import RunLogger
 from megakit.training.validation import (
     gather_from_ranks,

@@ -17,8 +17,8 @@ from megakit.job.options import CommonOptions
 from megakit.runtime.accelerator import has_fast_bfloat16
 from megakit.runtime.atomic_files import remove_partial, write_json
 from megakit.runtime.patching import require_attribute
-from megakit.training.classifier import Predictions, classify
 from megakit.training.metrics_csv import first_and_last, in_words, read_metrics
+from megakit.training.predicted_classes import Predictions, classify
 from megakit.training.predictions_csv import check_columns, columns_of, write_columns
 
 if TYPE_CHECKING:

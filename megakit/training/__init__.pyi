@@ -1,6 +1,5 @@
 from .callbacks import BestValue as BestValue
 from .callbacks import StopOnSignal as StopOnSignal
-from .classifier import Predictions as Predictions
 from .fit import train as train
 from .losses import LightningPassthroughPredictionMixin as LightningPassthroughPredictionMixin
 from .losses import MeanLossReduction as MeanLossReduction
@@ -12,6 +11,7 @@ from .losses import mean_reports as mean_reports
 from .metric_tracker import MetricTracker as MetricTracker
 from .optimizer import cosine_annealing as cosine_annealing
 from .optimizer import megatron_adam as megatron_adam
+from .predicted_classes import Predictions as Predictions
 from .prediction import Outputs as Outputs
 from .prediction import PredictionWriter as PredictionWriter
 from .reporter import Reporter as Reporter

@@ -10,7 +10,7 @@ import numpy as np
 
 from megakit.errors import UserError
 from megakit.runtime.atomic_files import replaced_atomically
-from megakit.training.classifier import Predictions
+from megakit.training.predicted_classes import Predictions
 
 
 def write_columns(path: Path, columns: Mapping[str, Iterable[Any]]) -> None:

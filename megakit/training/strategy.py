@@ -1,4 +1,7 @@
-"""Changes NeMo's MegatronStrategy: a shorter way to Megatron's schedule, and exact validation."""
+"""Changes NeMo's MegatronStrategy: a shorter way to Megatron's schedule, and exact validation.
+
+Its arguments, the trainer and the logger are in `build_trainer` of model_components.py.
+"""
 
 import math
 import os

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from mpl_toolkits.mplot3d.proj3d import proj_transform  # type: ignore[import-untyped]
 
-from megakit.training.classifier import Predictions
 from megakit.training.metrics_csv import Metrics
+from megakit.training.predicted_classes import Predictions
 from mnist import drawing, figures
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from megakit.training.classifier import Predictions
+from megakit.training.predicted_classes import Predictions
 from mnist import files as mnist_files
 from mnist.inputs import write_inputs
 from mnist.own_pictures import read_pictures, to_training_form

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
-from megakit.training.classifier import Predictions
 from megakit.training.metrics_csv import Metrics, MetricsFile
+from megakit.training.predicted_classes import Predictions
 from mnist import files as mnist_files
 from mnist.report import write_digit_report
 
