@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint import save
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from megakit.training.metrics_csv import Metrics, MetricsFile
 from tools import where
@@ -192,8 +192,8 @@ class TestRefusals:
 
 def test_weights_of_all_layers_are_named_by_layer(tmp_path):
     """A checkpoint as Megatron-LM's: a tensor has a weight of all layers."""
-    names = ("embedding.weight", "decoder.layers.fc1.weight", "decoder.layers.fc2.weight")
-    names = (*names, "decoder.final_norm.weight")
+    layers = ("decoder.layers.fc1.weight", "decoder.layers.fc2.weight")
+    names = ("embedding.weight", *layers, "decoder.final_norm.weight")
     state = {name: torch.ones(2, 3) for name in names}
     moments = {f"optimizer.state.exp_avg.{name}": torch.ones(2, 3) for name in names}
     save({**state, **moments}, checkpoint_id=tmp_path, no_dist=True)
