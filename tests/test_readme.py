@@ -99,28 +99,25 @@ def test_code_is_quoted_from_the_script() -> None:
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?")
 #: Each figure of README's table, with the section of RESULTS.md and the name of the row in it.
 README_FIGURES = {
-    "95.6% to 96.1%": ("chain", "test accuracy"),
-    "11 s": ("times", "./run tutorial"),
+    "95.4% to 96.1%": ("chain", "test accuracy"),
+    "18 s": ("times", "./run tutorial"),
     "50 s": ("clone", "git clone and ./run tutorial"),
     "100 s": ("clone", "the same with pip"),
-    "14 s": ("times", "the three scripts"),
-    "0.94 times plain PyTorch": ("steps-3.11", "plain PyTorch (1_torch.py)"),
-    "0.80 times those": ("steps-3.11", "plain PyTorch with the fused AdamW (1_torch.py)"),
-    "1.20 times plain Lightning": ("steps-3.11", "plain Lightning (2_lightning.py)"),
-    "1.53 times Megatron-Core": ("steps-3.11", "Megatron-Core alone (3_megatron.py)"),
-    "5.3 times NeMo": ("steps-3.11", "NeMo 2 alone, sample by sample (4_nemo.py)"),
-    "1.00 times plain PyTorch": ("steps-3.11", "plain PyTorch, by hand"),
-    "0.97 times the fused": ("steps-3.11", "plain PyTorch with the fused AdamW, by hand"),
-    "1.25 times plain Lightning": ("steps-3.11", "plain Lightning, by hand"),
-    "0.87 times plain PyTorch": ("steps-3.12", "plain PyTorch (1_torch.py)"),
-    "0.70 times those": ("steps-3.12", "plain PyTorch with the fused AdamW (1_torch.py)"),
-    "0.83 times those by hand": ("steps-3.12", "plain PyTorch, by hand"),
+    "| 0.87 |": ("steps-cpu", "plain PyTorch (1_torch.py)"),
+    "| 0.70 |": ("steps-cpu", "plain PyTorch with the fused AdamW (1_torch.py)"),
+    "| 1.12 |": ("steps-cpu", "plain Lightning (2_lightning.py)"),
+    "| 1.62 |": ("steps-cpu", "Megatron-Core alone (3_megatron.py)"),
+    "| 5.3 |": ("steps-cpu", "NeMo 2 alone, sample by sample (4_nemo.py)"),
+    "| 0.83 |": ("steps-cpu", "plain PyTorch, by hand"),
+    "| 0.88 |": ("steps-gpu", "model_pretrain.py, micro batch 128"),
+    "| 0.76 |": ("steps-gpu", "model_pretrain.py, micro batch 128"),
+    "| 1.04 |": ("steps-gpu", "model_pretrain.py, micro batch 128"),
 }
 #: Each figure of a page that is the text of a link to RESULTS.md, in the same form.
 LINKED_FIGURES = {
     "2e-7": ("parallel", "DP2"),
-    "1.8 times": ("steps-3.11", "model_pretrain.py with MEGAKIT_STOCK=1"),
-    "670 steps per second": ("steps-3.11", "plain PyTorch, by hand"),
+    "1.8 times": ("steps-cpu", "model_pretrain.py with MEGAKIT_STOCK=1"),
+    "690 steps per second": ("steps-cpu", "plain PyTorch, by hand"),
     "1.9 minutes": ("gpt", "the script, from start to end"),
 }
 

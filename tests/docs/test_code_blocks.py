@@ -1,20 +1,20 @@
 """The Python code that pages show runs: datasets.md, parallelism.md, porting.md."""
 
-import math
 import re
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed, nn
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+from megakit.models import load_for_inference
 from megakit.testing import Ranks
 from tests.docs.pages import blocks, read_page
-from tests.scripts import REPOSITORY, read_csv, run_python, run_script
+from tests.scripts import run_python, run_script
+from tools import where
 
 
 def test_datasets() -> None:
@@ -46,72 +46,29 @@ def test_porting() -> None:
         exec(code, {})
 
 
-class Autoencoder(nn.Module):
-    """The model of ladder/1_torch.py, whose file trains when it is imported."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear1, self.linear2 = nn.Linear(784, 64), nn.Linear(64, 3)
-        self.linear3, self.linear4 = nn.Linear(3, 64), nn.Linear(64, 784)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.linear2(self.linear1(x).relu())
-        return cast(Tensor, self.linear4(self.linear3(z).relu()))
-
-
-def go_on_with_fsdp2(code: str, folder: Path, step: int, steps: int) -> dict[int, float]:
-    """Continues a pretraining on the digits by torch alone; returns the losses by step."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    from mnist.samples import LadderOptions, TrainingSamples
-
-    distributed.init_process_group("gloo")
-    rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    model = Autoencoder()
-    fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
-    groups = [
-        {"params": [one for one in model.parameters() if one.dim() == size], "weight_decay": decay}
-        for size, decay in ((2, 0.01), (1, 0.0))
-    ]
-    adam = torch.optim.AdamW(groups, betas=(0.9, 0.98))
-    exec(code, {"torch": torch, "model": model, "adam": adam, "folder": folder, "step": step})
-    samples = TrainingSamples(LadderOptions(dataset="digits"), num_samples=128 * steps, seed=42)
-    losses, size, warmup = {}, 128 // ranks, steps // 10
-    for done in range(step, steps):
-        for group in adam.param_groups:  # cosine annealing
-            angle = math.pi * (done - warmup) / (steps - warmup)
-            group["lr"] = 2e-3 * (1 + math.cos(angle)) / 2
-        first = done * 128 + rank * size
-        corrupted, images = samples[first : first + size]
-        loss = nn.functional.mse_loss(model(corrupted), images)
-        adam.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adam.step()
-        distributed.all_reduce(mean := loss.detach() / ranks)
-        losses[done + 1] = float(mean)
-    return losses
-
-
 @pytest.mark.long
-def test_porting_to_fsdp2(ranks: Ranks, tmp_path: Path) -> None:
-    """Weights and Adam's moments of a stopped run go on as the run itself does."""
-    options = ("--dataset", "digits", "--precision", "32", "--max-steps", 400)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    run_script("model_pretrain.py", *options, "--output-dir", whole).output()
-    command = ["model_pretrain.py", *options, "--save-interval", 200, "--output-dir", killed]
-    checkpoint = killed / "pretrain/checkpoints/step=000200"
-    with subprocess.Popen([sys.executable, *map(str, command)], cwd=REPOSITORY) as started:
-        while not (checkpoint / "manifest.json").exists():
-            assert started.poll() is None
-            time.sleep(0.01)
-        started.kill()
-    blocks_of_page = blocks(read_page("docs/porting.md"), "python")
-    (code,) = (block for block in blocks_of_page if "checkpoint_id" in block)
-    arguments = (code, checkpoint / "weights", 200, 400)
-    found = ranks.run(go_on_with_fsdp2, *arguments, world_size=2)[0]
-    rows = [row for row in read_csv(whole / "pretrain/metrics.csv") if int(row["step"]) > 200]
-    assert len(rows) == 20
-    for row in rows:
-        assert found[int(row["step"])] == pytest.approx(float(row["train_loss"]), rel=2e-6)
+@pytest.mark.usefixtures("megatron")
+def test_porting_to_fsdp2(tmp_path: Path) -> None:
+    """torch alone reads a checkpoint into a sharded model and AdamW, as megakit does."""
+    from model_components import PretrainConfig
+
+    sizes = {"linear1": (784, 64), "linear2": (64, 3), "linear3": (3, 64), "linear4": (64, 784)}
+    options = ("--dataset", "digits", "--precision", "32", "--max-steps", 7)
+    done = run_script("model_pretrain.py", *options, "--output-dir", tmp_path)
+    folder = Path(done.output().strip())
+    (code,) = (one for one in blocks(read_page("docs/porting.md"), "python") if "MCoreMeta" in one)
+    model: Any = nn.Sequential()
+    for name, size in sizes.items():
+        model.add_module(name, nn.Linear(*size))
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    adam = torch.optim.AdamW(model.parameters())
+    exec(code, dict(torch=torch, model=model, adam=adam, folder=folder / "weights", step=7))
+    expected = load_for_inference(folder, PretrainConfig()).state_dict()
+    moments = where.read_gradients(folder / "weights")
+    assert len(expected) == len(moments) == 8
+    for name, weight in model.named_parameters():
+        assert weight.full_tensor().equal(expected[name])
+        state = adam.state[weight]
+        assert state["step"] == 7
+        assert state["exp_avg"].full_tensor().double().equal(moments[f"module.{name}"])
+        assert float(state["exp_avg_sq"].full_tensor().min()) >= 0
