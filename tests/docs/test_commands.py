@@ -35,7 +35,7 @@ NOT_RUN = (
     *(
         "--precision 32",
         "runs/one",
-        "MEGAKIT_STOCK",
+        "runs/stock",
     ),  # as in tests/test_compare.py and tests/faults/test_exact.py
 )
 #: What runs instead, on all pages: shorter trainings of the same kind.
