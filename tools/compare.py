@@ -46,7 +46,8 @@ CAUSES = {
     "train_loss": "weights or samples that depend on the rank, a loss that is not averaged, "
     "BatchNorm with micro batches of another size",
     "grad_norm": "gradients that are not synchronized or not averaged, replicas that differ, a "
-    "gather of sequence parallelism that needs tensor_parallel_output_grad=False",
+    "gather of sequence parallelism that needs tensor_parallel_output_grad=False; --where "
+    "names the weights",
     "val_loss": "a validation that counts padding, or does not average over data-parallel ranks",
     "later": "the optimizer, gradients or weights that depend on the rank, the order of samples",
 }
