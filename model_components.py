@@ -1,4 +1,4 @@
-"""Defines the parts of the MNIST tutorial: losses, data, models, configs, module, trainer.
+"""Defines the parts of the MNIST tutorial: losses, data, models, configs, Lightning module.
 
 Three scripts use these parts. `model_pretrain.py` pretrains an autoencoder. `model_finetune.py`
 turns the autoencoder's encoder, the trunk, into a digit classifier. `model_predict.py` classifies
@@ -7,7 +7,6 @@ why. To train a model of your own, copy this file and change the copy. Names wit
 come from NVIDIA BioNeMo's MNIST tutorial. The package BioNeMo is not needed.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -17,7 +16,6 @@ import megakit.runtime.import_megatron  # isort: skip  # noqa: F401
 import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.enums import ModelType
 from nemo import lightning as nl
@@ -35,7 +33,6 @@ from megakit.data import (
     balanced_subset,
     bernoulli_like,
 )
-from megakit.job import Run
 from megakit.models import (
     IOMixinWithGettersSetters,
     MegatronBioNeMoTrainableModelConfig,
@@ -46,7 +43,6 @@ from megakit.models import (
     seeded,
 )
 from megakit.training import (
-    ExactStrategy,
     LightningPassthroughPredictionMixin,
     MeanLossReduction,
     SameSizeLossDict,
@@ -415,43 +411,3 @@ class BionemoLightningModule(pl.LightningModule, io.IOMixin, LightningPassthroug
     def validation_metrics(self) -> dict[str, ValidationMetric]:
         """Returns the config's metrics; `megakit` computes them in each validation."""
         return self.config.validation_metrics()
-
-
-# --- Trainer --------------------------------------------------------------------------------------
-# `nl.Trainer` is Lightning's Trainer. The strategy shares the work among the ranks. `ExactStrategy`
-# is megakit's subclass of NeMo's MegatronStrategy: a step takes less time, and each sample counts
-# once in the validation loss. It takes the arguments of NeMo's class.
-#
-# `run` has the checked options of the command line, which checkpoints and reports name, so change
-# an option rather than what comes from `run`. `run.callbacks()` are ordinary callbacks, which write
-# metrics.csv and checkpoints, show progress, and save when the job is stopped.
-
-
-def build_trainer(run: Run, callbacks: Sequence[pl.Callback] = ()) -> nl.Trainer:
-    """Returns the trainer of a run, which trains or predicts."""
-    strategy = ExactStrategy(
-        tensor_model_parallel_size=run.layout.tensor,
-        pipeline_model_parallel_size=run.layout.pipeline,
-        parallel_devices=run.devices,  # one for each process of this machine
-        ddp=DistributedDataParallelConfig(use_distributed_optimizer=False),  # True: shards Adam
-        timeout=run.timeout,  # how long a rank waits for another rank
-        cuda_graph=False,  # True: a GPU repeats a step as one CUDA graph, see docs/performance.md
-    )
-    return nl.Trainer(
-        accelerator=run.accelerator.name,
-        devices="auto",  # the strategy names them
-        num_nodes=run.layout.num_nodes,
-        strategy=strategy,
-        plugins=nl.MegatronMixedPrecision(precision=run.precision),
-        max_steps=run.max_steps,
-        val_check_interval=run.val_interval,
-        check_val_every_n_epoch=None,  # the interval counts steps: the training is one epoch
-        limit_val_batches=run.limit_val_batches,
-        num_sanity_val_steps=0,
-        logger=run.logger(),
-        log_every_n_steps=10,
-        callbacks=[*callbacks, *run.callbacks()],
-        enable_progress_bar=False,  # `run.callbacks()` shows progress
-        enable_model_summary=False,
-        use_distributed_sampler=False,  # Megatron's sampler divides the samples
-    )

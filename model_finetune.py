@@ -44,12 +44,8 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
     """Trains the classifier; returns the path of the best checkpoint."""
     from megakit.training import cosine_annealing, megatron_adam, train
     from mnist.views import LogPictures, view_of_classifier
-    from model_components import (
-        BionemoLightningModule,
-        ExampleFineTuneConfig,
-        MNISTDataModule,
-        build_trainer,
-    )
+    from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
+    from model_trainer import build_trainer
 
     options = run.options
     data = MNISTDataModule(

@@ -88,12 +88,8 @@ def predict(run: Run[PredictOptions]) -> Path:
     from megakit.data import MegatronDataModule
     from mnist.dataset import MNISTCustom
     from mnist.results import show_results
-    from model_components import (
-        BionemoLightningModule,
-        ExampleFineTuneConfig,
-        MNISTDataModule,
-        build_trainer,
-    )
+    from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
+    from model_trainer import build_trainer
 
     micro_batch_size = run.layout.micro_batch_size
     sizes: dict[str, Any] = {

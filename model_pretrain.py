@@ -39,12 +39,8 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
     # These imports are slow. They are not at the top, so that --help is fast.
     from megakit.training import cosine_annealing, megatron_adam, train
     from mnist.views import LogPictures, view_of_autoencoder
-    from model_components import (
-        BionemoLightningModule,
-        MNISTDataModule,
-        PretrainConfig,
-        build_trainer,
-    )
+    from model_components import BionemoLightningModule, MNISTDataModule, PretrainConfig
+    from model_trainer import build_trainer
 
     options = run.options
     data = MNISTDataModule(

@@ -40,14 +40,14 @@ import torch
 found = machine("lightning", "nemo_toolkit", "megatron-core", device="gpu").rstrip(".")
 print(json.dumps([f"{found}; CUDA {torch.version.cuda}", torch.cuda.device_count()]))
 """
-#: Runs a script with a CUDA graph of its steps. A script imports model_components late.
+#: Runs a script with a CUDA graph of its steps. A script imports model_trainer late.
 WITH_GRAPH = """
 import runpy, sys, wrapt
 
 sys.path.insert(0, "benchmarks")
 from peer import use_graph
 
-wrapt.register_post_import_hook(use_graph, "model_components")
+wrapt.register_post_import_hook(use_graph, "model_trainer")
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

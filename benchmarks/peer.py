@@ -235,13 +235,13 @@ def train_ours(job: Job, clock: Clock, cuda_graph: bool) -> None:
 
 def timed(run: Run, clock: Clock, cuda_graph: bool) -> Path:
     """Does the work of model_pretrain.py, whose own optimizer calls no hooks of torch."""
-    import model_components
     import model_pretrain
+    import model_trainer
     from megakit.training.metrics_csv import read_metrics
     from megakit.training.reporter import Reporter
 
     if cuda_graph:
-        use_graph(model_components)
+        use_graph(model_trainer)
     reporter: Any = Reporter
     original = reporter.on_train_batch_end
 
@@ -258,7 +258,7 @@ def timed(run: Run, clock: Clock, cuda_graph: bool) -> Path:
 
 
 def use_graph(parts: Any) -> None:
-    """Lets the trainer of model_components.py repeat its steps as a CUDA graph."""
+    """Lets the trainer of model_trainer.py repeat its steps as a CUDA graph."""
     strategy = parts.ExactStrategy
     parts.ExactStrategy = lambda **options: strategy(**{**options, "cuda_graph": True})
 

@@ -75,7 +75,12 @@ def import_stack(options: TutorialOptions) -> None:
     keep_freed_memory()
     with contextlib.nullcontext() if options.verbose else diverted():
         use_accelerator("cpu")
-        for module in ("megakit.training.fit", "megakit.job.finish", "model_components"):
+        for module in (
+            "megakit.training.fit",
+            "megakit.job.finish",
+            "model_components",
+            "model_trainer",
+        ):
             importlib.import_module(module)
 
 

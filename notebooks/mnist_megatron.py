@@ -174,7 +174,7 @@ module = build_module(options)
 # callbacks.
 
 # %%
-from model_components import build_trainer
+from model_trainer import build_trainer
 
 show_source(
     BionemoLightningModule.training_step,

@@ -14,7 +14,7 @@ import pytest
 from tests.scripts import REPOSITORY, output_of, run, run_python
 
 SCRIPTS = ("model_pretrain", "model_finetune", "model_predict")
-ABOVE = {*SCRIPTS, "model_components", "mnist"}
+ABOVE = {*SCRIPTS, "model_components", "model_trainer", "mnist"}
 SUBPACKAGES = {*("checkpoints", "data", "job", "models", "runtime", "testing", "training")}
 #: What each part of the library may use besides itself, `megakit` itself and `megakit.errors`.
 MAY_USE = {
@@ -47,7 +47,7 @@ LIBRARY = sorted(
 
 #: The scripts, and what they use besides the library.
 OUTSIDE = [
-    *(REPOSITORY / f"{name}.py" for name in (*SCRIPTS, "model_components")),
+    *(REPOSITORY / f"{name}.py" for name in (*SCRIPTS, "model_components", "model_trainer")),
     *sorted((REPOSITORY / "mnist").glob("*.py")),
 ]
 
@@ -269,10 +269,11 @@ ROOMS = {
     "megakit/testing": 3510,
     "mnist": 9650,
     "tools": 12780,  # grew by trace, by ranks that hang, and by checkpoints of Megatron-LM
-    "model_components.py": 1900,
-    "model_pretrain.py": 350,
-    "model_finetune.py": 390,
-    "model_predict.py": 570,
+    "model_components.py": 1690,
+    "model_trainer.py": 230,
+    "model_pretrain.py": 330,
+    "model_finetune.py": 380,
+    "model_predict.py": 555,
     "ladder": 11560,  # grew by the second ladder, a small GPT under every layout
     "exercises": 6030,
     "examples": 8160,

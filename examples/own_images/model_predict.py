@@ -30,7 +30,8 @@ def predict(run: Run[PredictOptions]) -> Path:
     """Predicts the classes; returns the path of predictions.csv."""
     from examples.own_images.image_components import FolderDataModule
     from examples.vit.vit_components import VitClassifierConfig
-    from model_components import BionemoLightningModule, build_trainer
+    from model_components import BionemoLightningModule
+    from model_trainer import build_trainer
 
     run.options.check_unchanged(run.dataset)
     data = FolderDataModule(

@@ -37,7 +37,8 @@ def train_classifier(run: Run[TrainOptions]) -> Path:
     from examples.own_images.image_dataset import CHANNELS, SIZE
     from examples.vit.vit_components import VitClassifierConfig
     from megakit.training import cosine_annealing, megatron_adam, train
-    from model_components import BionemoLightningModule, build_trainer
+    from model_components import BionemoLightningModule
+    from model_trainer import build_trainer
 
     options = run.options
     options.check_unchanged(run.dataset)

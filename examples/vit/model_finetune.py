@@ -48,7 +48,8 @@ def finetune(run: Run[FinetuneOptions]) -> Path:
     """Trains the classifier; returns the path of the best checkpoint."""
     from examples.vit.vit_components import VitClassifierConfig, VitDataModule
     from megakit.training import cosine_annealing, megatron_adam, train
-    from model_components import BionemoLightningModule, build_trainer
+    from model_components import BionemoLightningModule
+    from model_trainer import build_trainer
 
     options = run.options
     data = VitDataModule(

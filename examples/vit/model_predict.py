@@ -29,7 +29,8 @@ class PredictOptions(DataOptions, SizeOptions, CommonOptions):
 def predict(run: Run[PredictOptions]) -> Path:
     """Predicts the digits; returns the path of predictions.csv."""
     from examples.vit.vit_components import VitClassifierConfig, VitDataModule
-    from model_components import BionemoLightningModule, build_trainer
+    from model_components import BionemoLightningModule
+    from model_trainer import build_trainer
 
     data = VitDataModule(
         run.options.data_dir,

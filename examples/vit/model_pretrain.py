@@ -36,7 +36,8 @@ def pretrain(run: Run[PretrainOptions]) -> Path:
     """Trains the model; returns the path of the best checkpoint."""
     from examples.vit.vit_components import VitDataModule, VitPretrainConfig
     from megakit.training import cosine_annealing, megatron_adam, train
-    from model_components import BionemoLightningModule, build_trainer
+    from model_components import BionemoLightningModule
+    from model_trainer import build_trainer
 
     options = run.options
     data = VitDataModule(

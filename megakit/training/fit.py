@@ -1,6 +1,6 @@
 """Trains a model with a trainer, like `nemo.collections.llm.train`.
 
-The trainer itself is built by `build_trainer` in model_components.py, in the reader's own file.
+The trainer itself is built by `build_trainer` in model_trainer.py, in the reader's own file.
 """
 
 from pathlib import Path

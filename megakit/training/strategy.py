@@ -1,6 +1,6 @@
 """Changes NeMo's MegatronStrategy: a shorter way to Megatron's schedule, and exact validation.
 
-Its arguments, the trainer and the logger are in `build_trainer` of model_components.py.
+Its arguments, the trainer and the logger are in `build_trainer` of model_trainer.py.
 """
 
 import math

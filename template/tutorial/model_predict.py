@@ -29,12 +29,8 @@ class PredictOptions(DataOptions, CommonOptions):
 
 def predict(run: Run[PredictOptions]) -> Path:
     """Predicts the classes; returns the path of predictions.csv."""
-    from model_components import (
-        BionemoLightningModule,
-        ExampleFineTuneConfig,
-        MNISTDataModule,
-        build_trainer,
-    )
+    from model_components import BionemoLightningModule, ExampleFineTuneConfig, MNISTDataModule
+    from model_trainer import build_trainer
 
     data = MNISTDataModule(
         run.options.data_dir,

@@ -14,8 +14,12 @@ ROWS: list[Row] = [(call.depth, call.function, call.repeated) for call in SCRIPT
 MICRO_BATCHES = 2
 
 
-def observe(functions: list[str]) -> list[tuple[int, str]]:
-    """Trains for one step; returns the calls of these functions in order, with their depth."""
+def observe(functions: list[str]) -> tuple[list[tuple[int, str]], list[object]]:
+    """Trains for one step.
+
+    Returns:
+        The calls of these functions in order, with their depth; and what `set_input_tensor` gets.
+    """
     import inspect
     import sys
     from pkgutil import resolve_name
@@ -29,6 +33,7 @@ def observe(functions: list[str]) -> list[tuple[int, str]]:
 
     names = {inspect.unwrap(resolve_name(name)).__code__: name for name in functions}
     calls: list[tuple[int, str]] = []
+    inputs: list[object] = []
     depth = 0
 
     def profile(frame: Any, event: str, argument: object) -> None:
@@ -36,6 +41,8 @@ def observe(functions: list[str]) -> list[tuple[int, str]]:
         if frame.f_code in names and event in ("call", "return"):
             if event == "call":
                 calls.append((depth, names[frame.f_code]))
+                if frame.f_code.co_name == "set_input_tensor":
+                    inputs.append(frame.f_locals["input_tensor"])
             depth += 1 if event == "call" else -1
 
     data = digits(global_batch_size=MICRO_BATCHES * MICRO_BATCH)
@@ -53,7 +60,7 @@ def observe(functions: list[str]) -> list[tuple[int, str]]:
         train(model=BionemoLightningModule(PretrainConfig()), data=data, trainer=trainer)
     finally:
         sys.setprofile(None)
-    return calls
+    return calls, inputs
 
 
 def expected(rows: list[Row]) -> list[tuple[int, str]]:
@@ -65,8 +72,9 @@ def expected(rows: list[Row]) -> list[tuple[int, str]]:
 
 
 def test_a_step(ranks: Ranks) -> None:
-    (calls,) = ranks.run(observe, [function for _, function, _ in ROWS], world_size=1)
+    ((calls, inputs),) = ranks.run(observe, [function for _, function, _ in ROWS], world_size=1)
     assert calls == expected(ROWS)
+    assert inputs == [[None]] * MICRO_BATCHES
 
 
 def test_the_picture_is_up_to_date() -> None:

@@ -42,15 +42,15 @@ parts.BionemoLightningModule = Module
 class Hook(parts.pl.Callback):
     def on_before_optimizer_step(self, *args):
         pass
-build = parts.build_trainer
-parts.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Hook()])
+build = trainers.build_trainer
+trainers.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Hook()])
 """,
         "a hook sees the gradients",
     ),
     "overlap": (
         """
-config = parts.DistributedDataParallelConfig
-parts.DistributedDataParallelConfig = lambda **o: config(**{**o, "overlap_grad_reduce": True})
+config = trainers.DistributedDataParallelConfig
+trainers.DistributedDataParallelConfig = lambda **o: config(**{**o, "overlap_grad_reduce": True})
 """,
         "gradients or weights are sent while the model computes",
     ),
@@ -84,8 +84,8 @@ class Change(parts.pl.Callback):
         if trainer.global_step == 5:
             adam = trainer.optimizers[0].mcore_optimizer.chained_optimizers[0].optimizer
             {change}
-build = parts.build_trainer
-parts.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Change()])
+build = trainers.build_trainer
+trainers.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Change()])
 
 from megakit.training import cuda_graph as step_graph
 read = step_graph.next_batch
@@ -116,6 +116,7 @@ WRONG_STEPS = (2, 7)  # by Python, and in the graph
 FORKS = """
 import json, os, runpy, sys
 import model_components as parts
+import model_trainer as trainers
 
 folder, changes, *arguments = sys.argv[1:]
 for number, change in enumerate(json.loads(changes)):
@@ -130,6 +131,7 @@ for number, change in enumerate(json.loads(changes)):
 #: A script of its own, which the launcher starts in each rank.
 PROGRAM = """
 import model_components as parts
+import model_trainer as trainers
 import model_pretrain as script
 {change}
 if __name__ == "__main__":
@@ -230,8 +232,8 @@ def weighted(self, *args, **values):
     loss, told = report(self, *args, **values)
     return loss * (1.0 if Weight.value is None else Weight.value), told
 parts.MSELossReduction.report = weighted
-build = parts.build_trainer
-parts.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Weight()])
+build = trainers.build_trainer
+trainers.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Weight()])
 """
 
 

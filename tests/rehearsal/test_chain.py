@@ -71,8 +71,8 @@ class Count(parts.pl.Callback):
             costs = {name: (counts[name] - before[name]) / 32 for name in counts}
             with open(f"{os.environ['COSTS']}-{os.environ.get('RANK', 0)}.json", "w") as file:
                 json.dump(costs, file)
-build = parts.build_trainer
-parts.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Count()])
+build = trainers.build_trainer
+trainers.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Count()])
 """
 
 

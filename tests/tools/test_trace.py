@@ -162,6 +162,23 @@ def test_context_parallel_ranks_communicate_what_torch_counts(tmp_path):
 
 
 @pytest.mark.long
+def test_what_sequence_parallelism_communicates(tmp_path):
+    """As the ladder's page says, compared with tensor parallelism alone."""
+    sizes, kinds = [], []
+    for more in ((), ("--sequence-parallel",)):
+        trace("gpt", "--devices", 2, "--tensor-parallel", 2, *more, cwd=tmp_path).output()
+        (found, _) = read_json(tmp_path / "runs/trace/trace.json")
+        events = [event for event in communicated(found) if event["phase"] != "optimizer"]
+        # An all-reduce communicates as much as a reduce-scatter and an all-gather.
+        sizes.append(sum(e["bytes"] * (1 + (e["kind"] == "all-reduce")) for e in events))
+        kinds.append(Counter((e["phase"], e["kind"]) for e in events))
+    assert sizes[1] / sizes[0] == pytest.approx(1.28, abs=0.005)
+    assert {kind for _, kind in kinds[0]} == {"all-reduce"}
+    assert kinds[1]["forward 1", "all-reduce"] == 4  # of the embedding and the cross entropy
+    assert (kinds[0]["gradients", "all-reduce"], kinds[1]["gradients", "all-reduce"]) == (0, 1)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
