@@ -23,7 +23,8 @@ def best_of(manifests: Mapping[Path, Manifest], by: str) -> Path | None:
     """Returns the checkpoint that the next stage uses, or None if there is none.
 
     It has the best value of `by`, a validated column of metrics.csv; of two equal values, the older
-    checkpoint counts. If `by` is `last`, or the column has no values, it is the last checkpoint.
+    checkpoint counts. NaN is no value. If `by` is `last`, or the column has no values, it is the
+    last checkpoint.
 
     Args:
         manifests: The manifests of the checkpoints, by folder, oldest first.
@@ -32,18 +33,12 @@ def best_of(manifests: Mapping[Path, Manifest], by: str) -> Path | None:
     best: tuple[Path, float] | None = None
     for path, manifest in manifests.items():
         value = manifest.validated(by)
-        if value is not None and (
-            best is None or is_better(value, best[1], manifest.higher_is_better)
-        ):
+        if value is None or math.isnan(value):
+            continue
+        sign = 1 if manifest.higher_is_better else -1
+        if best is None or sign * value > sign * best[1]:
             best = path, value
     return best[0] if best else next(reversed(list(manifests)), None)
-
-
-def is_better(value: float, best: float, higher_is_better: bool) -> bool:
-    """Returns whether a validated value is better than the best so far; NaN is the worst value."""
-    if math.isnan(value) or math.isnan(best):
-        return not math.isnan(value)
-    return value > best if higher_is_better else value < best
 
 
 def readable_checkpoints(folder: Path) -> dict[Path, Manifest]:

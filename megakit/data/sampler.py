@@ -108,8 +108,9 @@ class ExactDataSampler(MegatronDataSampler):
         num_samples, weight = len(dataset), None
         # The weights of the samples have to fit the number of samples that the trainer reads.
         limit = getattr(trainer, f"limit_{trainer.state.stage.dataloader_prefix}_batches", None)
+        slice_size = self.micro_batch_size * num_ranks
         if isinstance(limit, int) and limit and not is_training:
-            num_samples = min(num_samples, limit * self.micro_batch_size * num_ranks)
+            num_samples = min(num_samples, limit * slice_size)
         sampler = GlobalBatchSampler(
             num_samples,
             self.micro_batch_size,
@@ -120,7 +121,9 @@ class ExactDataSampler(MegatronDataSampler):
             pad=not is_training,
         )
         if not is_training:
-            weight = len(sampler) * self.micro_batch_size * num_ranks / num_samples
+            # Of a share of the batches, Lightning reads whole ones.
+            padded = int(len(sampler) * (limit if isinstance(limit, float) else 1)) * slice_size
+            weight = padded / max(1, min(padded, num_samples))
         device = getattr(trainer.strategy, "root_device", CPU)
         return make_loader(dataloader, sampler, weight, device)
 

@@ -63,6 +63,23 @@ def check_shapes(name: str, value: Tensor, other_name: str, other: Tensor, remed
         )
 
 
+class FirstMask(Tensor):
+    """The `loss_mask` of an evaluation's first step, which records whether anything uses it.
+
+    Only this step has the checks that call the loss function twice, or wait for a GPU.
+    """
+
+    used: ClassVar[bool] = False
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        FirstMask.used = True
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+
 def _weighted_mean(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
     """Returns the mean of per-sample values (B, ...), weighted by the batch's `loss_mask` (B,)."""
     per_sample = values.reshape(len(values), -1).mean(dim=1)
@@ -117,27 +134,45 @@ class MeanLossReduction(MegatronLossReduction):
 
         Raises:
             UserError: Torch would broadcast target and output to one shape, and the target is
-                floating point, or the output has one value for each sample.
+                floating point, or the output has one value for each sample. Or the mean is not
+                that of the samples: because of the criterion, or of a mask from the dataset.
         """
+        name = type(self).__name__
         if target.is_floating_point() or output.shape[1:].numel() == 1:
             remedy = "Reshape or expand one of them; class numbers have to be integers."
-            name = f"{type(self).__name__}: the target"
-            check_shapes(name, target, "the output", output, remedy)
+            check_shapes(f"{name}: the target", target, "the output", output, remedy)
         if target.dtype == torch.float64:  # a batch of Python's floats
             target = target.float()
         if "loss_mask" in batch:
             # Only evaluation pads its last batch. The mask is 0 for padding, and 1 on average.
+            mask = batch["loss_mask"]
+            is_first = isinstance(mask, FirstMask)
+            if output.requires_grad or (is_first and (mask[1:] > mask[:-1]).any()):
+                raise UserError(
+                    f"{name}: the dataset returns a loss_mask. A mean over all samples would count "
+                    "what it masks as zeros. Derive the loss from TokenMeanLossReduction, which "
+                    "divides by the number of real samples, over all micro batches and ranks."
+                )
             losses = criterion(output.float(), target, reduction="none")
             if losses.shape[:1] != output.shape[:1] or losses.numel() > output.numel():
                 raise UserError(
-                    f"{type(self).__name__}: with reduction='none', the criterion returned "
+                    f"{name}: with reduction='none', the criterion returned "
                     f"{tuple(losses.shape)} for outputs {tuple(output.shape)}. It has to return at "
                     "most one loss for each number of the output, and the samples come first."
                 )
+            if is_first:
+                mean, plain = criterion(output.float(), target), losses.mean()
+                if (mean - plain).abs() > 1e-3 * losses.abs().mean():
+                    raise UserError(
+                        f"{name}: the criterion returned {mean:.6g} for a batch, as in training, "
+                        f"and the mean of its losses with reduction='none' is {plain:.6g}, as in "
+                        "evaluation. They have to be equal; with class weights or ignore_index "
+                        "they are not. Derive the loss from TokenMeanLossReduction."
+                    )
             loss = _weighted_mean(losses, batch)
         else:
             loss = criterion(output.float(), target)
-        means: Any = {name: mean_over_samples(value, batch) for name, value in values.items()}
+        means: Any = {key: mean_over_samples(value, batch) for key, value in values.items()}
         # Megatron divides the loss in place by the number of micro batches; the log gets a clone.
         return loss, {"avg": loss.detach().clone(), **means}
 

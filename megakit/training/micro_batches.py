@@ -14,6 +14,7 @@ from nemo.lightning.megatron_parallel import MegatronLossReduction
 from megakit.data.device import copied
 from megakit.errors import UserError
 from megakit.runtime.patching import require_attribute
+from megakit.training.refusals import check_mask
 
 #: NeMo's private class that finds the methods of a Lightning module for each kind of step.
 _ModuleStepFunction = require_attribute(megatron_parallel, "_ModuleStepFunction")
@@ -27,16 +28,19 @@ class Step:
         schedule: Megatron's schedule; needs the data and the number of micro batches.
         make_loss: Makes the loss of a step.
         loss: The loss of the last step.
+        is_first: Whether no step of this kind is complete yet.
     """
 
     schedule: Callable[..., Any]
     make_loss: Callable[[], MegatronLossReduction]
     loss: MegatronLossReduction
+    is_first: bool = True
 
     def run(self, data: Iterator[Any], num_micro_batches: int) -> Any:
         """Runs the schedule; returns the reduced reports, or None before the last stage."""
         self.loss = self.make_loss()
         reports = self.schedule(data_iterator=data, num_microbatches=num_micro_batches)
+        self.is_first = False
         return self.loss.reduce(reports) if reports else None
 
 
@@ -63,20 +67,24 @@ def make_step(kind: str, strategy: Any) -> Step:
     is_last = parallel_state.is_pipeline_last_stage()
     observers = strategy.observers if kind == "validation" and is_last else ()
     shape = None if is_first and is_last else _stage_shape(chunk, sampler)
+    has_mask = is_last and kind in ("validation", "test")
 
     def forward(data: Iterator[Any], model: Any) -> tuple[Any, Callable[..., Any]]:
         batch = read(data)
         if is_first:
             batch = plugin.convert_input(batch)
-        output = compute(model, batch)
+        seen, loss = batch, step.loss.forward
+        if has_mask and step.is_first:
+            seen, loss = check_mask(batch, step.loss)
+        output = compute(model, seen)
         if is_last:
             output = plugin.convert_output(output)
         elif shape is not None:
             check_shape(output, shape)
         for observe in observers:
             observe(batch, output)
-        step.loss.setup(batch)
-        return output, functools.partial(step.loss.forward, batch)
+        step.loss.setup(seen)
+        return output, functools.partial(loss, seen)
 
     schedule = functools.partial(
         get_forward_backward_func(),

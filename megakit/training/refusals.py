@@ -1,15 +1,18 @@
 """Refuses what would train wrongly, or would never be called."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.transformer import TransformerConfig
 from nemo import lightning as nl
-from nemo.lightning.megatron_parallel import CallbackMethods
+from nemo.lightning.megatron_parallel import CallbackMethods, MegatronLossReduction
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
 from megakit.errors import UserError
-from megakit.training.losses import MeanLossReduction
+from megakit.training.losses import FirstMask, MeanLossReduction
 from megakit.training.token_losses import TokenMeanLossReduction
 
 
@@ -61,6 +64,31 @@ def refuse_wrong_gradients(config: object, model: torch.nn.Module, loss: object)
             f"{type(loss).__name__} needs calculate_per_token_loss=True in the model's config: "
             "without it, Megatron averages over micro batches, and tokens get unequal weights."
         )
+
+
+def check_mask(batch: Any, loss: MegatronLossReduction) -> tuple[Any, Callable[..., Any]]:
+    """Returns an evaluation batch and the loss's `forward`, which checks that the mask is used.
+
+    The returned `forward` raises a UserError if there is padding and nothing has used the batch's
+    `loss_mask`, neither the model nor the loss.
+    """
+    if not isinstance(batch, dict) or "loss_mask" not in batch:
+        return batch, loss.forward
+    mask: torch.Tensor = batch["loss_mask"]
+    FirstMask.used = False
+
+    def forward(batch: Any, output: Any) -> Any:
+        result = loss.forward(batch, output)
+        if not FirstMask.used and (mask != 1).any():
+            raise UserError(
+                f"{type(loss).__name__} does not use batch['loss_mask'], so padding would count in "
+                "the evaluation. Multiply the loss of each sample by its weight there before "
+                "taking the mean, or derive the loss from MeanLossReduction, which does so, or "
+                "TokenMeanLossReduction."
+            )
+        return result
+
+    return {**batch, "loss_mask": mask.as_subclass(FirstMask)}, forward
 
 
 def _divides_sequence(module: torch.nn.Module) -> bool:

@@ -1,5 +1,6 @@
 """Reports a training run: metrics.csv, loggers, progress, times, and warnings about user code."""
 
+import math
 import sys
 import time
 import warnings
@@ -44,6 +45,7 @@ class Reporter(pl.Callback):
         self.seconds = 0.0
         self.validation_seconds = 0.0
         self._row: Metrics | None = None
+        self._nan = set[str]()  # columns whose NaN the user knows of
         #: The seconds of all starts before the first step of this start.
         self._before: tuple[float, ...] | None = None
 
@@ -110,6 +112,13 @@ class Reporter(pl.Callback):
         row, self._row = self._row, None
         if row is not None:
             values = logged_values(trainer, "val_")
+            for name, value in values.items():
+                if math.isnan(value) and name not in self._nan:
+                    self._nan.add(name)
+                    self.console.error(
+                        f"Warning: {name} is NaN, by which --best-by chooses no checkpoint. Check "
+                        "the metric or the loss of this name, and the validation set."
+                    )
             row.val_loss = values.pop("val_loss", None)
             row.values |= values
             self._write(trainer, row)

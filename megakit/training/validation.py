@@ -1,5 +1,6 @@
 """Computes the values of a validation exactly: the loss, its further values, and the metrics."""
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -67,6 +68,13 @@ class ExactValidation(pl.Callback):
         for name, each in self._metrics.items():
             # The loss may change the output in place.
             arguments = tuple(argument.clone() for argument in each.arguments(batch, output))
+            if real.dim() and any(argument.shape[:1] != real.shape for argument in arguments):
+                shapes = " and ".join(str(tuple(argument.shape)) for argument in arguments)
+                raise UserError(
+                    f"validation metric {name!r}: its arguments have the shapes {shapes}, for "
+                    f"{len(real)} samples. Each has to be (B, ...), a row for each sample, because "
+                    "the rows of padding are removed. Flatten nothing."
+                )
             self._held.append((name, real, arguments))
 
     def on_validation_batch_end(
@@ -78,9 +86,12 @@ class ExactValidation(pl.Callback):
         held, self._held = self._held, []
         is_whole = torch.stack([real.all() for _, real, _ in held]).tolist() if held else []
         for (name, real, arguments), whole in zip(held, is_whole, strict=True):
+            metric = self._metrics[name].metric
             kept = arguments if whole else tuple(argument[real] for argument in arguments)
             if len(kept[0]):
-                self._metrics[name].metric.update(*kept)
+                metric.update(*kept)
+            elif not metric.update_called:
+                take_shapes(metric, arguments)
         strategy: Any = trainer.strategy
         weight = getattr(strategy.steps["validation"].loss, "num_tokens", 1)
         self._weight = self._weight + weight
@@ -106,6 +117,22 @@ class ExactValidation(pl.Callback):
                 )
             exact = torch.tensor(value, dtype=torch.float64)
             pl_module.log(f"val_{name}", exact, batch_size=1, logger=False)
+
+
+def take_shapes(metric: Metric, arguments: tuple[Tensor, ...]) -> None:
+    """Gives the states of a metric without samples the shapes that they have with samples.
+
+    A first sample may add dimensions to a state, and a process that gathers states with different
+    numbers of dimensions from the ranks is aborted.
+    """
+    empty: dict[str, Any] = copy.deepcopy(metric.metric_state)
+    metric.update(*arguments)
+    for name, state in metric.metric_state.items():
+        if isinstance(state, Tensor):
+            empty[name] = empty[name].to(state).expand_as(state).clone()
+        else:
+            empty[name] = [each.reshape(-1, *each.shape[1:])[:0] for each in state]
+        setattr(metric, name, empty[name])
 
 
 def metrics_of(pl_module: pl.LightningModule) -> dict[str, ValidationMetric]:

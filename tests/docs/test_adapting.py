@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from megakit.testing import Ranks, distributed_model_parallel_state
-from tests.scripts import REPOSITORY, run
+from tests.scripts import REPOSITORY, read_csv, run
 
 PAGE = REPOSITORY / "docs" / "adapting.md"
 TEXT = PAGE.read_text()
@@ -35,6 +35,12 @@ def follow(text: str, folder: Path) -> Path:
         else:
             assert kind in ("text", "console"), f"a block of {kind}"
     return folder
+
+
+def block(name: str) -> str:
+    """The page's only block that is a file of this name."""
+    (code,) = (code for _, code in BLOCK.findall(TEXT) if code.startswith(f"# {name}\n"))
+    return code
 
 
 def shell(code: str, folder: Path) -> Path:
@@ -140,10 +146,39 @@ def test_a_regression(tmp_path: Path) -> None:
     assert summary["r2"] > 0.9
 
 
+def test_norms_of_layers_before_clipping(ranks: Ranks, tmp_path: Path) -> None:
+    """Their sum is the norm of the gradient, which is larger than that after clipping, 1."""
+    ranks.run(train_with, block("my_callbacks.py"), tmp_path, world_size=1)
+    rows = read_csv(tmp_path / "finetune" / "metrics.csv")
+    assert len(rows) == 3
+    for row in rows:
+        squares = [float(row[name]) ** 2 for name in row if name.startswith("train_norm_")]
+        assert len(squares) == 3  # two layers of the trunk, and the head
+        assert sum(squares) ** 0.5 == pytest.approx(float(row["grad_norm"]), rel=1e-5)
+    assert max(float(row["grad_norm"]) for row in rows) > 1
+
+
+def train_with(code: str, folder: Path) -> None:
+    """Fine-tunes three steps with the page's callback."""
+    import model_finetune as script
+    from megakit.training import train
+    from tests.parallel import jobs
+
+    names: dict[str, Any] = {}
+    exec(code, names)
+    sizes = {"max_steps": 3, "val_interval": 1, "save_interval": 3, "checkpoint": "none"}
+    run = jobs.make_run(
+        script.FINETUNE, jobs.options_of("finetune", folder, **sizes), jobs.layout()
+    )
+    module, data, trainer = jobs.built_by(script.finetune, run)
+    trainer.callbacks.insert(0, names["GradientNorms"]())
+    train(model=module, data=data, trainer=trainer)
+
+
 @pytest.mark.long
 def test_what_a_gather_does_to_gradients() -> None:
     """Of the page's model, and of the same model with Megatron's default."""
-    ((_, code),) = (block for block in BLOCK.findall(TEXT) if block[1].startswith("# my_tokens.py"))
+    code = block("my_tokens.py")
     default = code.replace(", tensor_parallel_output_grad=False", "")
     assert default != code
     with Ranks(2) as ranks:

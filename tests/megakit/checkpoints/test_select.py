@@ -51,11 +51,11 @@ def flip(content: bytes) -> bytes:
         ((0.2, 0.1, 0.1), 2),  # of two equal ones the older
         ((None, None), 2),  # the last
         ((math.nan, 0.5), 2),
-        ((math.nan, math.nan), 1),
+        ((math.nan, math.nan), 2),
         ((), None),
     ],
 )
-def test_the_lowest_loss_is_the_best_and_nan_the_worst(
+def test_the_lowest_loss_is_the_best_and_nan_is_none(
     losses: tuple[float | None, ...], best: int | None
 ) -> None:
     steps = [Path(str(step)) for step in range(1, len(losses) + 1)]
