@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,48 @@ def test_hooks_validations_and_values(ranks: Ranks, tmp_path: Path) -> None:
     for name in ("step", "train_loss", "val_loss", "val_accuracy", "lr", "grad_norm"):
         found, written = ([float(row[name] or 0) for row in table] for table in (others, rows))
         assert found == pytest.approx(written, rel=1e-5), name
+
+
+def fit_with_noise(folder: Path, resume: str | None = None) -> tuple[list[float], str]:
+    """Trains with noise that no layer draws; returns the losses, and a copy of a checkpoint."""
+    import lightning.pytorch as pl
+    import torch
+    from torch.nn.functional import dropout
+
+    from megakit.training import train
+
+    script = importlib.import_module("model_pretrain")
+    intervals = {"max_steps": 4, "val_interval": 4, "save_interval": 2}
+    options = jobs.options_of("pretrain", folder, **intervals)
+    losses: list[float] = []
+    kept = folder / "kept" / "step=000002"  # the run keeps its last and its best one
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
+            losses.append(float(outputs["loss"]))
+            if trainer.global_step == 3 and resume is None:
+                shutil.copytree(folder / "pretrain" / "checkpoints" / kept.name, kept)
+
+        def __deepcopy__(self, memo: object) -> Watch:
+            return self
+
+    def draw(module: Any, inputs: tuple[Any, ...]) -> None:
+        """Draws in validation, too."""
+        noise = torch.randn_like(inputs[0]["data"])
+        inputs[0]["data"] = dropout(inputs[0]["data"] + noise, training=module.training)
+
+    run = jobs.make_run(script.PRETRAIN, options, jobs.layout(), resume=resume)
+    module, data, trainer = jobs.built_by(script.pretrain, run)
+    module.register_forward_pre_hook(draw)
+    trainer.callbacks.append(Watch())
+    train(model=module, data=data, trainer=trainer, resume=resume)
+    return [*losses, float(trainer.callback_metrics["val_loss"])], str(kept)
+
+
+def test_random_numbers_without_a_layer_are_the_same_after_a_resumption(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    ((whole, kept),) = ranks.run(fit_with_noise, tmp_path, world_size=1)
+    ((resumed, _),) = ranks.run(fit_with_noise, tmp_path, kept, world_size=1)
+    assert len(set(whole)) == 5
+    assert resumed == whole[2:]

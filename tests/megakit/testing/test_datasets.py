@@ -12,7 +12,7 @@ from megakit.testing import (
     assert_dataset_compatible_with_megatron,
     assert_dataset_elements_not_equal,
 )
-from megakit.testing.generators import generator_states
+from megakit.data.generators import generator_states
 from tests.megakit.testing import broken_datasets as broken
 
 GOOD = {
