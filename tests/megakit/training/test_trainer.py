@@ -58,7 +58,7 @@ def test_a_checkpoint_of_another_loop_is_not_resumed() -> None:
     loop = StepLoop(SimpleNamespace())
     loop.on_load_checkpoint(StepLoop(SimpleNamespace()).on_save_checkpoint() | {"step": 3})
     assert loop.global_step == 3
-    with pytest.raises(UserError, match="loop of NeMo or Lightning.*initial_ckpt_path"):
+    with pytest.raises(UserError, match=r"loop of NeMo or Lightning.*initial_ckpt_path"):
         loop.on_load_checkpoint({"_batches_that_stepped": 25})  # all that Lightning's loop saves
 
 
