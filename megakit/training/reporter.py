@@ -1,5 +1,6 @@
 """Reports a training run: metrics.csv, loggers, progress, times, and warnings about user code."""
 
+import itertools
 import sys
 import time
 import warnings
@@ -64,6 +65,11 @@ class Reporter(pl.Callback):
                 f"Warning: reading a training sample changes the global generator of "
                 f"{' and '.join(names)}, so a resumed run and other ranks may read other samples. "
                 "Take random numbers from megakit.data, see docs/datasets.md#random-effects."
+            )
+        for one, other in equal_weights(pl_module):
+            self.console.say(
+                f"Warning: {one} and {other}, of two pipeline stages, begin equal, and each is "
+                "trained alone. To tie them, see docs/adapting.md#what-to-change-for."
             )
         self._before = self._totals()
         self._started = time.perf_counter() - self.seconds
@@ -214,6 +220,24 @@ def generators_changed_by(data: Any) -> list[str]:
         fetch_batch(data.train_set, np.zeros(1, np.int64))
     after = generator_states()
     return [name for name in before if before[name] != after[name]]
+
+
+def equal_weights(model: torch.nn.Module) -> list[tuple[str, str]]:
+    """Returns weights that two pipeline stages begin with, and that Megatron does not keep equal.
+
+    Every rank has to call this function. The first values are compared.
+    """
+    own: dict[Any, str] = {}
+    for name, weight in model.named_parameters():
+        values = tuple(weight.detach().flatten()[:64].tolist())
+        is_alone = weight.requires_grad and not getattr(weight, "shared_embedding", False)
+        if is_alone and len(set(values)) > 1:
+            own[weight.shape, values] = name.replace("module.", "")
+    stages = [own] * parallel_state.get_pipeline_model_parallel_world_size()
+    group = parallel_state.get_pipeline_model_parallel_group()
+    torch.distributed.all_gather_object(stages, own, group)
+    pairs = itertools.combinations(stages, 2)
+    return [(one[key], other[key]) for one, other in pairs for key in one.keys() & other.keys()]
 
 
 def parameters_of_the_job(model: torch.nn.Module) -> int:

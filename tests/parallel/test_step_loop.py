@@ -6,6 +6,7 @@ import importlib
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -133,3 +134,56 @@ def test_random_numbers_without_a_layer_are_the_same_after_a_resumption(
     ((resumed, _),) = ranks.run(fit_with_noise, tmp_path, kept, world_size=1)
     assert len(set(whole)) == 5
     assert resumed == whole[2:]
+
+
+def fit_tied(folder: Path, is_tied: bool) -> tuple[list[str], Any]:
+    """Trains copies of one weight on two pipeline stages; returns what is told, and the copy."""
+    import torch
+
+    from megakit.models import seeded
+    from megakit.training import train
+    from model_components import PretrainModel
+
+    class Tied(PretrainModel):
+        """Uses a weight on both stages, each of which has a copy."""
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.share_embeddings_and_output_weights = is_tied
+            with seeded(config.seed, "tied"):
+                weight: Any = torch.nn.Parameter(torch.randn(config.latent_size))
+            if is_tied:
+                weight.shared_embedding, weight.shared = True, self.post_process
+            self.register_parameter("first" if self.pre_process else "last", weight)
+
+        def shared_embedding_or_output_weight(self) -> Any:
+            return self.first if self.pre_process else self.last
+
+        def forward(self, x: Any) -> Any:
+            if self.pre_process:
+                return super().forward(x) * self.first
+            self.input_tensor = self.input_tensor + self.last
+            return super().forward(x)
+
+    script = importlib.import_module("model_pretrain")
+    options = jobs.options_of("pretrain", folder, max_steps=3, val_interval=3, save_interval=3)
+    run = jobs.make_run(script.PRETRAIN, options, jobs.layout(world_size=2, pipeline=2))
+    told: list[str] = []
+    vars(run.console)["say"] = told.append
+    module, data, trainer = jobs.built_by(script.pretrain, run)
+    module.config.model_cls = Tied
+    with mock.patch("megakit.checkpoints.writer.write_context"):  # which names a class's module
+        train(model=module, data=data, trainer=trainer)
+    weights = {name.split(".")[-1]: weight for name, weight in module.named_parameters()}
+    (copy,) = [weights[name].tolist() for name in ("first", "last") if name in weights]
+    return [line for line in told if "Warning" in line], copy
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_copies_of_one_weight_stay_equal_or_are_named(
+    ranks: Ranks, tmp_path: Path, is_tied: bool
+) -> None:
+    (told, first), (_, last) = ranks.run(fit_tied, tmp_path, is_tied, world_size=2)
+    assert (first == last) == is_tied
+    assert len(told) == (0 if is_tied else 1)
+    assert is_tied or "Warning: first and last, of two pipeline stages, begin equal" in told[0]
