@@ -4,7 +4,9 @@ import ast
 import re
 import shutil
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE, EXAMPLES = ROOT / "template", ROOT / "examples"
@@ -15,6 +17,8 @@ DATA = TEMPLATE / "data.py"
 MNIST = ("mnist.files", "mnist.dataset", "mnist.digits")
 #: Files that lie in the project's own folder, as those of examples do.
 OWN = (DATA, ROOT / "mnist/sizes.py", ROOT / "mnist/tutorial.py")
+#: What the first lines of `model_components.py` say in a project of an example.
+PARTS = '"""Defines parts that the project has in common with the tutorial."""\n'
 VIEWS, FIGURES = "mnist.views", ROOT / "mnist/prediction_figures.py"
 
 OWN_FOLDER = """\
@@ -102,6 +106,61 @@ def copy_sources(origin: str, project: Path, has_pictures: bool) -> None:
         if name == "template/tutorial/model_predict.py" and has_pictures:
             rules += WITH_FIGURES
         copied.write_text(adapted(name, file.read_text(), rules))
+    if origin != "tutorial":
+        leave_out_unused(project)
+
+
+def leave_out_unused(project: Path) -> None:
+    """Leaves in `model_components.py` what the project's other files need; likewise `sizes.py`."""
+    parts, sizes = project / "model_components.py", project / "sizes.py"
+    others = {
+        name for file in project.rglob("*.py") if file != parts for name in imported_names(file)
+    }
+    used = {name.partition(".")[2] for name in others if name.startswith(f"{parts.stem}.")}
+    if parts.is_file():
+        parts.write_text(only_used(parts.read_text(), used))
+        others.update(imported_names(parts))
+    if not any(name.startswith("sizes.") for name in others):
+        sizes.unlink(missing_ok=True)
+
+
+def only_used(text: str, used: set[str]) -> str:
+    """Returns a module's text with the definitions that are used, and what these need."""
+    lines, (docstring, *nodes) = text.splitlines(keepends=True), ast.parse(text).body
+    needs = {name_of(node): names_in(node) for node in nodes}
+    while more := set[str]().union(*(needs.get(name, ()) for name in used)) - used:
+        used = used | more
+    kept, header = PARTS, ""
+    for before, node in pairwise([docstring, *nodes]):
+        part = "".join(lines[before.end_lineno : node.end_lineno])
+        if isinstance(node, ast.ImportFrom):
+            aliases = [one for one in node.names if (one.asname or one.name) in used]
+            names = [*map(ast.unparse, aliases)]
+            body = f"from {node.module} import {', '.join(names)}\n" if names else ""
+            if len(body) > 101:
+                listed = ",\n    ".join(names)
+                body = f"from {node.module} import (\n    {listed},\n)\n"
+            kept += part.replace(f"{ast.get_source_segment(text, node)}\n", body)
+        elif isinstance(node, ast.Import):
+            kept += part
+        else:
+            if found := re.match(r"\s*# --- .*\n(#.*\n)*", part):
+                header = found[0]
+            if name_of(node) in used:
+                kept += part if found else header + part
+                header = ""
+    return re.sub(r"\n{3,}(?=from |import )", "\n\n", kept)
+
+
+def name_of(node: Any) -> str:
+    """Returns the name that a statement of a module defines; "" for an import."""
+    return getattr(node, "name", "") or getattr(getattr(node, "targets", [""])[0], "id", "")
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Returns the names that a statement uses, also in quotes."""
+    found = (one for one in ast.walk(node) if isinstance(one, ast.Name | ast.Constant))
+    return {str(getattr(one, "id", getattr(one, "value", ""))) for one in found}
 
 
 def adapted(name: str, text: str, rules: Rules) -> str:

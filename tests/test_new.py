@@ -168,6 +168,8 @@ def test_from_an_example(tmp_path: Path, name: str) -> None:
     project = tmp_path / "my model"
     made = start(*NEW, project, "--from", name, "--venv", VENV)
     assert made.status == 0, made.err
+    own = "".join(path.read_text() for path in project.glob("*.py"))
+    assert "ExampleModelTrunk" not in own, "the project has a model of its own"
     verbs = {"vit": "pretrain finetune predict", "own_images": "train predict"}
     listed = re.findall(r"^  (\w+) ", start(project / "run").out, flags=re.MULTILINE)
     expected = verbs.get(name, "pretrain sample")

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -34,6 +35,9 @@ FILES = "files"
 CHANGES = "changes"
 #: Earlier releases wrote `code` instead of `files`.
 ABOUT_CODE = (FILES, CHANGES, "code")
+#: The environment variable with the states of the checkpoints that this process, or the one that
+#: started it, has verified by hash: a start of a job hashes each checkpoint once.
+VERIFIED = "MEGAKIT_VERIFIED"
 #: Size in bytes and sha256 of files, by path relative to the checkpoint.
 Files = dict[str, dict[str, Any]]
 
@@ -202,13 +206,16 @@ def read_manifest(checkpoint: Path) -> Manifest:
 def verify(checkpoint: Path, by_hash: bool = True) -> Manifest:
     """Reads the manifest and compares every file of the checkpoint with it, or only the sizes.
 
-    Only files that are in the checkpoint are opened, whatever paths the manifest lists.
+    Only files that are in the checkpoint are opened, whatever paths the manifest lists. Files that
+    did not change since this job verified them are not hashed again.
 
     Raises:
         UserError: The message names missing, altered and unexpected files.
     """
     manifest = read_manifest(checkpoint)
     with reading(checkpoint, "Use another checkpoint."):
+        state, verified = _state_on_disk(checkpoint), os.environ.get(VERIFIED, "")
+        by_hash = by_hash and state not in verified.split()
         found = list_files(checkpoint, None if by_hash else manifest.files)
     names = found.keys() | manifest.files.keys()
     if wrong := sorted(name for name in names if found.get(name) != manifest.files.get(name)):
@@ -216,7 +223,19 @@ def verify(checkpoint: Path, by_hash: bool = True) -> Manifest:
             f"{checkpoint}: damaged. Missing, altered after it was written, or from elsewhere: "
             f"{', '.join(first(wrong))}. Use another checkpoint."
         )
+    if by_hash:
+        os.environ[VERIFIED] = f"{verified} {state}"
     return manifest
+
+
+def _state_on_disk(checkpoint: Path) -> str:
+    """Returns a text that changes with every change of a file, as the system notes its time."""
+    stats = {str(path): path.stat() for path in checkpoint.rglob("*")}
+    state = sorted((path, found.st_ino, found.st_ctime_ns) for path, found in stats.items())
+    # A second change within the clock's resolution would have the same time.
+    if max(found.st_ctime for found in stats.values()) > time.time() - 1:
+        state.append(("", time.time_ns(), 0))
+    return hashlib.sha256(repr(state).encode()).hexdigest()
 
 
 def verify_if_possible(checkpoint: Path) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 from torch.utils.data import default_collate
 
 from megakit.data.batches import has_get_batch
+from megakit.data.generators import generator_states, generators_restored, set_generators
 from megakit.data.indices import EpochIndex
-from megakit.testing.generators import generator_states, generators_restored, set_generators
 from megakit.testing.samples import assert_elements_equal as elements_equal
 from megakit.testing.samples import first_difference
 

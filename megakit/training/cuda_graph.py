@@ -20,7 +20,6 @@ from torch import Tensor
 from megakit.data.device import gpu_lock
 from megakit.errors import UserError
 from megakit.runtime.patching import require_attribute
-from megakit.training.dropout import has_dropout
 from megakit.training.micro_batches import next_batch
 from megakit.training.optimizer import FusedAdam
 
@@ -30,6 +29,8 @@ WARM_UP_STEPS = 3
 _copy = require_attribute(torch, "_foreach_copy_")
 _flatten = require_attribute("torch.utils._pytree", "tree_flatten")
 _unflatten = require_attribute("torch.utils._pytree", "tree_unflatten")
+#: Megatron's function for the states of all generators: CPU, GPU, and its tracker's by name.
+_states = require_attribute("megatron.core.tensor_parallel.random", "_get_all_rng_states")
 
 #: Makes a step by Python, from its micro batches; returns the values of the training step by name.
 Compute = Callable[[Iterator[Any]], dict[str, Tensor]]
@@ -65,8 +66,10 @@ class StepGraph:
             adam.count()
         if self._num_eager_steps < WARM_UP_STEPS:
             self._num_eager_steps += 1
-            logged = len(self._logged())
+            logged, states = len(self._logged()), _random_states()
             outputs = compute(iter(batches))
+            if _random_states() != states:
+                raise refused("each step has random numbers of its own, as for dropout")
             if len(self._logged()) > logged:
                 raise refused("training_step logs values, which the loss's report can return")
             return outputs
@@ -130,6 +133,12 @@ class StepGraph:
         return self._strategy.trainer.fit_loop.epoch_loop._results
 
 
+def _random_states() -> list[bytes]:
+    """Returns the states of this rank's random generators, which change when a step draws."""
+    cpu, gpu, tracked = _states()
+    return [state.numpy().tobytes() for state in (cpu, gpu, *tracked.values())]
+
+
 def use_stream(device: torch.device) -> None:
     """Gives this thread a stream of its own: CUDA captures no graph on the default stream.
 
@@ -163,8 +172,6 @@ def _obstacles(strategy: Any, adams: list[FusedAdam]) -> Iterator[str]:
     trainer, module, ddp = strategy.trainer, strategy.lightning_module, strategy.ddp_config
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
         yield "pipeline stages wait for each other"
-    if has_dropout(module):
-        yield "each step of dropout has a seed of its own"
     if any(getattr(ddp, f"overlap_{what}", False) for what in ("grad_reduce", "param_gather")):
         yield "gradients or weights are sent while the model computes"
     if getattr(require_attribute(strategy.model[0], "config"), "calculate_per_token_loss", False):

@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 from nemo import lightning as nl
 
 from megakit.runtime.patching import require_attribute
-from megakit.training.dropout import ExactDropout
 from megakit.training.step_loop import use_step_loop
+from megakit.training.step_seeds import StepSeeds
 
 
 def train(
@@ -25,8 +25,8 @@ def train(
     """Trains a model like `nemo.collections.llm.train`, which needs more packages.
 
     A resumed training counts and validates like an uninterrupted one (`StepLoop`), and draws the
-    same random numbers for dropout (`ExactDropout`). Checkpoints are saved synchronously: the
-    processes of NeMo's asynchronous saves would import the main script again.
+    same random numbers (`StepSeeds`). Checkpoints are saved synchronously: the processes of NeMo's
+    asynchronous saves would import the main script again.
 
     Args:
         model: A Lightning module for NeMo's strategies.
@@ -35,11 +35,11 @@ def train(
         log: A NeMoLogger, or None.
         resume: The checkpoint to resume from, or an AutoResume that finds it; None: none.
     """
+    callbacks = require_attribute(trainer, "callbacks")
     if isinstance(trainer.strategy, nl.MegatronStrategy):
         use_step_loop(trainer)
         trainer.strategy.async_save = False
-    callbacks = require_attribute(trainer, "callbacks")
-    callbacks.insert(0, ExactDropout())
+        callbacks.insert(0, StepSeeds())
     # First whoever stops the training, so that the others know which validation is the last.
     callbacks.sort(key=lambda callback: not isinstance(callback, EarlyStopping))
     if log is not None:

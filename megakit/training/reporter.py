@@ -1,5 +1,6 @@
 """Reports a training run: metrics.csv, loggers, progress, times, and warnings about user code."""
 
+import itertools
 import math
 import sys
 import time
@@ -8,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from megatron.core.transformer.module import param_is_not_shared
 
 from megakit.checkpoints.writer import CheckpointWriter, logged_values
+from megakit.data.batches import fetch_batch
+from megakit.data.generators import generator_states
 from megakit.errors import printable
 from megakit.job.console import Console
 from megakit.job.identity import project_of
@@ -52,13 +56,23 @@ class Reporter(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints the size of the run; starts the clock and the progress display."""
         self._loop: Any = trainer.fit_loop.epoch_loop
-        self._batch_size: int = require_attribute(
-            trainer, "datamodule"
-        ).data_sampler.global_batch_size
+        data = require_attribute(trainer, "datamodule")
+        self._batch_size: int = data.data_sampler.global_batch_size
         self.console.say(
             f"  {parameters_of_the_job(pl_module):,} parameters, "
             f"{trainer.max_steps:,} steps of {self._batch_size:,} samples"
         )
+        if names := generators_changed_by(data):
+            self.console.say(
+                f"Warning: reading a training sample changes the global generator of "
+                f"{' and '.join(names)}, so a resumed run and other ranks may read other samples. "
+                "Take random numbers from megakit.data, see docs/datasets.md#random-effects."
+            )
+        for one, other in equal_weights(pl_module):
+            self.console.say(
+                f"Warning: {one} and {other}, of two pipeline stages, begin equal, and each is "
+                "trained alone. To tie them, see docs/adapting.md#what-to-change-for."
+            )
         self._before = self._totals()
         self._started = time.perf_counter() - self.seconds
         self._last_logged = trainer.global_step, self.stepping_seconds
@@ -203,6 +217,36 @@ def show_warnings(console: Console) -> None:
 
     if console.is_diverted:
         warnings.showwarning = show  # type: ignore[assignment]  # Python calls it by position
+
+
+def generators_changed_by(data: Any) -> list[str]:
+    """Returns the global generators from which a training sample of a data module draws.
+
+    Workers read nothing here: a file that this process opens must not be theirs, too.
+    """
+    before = generator_states()
+    if getattr(data, "train_set", None) is not None and not data.num_workers:
+        fetch_batch(data.train_set, np.zeros(1, np.int64))
+    after = generator_states()
+    return [name for name in before if before[name] != after[name]]
+
+
+def equal_weights(model: torch.nn.Module) -> list[tuple[str, str]]:
+    """Returns weights that two pipeline stages begin with, and that Megatron does not keep equal.
+
+    Every rank has to call this function. The first values are compared.
+    """
+    own: dict[Any, str] = {}
+    for name, weight in model.named_parameters():
+        values = tuple(weight.detach().flatten()[:64].tolist())
+        is_alone = weight.requires_grad and not getattr(weight, "shared_embedding", False)
+        if is_alone and len(set(values)) > 1:
+            own[weight.shape, values] = name.replace("module.", "")
+    stages = [own] * parallel_state.get_pipeline_model_parallel_world_size()
+    group = parallel_state.get_pipeline_model_parallel_group()
+    torch.distributed.all_gather_object(stages, own, group)
+    pairs = itertools.combinations(stages, 2)
+    return [(one[key], other[key]) for one, other in pairs for key in one.keys() & other.keys()]
 
 
 def parameters_of_the_job(model: torch.nn.Module) -> int:

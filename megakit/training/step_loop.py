@@ -89,7 +89,18 @@ class StepLoop(_TrainingEpochLoop):
         return {name: getattr(self, name) for name in COUNTERS}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
-        """Restores the counters from a checkpoint."""
+        """Restores the counters from a checkpoint.
+
+        Raises:
+            UserError: Another loop wrote the checkpoint, which counts otherwise.
+        """
+        if not state_dict.keys() >= {*COUNTERS}:
+            raise UserError(
+                "The checkpoint to resume from was written by the loop of NeMo or Lightning, whose "
+                "counters `megakit.training.train` cannot continue. Begin a new run with its "
+                "weights: name it as initial_ckpt_path of the model's config. Or resume with "
+                "NeMo's own `llm.train`."
+            )
         for name in COUNTERS:
             setattr(self, name, int(state_dict[name]))
 

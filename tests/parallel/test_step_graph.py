@@ -36,7 +36,7 @@ parts.BionemoLightningModule = Module
 """,
         "training_step logs values",
     ),
-    "dropout": ("parts.nn.ReLU = lambda: parts.nn.Dropout(0.1)", "each step of dropout has a seed"),
+    "dropout": ("parts.nn.ReLU = lambda: parts.nn.Dropout(0.1)", "each step has random numbers"),
     "a hook": (
         """
 class Hook(parts.pl.Callback):

@@ -1,7 +1,9 @@
 """manifest.json: every damage to it, or to a file that it lists, is refused by name."""
 
+import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from megakit.checkpoints.manifest import (
     MANIFEST,
+    VERIFIED,
     Manifest,
     checkpoint_name,
     list_checkpoints,
@@ -21,6 +24,7 @@ from megakit.checkpoints.manifest import (
     verify_if_possible,
     write_manifest,
 )
+from megakit.errors import UserError
 from tests.fabricate import make_checkpoint
 from tests.refusals import problem as problem_of
 
@@ -79,6 +83,36 @@ def test_damage_is_refused_by_name(
     problem = problem_of(verify, checkpoint)
     assert str(checkpoint) in problem
     assert told in problem
+
+
+def test_a_job_hashes_a_checkpoint_once_unless_it_changes(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes that a job starts inherit the variable."""
+    hashed, digest = list[str](), hashlib.file_digest
+
+    def counted(file: Any, name: str) -> Any:
+        hashed.append(file.name)
+        return digest(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+
+    def number_hashed(by_hash: bool = True) -> int:
+        hashed.clear()
+        verify(checkpoint, by_hash)
+        return len(hashed)
+
+    monkeypatch.setenv(VERIFIED, "")
+    files = number_hashed()
+    assert number_hashed() == files > 0, "just written: a change could still have the same time"
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 2)
+    assert number_hashed(by_hash=False) == 0
+    assert [number_hashed() for _ in range(3)] == [files, 0, 0]
+    time.sleep(0.02)  # the clock of files has steps of up to 10 ms
+    flip_a_bit(checkpoint)
+    with pytest.raises(UserError, match=f"elsewhere: {WEIGHTS}"):
+        verify(checkpoint)
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_refused(checkpoint: Path) -> None:

@@ -6,13 +6,13 @@ import torch
 from torch.utils.data import TensorDataset, random_split
 
 from megakit.data import EpochIndex, PRNGResampleDataset
+from megakit.data.generators import generator_states
 from megakit.testing import (
     DatasetDistributedNondeterministic,
     DatasetLocallyNondeterministic,
     assert_dataset_compatible_with_megatron,
     assert_dataset_elements_not_equal,
 )
-from megakit.testing.generators import generator_states
 from tests.megakit.testing import broken_datasets as broken
 
 GOOD = {

@@ -1,8 +1,12 @@
 """Warnings about the project's own code, on the console."""
 
+import random
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -42,3 +46,26 @@ def test_warnings_about_the_project_reach_the_console_once(
         shown = "Warning: mine.py, line 7: note 0\\x1b\n" if is_diverted else ""
         assert capfd.readouterr().err == shown
         assert len(log) == len(places)
+
+
+@pytest.mark.parametrize(
+    ("draw", "workers", "names"),
+    [
+        (torch.rand, 0, ["torch"]),
+        (lambda n: np.random.rand(n) + random.random(), 0, ["numpy", "random"]),
+        (np.random.rand, 1, []),  # a file that is opened here must not be the workers', too
+        (np.random.default_rng(1).random, 0, []),
+    ],
+)
+def test_samples_that_draw_from_a_global_generator_are_noticed(
+    draw: Any, workers: int, names: list[str]
+) -> None:
+    from megakit.training.reporter import generators_changed_by
+
+    class Noise:
+        def __getitem__(self, index: int) -> Any:
+            return draw(3)
+
+    data = SimpleNamespace(train_set=Noise(), num_workers=workers)
+    assert generators_changed_by(data) == names
+    assert generators_changed_by(SimpleNamespace()) == []  # of a data module of another kind

@@ -1,4 +1,4 @@
-"""What a step computes: Adam's update, and dropout that depends on the step.
+"""What a step computes: Adam's update, and random numbers that depend on the step.
 
 In trainings and resumptions: tests/parallel and tests/faults.
 """
@@ -19,7 +19,7 @@ def drawn() -> Any:
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
-    from megakit.training.dropout import seed_generators
+    from megakit.training.step_seeds import seed_generators
 
     def draw(seed: int, step: int, stage: int = 0, data_rank: int = 0) -> list[float]:
         ranks = {"pipeline_model_parallel": stage, "data_parallel": data_rank}
@@ -41,26 +41,21 @@ def test_each_step_and_place_has_its_own_numbers(drawn: Any) -> None:
     assert numbers == [number for chosen in arguments for number in drawn(*chosen)]
 
 
-@pytest.mark.parametrize(
-    ("module", "draws"),
-    [
-        (nn.Dropout(0.1), True),
-        (nn.Dropout(0.0), False),
-        (nn.LSTM(4, 4, 2, dropout=0.1), True),
-    ],
-)
-def test_dropout_is_found_and_only_then_generators_are_seeded(
-    module: nn.Module, draws: bool
-) -> None:
-    from megakit.training.dropout import ExactDropout
+def test_a_step_draws_the_same_whatever_the_model_is_and_was_drawn_before() -> None:
+    """As after a resumption. A CUDA graph refuses models that draw."""
+    from megakit.training.step_seeds import StepSeeds
 
-    callback, model = ExactDropout(), nn.Sequential(module)
-    trainer: Any = SimpleNamespace(global_step=3)
-    callback.on_train_start(trainer, model)  # type: ignore[arg-type]
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    callback.on_train_batch_start(trainer, model, None, 0)
-    assert torch.equal(torch.get_rng_state(), before) != draws
+    def drawn_in(step: int, step_graph: Any = None) -> list[float]:
+        trainer: Any = SimpleNamespace(
+            global_step=step, strategy=SimpleNamespace(step_graph=step_graph)
+        )
+        StepSeeds().on_train_batch_start(trainer, nn.Linear(1, 1), None, 0)
+        return [float(torch.randn_like(torch.zeros(()))) for _ in range(2)]
+
+    third, fourth = drawn_in(3), drawn_in(4)
+    assert third == drawn_in(3)
+    assert len({*third, *fourth}) == 4
+    assert drawn_in(3, step_graph="any") != third
 
 
 def adam_steps(kind: Any, **options: Any) -> list[torch.Tensor]:

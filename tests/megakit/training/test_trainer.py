@@ -52,6 +52,16 @@ def test_what_megatron_does_with_gradients_is_no_setting_of_the_trainer(
         use_step_loop(trainer)
 
 
+def test_a_checkpoint_of_another_loop_is_not_resumed() -> None:
+    from megakit.training.step_loop import StepLoop
+
+    loop = StepLoop(SimpleNamespace())
+    loop.on_load_checkpoint(StepLoop(SimpleNamespace()).on_save_checkpoint() | {"step": 3})
+    assert loop.global_step == 3
+    with pytest.raises(UserError, match=r"loop of NeMo or Lightning.*initial_ckpt_path"):
+        loop.on_load_checkpoint({"_batches_that_stepped": 25})  # all that Lightning's loop saves
+
+
 def test_who_listens_to_events_that_do_not_happen_is_refused(strategy: Any) -> None:
     from nemo.lightning.megatron_parallel import CallbackConnector
     from nemo.lightning.pytorch.plugins import MegatronDataSampler

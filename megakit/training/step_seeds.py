@@ -1,4 +1,4 @@
-"""Makes dropout exact after a resumption: the generators' states follow from seed and step."""
+"""Makes random numbers exact after a resumption: generators are seeded by seed and step."""
 
 import hashlib
 from typing import Any
@@ -7,14 +7,13 @@ import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-from torch import nn
 
 #: Lightning's and NeMo's modules have configs without a seed.
 DEFAULT_SEED = 1234
 
 
-class ExactDropout(pl.Callback):
-    """Seeds the random generators at each training step, if the model has dropout.
+class StepSeeds(pl.Callback):
+    """Seeds torch's random generators at each training step, for dropout and other random numbers.
 
     Checkpoints do not contain the states of all ranks' generators. The seed of a step is derived
     from the seed of the model's config, the step, the pipeline stage and the data-parallel rank. So
@@ -22,23 +21,11 @@ class ExactDropout(pl.Callback):
     parallel ranks have the same default generator, and different generators in Megatron's tracker.
     """
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Finds out whether this rank's part of the model has dropout."""
-        config = getattr(pl_module, "config", None)
-        self._seed = getattr(config, "seed", DEFAULT_SEED) if has_dropout(pl_module) else None
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Seeds torch's default generator and Megatron's tracker."""
-        if self._seed is not None:
-            seed_generators(self._seed, trainer.global_step)
-
-
-def has_dropout(model: nn.Module) -> bool:
-    """Tells whether a module draws random numbers for dropout in training."""
-    # The rate's name in torch's `nn.Dropout`, in its attention and recurrent layers, in Megatron's.
-    names = ("p", "dropout", "hidden_dropout")
-    rates = [getattr(module, name, None) for module in model.modules() for name in names]
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, *args: Any) -> None:
+        """Seeds the generators, unless a CUDA graph makes the steps: it refuses random numbers."""
+        if getattr(trainer.strategy, "step_graph", None) is None:
+            seed = getattr(getattr(module, "config", None), "seed", DEFAULT_SEED)
+            seed_generators(seed, trainer.global_step)
 
 
 def seed_generators(seed: int, step: int) -> None:
