@@ -68,7 +68,11 @@ def run_script(
         else:
             _work(run, work)
     except (Exception, Stopped) as error:
-        status = report(error, console, cluster, run.directory.log if run else None)
+        status = 1
+        if isinstance(error, OSError) and error.filename is None and error.strerror:
+            error.filename = options.output_dir  # of a file that was open
+        with contextlib.suppress(OSError):  # standard error is a file, on a full disk
+            status = report(error, console, cluster, run.directory.log if run else None)
     with contextlib.suppress(OSError):  # of the log, on a full disk; standard error keeps nothing
         sys.stdout.flush()
     # A normal exit waits seconds for threads and helper processes that the frameworks left.
@@ -99,7 +103,8 @@ def report(error: BaseException, console: Console, cluster: Cluster, log: Path |
         console.say(f"Stopped after step {error.step}; the same command resumes from there.")
         return exit_status(error.signal)
     if console.is_diverted:
-        traceback.print_exception(error)  # to the log, where a programming error can be found
+        with contextlib.suppress(OSError):  # of the log, on a full disk
+            traceback.print_exception(error)  # there, a programming error can be found
     status = 2 if isinstance(error, UserError) else 1
     problems = error.problems if isinstance(error, UserError) else [str(error)]
     # If rank 0 refuses the job, the other ranks have nothing to tell.
@@ -112,7 +117,8 @@ def report(error: BaseException, console: Console, cluster: Cluster, log: Path |
             # A problem may quote a file, which may contain control sequences for the terminal.
             console.error("\n".join(map(printable, f"{program()}: {problem}".split("\n"))))
     elif isinstance(error, OSError):
-        console.error(f"{name}: {error}. Complete checkpoints are unchanged.")
+        told = f"{error.filename}: {error.strerror}" if error.strerror else error
+        console.error(f"{name}: {told}. Complete checkpoints are unchanged.")
     else:
         if cluster.num_processes > 1:
             # If another rank was killed, this error is a consequence. Meanwhile, the launcher names
