@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -42,10 +43,19 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
     vars(options)["given"] = frozenset(vars(parsed))  # see `given_of`
     problems: list[str] = getattr(options, "problems", list)()
     if unknown:
-        problems.append(f"{brief(unknown[0])}: there is no such option. See --help.")
+        problems.append(
+            f"{brief(unknown[0])}: there is no such option.{_near(unknown[0], options)}"
+        )
     if problems:
         parser.error("\n".join(problems))
     return options
+
+
+def _near(text: str, options: Any) -> str:
+    """Returns a question that names the options most like a text, if any, and where all are."""
+    name = text.partition("=")[0].replace("_", "-").replace("learning-rate", "lr")
+    near = get_close_matches(name, [flag(option.name) for option in fields(options)], 2, 0.7)
+    return f"{' Is it ' * bool(near)}{' or '.join(near)}{'?' * bool(near)} See --help."
 
 
 class _Parser(argparse.ArgumentParser):

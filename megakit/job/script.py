@@ -47,6 +47,8 @@ def run_script(
     script = Path(sys._getframe(1).f_code.co_filename)  # its files are compared with the run's
     begin_script()
     options = parse_options(options_class)
+    if not Path("run").is_file():  # the commands that the job prints belong to another folder
+        options.output_dir = options.output_dir.absolute()
     console, cluster, run, status = Console(), Cluster(), None, 0
     try:
         cluster = read_cluster()
