@@ -4,6 +4,7 @@ import argparse
 import ast
 import inspect
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -42,20 +43,14 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
     options = options_class(**vars(parsed))
     vars(options)["given"] = frozenset(vars(parsed))  # see `given_of`
     problems: list[str] = getattr(options, "problems", list)()
-    if unknown:
-        problems.append(
-            f"{brief(unknown[0])}: there is no such option.{_near(unknown[0], options)}"
-        )
+    for text in unknown[:1]:
+        name = re.sub("learning.rate", "lr", text.partition("=")[0])
+        near = get_close_matches(name, map(flag, vars(options)), 2, 0.7)
+        question = f"Is it {' or '.join(near)}? " if near else ""
+        problems.append(f"{brief(text)}: there is no such option. {question}See --help.")
     if problems:
         parser.error("\n".join(problems))
     return options
-
-
-def _near(text: str, options: Any) -> str:
-    """Returns a question that names the options most like a text, if any, and where all are."""
-    name = text.partition("=")[0].replace("_", "-").replace("learning-rate", "lr")
-    near = get_close_matches(name, [flag(option.name) for option in fields(options)], 2, 0.7)
-    return f"{' Is it ' * bool(near)}{' or '.join(near)}{'?' * bool(near)} See --help."
 
 
 class _Parser(argparse.ArgumentParser):

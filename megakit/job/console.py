@@ -112,7 +112,8 @@ class Console:
         """Prints one line, even on a silent rank."""
         if self._open_line:
             self._open_line, line = "", f"\n{line}"
-        print(line, file=self._err, flush=True)
+        with contextlib.suppress(OSError):  # of a file on a full disk, which costs no step
+            print(line, file=self._err, flush=True)
 
     def replace_line(self, line: str) -> None:
         """Replaces the line that this method printed last, until `error` ends the line."""

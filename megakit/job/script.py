@@ -70,11 +70,8 @@ def run_script(
         else:
             _work(run, work)
     except (Exception, Stopped) as error:
-        status = 1
-        if isinstance(error, OSError) and error.filename is None and error.strerror:
-            error.filename = options.output_dir  # of a file that was open
-        with contextlib.suppress(OSError):  # standard error is a file, on a full disk
-            status = report(error, console, cluster, run.directory.log if run else None)
+        folder = options.output_dir
+        status = report(error, console, cluster, folder, run.directory.log if run else None)
     with contextlib.suppress(OSError):  # of the log, on a full disk; standard error keeps nothing
         sys.stdout.flush()
     # A normal exit waits seconds for threads and helper processes that the frameworks left.
@@ -90,14 +87,16 @@ def begin_script() -> None:
     reset_signals()
 
 
-def report(error: BaseException, console: Console, cluster: Cluster, log: Path | None) -> int:
+def report(
+    error: BaseException, console: Console, cluster: Cluster, folder: Path, log: Path | None
+) -> int:
     """Tells the user why a script ends, on one of the ranks that fail; returns the exit status.
 
     | error | status | what the console shows |
     |---|---|---|
     | `Stopped` by a signal in training | of the signal | the step |
     | `UserError` | 2 | value, rule and remedy of each problem |
-    | `OSError` | 1 | the system's reason |
+    | `OSError` | 1 | the system's reason, and the file, or the folder of runs |
     | another | 1 | the traceback |
     """
     reset_signals()
@@ -119,7 +118,7 @@ def report(error: BaseException, console: Console, cluster: Cluster, log: Path |
             # A problem may quote a file, which may contain control sequences for the terminal.
             console.error("\n".join(map(printable, f"{program()}: {problem}".split("\n"))))
     elif isinstance(error, OSError):
-        told = f"{error.filename}: {error.strerror}" if error.strerror else error
+        told = f"{error.filename or folder}: {error.strerror}" if error.strerror else error
         console.error(f"{name}: {told}. Complete checkpoints are unchanged.")
     else:
         if cluster.num_processes > 1:

@@ -54,9 +54,9 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_standard_error_that_cannot_be_written(tmp_path: Path) -> None:
-    """There is nobody to tell that pretraining comes first, only a status."""
+    """There is nobody to tell that pretraining comes first, but the status does."""
     command = f"{sys.executable} {REPOSITORY / FINETUNE_PY} --output-dir {tmp_path} 2>/dev/full"
-    assert run("bash", "-c", command) == Result(1, "", "")
+    assert run("bash", "-c", command) == Result(2, "", "")
 
 
 @pytest.mark.parametrize(
