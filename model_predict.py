@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the script
     sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -12,9 +12,11 @@ if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the scri
 from megakit.errors import UserError
 from megakit.job import CommonOptions, Run, Stage, run_script
 from mnist.files import DataOptions
-from mnist.own_pictures import Pictures, read_pictures
 from mnist.sizes import NUM_PARTS
 from model_finetune import FINETUNE
+
+if TYPE_CHECKING:
+    from mnist.own_pictures import Pictures
 
 PREDICT = Stage("predict", before=FINETUNE)
 
@@ -45,8 +47,10 @@ class PredictOptions(DataOptions, CommonOptions):
         return found
 
     @cached_property
-    def pictures(self) -> Pictures | None:
+    def pictures(self) -> "Pictures | None":
         """Returns the user's pictures in the form of training images; None without --input."""
+        from mnist.own_pictures import read_pictures  # slow to import
+
         return read_pictures(self.input) if self.input else None
 
     def run_name(self, stage: str) -> str:

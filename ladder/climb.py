@@ -10,6 +10,8 @@ layouts. Its lines also have the norm of the gradient: a factor of all gradients
 once, and in the losses late and faintly, because clipping and Adam remove most of it.
 """
 
+from __future__ import annotations
+
 import argparse
 import math
 import os
@@ -20,20 +22,21 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ladder.gpt.text_samples import GptOptions
 from ladder.programs import LADDERS, Program, steps_of
 from megakit.errors import UserError
 from megakit.job.command_line import parse_options
 from megakit.job.option_types import flag
 from megakit.job.script import begin_script
 from mnist.files import DataOptions
-from mnist.samples import LadderOptions
+
+if TYPE_CHECKING:
+    from ladder.gpt.text_samples import GptOptions
+    from mnist.samples import LadderOptions
 
 FOLDER = Path("runs/ladder")
 #: Largest relative differences of losses, and of norms, that rounding explains in float32.
@@ -83,6 +86,8 @@ def split_ranks(arguments: list[str]) -> tuple[int, list[str]]:
 
 def hide_gpus(ranks: int) -> None:
     """Lets all programs compute on the CPU if there are GPUs, but not one for each rank."""
+    import torch
+
     if 0 < torch.cuda.device_count() < ranks:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -188,7 +193,7 @@ def climb(
 ) -> int:
     """Runs all programs, and prints a row for each; returns the exit status."""
     hide_gpus(max(program.ranks for program in programs))
-    has_norms = isinstance(options, GptOptions)
+    has_norms = hasattr(options, "text")
     shown = sorted({1, (options.steps + 1) // 2, options.steps})
     columns = "".join(f"{f'loss {step}':>13}" for step in shown)
     print(f"{'':28}lines   seconds{columns}   difference{'   of norms' * has_norms}")
@@ -255,10 +260,14 @@ def main() -> int:
     steps = steps_of(LADDERS[name])
     number = arguments[0] if arguments else ""
     try:
+        if number and number not in steps and not number.startswith("-"):
+            raise UserError(f"{number}: the steps have the numbers 1 to {len(steps)}.")
+        # These import torch, which takes seconds.
+        from ladder.gpt.text_samples import GptOptions
+        from mnist.samples import LadderOptions
+
         if number in steps:
             run_step(steps[number], arguments[1:])
-        elif number and not number.startswith("-"):
-            raise UserError(f"{number}: the steps have the numbers 1 to {len(steps)}.")
         else:
             if {"-h", "--help"} & {*arguments}:
                 print(__doc__)

@@ -59,8 +59,10 @@ def reading(what: object, remedy: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if isinstance(error, OSError | MemoryError):  # the system's reason, not the content's
+        if isinstance(error, OSError):  # the system's reason, not the content's
             remedy = remedy.removeprefix(DAMAGED)
+        if isinstance(error, MemoryError):
+            remedy = "Free some memory, raise the limit of this process, or use a smaller file."
         raise UserError(
             printable(f"{what}: cannot be read ({reason_of(error)}). {remedy}")
         ) from error

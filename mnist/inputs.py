@@ -29,17 +29,22 @@ def write_inputs(
         sources: The name of each picture.
 
     Returns:
-        A line for the console: where to look, and how many answers are unsure.
+        Text for the console: where to look, and how many answers are unsure.
     """
     shares = predictions.probabilities.max(axis=1)
     captions = []
     for source, answer, share in zip(sources, predictions.prediction, shares, strict=True):
-        is_sure = share >= LEAST_PROBABILITY
-        said = f"{answer}, {percent(share)}{'' if is_sure else ' ?'}"
-        captions.append([(source, INK), (said, INK if is_sure else BAD)])
+        said = f"{answer}, {rated(share)}"
+        captions.append([(source, INK), (said, BAD if "?" in said else INK)])
     shown = images[:MOST_DRAWN]
     title = f"What the classifier saw of {len(shown)} of {len(images):,} pictures"
     picture = drawing.captioned(shown, captions[:MOST_DRAWN], 6, 5, 14, title)
     write_atomically(path, to_png(picture))
     unsure = int((shares < LEAST_PROBABILITY).sum())
-    return f"{path}\n{unsure:,} answers are unsure; one digit on plain paper works best"
+    hint = f"\nunsure answers (?): {unsure:,}; one digit on plain paper works best"
+    return f"{path}{hint if unsure else ''}"
+
+
+def rated(share: float) -> str:
+    """Returns the probability of an answer in percent, with `?` if the answer is unsure."""
+    return f"{percent(share)}{'' if share >= LEAST_PROBABILITY else ' ?'}"

@@ -87,10 +87,10 @@ def read_pictures(path: Path) -> Pictures:
         raise UserError(first([*skipped.values()]))
     stacked = np.stack(images)
     digest = hashlib.sha256("\n".join(sources).encode() + stacked.data).hexdigest()
-    remarks = [f"{num_converted:,} of {len(images):,} pictures: converted to the form of MNIST."]
+    remarks = [f"Pictures converted to the form of MNIST: {num_converted:,} of {len(images):,}."]
     if skipped:
         names = ", ".join(first([*skipped]))
-        remarks.append(f"Skipped {len(skipped):,} files, no picture or no ink: {names}")
+        remarks.append(f"Skipped, no picture or no ink: {names}")
     return Pictures(printable(f"{path} (sha256 {digest[:12]})"), stacked, sources, remarks)
 
 

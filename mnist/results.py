@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakit.training.predicted_classes import Predictions
-from mnist.figure_style import percent
-from mnist.inputs import write_inputs
+from mnist.inputs import rated, write_inputs
 from mnist.prediction_figures import write_figures
 from mnist.report import write_digit_report
 
@@ -50,7 +49,7 @@ def _answers(predictions: Predictions, sources: Sequence[str]) -> dict[str, str]
     first = sources[:MOST_ANSWERS]
     shares = predictions.probabilities.max(axis=1)
     rows = {
-        source: f"{answer}, probability {percent(share)}"
+        source: f"{answer}, probability {rated(share)}"
         for source, answer, share in zip(first, predictions.prediction, shares, strict=False)
     }
     if (more := len(sources) - len(first)) > 0:

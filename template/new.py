@@ -16,8 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from copier import run_copy
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from template.sources import EXAMPLES, IN_FILES, ROOT, TEMPLATE, adapted, copy_sources
@@ -106,6 +104,8 @@ def project_name(path: Path) -> str:
 
 def make(project: Path, path: Path, scratch: Path, origin: str, has_pictures: bool) -> None:
     """Makes the project in the folder `project`; `path`, its later path, determines its name."""
+    from copier import run_copy  # not at the top, so that --help and refusals are quick
+
     wheel = build_wheel(project / "wheels", scratch)
     version = wheel.name.split("-")[1]
     answers = {"name": project_name(path), "megakit_version": version}

@@ -41,6 +41,12 @@ CASES = {
         "--warp 9 --lr 0",
         ["--warp: there is no such option. See --help.", "--lr 0.0: has to be above 0."],
     ),
+    "an option almost right": Case(
+        PRETRAIN_PY, "--max-step=3", ["--max-step=3: there is no such option. Is it --max-steps?"]
+    ),
+    "an option by its long name": Case(
+        PRETRAIN_PY, "--learning_rate 1", ["--learning_rate: | Is it --lr? See --help."]
+    ),
     "a value of the wrong kind": Case(
         PRETRAIN_PY, "--seed 4.2", ["--seed 4.2: has to be a whole number."]
     ),

@@ -71,6 +71,12 @@ def test_messages_begin_with_what_was_typed(refused: Refusals) -> None:
         assert told.startswith(f"run finetune: {begin}: ")
 
 
+def test_a_relative_path_of_another_folder_is_told_in_full(refused: Refusals) -> None:
+    """`./run` is not there, so what a job prints is of use elsewhere."""
+    told = refused.problem("model_finetune.py", "--output-dir", "elsewhere")
+    assert told.startswith(f"{refused.folder}/elsewhere/pretrain/checkpoints: no checkpoint")
+
+
 @pytest.mark.skipif(HAS_GPU_DRIVER, reason="this machine has a GPU, or its driver at least")
 def test_no_gpu(refused: Refusals) -> None:
     problem = refused.problem(PRETRAIN_PY, "--accelerator", "gpu", "--fresh")

@@ -231,5 +231,5 @@ def why_not_written(error: BaseException) -> str | None:
     if reason := re.search(r"\[Errno \d+\] ([^:\n]+)", text):
         return reason[1]
     if "inline_container" in text or "PytorchStreamWriter" in text:
-        return "a file could not be written completely"
+        return "a file could not be written completely, as on a full disk"
     return None

@@ -4,10 +4,12 @@ import argparse
 import ast
 import inspect
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -41,8 +43,11 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
     options = options_class(**vars(parsed))
     vars(options)["given"] = frozenset(vars(parsed))  # see `given_of`
     problems: list[str] = getattr(options, "problems", list)()
-    if unknown:
-        problems.append(f"{brief(unknown[0])}: there is no such option. See --help.")
+    for text in unknown[:1]:
+        name = re.sub("learning.rate", "lr", text.partition("=")[0])
+        near = get_close_matches(name, map(flag, vars(options)), 2, 0.7)
+        question = f"Is it {' or '.join(near)}? " if near else ""
+        problems.append(f"{brief(text)}: there is no such option. {question}See --help.")
     if problems:
         parser.error("\n".join(problems))
     return options

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import faulthandler
 import io
 import os
 import sys
@@ -27,6 +28,7 @@ class Output(io.FileIO):
             return super().write(data)
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):  # a closed pipe, a lost terminal
+                error.filename = Path(f"/proc/self/fd/{self.fileno()}").readlink()
                 raise
         if self.log is None:
             return len(data)
@@ -99,6 +101,7 @@ class Console:
         """Redirects what other code writes to standard output or error into a log file."""
         redirect(log, 1, 2)
         self.is_diverted = True
+        faulthandler.enable(self._err, all_threads=False)  # if the process is aborted
 
     def say(self, line: str) -> None:
         """Prints one line, unless this rank is silent."""
@@ -109,7 +112,8 @@ class Console:
         """Prints one line, even on a silent rank."""
         if self._open_line:
             self._open_line, line = "", f"\n{line}"
-        print(line, file=self._err, flush=True)
+        with contextlib.suppress(OSError):  # of a file on a full disk, which costs no step
+            print(line, file=self._err, flush=True)
 
     def replace_line(self, line: str) -> None:
         """Replaces the line that this method printed last, until `error` ends the line."""

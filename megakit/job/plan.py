@@ -133,6 +133,8 @@ def plan(
             run.identity = identify(options, run.dataset, run.precision, digest, script)
             if not options.fresh:
                 _compare_with_directory(run, options.max_steps, found)
+        if lock and not lock.writable() and not run.is_done:
+            raise UserError(f"{directory.path}: cannot be written. Use another --output-dir.")
         on_error.pop_all()  # keeps the lock
     return run
 

@@ -73,7 +73,8 @@ class RunDirectory:
         The lock file is in the directory itself, so two paths to one directory share one lock.
 
         Returns:
-            The open lock file. The lock holds until it is closed, or this process ends.
+            The open lock file; it is not writable if the directory is not. The lock holds until the
+            file is closed, or this process ends.
 
         Raises:
             UserError: Another process uses the directory, or the system refuses the file.
@@ -81,13 +82,7 @@ class RunDirectory:
         path = self.path / ".lock"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+")
-        except OSError as error:
-            raise UserError(
-                f"{error.filename}: cannot be created or opened ({error.strerror}). Use another "
-                "--output-dir."
-            ) from error
-        try:
+            file = path.open("a+" if os.access(self.path, os.W_OK) else "r")
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 raise BlockingIOError  # meanwhile, another process has set the directory aside
@@ -99,7 +94,13 @@ class RunDirectory:
                 f"{self.path} is in use by {holder}. Wait for it, end it, or use another "
                 "--output-dir."
             ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        except OSError as error:
+            raise UserError(
+                f"{error.filename or path}: cannot be created, opened or locked "
+                f"({error.strerror}). Use another --output-dir."
+            ) from error
+        if file.writable():
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
         return file

@@ -47,6 +47,8 @@ def run_script(
     script = Path(sys._getframe(1).f_code.co_filename)  # its files are compared with the run's
     begin_script()
     options = parse_options(options_class)
+    if not Path("run").is_file():  # the commands that the job prints belong to another folder
+        options.output_dir = options.output_dir.absolute()
     console, cluster, run, status = Console(), Cluster(), None, 0
     try:
         cluster = read_cluster()
@@ -68,7 +70,8 @@ def run_script(
         else:
             _work(run, work)
     except (Exception, Stopped) as error:
-        status = report(error, console, cluster, run.directory.log if run else None)
+        folder = options.output_dir
+        status = report(error, console, cluster, folder, run.directory.log if run else None)
     with contextlib.suppress(OSError):  # of the log, on a full disk; standard error keeps nothing
         sys.stdout.flush()
     # A normal exit waits seconds for threads and helper processes that the frameworks left.
@@ -84,14 +87,16 @@ def begin_script() -> None:
     reset_signals()
 
 
-def report(error: BaseException, console: Console, cluster: Cluster, log: Path | None) -> int:
+def report(
+    error: BaseException, console: Console, cluster: Cluster, folder: Path, log: Path | None
+) -> int:
     """Tells the user why a script ends, on one of the ranks that fail; returns the exit status.
 
     | error | status | what the console shows |
     |---|---|---|
     | `Stopped` by a signal in training | of the signal | the step |
     | `UserError` | 2 | value, rule and remedy of each problem |
-    | `OSError` | 1 | the system's reason |
+    | `OSError` | 1 | the system's reason, and the file, or the folder of runs |
     | another | 1 | the traceback |
     """
     reset_signals()
@@ -99,7 +104,8 @@ def report(error: BaseException, console: Console, cluster: Cluster, log: Path |
         console.say(f"Stopped after step {error.step}; the same command resumes from there.")
         return exit_status(error.signal)
     if console.is_diverted:
-        traceback.print_exception(error)  # to the log, where a programming error can be found
+        with contextlib.suppress(OSError):  # of the log, on a full disk
+            traceback.print_exception(error)  # there, a programming error can be found
     status = 2 if isinstance(error, UserError) else 1
     problems = error.problems if isinstance(error, UserError) else [str(error)]
     # If rank 0 refuses the job, the other ranks have nothing to tell.
@@ -112,7 +118,8 @@ def report(error: BaseException, console: Console, cluster: Cluster, log: Path |
             # A problem may quote a file, which may contain control sequences for the terminal.
             console.error("\n".join(map(printable, f"{program()}: {problem}".split("\n"))))
     elif isinstance(error, OSError):
-        console.error(f"{name}: {error}. Complete checkpoints are unchanged.")
+        told = f"{error.filename or folder}: {error.strerror}" if error.strerror else error
+        console.error(f"{name}: {told}. Complete checkpoints are unchanged.")
     else:
         if cluster.num_processes > 1:
             # If another rank was killed, this error is a consequence. Meanwhile, the launcher names

@@ -38,7 +38,8 @@ def write_in_threads() -> None:
         with ThreadPoolExecutor() as threads:
             list(threads.map(write_one, range(len(buckets))))  # raises a thread's error
         by_number = dict(sorted((answers.get() for _ in buckets), key=lambda pair: pair[0]))
-        errors = (one for one in by_number.values() if isinstance(one, Exception))
+        # If the disk is full, torch's archive fails again when it is closed, without the reason.
+        errors = (e.__context__ or e for e in by_number.values() if isinstance(e, Exception))
         results.put(next(errors, by_number))
 
     for owner, name, function in (

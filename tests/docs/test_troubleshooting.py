@@ -13,7 +13,7 @@ PLACES = re.compile(r"^(?:###(.*)|\| (`.*?) \||- (`[^`]*`(?:`[^`]*`|[^:`\n])*))"
 
 #: Messages of Python, frameworks and tools.
 FOREIGN = {
-    *("No module named 'nemo'", "No module named 'lazy_loader'", "No module named 'einops'"),
+    *("No module named 'nemo'", "No module named 'einops'"),
     *("No module named 'bionemo'", "KeyError: 0", "IndexError: list index out of range"),
     "list index out of range",
     "/usr/bin/env: 'bash\\r': No such file or directory",

@@ -77,13 +77,14 @@ def test_all_steps_agree(mnist_dir, tmp_path):
 PLANTED = """
 import sys
 import climb
+from mnist.samples import LadderOptions
 
 def values_of(program, *_):
     return {1: (0.5,), 2: (0.4 + 1e-6 * (program.name == "2_lightning.py"),)}
 
 
 climb.values_of = values_of
-sys.exit(climb.climb(climb.LADDERS[""], climb.LadderOptions(steps=2), []))
+sys.exit(climb.climb(climb.LADDERS[""], LadderOptions(steps=2), []))
 """
 
 

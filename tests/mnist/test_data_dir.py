@@ -107,5 +107,5 @@ def test_the_next_command_names_the_folder(mnist_dir, here):
     first = run_script("model_pretrain.py", "--data-dir", folder, *common, cwd=here)
     (command,) = re.findall(r"^  next +\./run finetune (.*)$", first.err, re.MULTILINE)
     second = run_script("model_finetune.py", *shlex.split(command), *common[:4], cwd=here)
-    assert second.output().startswith("runs 2/finetune/")
+    assert second.output().startswith(f"{here}/runs 2/finetune/")
     assert " mnist on " in second.err

@@ -27,6 +27,29 @@ from tests.mnist.made_up import (
     made_up,
 )
 from tests.refusals import problem
+from tests.scripts import output_of
+
+READ_IN_HALF_A_GIGABYTE = """
+import resource, sys
+from pathlib import Path
+from mnist.idx_files import UserError, read_file
+
+resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
+try:
+    read_file(Path(sys.argv[1]), sys.argv[2])
+except UserError as error:
+    print(error)
+"""
+
+
+def test_too_little_memory_is_no_damage(tmp_path: Path) -> None:
+    file = tmp_path / "MNIST" / "raw" / TEST_IMAGES
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as large:
+        large.truncate(2**30)
+    told = output_of(READ_IN_HALF_A_GIGABYTE, tmp_path, TEST_IMAGES)
+    assert told.startswith(f"{file}: cannot be read (MemoryError). Free some memory")
+    assert "Copy" not in told
 
 
 def test_known_checksums() -> None:

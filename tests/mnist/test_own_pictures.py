@@ -110,8 +110,8 @@ def test_a_folder_in_order_of_names_with_what_was_skipped(tmp_path):
     ]
     assert np.array_equal(read.images[2], DIGITS[0])
     assert read.remarks == [
-        "1 of 6 pictures: converted to the form of MNIST.",
-        "Skipped 4 files, no picture or no ink: blank.png, cut.png, film.png, more",
+        "Pictures converted to the form of MNIST: 1 of 6.",
+        "Skipped, no picture or no ink: blank.png, cut.png, film.png, more",
     ]
     assert "cut.png" in problem(read_pictures, tmp_path / "cut.png")  # never skipped if named
     assert "no picture is in it" in problem(read_pictures, tmp_path / "more")
@@ -159,7 +159,8 @@ def test_what_the_classifier_saw(tmp_path):
         said = write_inputs(
             path, Predictions(np.arange(70), np.full(70, -1), shares), images, sources
         )
-        assert said.startswith(f"{path}\n{3 * (share < 0.7)} answers are unsure")
+        told = "" if share > 0.7 else "\nunsure answers (?): 3; one digit on plain paper works best"
+        assert said == f"{path}{told}"
         pixels = np.asarray(Image.open(path), int)
         red.append(int((pixels[..., 0] - pixels[..., 1] > 100).sum()))
     assert red[0] == 0 < red[1]

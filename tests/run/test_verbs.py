@@ -2,10 +2,14 @@
 
 import os
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.run.conftest import as_if_set_up, start, write_program
+from tests.refusals import CLOSED_PROXY
+from tests.run.conftest import BASE_PYTHON, as_if_set_up, start, write_program
+from tests.scripts import REPOSITORY, run
 
 VERBS = (
     "tutorial tests pretrain finetune predict trace layout compare tensorboard notebook "
@@ -22,6 +26,35 @@ def test_help_lists_the_verbs_and_sets_up_nothing(project):
         found = re.findall(r"^  (?:--)?(\w+) ", done.stdout, flags=re.MULTILINE)
         assert found == expected.split()
     assert not (project / ".venv").exists()
+
+
+#: What needs no package, and its exit status.
+ANSWERED = {
+    **dict.fromkeys(("new --help", "help new", "pretrain -h", "predict --help", "tutorial -h"), 0),
+    **dict.fromkeys(("exercise --help", "experiment --help"), 0),
+    **dict.fromkeys(("new", "new a b", "ladder 7", "ladder gpt 9 --steps 2"), 2),
+}
+
+
+@pytest.mark.parametrize("command", ANSWERED)
+def test_help_and_refusals_before_anything_is_set_up(command, tmp_path):
+    """Any Python gives the answers that the environment gives."""
+    answers = []
+    path = f"{Path(BASE_PYTHON).parent}:{os.environ['PATH']}"
+    for venv in (str(tmp_path / "venv"), sys.prefix):
+        call = (REPOSITORY / "run", *command.split())
+        answers.append(run(*call, VENV=venv, PATH=path, https_proxy=CLOSED_PROXY, COLUMNS="80"))
+        assert not (tmp_path / "venv").exists()
+    assert answers[0] == answers[1]
+    assert answers[0].status == ANSWERED[command]
+
+
+def test_a_python_without_packages_is_told_where_they_are():
+    """`-S` leaves the packages out."""
+    done = run(sys.executable, "-S", REPOSITORY / "model_pretrain.py")
+    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "the packages are missing in this Python" in done.err
+    assert "./run pretrain" in done.err
 
 
 CALLS = {

@@ -1,6 +1,8 @@
 """What makes another run, and what a run keeps."""
 
+import errno
 import fcntl
+import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,13 @@ def test_a_notebook_can_open_a_run_again_after_an_error(options: Options) -> Non
         raise AssertionError("run.json cannot be written")
     RunDirectory(record.parent).lock().close()
     assert kept
+
+
+def test_a_file_system_without_locks(tmp_path: Path) -> None:
+    refusal = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    with mock.patch.object(fcntl, "flock", side_effect=refusal):
+        told = problem_of(RunDirectory(tmp_path).lock)
+    assert f"{tmp_path}/.lock: cannot be created, opened or locked (No locks available)." in told
 
 
 def test_a_directory_that_is_set_aside_while_it_is_locked(tmp_path: Path) -> None:
