@@ -30,6 +30,7 @@ FRAMEWORKS = {"torch", "nemo", "lightning", "megatron", "torchvision", "fiddle",
 
 #: Modules that no script, no test of a copy and no example imports, and who uses them.
 OTHERWISE_USED = {
+    "megakit/lazy.py": "each subpackage's `__init__.py`",
     "megakit/runtime/__main__.py": "prints the table of docs/patches.md",
     "megakit/job/notebook.py": "the notebook",
     "megakit/testing/forked_from.py": "preloaded by name, for the processes that ranks fork from",

@@ -1,5 +1,5 @@
 """Provides datasets for training with Megatron: epochs, resampling, batches, random effects."""
 
-import lazy_loader as lazy
+from megakit.lazy import names_of_stub
 
-__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = names_of_stub(__name__, __file__)

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -51,6 +52,11 @@ def run_script(
         options.output_dir = options.output_dir.absolute()
     console, cluster, run, status = Console(), Cluster(), None, 0
     try:
+        if find_spec("megatron") is None:
+            raise UserError(
+                f"the packages are missing in this Python, {sys.executable}. `./run {stage.name}` "
+                "uses one that has them: .venv/bin/python."
+            )
         cluster = read_cluster()
         console.silent = cluster.rank != 0
         if options.tensor_parallel > 1:

@@ -3,6 +3,6 @@
 The package loads a name when the name is first used. The stub `__init__.pyi` lists the names.
 """
 
-import lazy_loader as lazy
+from megakit.lazy import names_of_stub
 
-__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = names_of_stub(__name__, __file__)
