@@ -107,7 +107,6 @@ def share(
         if is_main:
             ranks = range(cluster.num_processes)
             wait(ranks, lambda rank: store.check([str(rank)]))
-            result = value
             problems = {one for rank in ranks for one in json.loads(store.get(str(rank)))}
             if store.check(["apart"]):
                 problems.add(_hidden(machine))
@@ -118,7 +117,7 @@ def share(
         if problems := json.loads(store.get("problems")):
             time.sleep(is_host)  # until the other ranks have read them, too
             raise UserError(problems)
-        return result
+        return value if is_main else result
 
     if is_main:
         try:
@@ -132,7 +131,6 @@ def share(
             sent = pickle.dumps(value)
         except Exception as error:  # the other ranks have to learn that there is no value
             failure = error
-        deadline = time.monotonic() + options.timeout
     else:
         wait(range(1), is_open)
     from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -146,8 +144,9 @@ def share(
     # Torch's process group uses this store. Set before, torch would ignore that the port is taken.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     store: Any = PrefixStore(f"megakit/{attempt}", own)
+    deadline = time.monotonic() + options.timeout
     try:
-        return timely(deadline - time.monotonic() + 1, meet)
+        return timely(options.timeout + 5, meet)
     except TimeoutError as error:
         raise error if error.args else late("0") from None
 
