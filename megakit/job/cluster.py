@@ -2,13 +2,18 @@
 
 import contextlib
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import environ, getppid
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from megakit.errors import UserError
 from megakit.runtime.signals import die_with_parent
 
+T = TypeVar("T")
+#: Seconds for what may be late on another machine: a name, an answer of the store, a file.
+PATIENCE = 20
 #: The variables of a job and their values in a single process; other values mean a job.
 SINGLE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 #: Variables that torchrun and our own launcher (`megakit.job.launch`) set for each process.
@@ -126,5 +131,16 @@ def is_first(event: str) -> bool:
     """Returns whether this rank is the first to report an event, and the event's first report."""
     # An error means that the rank that hosts the store has ended, and has reported the reason.
     with contextlib.suppress(RuntimeError):
-        return Cluster.store is None or bool(Cluster.store.add(event, 1) == 1)
+        try:
+            return Cluster.store is None or timely(PATIENCE, Cluster.store.add, event, 1) == 1
+        except TimeoutError:  # that rank hangs, so another one has to report
+            return environ["RANK"] == "1"
     return False
+
+
+def timely(seconds: float, call: Callable[..., T], *args: Any) -> T:
+    """Calls a function in a thread, and raises a TimeoutError if it does not return in time.
+
+    Torch's store waits without an end for a process that hangs, and lets Python handle no signal.
+    """
+    return ThreadPoolExecutor(1).submit(call, *args).result(seconds)

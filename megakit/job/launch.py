@@ -74,11 +74,15 @@ def launch(devices: int, console: Console) -> int:
 
 
 @contextlib.contextmanager
-def reserved_port() -> Iterator[int]:
-    """Yields a port of this machine that the kernel gives to nobody else until the end."""
+def reserved_port(port: int = 0) -> Iterator[int]:
+    """Yields a port of this machine that the kernel gives to nobody else until the end.
+
+    Raises:
+        OSError: Another process listens on the port that was asked for.
+    """
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("", 0))
+        reserved.bind(("", port))
         yield reserved.getsockname()[1]
 
 

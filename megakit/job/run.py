@@ -54,6 +54,7 @@ class Run(Generic[OptionsT_co]):
         began: When the script began, by `time.perf_counter()`.
         lock: The locked file in the run directory; None before the directory exists, and on other
             ranks.
+        holder: Who has locked the run directory, as rank 0 reads it; empty on rank 0.
     """
 
     stage: Stage
@@ -74,12 +75,14 @@ class Run(Generic[OptionsT_co]):
     is_main: bool = True
     began: float = 0.0
     lock: IO[str] | None = None
+    holder: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what rank 0 sends to the other ranks, which have a console of their own."""
         given = {one.name: getattr(self.options, one.name) for one in fields(self.options)}
         options = type(self.options)(**given)
-        return vars(self) | {"options": options, "console": None, "lock": None, "is_main": False}
+        left_out = {"console": None, "lock": None, "is_main": False}
+        return vars(self) | left_out | {"options": options, "holder": self.directory.holder()}
 
     def close(self) -> None:
         """Unlocks the run directory for other processes."""

@@ -1,5 +1,6 @@
 """Manages run directories: their files, their locks, and their checkpoints."""
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -87,11 +88,9 @@ class RunDirectory:
             if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 raise BlockingIOError  # meanwhile, another process has set the directory aside
         except BlockingIOError:
-            with file:
-                file.seek(0)
-                holder = file.read().strip() or "another process"
+            file.close()
             raise UserError(
-                f"{self.path} is in use by {holder}. Wait for it, end it, or use another "
+                f"{self.path} is in use by {self.holder()}. Wait for it, end it, or use another "
                 "--output-dir."
             ) from None
         except OSError as error:
@@ -103,4 +102,11 @@ class RunDirectory:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
+            os.fsync(file)  # for the ranks of other machines; see `holder`
         return file
+
+    def holder(self) -> str:
+        """Returns which process has locked the directory."""
+        with contextlib.suppress(OSError):
+            return (self.path / ".lock").read_text().strip() or "another process"
+        return ""

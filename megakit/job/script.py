@@ -5,6 +5,7 @@ Nothing here imports torch before the command line is parsed and checked.
 
 import contextlib
 import os
+import socket
 import sys
 import time
 import traceback
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from megakit.errors import Stopped, UserError, printable
-from megakit.job.cluster import LAUNCHER, Cluster, is_first, read_cluster
+from megakit.job.cluster import LAUNCHER, PATIENCE, Cluster, is_first, read_cluster
 from megakit.job.command_line import parse_options, program
 from megakit.job.console import Console, Output, open_output
 from megakit.job.options import CommonOptions
@@ -160,7 +161,20 @@ def _open(
 
     # As torchrun sets it: the other ranks import torch before they know the plan.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return share(cluster, make, options.timeout)
+    return share(cluster, make, _folder_problem, options)
+
+
+def _folder_problem(run: Run[OptionsT]) -> str:
+    """Returns that this rank's run directory is not that of rank 0; or nothing."""
+    deadline = time.monotonic() + PATIENCE  # a network's file system may show a file late
+    while run.directory.holder() != run.holder:
+        if time.monotonic() > deadline:
+            return (
+                f"{run.path.absolute()} on {socket.gethostname()} is not the folder of rank 0. "
+                "--output-dir has to be on a file system that all machines share."
+            )
+        time.sleep(0.2)
+    return ""
 
 
 def _say_done(run: Run[OptionsT]) -> None:

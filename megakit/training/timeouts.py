@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
+from megakit.errors import reason_of
 from megakit.runtime.patching import patch, require_attribute
 
 #: Options of the functions that create process groups, inside a block of `one_timeout`.
@@ -43,7 +44,13 @@ def replace_timeouts() -> None:
         original = require_attribute(owner, name)
 
         def create(*args: Any, name: str = name, original: Any = original, **options: Any) -> Any:
-            return original(*args, **(options | _OPTIONS.get(name, {})))
+            try:
+                return original(*args, **(options | _OPTIONS.get(name, {})))
+            except torch.distributed.DistStoreError as error:
+                raise TimeoutError(
+                    "the ranks could not connect to each other within --timeout, because one of "
+                    f"them hangs or has ended ({reason_of(error)})"
+                ) from error
 
         patch(
             *(owner, name, functools.wraps(original)(create)),

@@ -3,6 +3,7 @@
 Real processes on the bundled digits, and how they end: well, refused, failed, killed, hung.
 """
 
+import os
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 from megakit.checkpoints.manifest import list_checkpoints
 from tests.faults.harness import BEFORE_STEP, Fault, Training, leftover_processes
-from tests.scripts import Result
+from tests.scripts import REPOSITORY, Result
 
 SHORT = (
     *("--accelerator", "cpu", "--precision", 32),
@@ -23,6 +24,13 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
 IMPATIENT = (
     "-c",
     "import runpy, sys; from megakit.job import launch; launch.GRACE = 4.0; del sys.argv[0]; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')",
+)
+#: Runs a script whose ranks wait 1 s for a name or a file, on a machine that calls itself so.
+HASTY = (
+    "-c",
+    "import runpy, socket, sys; from megakit.job import cluster; cluster.PATIENCE = 1; "
+    "name = sys.argv[1]; socket.gethostname = lambda: name; del sys.argv[:2]; "
     "runpy.run_path(sys.argv[0], run_name='__main__')",
 )
 #: What a job may take on a busy machine; each takes some ten seconds on a quiet one.
@@ -111,6 +119,91 @@ def test_refused_by_one_rank_with_the_arithmetic(job):
     assert "--tensor-parallel 3: has to divide the width of the split layers, 64." in width
     assert "Traceback" not in first.err
     assert not job.folder.exists()
+
+
+def test_a_port_that_another_program_uses(job):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        job.begin(**srun_says(0, port) | {"MASTER_ADDR": "127.0.0.1"})
+        (end,) = job.ends()
+    assert (end.status, len(end.err.splitlines())) == (2, 1)
+    assert f"MASTER_ADDR 127.0.0.1 (127.0.0.1), MASTER_PORT {port}: Address already in u" in end.err
+    assert "Give all ranks another MASTER_PORT" in end.err
+    assert not job.folder.exists()
+
+
+def test_an_address_that_does_not_exist(job):
+    for rank in (0, 1):
+        place = srun_says(rank, free_port()) | {"MASTER_ADDR": "nowhere.invalid"}
+        job.begin(starter=(*HASTY, "here"), **place)
+    for end in job.ends():
+        assert (end.status, len(end.err.splitlines())) == (2, 1), end.err
+        assert "MASTER_ADDR nowhere.invalid: here finds no machine of this name (" in end.err
+    assert not job.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "folders", "options", "told"),
+    [
+        pytest.param(
+            *("127.0.0.1", "aa", ("--hidden-size", 32)),
+            "--hidden-size: 64 on rank 0, 32 on localhost. Start all ranks with the same options.",
+            marks=pytest.mark.long,
+        ),
+        ("127.0.0.1", "ab", (), "b/runs/pretrain on localhost is not the folder of rank 0. --outp"),
+        # Two ranks on one machine that, as two machines do, meet at an address of the network.
+        pytest.param(
+            *("0.0.0.0", "aa", (), "localhost resolves its own name to 127.0.0.1, where other"),
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["options", "folder", "name"],
+)
+def test_machines_that_cannot_work_together(job, tmp_path, address, folders, options, told):
+    """One rank says so, and both end before any work."""
+    port = free_port()
+    for rank, folder in enumerate(folders):
+        (place := tmp_path / folder).mkdir(exist_ok=True)
+        job.begin(
+            *("--output-dir", "runs", *(options if rank else ())),
+            starter=(*HASTY, "localhost"),
+            before=lambda place=place: os.chdir(place),
+            **srun_says(rank, port) | {"MASTER_ADDR": address, "PYTHONPATH": str(REPOSITORY)},
+        )
+    ends = job.ends()
+    assert [end.status for end in ends] == [2, 2], ends
+    (line,) = "".join(end.err for end in ends).splitlines()
+    assert told in line
+    assert not list(tmp_path.rglob("log.txt"))
+
+
+def test_the_port_of_another_job(job):
+    """A rank whose job's rank 0 could not have the port finds the other job there."""
+    port = free_port()
+    job.begin(**srun_says(0, port))
+    job.begin(**srun_says(1, port) | {"SLURM_JOB_ID": str(int(port) + 1009)})
+    first, other = job.processes
+    _, err = other.communicate(timeout=PATIENCE)
+    assert (other.returncode, len(err.splitlines())) == (2, 1), err
+    assert f"MASTER_PORT {port}: ranks of another job meet here" in err
+    assert first.poll() is None
+
+
+@pytest.mark.long
+def test_a_rank_that_hangs_in_the_start(job):
+    """Its other rank waits for `--timeout`, and says so in a sentence."""
+    port = free_port()
+    fault = Fault("megakit.training.strategy:ExactStrategy.setup_distributed", name="SIGSTOP")
+    for rank in (0, 1):
+        job.begin("--timeout", 10, fault=fault if rank else None, **srun_says(rank, port))
+    first, _ = job.processes
+    _, err = first.communicate(timeout=PATIENCE)
+    assert first.returncode == 1
+    (line,) = [line for line in err.splitlines() if line.startswith("model_pretrain.py")]
+    assert "(rank 0): the ranks could not connect to each other within --timeout" in line
+    assert "Traceback" not in err
 
 
 @pytest.mark.long
