@@ -53,11 +53,6 @@ def run_script(
         options.output_dir = options.output_dir.absolute()
     console, cluster, run, status = Console(), Cluster(), None, 0
     try:
-        if find_spec("megatron") is None:
-            raise UserError(
-                f"the packages are missing in this Python, {sys.executable}. `./run {stage.name}` "
-                "uses one that has them: .venv/bin/python."
-            )
         cluster = read_cluster()
         console.silent = cluster.rank != 0
         if options.tensor_parallel > 1:
@@ -107,6 +102,11 @@ def report(
     | another | 1 | the traceback |
     """
     reset_signals()
+    if isinstance(error, ModuleNotFoundError) and find_spec("megatron") is None:
+        error = UserError(
+            f"the packages are missing in this Python, {sys.executable}. ./run, with the name of "
+            "what to do, uses one that has them: .venv/bin/python."
+        )
     if isinstance(error, Stopped):
         console.say(f"Stopped after step {error.step}; the same command resumes from there.")
         return exit_status(error.signal)
