@@ -149,6 +149,8 @@ def record(program: Path, ranks: int, arguments: Sequence[str], folder: Path) ->
             r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception)\b.*)", text, re.MULTILINE
         )
         said = error[-1] if error else f"exit status {states[failed]}"
+        if re.search(r"world.?size", said, re.IGNORECASE):
+            raise UserError(f"{program.name}: {said}. --devices N starts N processes, not {ranks}.")
         raise FailedError(f"rank {failed}: {said}\nThe traceback is in {log_file}.")
     if not all((folder / f"{rank}.json").exists() for rank in range(ranks)):
         raise UserError(

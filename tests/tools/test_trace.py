@@ -268,6 +268,24 @@ def test_a_wrong_program_is_refused(tmp_path):
     assert "nothing.py: there is no such program. Name gpt, or a file that trains.\n" in done.err
 
 
+def test_ranks_that_the_layout_does_not_divide_are_refused(tmp_path):
+    done = trace("--devices", 3, "--tensor-parallel", 2, cwd=tmp_path)
+    assert (done.status, done.out) == (2, "")
+    assert "--devices 3: has to be a multiple of 2" in done.err
+
+
+@pytest.mark.long
+def test_a_program_with_too_few_processes_names_the_option(tmp_path):
+    """Nobody knows what its own option means."""
+    source = (REPOSITORY / "ladder/3_megatron.py").read_text()
+    source = source.replace("str(Path(__file__).resolve().parents[1])", repr(str(REPOSITORY)))
+    source = source.replace("options.tensor_parallel,", "2,")
+    (tmp_path / "own.py").write_text(source)
+    done = trace("own.py", "--dataset", "digits", cwd=tmp_path)
+    assert (done.status, done.out) == (2, "")
+    assert "--devices N starts N processes, not 1." in done.err
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
