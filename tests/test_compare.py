@@ -66,7 +66,7 @@ BUGS = {
 
 
 def train(
-    folder: Path, stage: str, *options: str, scripts: Path = REPOSITORY, **changes: str
+    folder: Path, stage: str, *options: str, scripts: Path = REPOSITORY, **changes: Any
 ) -> Path:
     """Trains 20 steps on the digits; returns the run directory."""
     how = ("--dataset", "digits", "--max-steps", 20, "--output-dir", folder)

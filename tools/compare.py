@@ -142,9 +142,10 @@ class Comparison(NamedTuple):
             yield "                   statistics, and a rank of one run has more of them in a step"
         different = [at for values in self.differences.values() for at in values if values[at]]
         yield f"\nThe first difference is at step {min(different)}." if different else ""
-        (end, short), (last, long) = sorted((max(run.rows), str(run.folder)) for run in self.runs)
-        if part := " in the common steps" * (end < last):
-            yield f"{short} ends at step {end}, and {long} at step {last}."
+        part, whole = sorted((max(run.rows), str(run.folder)) for run in self.runs)
+        where = " in the common steps" * (part[0] < whole[0])
+        if where:
+            yield f"{part[1]} ends at step {part[0]}, and {whole[1]} at step {whole[0]}."
         step, column = self.beyond
         if column:
             value = f"{self.differences[column][step]:.1e} (limit: {self.limit(column, step):.1e})"
@@ -157,7 +158,7 @@ class Comparison(NamedTuple):
             yield f"Verdict: rounding up to step {LAST_STEP}. Later steps are not judged: a high"
             yield "learning rate amplifies rounding, but a bug may begin small, too."
         else:
-            yield f"Verdict: {'rounding' if different else 'equal'}{part}."
+            yield f"Verdict: {'rounding' if different else 'equal'}{where}."
         limits = ", ".join(f"{in_words(k)} {limit:.0e}" for k, limit in LIMITS[self.limits].items())
         yield f"Limits at step 1 ({self.limits}): {limits}."
         yield f"Up to step {LAST_STEP}, n times as much at step n. Later, only the learning rate"

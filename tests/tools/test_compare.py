@@ -74,8 +74,8 @@ def test_a_validation_is_judged_while_the_training_losses_agree(found):
 
 def test_a_run_that_ended_early_is_told(tmp_path):
     whole, part = write(tmp_path / "whole"), write(tmp_path / "part", steps=(1, 10))
-    for runs in ((whole, part), (part, whole)):
-        told = "\n".join(compare(*map(read_run, runs)).lines())
+    for one, other in ((whole, part), (part, whole)):
+        told = "\n".join(compare(read_run(one), read_run(other)).lines())
         assert f"{part} ends at step 10, and {whole} at step 30." in told
         assert "Verdict: equal in the common steps." in told
 

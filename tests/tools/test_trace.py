@@ -268,12 +268,6 @@ def test_a_wrong_program_is_refused(tmp_path):
     assert "nothing.py: there is no such program. Name gpt, or a file that trains.\n" in done.err
 
 
-def test_ranks_that_the_layout_does_not_divide_are_refused(tmp_path):
-    done = trace("--devices", 3, "--tensor-parallel", 2, cwd=tmp_path)
-    assert (done.status, done.out) == (2, "")
-    assert "--devices 3: has to be a multiple of 2" in done.err
-
-
 @pytest.mark.long
 def test_a_program_with_too_few_processes_names_the_option(tmp_path):
     """Nobody knows what its own option means."""
@@ -291,6 +285,7 @@ def test_a_program_with_too_few_processes_names_the_option(tmp_path):
     ("arguments", "status", "says"),
     [
         (["--steps", 1], 2, "--steps 1: has to be at least 2."),
+        (["--devices", 3, "--tensor-parallel", 2], 2, "--devices 3: has to be a multiple of 2"),
         ([REPOSITORY / "ladder/1_torch.py", "--dataset", "digits"], 2, "no rank made a training"),
         (["--tensor-parallel", 3, "--dataset", "digits"], 1, "64 is not divisible by 3\nThe trace"),
     ],
