@@ -121,22 +121,21 @@ def start(log: str, path: Path, ranks: int, arguments: Sequence[str], shows: boo
         )
         if done.returncode:
             errors.seek(0)
-            text = errors.read()
-            if problems := re.findall(rf"^{path.name}: (.*)", text, re.MULTILINE):
-                raise UserError(problems)
-            print(told_by(text, log), file=sys.stderr)
+            print(told_by(errors.read(), path.name, errors.name), file=sys.stderr)
             raise StepFailedError(done.returncode)
     return done.stdout or ""
 
 
-def told_by(text: str, log: str) -> str:
-    """Returns what a person has to know of the log of a program that failed."""
-    lines = text.splitlines()
-    errors = [
-        line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", line)
-    ]
-    report = f"The traceback is in {FOLDER / log}.log."
-    return f"{errors[0]}\n{report}" if errors else text
+def told_by(text: str, program: str, log: object) -> str:
+    """Returns what a person has to know of the log of a program that failed.
+
+    Raises:
+        UserError: The program has refused its options.
+    """
+    if problems := re.findall(rf"^{re.escape(program)}: (.*)", text, re.MULTILINE):
+        raise UserError(problems)
+    error = re.search(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception)\b.*", text, re.MULTILINE)
+    return f"{error[0]}\nThe traceback is in {log}." if error else text
 
 
 def run_step(program: Program, arguments: list[str]) -> None:
