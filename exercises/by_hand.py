@@ -7,6 +7,7 @@ whose parts are on several ranks, and an Adam whose state is divided over the da
 import math
 import os
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,7 +215,8 @@ def main() -> None:
         distributed.all_reduce(loss, group=data_ranks)
         if distributed.get_rank() == 0:
             print(step + 1, f"{loss / data_ranks.size():.9f}", f"{float(norm):.9f}", flush=True)
-    distributed.destroy_process_group()  # else a process may abort when it ends
+    time.sleep(0.1)  # gloo's threads free the last tensors; one that does so while Python ends
+    distributed.destroy_process_group()  # would abort the process
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -133,18 +134,16 @@ def build(options: Options) -> tuple[Any, Any, Any]:
     adam = OptimizerConfig(lr=LR, min_lr=0.0, weight_decay=WEIGHT_DECAY, adam_beta2=0.98, **dtype)
     optimizer = get_megatron_optimizer(adam, [model])  # clips to a norm of 1; biases do not decay
     warmup = max(1, round(0.1 * options.steps))
+    decay: Any = {"start_wd": WEIGHT_DECAY, "end_wd": WEIGHT_DECAY, "wd_incr_style": "constant"}
+    decay |= {"wd_incr_steps": options.steps, "lr_decay_steps": options.steps}
     scheduler = OptimizerParamScheduler(
         optimizer,
         init_lr=LR / (warmup + 1),
         max_lr=LR,
         min_lr=0.0,
         lr_warmup_steps=warmup,
-        lr_decay_steps=options.steps,
         lr_decay_style="cosine",
-        start_wd=WEIGHT_DECAY,
-        end_wd=WEIGHT_DECAY,
-        wd_incr_steps=options.steps,
-        wd_incr_style="constant",
+        **decay,
     )
     return model, optimizer, scheduler
 
@@ -193,7 +192,8 @@ def main() -> None:
         if options.save and step + 1 == options.steps // 2:
             options.save.mkdir(parents=True, exist_ok=True)
             dist_checkpointing.save(state_of(*parts), str(options.save))
-    distributed.destroy_process_group()  # else a process may abort when it ends
+    time.sleep(0.1)  # gloo's threads free the last tensors; one that does so while Python ends
+    distributed.destroy_process_group()  # would abort the process
 
 
 if __name__ == "__main__":  # Megatron saves in processes that import this file again

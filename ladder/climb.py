@@ -81,6 +81,11 @@ def split_ranks(arguments: list[str]) -> tuple[int, list[str]]:
     # Ranks that share experts share the tokens of a sample, or are data parallel.
     context, experts = sizes.get("--context-parallel", 1), sizes.get("--expert-parallel", 1)
     ranks *= math.lcm(context, experts) // context
+    if devices and devices % ranks:
+        raise UserError(
+            f"--devices {devices}: has to be a multiple of {ranks}, which the other options need. "
+            f"Use --devices {ranks}, for example."
+        )
     return devices or ranks, others + [part for item in sizes.items() for part in map(str, item)]
 
 
@@ -121,22 +126,21 @@ def start(log: str, path: Path, ranks: int, arguments: Sequence[str], shows: boo
         )
         if done.returncode:
             errors.seek(0)
-            text = errors.read()
-            if problems := re.findall(rf"^{path.name}: (.*)", text, re.MULTILINE):
-                raise UserError(problems)
-            print(told_by(text, log), file=sys.stderr)
+            print(told_by(errors.read(), path.name, errors.name), file=sys.stderr)
             raise StepFailedError(done.returncode)
     return done.stdout or ""
 
 
-def told_by(text: str, log: str) -> str:
-    """Returns what a person has to know of the log of a program that failed."""
-    lines = text.splitlines()
-    errors = [
-        line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", line)
-    ]
-    report = f"The traceback is in {FOLDER / log}.log."
-    return f"{errors[0]}\n{report}" if errors else text
+def told_by(text: str, program: str, log: object) -> str:
+    """Returns what a person has to know of the log of a program that failed.
+
+    Raises:
+        UserError: The program has refused its options.
+    """
+    if problems := re.findall(rf"^{re.escape(program)}: (.*)", text, re.MULTILINE):
+        raise UserError(problems)
+    error = re.search(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception)\b.*", text, re.MULTILINE)
+    return f"{error[0]}\nThe traceback is in {log}." if error else text
 
 
 def run_step(program: Program, arguments: list[str]) -> None:
@@ -183,7 +187,7 @@ def values_of(
 
 def differences(values: Values, first: Values) -> list[float]:
     """Returns the largest relative difference of each value, over the steps that both have."""
-    pairs = ([*zip(values[step], first[step], strict=True)] for step in values)
+    pairs = ([*zip(values[step], first[step], strict=True)] for step in values if step in first)
     columns = zip(*pairs, strict=True)
     return [max(abs(one / other - 1) for one, other in column) for column in columns]
 
@@ -198,19 +202,24 @@ def climb(
     columns = "".join(f"{f'loss {step}':>13}" for step in shown)
     print(f"{'':28}lines   seconds{columns}   difference{'   of norms' * has_norms}")
     curves: dict[str, dict[int, float]] = {}
-    explained, first = True, Values()
+    explained, first, failed = True, Values(), []
     for program in programs:
         began = time.perf_counter()
-        values = values_of(program, arguments, options)
+        try:
+            values = values_of(program, arguments, options)
+        except StepFailedError:  # which has been told
+            failed.append(f"{program.file.name} {program.row}".strip())
+            values = {}
         seconds = time.perf_counter() - began
         first = values if program.is_first else first
         lines = "" if program.row else str(len(program.file.read_text().splitlines()))
         cells = "".join(
             f"{values[step][0]:13.9f}" if step in values else " " * 13 for step in shown
         )
+        cells = cells if values else f"{'failed':>13}"
         found = differences(values, first)
         explained &= all(one <= most for one, most in zip(found, ROUNDING, strict=False))
-        written = f"{found[0]:13.1e}" + "".join(f"{norm:11.1e}" for norm in found[1:])
+        written = "".join(f"{one:{width}.1e}" for one, width in zip(found, (13, 11), strict=False))
         print(f"{program.name:28}{lines:>5}{seconds:10.1f}{cells}{written}", flush=True)
         curves[program.name] = {step: loss for step, (loss, *_) in values.items()}
     print(
@@ -221,12 +230,14 @@ def climb(
     else:
         draw(curves)
         print(f"The curves are in {FOLDER / 'losses.png'}.")
+    if failed:
+        print(f"Failed: {', '.join(failed)}.", file=sys.stderr)
     if getattr(options, "precision", "32") == "32" and not explained:
         losses, norms = (f"{most:.0e}" for most in ROUNDING)
         others = f", of norms up to {norms}" if has_norms else ""
         print(f"Rounding explains differences up to {losses}{others}.", file=sys.stderr)
         return 1
-    return 0
+    return int(bool(failed))
 
 
 def draw(curves: dict[str, dict[int, float]]) -> None:
@@ -244,8 +255,10 @@ def draw(curves: dict[str, dict[int, float]]) -> None:
             above.plot(
                 losses.keys(), losses.values(), "o" if is_logged else "-", label=name.strip()
             )
-            relative = [abs(loss / first[step] - 1) for step, loss in losses.items()]
-            below.plot(losses.keys(), relative, "o" if is_logged else ".", label=name.strip())
+            relative = {n: abs(loss / first[n] - 1) for n, loss in losses.items() if n in first}
+            below.plot(
+                [*relative], [*relative.values()], "o" if is_logged else ".", label=name.strip()
+            )
         above.set_ylabel("training loss")
         above.legend()
         below.set(xlabel="training step", ylabel="relative difference")

@@ -65,12 +65,15 @@ BUGS = {
 }
 
 
-def train(folder: Path, stage: str, *options: str, scripts: Path = REPOSITORY) -> Path:
+def train(
+    folder: Path, stage: str, *options: str, scripts: Path = REPOSITORY, **changes: Any
+) -> Path:
     """Trains 20 steps on the digits; returns the run directory."""
     how = ("--dataset", "digits", "--max-steps", 20, "--output-dir", folder)
     start = ("--checkpoint", "none") if stage == "finetune" else ()
     script = scripts / f"model_{stage}.py"
-    done = run(sys.executable, script, *how, *start, *options, PYTHONPATH=str(REPOSITORY))
+    changes["PYTHONPATH"] = str(REPOSITORY)
+    done = run(sys.executable, script, *how, *start, *options, **changes)
     assert done.status == 0, done.err
     return folder / stage
 
@@ -137,3 +140,9 @@ def test_the_repeated_step_starts_from_the_stage_before(chain):
     done = compare(chain.runs / "finetune", chain.runs / "finetune", "--where")
     assert done.err == ""
     assert re.match(r"The first gradients of all 6 weights agree within 0\.0e\+00\.", done.output())
+
+
+def test_a_stock_step_is_repeated_from_a_folder_with_a_space(tmp_path):
+    other = train(tmp_path / "a folder", "pretrain", MEGAKIT_STOCK="1")
+    done = compare(other, other, "--where")
+    assert "agree within 0.0e+00" in done.output(), done.err

@@ -21,7 +21,9 @@ def commands() -> str:
     """The README's commands as a script, without those for elsewhere; shorter under layouts."""
     lines = [line for block in blocks(README, "bash") for line in lines_of(block)]
     script = "\n".join(line for line in lines if not ELSEWHERE.search(line))
-    return re.sub("(pretrain|finetune)(?= .*runs/two)", r"\1 --max-steps 20", script)
+    return re.sub(
+        "(run (?:pretrain|finetune))(?= .*runs/(?:one|two))", r"\1 --max-steps 20", script
+    )
 
 
 @pytest.fixture(scope="module")

@@ -142,6 +142,10 @@ class Comparison(NamedTuple):
             yield "                   statistics, and a rank of one run has more of them in a step"
         different = [at for values in self.differences.values() for at in values if values[at]]
         yield f"\nThe first difference is at step {min(different)}." if different else ""
+        part, whole = sorted((max(run.rows), str(run.folder)) for run in self.runs)
+        where = " in the common steps" * (part[0] < whole[0])
+        if where:
+            yield f"{part[1]} ends at step {part[0]}, and {whole[1]} at step {whole[0]}."
         step, column = self.beyond
         if column:
             value = f"{self.differences[column][step]:.1e} (limit: {self.limit(column, step):.1e})"
@@ -149,11 +153,12 @@ class Comparison(NamedTuple):
         if self.is_bug:
             is_first = column in ("lr", "val_loss") or step == min(self.differences[column])
             yield f"Verdict: a bug. Look for {CAUSES[column if is_first else 'later']}."
+            yield "docs/debugging.md narrows it down, for example if one is twice the other."
         elif column:
             yield f"Verdict: rounding up to step {LAST_STEP}. Later steps are not judged: a high"
             yield "learning rate amplifies rounding, but a bug may begin small, too."
         else:
-            yield f"Verdict: {'rounding' if different else 'equal'}."
+            yield f"Verdict: {'rounding' if different else 'equal'}{where}."
         limits = ", ".join(f"{in_words(k)} {limit:.0e}" for k, limit in LIMITS[self.limits].items())
         yield f"Limits at step 1 ({self.limits}): {limits}."
         yield f"Up to step {LAST_STEP}, n times as much at step n. Later, only the learning rate"
@@ -178,12 +183,16 @@ def compare(a: TrainingRun, b: TrainingRun, precision: str | None = None) -> Com
         UserError: The runs cannot be compared; all problems are listed.
     """
     where = f"{a.folder} and {b.folder}"
+    both = (a.options.keys() & b.options.keys()) - MAY_DIFFER
     problems = [
-        f"{where}: {name} is {a.options.get(name, 'absent')} and {b.options.get(name, 'absent')}. "
+        f"{where}: {name} is {a.options[name]} and {b.options[name]}. "
         "Compare runs whose options differ at most in layout, precision and start checkpoint."
-        for name in sorted((a.options.keys() | b.options.keys()) - MAY_DIFFER)
-        if a.options and b.options and a.options.get(name) != b.options.get(name)
+        for name in sorted(both)
+        if a.options[name] != b.options[name]
     ]
+    if a.options and b.options and (only := (a.options.keys() ^ b.options.keys()) - MAY_DIFFER):
+        names = ", ".join(sorted(only))
+        problems = [f"{where}: only one has {names}. Compare two runs of one stage."]
     precisions = {precision or run.options.get("precision", "absent") for run in (a, b)}
     if not precisions <= {"32", "bf16-mixed"}:
         problems.append(f"{where}: run.json names no known precision. Add --precision.")

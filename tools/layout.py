@@ -124,7 +124,7 @@ def describe(stage: Stage, options: CommonOptions, work: Callable[..., Path]) ->
         with _capturing():
             module, *_ = _build(work, run)
             shares = compute_shares(partial(_build, work, run), layout)
-    return "\n".join(description(_model_of(module), layout, precision, shares))
+    return "\n".join(description(module.config.model_cls.__name__, layout, precision, shares))
 
 
 def _check(options: CommonOptions) -> tuple[Layout, str]:
@@ -167,12 +167,6 @@ def _build(work: Callable[..., Path], run: Run[Any]) -> tuple[Any, ...]:
     raise UserError(
         f"{Path(sys.argv[0]).name}: its work does not call train of megakit.training. Call it."
     )
-
-
-def _model_of(module: Any) -> str:
-    """Returns the name of the class of the model."""
-    model_class: type = getattr(getattr(module, "config", None), "model_cls", _Built)
-    return model_class.__name__
 
 
 if __name__ == "__main__":

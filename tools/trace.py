@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from ladder.climb import QUIET, ROOT, hide_gpus, split_data, split_ranks
+from ladder.climb import QUIET, ROOT, hide_gpus, split_data, split_ranks, told_by
 from megakit.errors import UserError
 from megakit.job.command_line import program as command
 from megakit.job.script import begin_script
@@ -142,14 +142,10 @@ def record(program: Path, ranks: int, arguments: Sequence[str], folder: Path) ->
             one.join()
     if failed is not None:
         log_file = FOLDER / f"{failed}.log"
-        text = log_file.read_text()
-        if problems := re.findall(rf"^{re.escape(program.name)}: (.*)", text, re.MULTILINE):
-            raise UserError(problems)
-        error = re.findall(
-            r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception)\b.*)", text, re.MULTILINE
-        )
-        said = error[-1] if error else f"exit status {states[failed]}"
-        raise FailedError(f"rank {failed}: {said}\nThe traceback is in {log_file}.")
+        said = told_by(log_file.read_text(), program.name, log_file)
+        if re.search(r"Error\b.*world.?size", said, re.IGNORECASE):
+            raise UserError(f"{said} --devices N starts N processes, not {ranks}.".splitlines())
+        raise FailedError(f"rank {failed}: {said}")
     if not all((folder / f"{rank}.json").exists() for rank in range(ranks)):
         raise UserError(
             f"{program}: no rank made a training step by Megatron's schedule, "
@@ -172,10 +168,7 @@ def waits(program: Path, ranks: int, folder: Path) -> Iterator[str]:
 
 def trace(given: list[str]) -> None:
     """Records a step, prints it, and draws it."""
-    try:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{FOLDER}: {error.strerror}. Start the command elsewhere.") from None
+    FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program, ranks, arguments = plan(given, name)

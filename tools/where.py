@@ -23,6 +23,7 @@ STACKED = re.compile(r"\blayers\.(?!\d)")
 #: The largest relative difference of a gradient that rounding explains in float32.
 LIMIT = 1e-4
 #: Options of the repeated step, which replace those of the run.
+STOCK = "MEGAKIT_STOCK=1"
 ONE_STEP = ("--max-steps", "1", "--save-interval", "1", "--precision", "32", "--fresh")
 
 
@@ -62,8 +63,9 @@ def find_checkpoint(path: Path, folder: Path) -> Path:
     for other in path.parent.iterdir():  # the stage that the run may have started from
         if other.is_dir() and other != path:
             (folder / other.name).symlink_to(other)
-    arguments = [*shlex.split(command), *ONE_STEP, "--output-dir", str(folder)]
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+    words = [sys.executable, *shlex.split(command), *ONE_STEP, "--output-dir", str(folder)]
+    words.sort(key=STOCK.__ne__)  # `env` reads it, in front of the command
+    done = subprocess.run(["env", *words], capture_output=True, text=True)
     found = [*(folder / path.name).glob("checkpoints/step=*1/weights")]
     if done.returncode or len(found) != 1:
         raise UserError(f"{path}: its first step cannot be repeated. {done.stderr.strip()}")
@@ -105,7 +107,8 @@ def compare_gradients(
 ) -> tuple[float, list[Difference]]:
     """Returns the common factor of the norms, and the difference of each gradient without it.
 
-    Clipping by the norm multiplies all gradients, so the factor is the most frequent ratio.
+    Clipping by the norm multiplies all gradients, so the factor is the most frequent ratio, if it
+    is more frequent than by chance, and else 1.
 
     Raises:
         UserError: The trainings have other weights.
@@ -119,7 +122,8 @@ def compare_gradients(
         for name, moment in first.items()
     }
     found = [*ratios.values()]
-    factor = max(found, key=lambda one: sum(abs(one - x) <= LIMIT * x for x in found)) or 1.0
+    count, factor = max((sum(abs(one - x) <= LIMIT * x for x in found), one) for one in found)
+    factor = factor if factor and count >= max(2, len(found) / 10) else 1.0
     return factor, [
         Difference(
             name,
@@ -133,7 +137,11 @@ def compare_gradients(
 def in_lines(factor: float, found: list[Difference]) -> Iterator[str]:
     """Yields the differences in words, from the last weight of the model to the first."""
     if abs(factor - 1) > LIMIT:
-        yield f"All gradients have {factor:.6g} times the norm."
+        same = sum(abs(one.ratio - 1) <= LIMIT for one in found)
+        if same >= 0.9 * len(found):
+            yield f"All gradients have {factor:.6g} times the norm."
+        else:
+            yield f"{same} gradients have {factor:.6g} times the norm; others are relative to it."
     beyond = [one for one in found if not one.relative <= LIMIT]
     if beyond:
         yield "Gradients of step 1, from the last layer to the first:"
@@ -146,5 +154,5 @@ def in_lines(factor: float, found: list[Difference]) -> Iterator[str]:
         rest = "The gradients of all other" if beyond else "The first gradients of all"
         yield f"{rest} {len(others)} weights agree within {max(others):.1e}."
     if not beyond:
-        yield "Look for what comes after them: the optimizer, the learning rate, later samples, or"
-        yield "the validation."
+        yield "Look for what comes after them: the optimizer, the learning rate, later samples, the"
+        yield "validation; if these trainings do not clip, clipping: compare them with it, too."

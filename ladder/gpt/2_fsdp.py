@@ -3,6 +3,7 @@
 import functools
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def main() -> None:
         distributed.all_reduce(total)
         if rank == ranks - 1:
             print(step + 1, f"{total / ranks:.9f}", f"{norm:.9f}", flush=True)
-    distributed.destroy_process_group()  # else a process may abort when it ends
+    time.sleep(0.1)  # gloo's threads free the last tensors; one that does so while Python ends
+    distributed.destroy_process_group()  # would abort the process
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -309,7 +310,8 @@ def main() -> None:
         if options.save and step + 1 == options.steps // 2:
             options.save.mkdir(parents=True, exist_ok=True)
             dist_checkpointing.save(state_of(models, optimizer, step + 1), str(options.save))
-    distributed.destroy_process_group()  # else a process may abort when it ends
+    time.sleep(0.1)  # gloo's threads free the last tensors; one that does so while Python ends
+    distributed.destroy_process_group()  # would abort the process
 
 
 if __name__ == "__main__":  # Megatron saves in processes that import this file again

@@ -5,6 +5,7 @@ Nothing here imports torch before the command line is parsed and checked.
 
 import contextlib
 import os
+import shlex
 import socket
 import sys
 import time
@@ -189,7 +190,7 @@ def _say_done(run: Run[OptionsT]) -> None:
 def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path]) -> None:
     if not run.options.verbose:
         run.console.divert(run.directory.log)
-        print("command:", *sys.argv, *(["MEGAKIT_STOCK=1"] if is_stock() else []))
+        print("command:", shlex.join(sys.argv), *(["MEGAKIT_STOCK=1"] if is_stock() else []))
     suspend_collector()
     keep_freed_memory()
     use_accelerator(run.accelerator.name)

@@ -73,14 +73,18 @@ def test_all_steps_agree(mnist_dir, tmp_path):
     assert (tmp_path / "runs/ladder/losses.png").stat().st_size > 10_000
 
 
-#: The comparison, with losses of which one is another.
+#: The comparison, with losses of which one is another, or with programs that fail.
 PLANTED = """
 import sys
 import climb
 from mnist.samples import LadderOptions
 
+other, *fail = sys.argv[1:]
+
 def values_of(program, *_):
-    return {1: (0.5,), 2: (0.4 + 1e-6 * (program.name == "2_lightning.py"),)}
+    if program.name in fail:
+        raise climb.StepFailedError(1)
+    return {1: (0.5,), 2: (0.4 + 1e-6 * (program.name == other),)}
 
 
 climb.values_of = values_of
@@ -88,11 +92,27 @@ sys.exit(climb.climb(climb.LADDERS[""], LadderOptions(steps=2), []))
 """
 
 
+def climb_planted(folder, *names):
+    (folder / "runs/ladder").mkdir(parents=True)
+    return run_python("-c", PLANTED, *names, cwd=folder, PYTHONPATH=str(REPOSITORY / "ladder"))
+
+
 def test_other_losses_are_no_success(tmp_path):
-    (tmp_path / "runs/ladder").mkdir(parents=True)
-    done = run_python("-c", PLANTED, cwd=tmp_path, PYTHONPATH=str(REPOSITORY / "ladder"))
+    done = climb_planted(tmp_path, "2_lightning.py")
     assert done.status == 1
     assert "Rounding explains differences up to 1e-06" in done.err
+
+
+@pytest.mark.parametrize("name", ["1_torch.py", "  2 pipeline stages"])
+def test_a_program_that_fails_leaves_the_other_rows(name, tmp_path):
+    """Also the first, with whose losses the others are compared."""
+    done = climb_planted(tmp_path, "none", name)
+    assert (done.status, done.err.partition(":")[0]) == (1, "Failed")
+    assert name.strip() in done.err
+    rows = [row for row in done.out.splitlines()[1:] if row[:28].strip()[:1].isdigit()]
+    failed = [row.startswith(name) for row in rows]
+    assert (len(rows), sum(failed)) == (7, 1)
+    assert [row.endswith("failed") for row in rows] == failed
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,14 @@ def test_a_validation_is_judged_while_the_training_losses_agree(found):
     assert (result.beyond, result.is_bug) == ((30, "val_loss"), True)
 
 
+def test_a_run_that_ended_early_is_told(tmp_path):
+    whole, part = write(tmp_path / "whole"), write(tmp_path / "part", steps=(1, 10))
+    for one, other in ((whole, part), (part, whole)):
+        told = "\n".join(compare(read_run(one), read_run(other)).lines())
+        assert f"{part} ends at step 10, and {whole} at step 30." in told
+        assert "Verdict: equal in the common steps." in told
+
+
 @pytest.mark.parametrize("value", [nan, inf, -1.0])
 def test_values_that_are_no_usual_losses(tmp_path, value):
     """If both runs have them, there is no difference."""
@@ -144,7 +152,8 @@ class TestRefusals:
     def runs(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         write(tmp_path / "runs" / "one")
-        write(tmp_path / "runs" / "two", dataset="other", hidden_size=8)
+        write(tmp_path / "runs" / "two", dataset="other", lr=0.2)
+        write(tmp_path / "stage", dataset="other", num_labels=8)
         write(tmp_path / "late", steps=[20, 30])
         write(tmp_path / "unknown", precision="16")
         (tmp_path / "damaged").mkdir()
@@ -157,7 +166,8 @@ class TestRefusals:
         [
             ("runs/one none", ["none: contains no single run (found: none)"]),
             ("runs runs/one", ["runs: contains no single run (found: one, two)"]),
-            ("runs/one runs/two", ["dataset is made-up and other", "hidden_size is absent and 8"]),
+            ("runs/one runs/two", ["dataset is made-up and other", "lr is 0.1 and 0.2"]),
+            ("runs/one stage", ["only one has num_labels. Compare two runs of one stage."]),
             ("runs/one late", ["no common steps up to 10"]),
             ("runs/one unknown", ["Add --precision"]),
             ("runs/one damaged", ["damaged/metrics.csv: cannot be read"]),
@@ -215,3 +225,18 @@ def test_the_factor_is_that_of_most_gradients():
     )
     assert factor == pytest.approx(0.5)
     assert [one.weight for one in found if one.relative > where.LIMIT] == ["c", "d", "e"]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "told"),
+    [
+        ([2.0] * 9, "All gradients have 2 times the norm."),
+        ([0.5] * 3 + [0.6, 0.7], "3 gradients have 0.5 times the norm; others are relative"),
+        # Each tensor-parallel rank clips by a norm of its own; two ratios agree by chance.
+        ([0.9, 0.9, *(0.7 + 0.01 * number for number in range(20))], "Gradients of step 1"),
+    ],
+)
+def test_a_factor_is_told_if_gradients_have_it(ratios, told):
+    right = {str(number): torch.ones(4) for number in range(len(ratios))}
+    wrong = {name: ratio * right[name] for name, ratio in zip(right, ratios, strict=True)}
+    assert next(where.in_lines(*where.compare_gradients(right, wrong))).startswith(told)

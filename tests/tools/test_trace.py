@@ -286,10 +286,23 @@ def test_a_wrong_program_is_refused(tmp_path):
 
 
 @pytest.mark.long
+def test_a_program_with_too_few_processes_names_the_option(tmp_path):
+    """Nobody knows what its own option means."""
+    source = (REPOSITORY / "ladder/3_megatron.py").read_text()
+    source = source.replace("str(Path(__file__).resolve().parents[1])", repr(str(REPOSITORY)))
+    source = source.replace("options.tensor_parallel,", "2,")
+    (tmp_path / "own.py").write_text(source)
+    done = trace("own.py", "--dataset", "digits", cwd=tmp_path)
+    assert (done.status, done.out) == (2, "")
+    assert "--devices N starts N processes, not 1." in done.err
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
         (["--steps", 1], 2, "--steps 1: has to be at least 2."),
+        (["--devices", 3, "--tensor-parallel", 2], 2, "--devices 3: has to be a multiple of 2"),
         ([REPOSITORY / "ladder/1_torch.py", "--dataset", "digits"], 2, "no rank made a training"),
         (["--tensor-parallel", 3, "--dataset", "digits"], 1, "64 is not divisible by 3\nThe trace"),
     ],
