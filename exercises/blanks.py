@@ -2,10 +2,11 @@
 
 import ast
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 MARK = "YOUR CODE"
+IMPORT = "from exercises.course import given  # what the exercise with a number asks for"
 
 
 class Gap(NamedTuple):
@@ -14,26 +15,34 @@ class Gap(NamedTuple):
     Attributes:
         place: The function, with the classes and functions around it, such as `Row.forward`.
         task: What to write there.
-        first: Text in the first statement that is taken out; empty for the function's whole body.
-        last: Text in the last one; by default only one statement is taken out.
+        first: With what the first statement begins; empty for the function's whole body.
+        last: With what the last one begins; by default only one statement is taken out.
+        gives: In a function that other exercises need, too: the names that the code assigns.
+        program: The program.
     """
 
     place: str
     task: str
     first: str = ""
     last: str = ""
+    gives: str = ""
+    program: str = ""
 
 
 def make_blank(source: str, gaps: Sequence[Gap]) -> str:
     """Returns a program without the code of its gaps, each of which says what is to be written."""
+    for gap in gaps:
+        task = textwrap.fill(f"{MARK}: {gap.task}", 88, initial_indent="# ", subsequent_indent="# ")
+        source = replaced(source, gap, f'{task}\nraise NotImplementedError("{MARK}")')
+    return source
+
+
+def replaced(source: str, gap: Gap, text: str) -> str:
+    """Returns a program with a text in place of a gap's code."""
     lines = source.splitlines()
-    for gap in reversed(sorted(gaps, key=lambda gap: lines_of(source, gap)[0])):
-        first, last = lines_of(source, gap)
-        indent = " " * (len(lines[first]) - len(lines[first].lstrip()))
-        task = textwrap.wrap(
-            f"{MARK}: {gap.task}", 99, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
-        )
-        lines[first:last] = [*task, f'{indent}raise NotImplementedError("{MARK}")']
+    first, last = lines_of(source, gap)
+    indent = " " * (len(lines[first]) - len(lines[first].lstrip()))
+    lines[first:last] = [textwrap.indent(text, indent)]
     return "\n".join(lines) + "\n"
 
 
@@ -55,15 +64,16 @@ def missing(source: str) -> Iterator[tuple[int, str]]:
         task = [*task, text.removeprefix("# ")] if is_task else []
 
 
-def imported(source: str, names: Sequence[str], module: str) -> str:
-    """Returns a program that imports some of its classes and functions instead of defining them."""
+def imported(source: str, calls: Mapping[str, str]) -> str:
+    """Returns a program that calls something for some definitions at its top, by their names."""
     lines = source.splitlines()
     body = ast.parse(source).body
     for node in reversed(body):
-        if getattr(node, "name", None) in names:
-            del lines[node.lineno - 1 : (node.end_lineno or 0) + 2]  # two empty lines follow
-    last = max(node.lineno for node in body if isinstance(node, ast.ImportFrom))
-    lines.insert(last, f"from {module} import {', '.join(names)}  # given")
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in calls:
+            first = min(one.lineno for one in (node, *node.decorator_list))
+            del lines[first - 1 : (node.end_lineno or 0) + 2]  # two empty lines follow
+    last = max(node.end_lineno or 0 for node in body if isinstance(node, ast.ImportFrom))
+    lines[last:last] = [IMPORT, "", *(f"{name} = {call}" for name, call in calls.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -77,12 +87,12 @@ def lines_of(source: str, gap: Gap) -> tuple[int, int]:
     if not gap.first:
         return body[0].lineno - 1, body[-1].end_lineno or 0
 
-    def find(text: str) -> ast.stmt:  # the smallest statement with this text
-        found = [
+    def find(text: str) -> ast.stmt:  # the statement that begins with this text
+        return next(
             one
             for one in ast.walk(node)
-            if isinstance(one, ast.stmt) and text in (ast.get_source_segment(source, one) or "")
-        ]
-        return min(found, key=lambda one: len(ast.get_source_segment(source, one) or ""))
+            if isinstance(one, ast.stmt)
+            and (ast.get_source_segment(source, one) or "").startswith(text)
+        )
 
     return find(gap.first).lineno - 1, find(gap.last or gap.first).end_lineno or 0

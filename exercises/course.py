@@ -1,12 +1,17 @@
 """Reads the exercises, a TOML file each: what is asked, where it runs, which mistakes are known."""
 
+import functools
+import importlib
 import re
+import sys
+import textwrap
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from exercises.blanks import Gap, imported, make_blank
+from exercises.blanks import Gap, imported, lines_of, make_blank, replaced
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
@@ -37,11 +42,13 @@ class Layout:
         name: What the report calls it.
         ranks: Number of processes.
         options: The program's own options.
+        steps: The first and the last step that it prints, if these are not all steps.
     """
 
     name: str
     ranks: int
     options: str = ""
+    steps: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,11 +79,14 @@ class Exercise:
         hint: What `--hint` says.
         reads: Where to read about it.
         after: Where to read afterwards, because it tells the solution.
-        given: Classes and functions that the learner's file imports from the program.
         layouts: Where the learner's program runs.
         mistakes: The known ones.
         gaps: Places whose code is taken out.
         planted: In place of gaps: the edits of the solution that the learner has to mend.
+        hides: Definitions of the program that have the solution, so other files import them.
+        hidden: Places of this program and of others that show the solution in a function.
+        small: Options of a small training.
+        besides: What is told if all values are right, and yet something is wrong.
     """
 
     number: int
@@ -90,8 +100,11 @@ class Exercise:
     mistakes: list[Mistake]
     gaps: list[Gap]
     planted: list[Edit]
+    hides: list[str]
+    hidden: list[Gap]
+    small: str
     after: str = ""
-    given: tuple[str, ...] = ()
+    besides: str = ""
 
     @property
     def solution(self) -> str:
@@ -100,12 +113,18 @@ class Exercise:
 
     @property
     def blank(self) -> str:
-        """The source of the file that a learner gets."""
-        source = make_blank(self.solution, self.gaps)
-        if self.given:
-            module = self.program.removesuffix(".py").replace("/", ".")
-            source = imported(source, self.given, module)
-        source = edited(source, self.planted)
+        """The source of the file that a learner gets; no other exercise's solution is in it."""
+        source, calls = make_blank(self.solution, self.gaps), dict[str, str]()
+        for one in read_course():
+            call, same = f'given("{self.program}", {one.number}', one.program == self.program
+            for gap in one.hidden:
+                if one.number != self.number and gap.program == self.program:
+                    line = f'{gap.gives} = {call}, "{gap.gives}")' if gap.gives else f"{call})"
+                    source = replaced(source, gap, line)
+            calls |= {n: f'{call}, "{n}")' for n in one.hides if same and n not in self.hides}
+            for edit in one.planted if same else ():
+                source = source.replace(edit.old, edit.new)
+        source = imported(source, calls)
         return re.sub(r"parents\[\d\]", "parents[2]", source)  # from exercises/mine
 
     @property
@@ -127,6 +146,29 @@ def edited(source: str, edits: Sequence[Edit]) -> str:
     return source
 
 
+def given(program: str, number: int, names: str = "") -> Any:
+    """Does what an exercise asks for, so that the files of other exercises do not show it.
+
+    Args:
+        program: The program that has the solution.
+        number: The exercise.
+        names: A class or a function, which is returned. Or what the solution assigns: it runs with
+            the caller's variables.
+    """
+    exercise = read_course()[number - 1]
+    if names in exercise.hides:
+        module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
+        return getattr(module, names)
+    caller, source = sys._getframe(1), (ROOT / program).read_text()
+    gaps = (gap for gap in exercise.hidden if (gap.program, gap.gives) == (program, names))
+    first, last = lines_of(source, next(gaps))
+    code = textwrap.dedent("\n".join(source.splitlines()[first:last]))
+    variables = caller.f_globals | caller.f_locals
+    exec(compile("\n" * first + code, str(ROOT / program), "exec"), variables)
+    return eval(names or "None", variables)
+
+
+@functools.cache
 def read_course() -> list[Exercise]:
     """Reads all exercises, in their order."""
     course = []
@@ -136,15 +178,19 @@ def read_course() -> list[Exercise]:
             Mistake(row["name"], row["says"], [Edit(**edit) for edit in row["edits"]])
             for row in content.pop("mistakes")
         ]
+        program, gaps = content["program"], content.pop("gaps", [])
+        hidden = [row for row in gaps + content.pop("elsewhere", []) if "gives" in row]
         course.append(
             Exercise(
                 number=number,
                 name=path.stem,
                 layouts=[Layout(**row) for row in content.pop("layouts")],
-                gaps=[Gap(**row) for row in content.pop("gaps", [])],
+                gaps=[Gap(**row) for row in gaps],
                 planted=[Edit(**row) for row in content.pop("planted", [])],
+                hides=content.pop("hides", []),
+                hidden=[Gap(**{"task": "", "program": program, **row}) for row in hidden],
                 mistakes=mistakes,
-                **content,
+                **{"small": SMALL[program], **content},
             )
         )
     return course

@@ -9,6 +9,7 @@ import argparse
 import difflib
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,8 @@ sys.path.insert(0, str(ROOT))  # the project's folder
 
 from exercises import grading
 from exercises.blanks import missing, taken_out
-from exercises.course import SMALL, Exercise, read_course
-from exercises.grading import Outcome, Values
+from exercises.course import Exercise, edited, read_course
+from exercises.grading import Outcome
 from megakit.errors import UserError, brief, reading
 from megakit.job.script import begin_script
 
@@ -62,20 +63,19 @@ def solution(exercise: Exercise) -> Iterator[str]:
     for line, code in taken_out(exercise.solution, exercise.gaps):
         yield f"{exercise.program}, line {line}:\n\n{code}\n"
     if exercise.planted:
-        given, right = exercise.blank.splitlines(), exercise.solution.splitlines()
-        for row in [*difflib.unified_diff(given, right, lineterm="", n=1)][2:]:
-            if not row.startswith("@@") and "parents[" not in row:
-                yield row
+        right = exercise.solution
+        given = edited(right, exercise.planted)
+        rows = difflib.unified_diff(given.splitlines(), right.splitlines(), lineterm="", n=1)
+        yield from (row for row in [*rows][2:] if not row.startswith("@@"))
 
 
-def told(outcome: Outcome, right: Values, source: str) -> str:
+def told(outcome: Outcome, source: str) -> str:
     """Returns a line: whether a layout's values are right, else what is wrong first."""
     if outcome.error:
         return outcome.error + shown(outcome.where, source)
-    step = grading.first_wrong(outcome.values, right)
+    step, right = outcome.wrong, outcome.right
     if step is None:
-        more = f", but its ranks read {outcome.excess} samples too many" if outcome.excess else ""
-        return f"right{more}"
+        return f"right, but {outcome.besides}" if outcome.besides else "right"
     if step not in outcome.values or step not in right:
         steps = [
             f"{min(some)} to {max(some)}" if some else "none" for some in (outcome.values, right)
@@ -107,8 +107,9 @@ def factor(value: float, right: float) -> str:
     return "not"
 
 
-def verdict(exercise: Exercise, outcomes: Sequence[Outcome], wrong: Sequence[int | None]) -> str:
+def verdict(exercise: Exercise, outcomes: Sequence[Outcome]) -> str:
     """Returns what the learner is told about outcomes that are not all right."""
+    wrong = [outcome.wrong for outcome in outcomes]
     if found := grading.diagnose(exercise, outcomes):
         says = "\n".join(filled(one.says) for one in found)
         one = "This is a known mistake" if len(found) == 1 else "One of these gives these numbers"
@@ -117,10 +118,7 @@ def verdict(exercise: Exercise, outcomes: Sequence[Outcome], wrong: Sequence[int
         return "No known mistake gives this error."
     steps = [step for step in wrong if step is not None]
     if not steps:
-        return filled(
-            "Each sample is to be read once, by one replica. Replicas that all read everything "
-            "save no work."
-        )
+        return filled(exercise.besides)
     text = "No known mistake gives these numbers."
     right = [one.name for one, step in zip(exercise.layouts, wrong, strict=False) if step is None]
     if right:
@@ -153,22 +151,18 @@ def check(exercise: Exercise, path: Path) -> int:
     from megakit.testing import Ranks  # imports torch
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # CPUs round alike, and there may be one GPU only
-    outcomes, wrong = [], []
+    outcomes = []
     with Ranks(4, timeout=grading.LIMIT) as ranks:
         right = grading.right_values(ranks, exercise)
-        found = grading.outcomes_of(ranks, exercise, path)
+        found = grading.outcomes_of(ranks, exercise, path, right)
         for layout, outcome in zip(exercise.layouts, found, strict=False):
-            correct = grading.expected(right, layout)
             outcomes.append(outcome)
-            wrong.append(grading.first_wrong(outcome.values, correct))
-            print(f"{layout.name:29}{told(outcome, correct, source)}", flush=True)
+            print(f"{layout.name:29}{told(outcome, source)}", flush=True)
             for printed in outcome.prints:
                 print(f"  {printed}")
     print()
-    if any(step is not None for step in wrong) or any(
-        outcome.error or outcome.excess for outcome in outcomes
-    ):
-        print(verdict(exercise, outcomes, wrong))
+    if any(one.wrong is not None or one.error or one.besides for one in outcomes):
+        print(verdict(exercise, outcomes))
         return 1
     print(f"Right. {f'Now read {exercise.after}.' if exercise.after else ''}".rstrip())
     if path == exercise.file:
@@ -182,15 +176,15 @@ def renew(course: Sequence[Exercise]) -> None:
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with Ranks(4, timeout=grading.LIMIT) as ranks:
-        marks = {exercise.name: grading.measure(ranks, exercise) for exercise in course}
-    rows = {
-        name: ",\n".join(
-            f"  {json.dumps(mistake)}: {json.dumps(mark)}" for mistake, mark in known.items()
-        )
-        for name, known in marks.items()
-    }
-    parts = ",\n".join(f'"{name}": {{\n{row}\n}}' for name, row in rows.items())
-    grading.KNOWN.write_text(f"{{\n{parts}\n}}\n")
+        marks = {
+            exercise.name: {
+                name: [one.mark for one in outcomes]
+                for name, outcomes in grading.measure(ranks, exercise).items()
+            }
+            for exercise in course
+        }
+    text = json.dumps(marks, indent=1)
+    grading.KNOWN.write_text(re.sub(r"\n {3,}|\n  (?=\])", "", text) + "\n")
 
 
 def choose(course: Sequence[Exercise], number: str) -> Exercise:
@@ -244,7 +238,7 @@ def do(exercise: Exercise, options: argparse.Namespace) -> int:
         file = os.path.relpath(exercise.file)
         print(f"{filled(exercise.asks)}\n\nRead {exercise.reads}.\nThe file is {file}.")
         print(f"Then: ./run exercise {exercise.number}, also with --hint or --solution.")
-        print(f"It runs your file with {SMALL[exercise.program]}, and with:")
+        print(f"It runs your file with {exercise.small}, and with:")
         for one in exercise.layouts:
             print(
                 f"  {one.name:29}{one.ranks} process{'es' * (one.ranks > 1)} {one.options}".rstrip()

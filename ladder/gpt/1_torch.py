@@ -16,7 +16,7 @@ from megakit.job.command_line import parse_options
 from megakit.job.option_types import Count
 from megakit.models import seeded
 
-SEED, LR, CLIP = 2, 1e-3, 1.0
+SEED, LR = 2, 1e-3
 VOCABULARY, LENGTH, LAYERS, HIDDEN, HEADS, FFN = 256, 64, 4, 64, 4, 256
 
 
@@ -111,6 +111,6 @@ for step in range(options.steps):
     loss = functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
     optimizer.zero_grad()
     loss.backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), options.clip)
     optimizer.step()
     print(step + 1, f"{loss:.9f}", f"{norm:.9f}", flush=True)

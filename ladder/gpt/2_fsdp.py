@@ -19,7 +19,7 @@ from ladder.gpt.text_samples import GptOptions, TextSamples
 from megakit.job.command_line import parse_options
 from megakit.models import seeded
 
-SEED, LR, CLIP = 2, 1e-3, 1.0
+SEED, LR = 2, 1e-3
 VOCABULARY, LENGTH, LAYERS, HIDDEN, HEADS, FFN = 256, 64, 4, 64, 4, 256
 
 
@@ -104,7 +104,7 @@ def main() -> None:
         loss = functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
         optimizer.zero_grad()
         loss.backward()  # FSDP averages the gradients over the ranks
-        norm: Any = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        norm: Any = nn.utils.clip_grad_norm_(model.parameters(), options.clip)
         optimizer.step()
         total, norm = loss.detach().clone(), norm.full_tensor()
         distributed.all_reduce(total)

@@ -37,7 +37,7 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
-SEED, LR, CLIP = 2, 1e-3, 1.0
+SEED, LR = 2, 1e-3
 VOCABULARY, LENGTH, LAYERS, HIDDEN, HEADS, FFN = 256, 64, 4, 64, 4, 256
 #: Names weights by layer and by expert; shards Adam's states so that any layout can load them.
 METADATA = {
@@ -210,7 +210,7 @@ def build(options: Options) -> tuple[list[Any], Any]:
         min_lr=LR,
         weight_decay=0.0,
         adam_beta2=0.98,
-        clip_grad=CLIP,
+        clip_grad=options.clip,
         params_dtype=torch.float32,
         use_distributed_optimizer=shares,
     )

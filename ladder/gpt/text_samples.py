@@ -23,6 +23,9 @@ class GptOptions:
     steps: Annotated[int, Range(least=2, most=INT32_MAX)] = 50
     """Optimizer steps to train for."""
 
+    clip: Annotated[float, Range(above=0)] = 1.0
+    """The largest norm of the gradient; a larger gradient is scaled to it."""
+
     batch_size: BatchSize = 8
     """Samples per optimizer step."""
 
