@@ -50,9 +50,11 @@ def share(
     machine, address = socket.gethostname(), _resolve(host)
     place = f"MASTER_ADDR {host} ({address}), MASTER_PORT {port}"
     is_apart = cluster.num_nodes > 1 and not address.startswith(LOOPBACK)
-    given = {flag(one.name): str(getattr(options, one.name)) for one in fields(options)}
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID") if cluster.launcher == "srun" else ()
-    job = [str(cluster.num_processes), *(os.environ[name] for name in names)]
+    # A relative --output-dir depends on where a rank was started; `check` compares the folders.
+    names = {one.name for one in fields(options)} - {"output_dir"}
+    given = {flag(name): str(getattr(options, name)) for name in names}
+    of_slurm = ("SLURM_JOB_ID", "SLURM_STEP_ID") if cluster.launcher == "srun" else ()
+    job = [str(cluster.num_processes), *(os.environ[name] for name in of_slurm)]
     deadline = time.monotonic() + options.timeout
 
     def wait(ranks: range, has_come: Callable[[int], bool]) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -54,6 +54,11 @@ def run_script(
         options.output_dir = options.output_dir.absolute()
     console, cluster, run, status = Console(), Cluster(), None, 0
     try:
+        if PathFinder.find_spec("megatron") is None:
+            raise UserError(
+                f"the packages are missing in this Python, {sys.executable}. `./run {stage.name}` "
+                "uses one that has them: .venv/bin/python."
+            )
         cluster = read_cluster()
         console.silent = cluster.rank != 0
         if options.tensor_parallel > 1:
@@ -103,11 +108,6 @@ def report(
     | another | 1 | the traceback |
     """
     reset_signals()
-    if isinstance(error, ModuleNotFoundError) and find_spec("megatron") is None:
-        error = UserError(
-            f"the packages are missing in this Python, {sys.executable}. ./run, with the name of "
-            "what to do, uses one that has them: .venv/bin/python."
-        )
     if isinstance(error, Stopped):
         console.say(f"Stopped after step {error.step}; the same command resumes from there.")
         return exit_status(error.signal)

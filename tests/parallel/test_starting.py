@@ -166,6 +166,7 @@ def test_machines_that_cannot_work_together(job, tmp_path, address, folders, opt
     port = free_port()
     for rank, folder in enumerate(folders):
         (place := tmp_path / folder).mkdir(exist_ok=True)
+        (place / "run").touch()  # so the output folder stays relative: each rank has its own
         job.begin(
             *("--output-dir", "runs", *(options if rank else ())),
             starter=(*HASTY, "localhost"),
