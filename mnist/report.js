@@ -222,7 +222,8 @@ function pointAt(latent) {
   const names = chart.layout.scene.annotations.filter(({ name }) => name !== "yours");
   if (latent) {
     names.push({ name: "yours", text: "<b>your digit</b>", bgcolor: "#ffffff",
-      bordercolor: "#1f2328", borderpad: 3, ax: 60, ay: -130, arrowwidth: 2, arrowcolor: "#1f2328",
+      bordercolor: "#1f2328", borderpad: 3, arrowwidth: 2, arrowcolor: "#1f2328",
+      ax: 0, ay: z > 0 ? 130 : -130, // towards the middle, away from the legend above the chart
       x, y, z });
   }
   const trace = { x: [[x]], y: [[y]], z: [[z]] };

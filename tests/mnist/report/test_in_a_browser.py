@@ -130,6 +130,22 @@ def test_the_canvas_the_test_images_and_the_keys(
             found.wait_for_function(f"(old) => String(({EYE})()) === String(old)", arg=start)
 
 
+def test_the_label_of_a_drawing_covers_no_legend(chromium: "Browser", page: Path) -> None:
+    """At the lowest and at the highest point of each class, on a phone."""
+    with opened(chromium, page, "phone") as found:
+        points: list[list[float]] = (
+            found.evaluate("""() => Object.values(data.space.points).flatMap(
+            (points) => [-1, 1].map((up) => [...points].sort((a, b) => up * (b[2] - a[2]))[0]))""")
+        )
+        assert len(points) == 20
+        for point in points:
+            found.evaluate("(point) => pointAt(point)", point)
+            found.evaluate("() => new Promise((done) => requestAnimationFrame(() => done()))")
+            label, legend = found.locator("#space text", has_text="your digit"), ".legend"
+            top = label.evaluate("(text) => text.getBoundingClientRect().top")
+            assert top > found.locator(legend).evaluate("(it) => it.getBoundingClientRect().bottom")
+
+
 @pytest.mark.parametrize(("scheme", "size"), [("light", "phone"), ("dark", "wide")])
 def test_no_violations(chromium: "Browser", page: Path, scheme: str, size: str) -> None:
     """axe-core finds none, and a phone shows the page's whole width."""
