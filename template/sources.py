@@ -154,7 +154,8 @@ def only_used(text: str, used: set[str]) -> str:
 
 def name_of(node: Any) -> str:
     """Returns the name that a statement of a module defines; "" for an import."""
-    return getattr(node, "name", "") or getattr(getattr(node, "targets", [""])[0], "id", "")
+    target = getattr(node, "target", None) or getattr(node, "targets", [node])[0]
+    return getattr(node, "name", "") or getattr(target, "id", "")
 
 
 def names_in(node: ast.AST) -> set[str]:

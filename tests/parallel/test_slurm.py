@@ -17,7 +17,7 @@ SRUN = """#!/usr/bin/env bash
 echo "$*" >> "$LOG"
 [[ $* != *"$WORKS_ON"* ]] || { trap 'sleep 0.3; exit 143' USR1 TERM
   echo $$ > "$LOG.new"; mv "$LOG.new" "$LOG.working"
-  for ((i = 0; i < 200; i++)); do sleep 0.05; done; }
+  for ((i = 0; i < 1000; i++)); do sleep 0.05; done; }
 [[ $* != *"$FAILS_ON"* ]] || exit 1
 """
 SCONTROL = """#!/usr/bin/env bash
@@ -77,6 +77,18 @@ def working(batch, folder):
     while not (folder / "log.working").exists():
         assert batch.poll() is None
         time.sleep(0.02)
+
+
+def test_a_task_of_an_array_requeues_itself_alone(tmp_path):
+    """Also if only one stage's own options name the folder in which it saves."""
+    array = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "2"}
+    options = {"PRETRAIN_OPTIONS": '--output-dir "two words/$SLURM_ARRAY_TASK_ID"'}
+    batch = start(tmp_path, subprocess.PIPE, WORKS_ON="model_pretrain.py", **array, **options)
+    working(batch, tmp_path)
+    (tmp_path / "two words/2/pretrain/checkpoints/step=000007").mkdir(parents=True)
+    batch.send_signal(signal.SIGUSR1)
+    assert asked(batch, tmp_path, 143)[1:] == ["scontrol requeue 4711_2"]
+    assert "requeueing job 4711_2." in batch.stderr.read()
 
 
 @pytest.mark.parametrize(
