@@ -147,7 +147,8 @@ class MeanLossReduction(MegatronLossReduction):
             # Only evaluation pads its last batch. The mask is 0 for padding, and 1 on average.
             mask = batch["loss_mask"]
             is_first = isinstance(mask, FirstMask)
-            if output.requires_grad or (is_first and (mask[1:] > mask[:-1]).any()):
+            is_trained = output.requires_grad and torch.is_grad_enabled()
+            if is_trained or (is_first and (mask[1:] > mask[:-1]).any()):
                 raise UserError(
                     f"{name}: the dataset returns a loss_mask. A mean over all samples would count "
                     "what it masks as zeros. Derive the loss from TokenMeanLossReduction, which "
@@ -167,7 +168,8 @@ class MeanLossReduction(MegatronLossReduction):
                         f"{name}: the criterion returned {mean:.6g} for a batch, as in training, "
                         f"and the mean of its losses with reduction='none' is {plain:.6g}, as in "
                         "evaluation. They have to be equal; with class weights or ignore_index "
-                        "they are not. Derive the loss from TokenMeanLossReduction."
+                        "they are not. Derive the loss from TokenMeanLossReduction, or make both "
+                        "equal."
                     )
             loss = _weighted_mean(losses, batch)
         else:

@@ -1,5 +1,6 @@
 """Refuses what would train wrongly, or would never be called."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -88,7 +89,9 @@ def check_mask(batch: Any, loss: MegatronLossReduction) -> tuple[Any, Callable[.
             )
         return result
 
-    return {**batch, "loss_mask": mask.as_subclass(FirstMask)}, forward
+    first = copy.copy(batch)  # of the same class
+    first["loss_mask"] = mask.as_subclass(FirstMask)
+    return first, forward
 
 
 def _divides_sequence(module: torch.nn.Module) -> bool:

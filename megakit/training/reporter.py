@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from megatron.core.transformer.module import param_is_not_shared
 
 from megakit.checkpoints.writer import CheckpointWriter, logged_values
-from megakit.data.batches import fetch_batch
+from megakit.data.batches import fetch_batch, fetch_samples, has_get_batch
 from megakit.data.generators import generator_states
 from megakit.errors import printable
 from megakit.job.console import Console
@@ -129,7 +129,7 @@ class Reporter(pl.Callback):
             for name, value in values.items():
                 if math.isnan(value) and name not in self._nan:
                     self._nan.add(name)
-                    self.console.error(
+                    self.console.say(
                         f"Warning: {name} is NaN, by which --best-by chooses no checkpoint. Check "
                         "the metric or the loss of this name, and the validation set."
                     )
@@ -225,8 +225,11 @@ def generators_changed_by(data: Any) -> list[str]:
     Workers read nothing here: a file that this process opens must not be theirs, too.
     """
     before = generator_states()
-    if getattr(data, "train_set", None) is not None and not data.num_workers:
-        fetch_batch(data.train_set, np.zeros(1, np.int64))
+    dataset = getattr(data, "train_set", None)
+    if dataset is not None and not getattr(data, "num_workers", 1):
+        # Not collated, which the data module may do in its own way.
+        fetch = fetch_batch if has_get_batch(type(dataset)) else fetch_samples
+        fetch(dataset, np.zeros(1, np.int64))
     after = generator_states()
     return [name for name in before if before[name] != after[name]]
 
@@ -236,13 +239,15 @@ def equal_weights(model: torch.nn.Module) -> list[tuple[str, str]]:
 
     Every rank has to call this function. The first values are compared.
     """
+    if (num_stages := parallel_state.get_pipeline_model_parallel_world_size()) == 1:
+        return []
     own: dict[Any, str] = {}
     for name, weight in model.named_parameters():
         values = tuple(weight.detach().flatten()[:64].tolist())
         is_alone = weight.requires_grad and not getattr(weight, "shared_embedding", False)
         if is_alone and len(set(values)) > 1:
             own[weight.shape, values] = name.replace("module.", "")
-    stages = [own] * parallel_state.get_pipeline_model_parallel_world_size()
+    stages = [own] * num_stages
     group = parallel_state.get_pipeline_model_parallel_group()
     torch.distributed.all_gather_object(stages, own, group)
     pairs = itertools.combinations(stages, 2)

@@ -5,7 +5,6 @@ Its arguments, the trainer and the logger are in `build_trainer` of model_traine
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -128,8 +127,6 @@ class ExactStrategy(nl.MegatronStrategy):
             if self.ckpt_load_strictness is None:
                 self.ckpt_load_strictness = StrictHandling.RAISE_ALL
         super().setup(trainer)
-        # Of torch's losses: they broadcast, which mixes the values of different samples.
-        warnings.filterwarnings("error", "Using a target size")
         refuse_listeners(self)
         if trainer.state.fn == TrainerFn.FITTING:
             config = require_attribute(self.model[0], "config")

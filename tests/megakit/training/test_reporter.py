@@ -55,6 +55,7 @@ def test_warnings_about_the_project_reach_the_console_once(
         (lambda n: np.random.rand(n) + random.random(), 0, ["numpy", "random"]),
         (np.random.rand, 1, []),  # a file that is opened here must not be the workers', too
         (np.random.default_rng(1).random, 0, []),
+        (lambda n: {"note": None}, 0, []),  # which only the data module's own collation takes
     ],
 )
 def test_samples_that_draw_from_a_global_generator_are_noticed(
