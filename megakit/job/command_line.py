@@ -45,7 +45,7 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
     problems: list[str] = getattr(options, "problems", list)()
     for text in unknown[:1]:
         name = re.sub("learning.rate", "lr", text.partition("=")[0])
-        near = get_close_matches(name, [flag(one.name) for one in fields(options_class)], 2, 0.7)
+        near = get_close_matches(name, map(flag, sorted({*vars(options)} - {"given"})), 2, 0.7)
         question = f"Is it {' or '.join(near)}? " if near else ""
         problems.append(f"{brief(text)}: there is no such option. {question}See --help.")
     if problems:
