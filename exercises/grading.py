@@ -144,6 +144,7 @@ def train(path: str, arguments: Sequence[str], folder: Path) -> tuple[int, int, 
 
     def count_and_end() -> None:  # the last call of main
         nonlocal stored
+        gc.collect()
         found = [one for one in gc.get_objects() if isinstance(one, Tensor)]
         weights = sum(one.numel() for one in found if type(one) is not Tensor)
         stored = sum(one.numel() for one in found) / max(weights, 1) - 1
