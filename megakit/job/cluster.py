@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -144,3 +145,11 @@ def timely(seconds: float, call: Callable[..., T], *args: Any) -> T:
     Torch's store waits without an end for a process that hangs, and lets Python handle no signal.
     """
     return ThreadPoolExecutor(1).submit(call, *args).result(seconds)
+
+
+def until(seconds: float, call: Callable[[], T]) -> T:
+    """Calls a function until it returns something true, for some seconds; returns what it did."""
+    deadline = time.monotonic() + seconds
+    while not (found := call()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found

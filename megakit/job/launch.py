@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from megakit.job.cluster import LAUNCHER
+from megakit.job.cluster import LAUNCHER, until
 from megakit.job.console import Console
 from megakit.runtime.signals import (
     EXIT_STATUS,
@@ -49,6 +49,9 @@ def launch(devices: int, console: Console) -> int:
     def forward(number: int, frame: FrameType | None) -> None:
         send(signal.SIGKILL if request.is_repeated(number) else number)
 
+    def have_ended() -> bool:
+        return None not in [rank.poll() for rank in ranks]
+
     with reserved_port() as port:
         ranks = _start(devices, port)
         handle_signals(forward)
@@ -67,9 +70,9 @@ def launch(devices: int, console: Console) -> int:
             )
             status = 1
         if status in EXIT_STATUS.values():  # the ranks save a checkpoint together
-            _wait(ranks, GRACE)  # Python handles no signal during a call of CUDA
+            until(GRACE, have_ended)  # Python handles no signal during a call of CUDA
         send(signal.SIGKILL)
-        _wait(ranks, GRACE)
+        until(GRACE, have_ended)
     return status
 
 
@@ -101,13 +104,6 @@ def _start(devices: int, port: int) -> list[subprocess.Popen[bytes]]:
         )
         for rank in range(devices)
     ]
-
-
-def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Waits until all ranks have ended, or for some seconds."""
-    deadline = time.monotonic() + seconds
-    while None in [rank.poll() for rank in ranks] and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def run_in_fork(work: Callable[[], object]) -> int:
