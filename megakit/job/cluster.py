@@ -56,11 +56,6 @@ class Cluster:
         """Number of processes in the job."""
         return self.devices * self.num_nodes
 
-    @property
-    def rank_suffix(self) -> str:
-        """Suffix for messages that names this rank; empty in a job of one process."""
-        return f" (rank {self.rank})" if self.num_processes > 1 else ""
-
 
 def read_cluster() -> Cluster:
     """Reads the job from the environment, and corrects the environment.
@@ -106,9 +101,8 @@ def _read_variables(launcher: str) -> Cluster:
     if launcher == "srun":
         _translate_srun()
     rank, world_size, _, devices, _ = (int(environ[name]) for name in (*SINGLE, "MASTER_PORT"))
-    if not (0 <= rank < world_size and 1 <= devices <= world_size and environ["MASTER_ADDR"]):
-        raise ValueError
-    if world_size % devices:
+    is_rank = 0 <= rank < world_size and 1 <= devices <= world_size
+    if not (is_rank and environ["MASTER_ADDR"]) or world_size % devices:
         raise ValueError
     return Cluster(launcher, rank, devices, world_size // devices)
 

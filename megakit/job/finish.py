@@ -135,8 +135,9 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
         "curves": shlex.join(["./run", "tensorboard", *_not_default(options, logdir="output_dir")]),
     }
     if next_verb is not None:
-        names = ("output_dir", "precision", "data_dir")
-        same = _not_default(options, **dict(zip(names, names, strict=True)))
+        same = _not_default(
+            options, output_dir="output_dir", precision="precision", data_dir="data_dir"
+        )
         rows["next"] = shlex.join(["./run", next_verb, *same])
     early = ""
     if steps < options.max_steps:

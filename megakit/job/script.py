@@ -120,7 +120,7 @@ def report(
     if not problems or not is_first("failed"):
         time.sleep(3)  # the rank that tells the reason ends first; then the launcher ends this one
         return status
-    name = f"{program()}{cluster.rank_suffix}"
+    name = program() + (f" (rank {cluster.rank})" if cluster.num_processes > 1 else "")
     if status == 2:
         for problem in problems:
             # A problem may quote a file, which may contain control sequences for the terminal.

@@ -128,9 +128,6 @@ def first_failure() -> Iterator[None]:
         raise next(iter(error.failures.values()))[0] from error
 
 
-_patch = functools.partial(patch, group="safe")
-
-
 def install_safe_readers() -> None:
     """Replaces the readers of torch, Megatron and NeMo; imports Megatron."""
     from megatron.core.dist_checkpointing import core, validation
