@@ -216,8 +216,10 @@ def finish_prediction(
         with contextlib.suppress(OSError):  # the first error matters more
             remove_incomplete(run)
     summary = _summary(run) | {
-        **{"seconds": writer.seconds, "samples_per_second": num_samples / writer.seconds},
-        **{"checkpoint": run.start, "num_samples": num_samples},
+        "seconds": writer.seconds,
+        "samples_per_second": num_samples / writer.seconds,
+        "checkpoint": run.start,
+        "num_samples": num_samples,
         **({} if predictions is None else predictions.scores()),
     }
     own = {name: float(value) for name, value in (scores(outputs) if scores else {}).items()}
