@@ -45,14 +45,16 @@ from megakit.models import (
 from megakit.training import (
     LightningPassthroughPredictionMixin,
     MeanLossReduction,
+    MetricTracker as MetricTracker,  # only the published tutorial uses it
     SameSizeLossDict,
     ValidationMetric,
     megatron_adam,
 )
-from megakit.training import MetricTracker as MetricTracker  # only the published tutorial uses it
-from mnist.dataset import MnistBatch as MnistBatch
-from mnist.dataset import MNISTCustom as MNISTCustom
-from mnist.dataset import MnistItem as MnistItem
+from mnist.dataset import (
+    MnistBatch as MnistBatch,
+    MNISTCustom as MNISTCustom,
+    MnistItem as MnistItem,
+)
 from mnist.files import read_splits
 from mnist.sizes import SizeOptions
 

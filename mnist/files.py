@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from megakit.errors import UserError
-from mnist.digits import Split as Split
-from mnist.digits import read_digits as read_digits
-from mnist.idx_files import MNIST_SHA256 as MNIST_SHA256
-from mnist.idx_files import download, locate, read_file
-from mnist.idx_files import read_mnist as read_mnist
+from mnist.digits import Split as Split, read_digits as read_digits
+from mnist.idx_files import (
+    MNIST_SHA256 as MNIST_SHA256,
+    download,
+    locate,
+    read_file,
+    read_mnist as read_mnist,
+)
 
 if TYPE_CHECKING:
     import numpy as np

@@ -44,6 +44,9 @@ CASES = {
     "an option almost right": Case(
         PRETRAIN_PY, "--max-step=3", ["--max-step=3: there is no such option. Is it --max-steps?"]
     ),
+    "an attribute that is no option": Case(
+        PRETRAIN_PY, "--given 1", ["--given: there is no such option. See --help."]
+    ),
     "an option by its long name": Case(
         PRETRAIN_PY, "--learning_rate 1", ["--learning_rate: | Is it --lr? See --help."]
     ),

@@ -23,8 +23,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from megakit.errors import UserError
-from megakit.job import Run
-from megakit.job import script as scripts
+from megakit.job import Run, script as scripts
 from megakit.job.cluster import Cluster
 from megakit.job.command_line import parse_options, program
 from megakit.job.console import Console

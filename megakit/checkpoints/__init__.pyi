@@ -1,5 +1,3 @@
-from .manifest import Manifest as Manifest
-from .manifest import read_manifest as read_manifest
-from .manifest import verify as verify
+from .manifest import Manifest as Manifest, read_manifest as read_manifest, verify as verify
 from .model_settings import read_model_settings as read_model_settings
 from .writer import CheckpointWriter as CheckpointWriter

@@ -1,26 +1,29 @@
-from .batches import fetch_batch as fetch_batch
-from .batches import fetch_samples as fetch_samples
+from .batches import fetch_batch as fetch_batch, fetch_samples as fetch_samples
 from .blending import BlendedDataset as BlendedDataset
-from .datamodule import MegatronDataModule as MegatronDataModule
-from .datamodule import WrappedDataLoader as WrappedDataLoader
-from .datamodule import another_name as another_name
-from .device import on_device as on_device
-from .device import take as take
-from .epochs import BatchedMultiEpochDatasetWrapper as BatchedMultiEpochDatasetWrapper
-from .epochs import IdentityMultiEpochDatasetWrapper as IdentityMultiEpochDatasetWrapper
-from .epochs import MultiEpochDataset as MultiEpochDataset
-from .epochs import MultiEpochDatasetResampler as MultiEpochDatasetResampler
-from .epochs import MultiEpochDatasetWrapper as MultiEpochDatasetWrapper
-from .epochs import SizedDataset as SizedDataset
+from .datamodule import (
+    MegatronDataModule as MegatronDataModule,
+    WrappedDataLoader as WrappedDataLoader,
+    another_name as another_name,
+)
+from .device import on_device as on_device, take as take
+from .epochs import (
+    BatchedMultiEpochDatasetWrapper as BatchedMultiEpochDatasetWrapper,
+    IdentityMultiEpochDatasetWrapper as IdentityMultiEpochDatasetWrapper,
+    MultiEpochDataset as MultiEpochDataset,
+    MultiEpochDatasetResampler as MultiEpochDatasetResampler,
+    MultiEpochDatasetWrapper as MultiEpochDatasetWrapper,
+    SizedDataset as SizedDataset,
+)
 from .indices import EpochIndex as EpochIndex
 from .permutation import permute as permute
-from .random_effects import bernoulli as bernoulli
-from .random_effects import bernoulli_like as bernoulli_like
-from .random_effects import normal as normal
-from .random_effects import normal_like as normal_like
-from .random_effects import sample_generator as sample_generator
-from .random_effects import uniform as uniform
+from .random_effects import (
+    bernoulli as bernoulli,
+    bernoulli_like as bernoulli_like,
+    normal as normal,
+    normal_like as normal_like,
+    sample_generator as sample_generator,
+    uniform as uniform,
+)
 from .resampling import PRNGResampleDataset as PRNGResampleDataset
-from .sampler import ExactDataSampler as ExactDataSampler
-from .sampler import GlobalBatchSampler as GlobalBatchSampler
+from .sampler import ExactDataSampler as ExactDataSampler, GlobalBatchSampler as GlobalBatchSampler
 from .subsets import balanced_subset as balanced_subset

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ ELASTIC = "TORCHELASTIC_RUN_ID"
 OTHERS = ("GROUP_RANK", "NODE_RANK", "TORCHELASTIC_USE_AGENT_STORE")
 #: Variables of torchrun, and those that srun sets instead.
 SRUN = {
-    **{"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS"},
-    **{"LOCAL_RANK": "SLURM_LOCALID", "GROUP_RANK": "SLURM_NODEID"},
+    "RANK": "SLURM_PROCID",
+    "WORLD_SIZE": "SLURM_STEP_NUM_TASKS",
+    "LOCAL_RANK": "SLURM_LOCALID",
+    "GROUP_RANK": "SLURM_NODEID",
 }
 
 
@@ -54,11 +57,6 @@ class Cluster:
     def num_processes(self) -> int:
         """Number of processes in the job."""
         return self.devices * self.num_nodes
-
-    @property
-    def rank_suffix(self) -> str:
-        """Suffix for messages that names this rank; empty in a job of one process."""
-        return f" (rank {self.rank})" if self.num_processes > 1 else ""
 
 
 def read_cluster() -> Cluster:
@@ -105,9 +103,8 @@ def _read_variables(launcher: str) -> Cluster:
     if launcher == "srun":
         _translate_srun()
     rank, world_size, _, devices, _ = (int(environ[name]) for name in (*SINGLE, "MASTER_PORT"))
-    if not (0 <= rank < world_size and 1 <= devices <= world_size and environ["MASTER_ADDR"]):
-        raise ValueError
-    if world_size % devices:
+    is_rank = 0 <= rank < world_size and 1 <= devices <= world_size
+    if not (is_rank and environ["MASTER_ADDR"]) or world_size % devices:
         raise ValueError
     return Cluster(launcher, rank, devices, world_size // devices)
 
@@ -144,3 +141,11 @@ def timely(seconds: float, call: Callable[..., T], *args: Any) -> T:
     Torch's store waits without an end for a process that hangs, and lets Python handle no signal.
     """
     return ThreadPoolExecutor(1).submit(call, *args).result(seconds)
+
+
+def until(seconds: float, call: Callable[[], T]) -> T:
+    """Calls a function until it returns something true, for some seconds; returns what it did."""
+    deadline = time.monotonic() + seconds
+    while not (found := call()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found

@@ -41,11 +41,12 @@ def parse_options(options_class: type[OptionsT], argv: Sequence[str] | None = No
     parser = _parser(options_class, texts)
     parsed, unknown = parser.parse_known_args(arguments)
     options = options_class(**vars(parsed))
+    known = [flag(name) for name in vars(options)]
     vars(options)["given"] = frozenset(vars(parsed))  # see `given_of`
     problems: list[str] = getattr(options, "problems", list)()
     for text in unknown[:1]:
         name = re.sub("learning.rate", "lr", text.partition("=")[0])
-        near = get_close_matches(name, map(flag, sorted({*vars(options)} - {"given"})), 2, 0.7)
+        near = get_close_matches(name, known, 2, 0.7)
         question = f"Is it {' or '.join(near)}? " if near else ""
         problems.append(f"{brief(text)}: there is no such option. {question}See --help.")
     if problems:

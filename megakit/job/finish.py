@@ -135,8 +135,9 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
         "curves": shlex.join(["./run", "tensorboard", *_not_default(options, logdir="output_dir")]),
     }
     if next_verb is not None:
-        names = ("output_dir", "precision", "data_dir")
-        same = _not_default(options, **dict(zip(names, names, strict=True)))
+        same = _not_default(
+            options, output_dir="output_dir", precision="precision", data_dir="data_dir"
+        )
         rows["next"] = shlex.join(["./run", next_verb, *same])
     early = ""
     if steps < options.max_steps:
@@ -215,8 +216,10 @@ def finish_prediction(
         with contextlib.suppress(OSError):  # the first error matters more
             remove_incomplete(run)
     summary = _summary(run) | {
-        **{"seconds": writer.seconds, "samples_per_second": num_samples / writer.seconds},
-        **{"checkpoint": run.start, "num_samples": num_samples},
+        "seconds": writer.seconds,
+        "samples_per_second": num_samples / writer.seconds,
+        "checkpoint": run.start,
+        "num_samples": num_samples,
         **({} if predictions is None else predictions.scores()),
     }
     own = {name: float(value) for name, value in (scores(outputs) if scores else {}).items()}

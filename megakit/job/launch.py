@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from megakit.job.cluster import LAUNCHER
+from megakit.job.cluster import LAUNCHER, until
 from megakit.job.console import Console
 from megakit.runtime.signals import (
     EXIT_STATUS,
@@ -40,6 +40,7 @@ def launch(devices: int, console: Console) -> int:
         The exit status of the job: the status of the first failing rank, or 0.
     """
     request, sent = StopRequest(), set[int]()
+    shared = {"OMP_NUM_THREADS": "1", **os.environ, LAUNCHER: str(os.getpid())}
 
     def send(number: int) -> None:
         sent.add(number)
@@ -49,8 +50,16 @@ def launch(devices: int, console: Console) -> int:
     def forward(number: int, frame: FrameType | None) -> None:
         send(signal.SIGKILL if request.is_repeated(number) else number)
 
+    def have_ended() -> bool:
+        return None not in [rank.poll() for rank in ranks]
+
     with reserved_port() as port:
-        ranks = _start(devices, port)
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, *sys.argv], env=shared | environment_of(rank, devices, port)
+            )
+            for rank in range(devices)
+        ]
         handle_signals(forward)
         while not any(codes := [rank.poll() for rank in ranks]) and None in codes:
             time.sleep(0.05)
@@ -67,9 +76,9 @@ def launch(devices: int, console: Console) -> int:
             )
             status = 1
         if status in EXIT_STATUS.values():  # the ranks save a checkpoint together
-            _wait(ranks, GRACE)  # Python handles no signal during a call of CUDA
+            until(GRACE, have_ended)  # Python handles no signal during a call of CUDA
         send(signal.SIGKILL)
-        _wait(ranks, GRACE)
+        until(GRACE, have_ended)
     return status
 
 
@@ -88,26 +97,16 @@ def reserved_port(port: int = 0) -> Iterator[int]:
 
 def environment_of(rank: int, size: int, port: int) -> dict[str, str]:
     """Returns torchrun's variables for a rank of a job on this machine."""
-    numbers = {"MASTER_PORT": port, "GROUP_RANK": 0, "RANK": rank, "LOCAL_RANK": rank}
-    numbers |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    return {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
-
-
-def _start(devices: int, port: int) -> list[subprocess.Popen[bytes]]:
-    launcher = {"OMP_NUM_THREADS": "1", **os.environ, LAUNCHER: str(os.getpid())}
-    return [
-        subprocess.Popen(
-            [sys.executable, *sys.argv], env=launcher | environment_of(rank, devices, port)
-        )
-        for rank in range(devices)
-    ]
-
-
-def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Waits until all ranks have ended, or for some seconds."""
-    deadline = time.monotonic() + seconds
-    while None in [rank.poll() for rank in ranks] and time.monotonic() < deadline:
-        time.sleep(0.05)
+    values = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "GROUP_RANK": 0,
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+    }
+    return {name: str(value) for name, value in values.items()}
 
 
 def run_in_fork(work: Callable[[], object]) -> int:

@@ -99,10 +99,7 @@ class RunDirectory:
                 f"({error.strerror}). Use another --output-dir."
             ) from error
         if file.writable():
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
-            os.fsync(file)  # for the ranks of other machines; see `holder`
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
         return file
 
     def holder(self) -> str:

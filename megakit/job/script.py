@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from megakit.errors import Stopped, UserError, printable
-from megakit.job.cluster import LAUNCHER, PATIENCE, Cluster, is_first, read_cluster
+from megakit.job.cluster import LAUNCHER, PATIENCE, Cluster, is_first, read_cluster, until
 from megakit.job.command_line import parse_options, program
 from megakit.job.console import Console, Output, open_output
 from megakit.job.options import CommonOptions
@@ -120,7 +120,7 @@ def report(
     if not problems or not is_first("failed"):
         time.sleep(3)  # the rank that tells the reason ends first; then the launcher ends this one
         return status
-    name = f"{program()}{cluster.rank_suffix}"
+    name = program() + (f" (rank {cluster.rank})" if cluster.num_processes > 1 else "")
     if status == 2:
         for problem in problems:
             # A problem may quote a file, which may contain control sequences for the terminal.
@@ -167,15 +167,13 @@ def _open(
 
 def _folder_problem(run: Run[OptionsT]) -> str:
     """Returns that this rank's run directory is not that of rank 0; or nothing."""
-    deadline = time.monotonic() + PATIENCE  # a network's file system may show a file late
-    while run.directory.holder() != run.holder:
-        if time.monotonic() > deadline:
-            return (
-                f"{run.path.absolute()} on {socket.gethostname()} is not the folder of rank 0. "
-                "--output-dir has to be on a file system that all machines share."
-            )
-        time.sleep(0.2)
-    return ""
+    # A network's file system may show a file late.
+    if until(PATIENCE, lambda: run.directory.holder() == run.holder):
+        return ""
+    return (
+        f"{run.path.absolute()} on {socket.gethostname()} is not the folder of rank 0. "
+        "--output-dir has to be on a file system that all machines share."
+    )
 
 
 def _say_done(run: Run[OptionsT]) -> None:

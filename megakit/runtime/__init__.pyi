@@ -1,5 +1,7 @@
-from .accelerator import Accelerator as Accelerator
-from .accelerator import AcceleratorName as AcceleratorName
-from .accelerator import find_accelerator as find_accelerator
-from .accelerator import use_accelerator as use_accelerator
-from .accelerator import use_megatron as use_megatron
+from .accelerator import (
+    Accelerator as Accelerator,
+    AcceleratorName as AcceleratorName,
+    find_accelerator as find_accelerator,
+    use_accelerator as use_accelerator,
+    use_megatron as use_megatron,
+)

@@ -73,7 +73,9 @@ def replace_loops() -> None:
         ("_multi_tensor_copy_this_to_that", copy_all),
     ):
         patch(
-            *(optimizer, name, function),
+            optimizer,
+            name,
+            function,
             group="fast",
             reason="Megatron loops over the weights, and reads each norm from the GPU",
             worth="3% of a step; on a GPU, a synchronization per weight",

@@ -74,7 +74,8 @@ def patch_nemo() -> None:
     logger = importlib.import_module("nemo.lightning.nemo_logger")
     if not require_attribute(logger, "HAVE_RES"):
         patch(
-            *(logger, "lcp"),
+            logger,
+            "lcp",
             SimpleNamespace(LocalCheckpointCallback=type("LocalCheckpointCallback", (), {})),
             group="needed",
             reason="NeMoLogger compares callbacks with a class of nvidia-resiliency-ext",
@@ -82,7 +83,8 @@ def patch_nemo() -> None:
         )
     if not _is_installed("nemo_run"):
         patch(
-            *(require_attribute("nemo.lightning.io.mixin", "IOMixin"), "_io_dump_yaml"),
+            require_attribute("nemo.lightning.io.mixin", "IOMixin"),
+            "_io_dump_yaml",
             lambda self, io, attrs: {},
             group="needed",
             reason="each save of a context imports nemo_run, also if there is no YAML to write",

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch.distributed.checkpoint import default_planner
-from torch.distributed.checkpoint import metadata as torch_metadata
+from torch.distributed.checkpoint import default_planner, metadata as torch_metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
@@ -129,14 +128,10 @@ def first_failure() -> Iterator[None]:
         raise next(iter(error.failures.values()))[0] from error
 
 
-_patch = functools.partial(patch, group="safe")
-
-
 def install_safe_readers() -> None:
     """Replaces the readers of torch, Megatron and NeMo; imports Megatron."""
     from megatron.core.dist_checkpointing import core, validation
-    from megatron.core.dist_checkpointing.strategies import common
-    from megatron.core.dist_checkpointing.strategies import torch as strategies
+    from megatron.core.dist_checkpointing.strategies import common, torch as strategies
     from nemo.collections.llm.modelopt import model_utils
 
     load_strategy = strategies.TorchDistLoadShardedStrategy

@@ -47,7 +47,9 @@ def write_in_threads() -> None:
         (writer, "write_preloaded_data_multiproc", staticmethod(write)),
     ):
         patch(
-            *(owner, name, function),
+            owner,
+            name,
+            function,
             group="safe",
             reason="processes that write may outlive a killed run, and write while it resumes",
         )

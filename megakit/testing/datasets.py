@@ -14,8 +14,7 @@ from torch.utils.data import default_collate
 from megakit.data.batches import has_get_batch
 from megakit.data.generators import generator_states, generators_restored, set_generators
 from megakit.data.indices import EpochIndex
-from megakit.testing.samples import assert_elements_equal as elements_equal
-from megakit.testing.samples import first_difference
+from megakit.testing.samples import assert_elements_equal as elements_equal, first_difference
 
 Index = int | EpochIndex[int]
 Difference = Callable[[Any, Any], str | None]

@@ -1,19 +1,18 @@
-from .callbacks import BestValue as BestValue
-from .callbacks import StopOnSignal as StopOnSignal
+from .callbacks import BestValue as BestValue, StopOnSignal as StopOnSignal
 from .fit import train as train
-from .losses import LightningPassthroughPredictionMixin as LightningPassthroughPredictionMixin
-from .losses import MeanLossReduction as MeanLossReduction
-from .losses import PassthroughLossReduction as PassthroughLossReduction
-from .losses import SameSizeLossDict as SameSizeLossDict
-from .losses import mean_over_data_parallel_ranks as mean_over_data_parallel_ranks
-from .losses import mean_over_samples as mean_over_samples
-from .losses import mean_reports as mean_reports
+from .losses import (
+    LightningPassthroughPredictionMixin as LightningPassthroughPredictionMixin,
+    MeanLossReduction as MeanLossReduction,
+    PassthroughLossReduction as PassthroughLossReduction,
+    SameSizeLossDict as SameSizeLossDict,
+    mean_over_data_parallel_ranks as mean_over_data_parallel_ranks,
+    mean_over_samples as mean_over_samples,
+    mean_reports as mean_reports,
+)
 from .metric_tracker import MetricTracker as MetricTracker
-from .optimizer import cosine_annealing as cosine_annealing
-from .optimizer import megatron_adam as megatron_adam
+from .optimizer import cosine_annealing as cosine_annealing, megatron_adam as megatron_adam
 from .predicted_classes import Predictions as Predictions
-from .prediction import Outputs as Outputs
-from .prediction import PredictionWriter as PredictionWriter
+from .prediction import Outputs as Outputs, PredictionWriter as PredictionWriter
 from .reporter import Reporter as Reporter
 from .step_loop import StepLoop as StepLoop
 from .strategy import ExactStrategy as ExactStrategy

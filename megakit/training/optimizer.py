@@ -114,14 +114,17 @@ def patch_optimizers() -> None:
     distributed optimizer.
     """
     patch(
-        *(MegatronOptimizer, "__init__"),
+        MegatronOptimizer,
+        "__init__",
         _init_with_state,
         group="safe",
         reason="for SGD, Megatron passes no function that creates the state, and resuming calls it",
         when="with SGD",
     )
     patch(
-        *(DistributedOptimizer, _RESHARDABLE, _reshardable_state),
+        DistributedOptimizer,
+        _RESHARDABLE,
+        _reshardable_state,
         group="safe",
         reason="with several buckets, it saves the states of wrong weights: it joins the buckets "
         "without their padding, but looks up the weights at their places with padding",
@@ -129,7 +132,9 @@ def patch_optimizers() -> None:
     )
     load = "load_parameter_state_from_dp_reshardable"
     patch(
-        *(DistributedOptimizer, load, torch.no_grad()(getattr(DistributedOptimizer, load))),
+        DistributedOptimizer,
+        load,
+        torch.no_grad()(getattr(DistributedOptimizer, load)),
         group="safe",
         reason="in float32, it fails, because it writes into weights that need gradients",
         when="with the distributed optimizer",
@@ -144,7 +149,9 @@ def patch_optimizers() -> None:
         (distrib_optimizer, "USING_APEX_OPTIMIZER", True),
     ):
         patch(
-            *(owner, name, value),
+            owner,
+            name,
+            value,
             group="safe",
             reason="Megatron restores the steps of torch's AdamW wrongly; it is written for Apex's",
             worth="13% of a step: torch's fused kernel",

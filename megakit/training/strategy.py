@@ -171,13 +171,13 @@ class ExactStrategy(nl.MegatronStrategy):
 
         On pipeline stages before the last stage, this method returns a loss of 0.
         """
-        with self.precision_plugin.train_step_context():
-            self.model[0].zero_grad_buffer()
-            self.optimizers[0].zero_grad()
-            if is_stock() and parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        self.model[0].zero_grad_buffer()
+        self.optimizers[0].zero_grad()
+        if is_stock() and parallel_state.get_pipeline_model_parallel_world_size() == 1:
+            with self.precision_plugin.train_step_context():
                 output = self.model.training_step(dataloader_iter)  # by NeMo's MegatronParallel
-            else:
-                output = self._run_schedule("training", dataloader_iter)
+        else:
+            output = self._run_schedule("training", dataloader_iter)
         # At every step: a signal can stop the run after any of them.
         average_running_statistics(self.batch_norms)
         return output
@@ -189,24 +189,22 @@ class ExactStrategy(nl.MegatronStrategy):
 
     def validation_step(self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a validation step, whose values `ExactValidation` averages."""
-        with self.precision_plugin.val_step_context():
-            return self._run_schedule("validation", dataloader_iter)
+        return self._run_schedule("validation", dataloader_iter)
 
     def test_step(self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a test step; returns what the loss's `reduce` returns."""
-        with self.precision_plugin.test_step_context():
-            return self._run_schedule("test", dataloader_iter)
+        return self._run_schedule("test", dataloader_iter)
 
     def predict_step(self, dataloader_iter: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a prediction step; returns the outputs on the last pipeline stage, else 0."""
-        with self.precision_plugin.predict_step_context():
-            return self._run_schedule("predict", dataloader_iter)
+        return self._run_schedule("predict", dataloader_iter)
 
     def _run_schedule(self, kind: str, dataloader_iter: Iterator[Any]) -> Any:
         """Runs Megatron's schedule over the micro batches of a step, and reduces their reports."""
         if kind not in self.steps:
             self.steps[kind] = make_step(kind, self)
-        result = self.steps[kind].run(dataloader_iter, self.data_sampler.num_microbatches)
+        with self.precision_plugin.forward_context():
+            result = self.steps[kind].run(dataloader_iter, self.data_sampler.num_microbatches)
         return torch.zeros((), device=self.root_device) if result is None else result
 
     def optimizer_step(

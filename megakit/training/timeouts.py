@@ -53,7 +53,9 @@ def replace_timeouts() -> None:
                 ) from error
 
         patch(
-            *(owner, name, functools.wraps(original)(create)),
+            owner,
+            name,
+            functools.wraps(original)(create),
             group="safe",
             reason="NeMo ignores the strategy's `timeout`, and Megatron waits for half an hour",
             when="while `ExactStrategy` creates its process groups",

@@ -8,8 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 pytestmark = pytest.mark.usefixtures("megatron")

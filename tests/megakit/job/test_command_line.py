@@ -15,8 +15,7 @@ import pytest
 
 from megakit.errors import UserError
 from megakit.job import Range, Size, TrainingOptions
-from megakit.job.cluster import TORCHRUN as NAMES
-from megakit.job.cluster import Cluster, read_cluster
+from megakit.job.cluster import TORCHRUN as NAMES, Cluster, read_cluster
 from megakit.job.command_line import parse_options
 from megakit.job.option_types import broken_rules, given_of, use_sizes_of
 
