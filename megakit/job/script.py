@@ -4,6 +4,7 @@ Nothing here imports torch before the command line is parsed and checked.
 """
 
 import contextlib
+import errno
 import os
 import shlex
 import socket
@@ -56,8 +57,8 @@ def run_script(
     try:
         if PathFinder.find_spec("megatron") is None:
             raise UserError(
-                f"the packages are missing in this Python, {sys.executable}. `./run {stage.name}` "
-                "uses one that has them: .venv/bin/python."
+                f"the packages are missing in this Python, {sys.executable}. Use .venv/bin/python, "
+                "or ./run, which installs them there."
             )
         cluster = read_cluster()
         console.silent = cluster.rank != 0
@@ -104,7 +105,7 @@ def report(
     |---|---|---|
     | `Stopped` by a signal in training | of the signal | the step |
     | `UserError` | 2 | value, rule and remedy of each problem |
-    | `OSError` | 1 | the system's reason, and the file, or the folder of runs |
+    | `OSError` | 1 | the system's reason, and the file; of a disk, at least the folder of runs |
     | another | 1 | the traceback |
     """
     reset_signals()
@@ -126,7 +127,9 @@ def report(
             # A problem may quote a file, which may contain control sequences for the terminal.
             console.error("\n".join(map(printable, f"{program()}: {problem}".split("\n"))))
     elif isinstance(error, OSError):
-        told = f"{error.filename or folder}: {error.strerror}" if error.strerror else error
+        # A stream or a library names no file; then it is one of the job's.
+        is_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+        told = f"{error.filename or folder}: {error.strerror}" if is_disk else error
         console.error(f"{name}: {told}. Complete checkpoints are unchanged.")
     else:
         if cluster.num_processes > 1:
@@ -168,7 +171,7 @@ def _open(
 def _folder_problem(run: Run[OptionsT]) -> str:
     """Returns that this rank's run directory is not that of rank 0; or nothing."""
     # A network's file system may show a file late.
-    if until(PATIENCE, lambda: run.directory.holder() == run.holder):
+    if until(min(PATIENCE, run.options.timeout / 2), lambda: run.directory.holder() == run.holder):
         return ""
     return (
         f"{run.path.absolute()} on {socket.gethostname()} is not the folder of rank 0. "

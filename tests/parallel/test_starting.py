@@ -29,7 +29,7 @@ IMPATIENT = (
 #: Runs a script whose ranks wait 1 s for a name or a file, on a machine that calls itself so.
 HASTY = (
     "-c",
-    "import runpy, socket, sys; from megakit.job import cluster; cluster.PATIENCE = 1; "
+    "import runpy, socket, sys; from megakit.job import cluster; cluster.PATIENCE = 4; "
     "name = sys.argv[1]; socket.gethostname = lambda: name; del sys.argv[:2]; "
     "runpy.run_path(sys.argv[0], run_name='__main__')",
 )

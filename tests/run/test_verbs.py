@@ -54,7 +54,7 @@ def test_a_python_without_packages_is_told_where_they_are():
     done = run(sys.executable, "-S", REPOSITORY / "model_pretrain.py")
     assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
     assert "the packages are missing in this Python" in done.err
-    assert "`./run pretrain`" in done.err
+    assert ".venv/bin/python, or ./run, which" in done.err
 
 
 CALLS = {

@@ -103,10 +103,11 @@ def test_a_job_hashes_a_checkpoint_once_unless_it_changes(
         return len(hashed)
 
     monkeypatch.setenv(VERIFIED, "")
+    written = max(file.stat().st_ctime for file in checkpoint.rglob("*"))
+    monkeypatch.setattr(time, "time", lambda: written + 0.5)
     files = number_hashed()
     assert number_hashed() == files > 0, "just written: a change could still have the same time"
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 2)
+    monkeypatch.setattr(time, "time", lambda: written + 2)
     assert number_hashed(by_hash=False) == 0
     assert [number_hashed() for _ in range(3)] == [files, 0, 0]
     time.sleep(0.02)  # the clock of files has steps of up to 10 ms
