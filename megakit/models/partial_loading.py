@@ -63,7 +63,8 @@ def load_model_weights(
         )
     loaded = _read_alone(wanted, folder) if alone else dist_checkpointing.load(wanted, folder)
     with reading(folder, USE_ANOTHER):
-        check_finite(loaded)
+        # Not of other state: before the first validation, the best value is infinite.
+        check_finite({key: loaded.get(key) for key in wanted})
     found = {_name(key): loaded[key] for key in wanted if torch.is_tensor(loaded.get(key))}
     model.load_state_dict(found, strict=False)
     return sorted(map(_name, skipped | left_over))

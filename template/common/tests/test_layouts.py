@@ -11,7 +11,7 @@ import pytest
 from megakit.job.launch import run_in_fork
 from megakit.testing import Ranks
 from tests.project import MORE_LAYOUTS, SCRIPTS, options_of
-from tests.scripts import REPOSITORY, read_json
+from tests.scripts import REPOSITORY, read_csv, read_json
 
 LAYOUTS: dict[str, tuple[object, ...]] = {
     "tensor": ("--tensor-parallel", 2),
@@ -20,8 +20,8 @@ LAYOUTS: dict[str, tuple[object, ...]] = {
     **MORE_LAYOUTS,
 }
 TRAINING = SCRIPTS[:-1]
-#: Of each training script: its options, and the validation loss of one rank.
-Alone = dict[str, tuple[tuple[object, ...], float]]
+#: Of each training script: its options, and the values of one rank.
+Alone = dict[str, tuple[tuple[object, ...], list[float]]]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     beginning: tuple[object, ...] = ()
     for script in TRAINING:
         options = (*options_of(script, data), "--max-steps", 5, *beginning)
-        loss, checkpoint = train(ranks, 1, script, tmp_path_factory.mktemp("alone"), *options)
-        found[script], beginning = (options, loss), ("--checkpoint", checkpoint)
+        values, checkpoint = train(ranks, 1, script, tmp_path_factory.mktemp("alone"), *options)
+        found[script], beginning = (options, values), ("--checkpoint", checkpoint)
     return found
 
 
@@ -48,19 +48,24 @@ def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Alone:
 def test_as_one_process(
     ranks: Ranks, script: str, layout: str, alone: Alone, tmp_path: Path
 ) -> None:
-    options, loss = alone[script]
+    options, values = alone[script]
     found, _ = train(ranks, 2, script, tmp_path, *options, *LAYOUTS[layout])
-    assert found == pytest.approx(loss, rel=1e-5)
+    assert found == pytest.approx(values, rel=1e-5)
 
 
 def train(
     ranks: Ranks, world_size: int, script: str, folder: Path, *options: object
-) -> tuple[float, str]:
-    """Trains with a script; returns the last validation loss and the checkpoint."""
+) -> tuple[list[float], str]:
+    """Trains with a script; returns the last validation loss, gradient norms, and the checkpoint.
+
+    The optimizer hides a gradient that is too large by a factor; its norm shows it.
+    """
     arguments = [*map(str, (*options, "--output-dir", folder))]
     ranks.run(start, script, arguments, world_size=world_size)
     (summary,) = map(read_json, folder.glob("*/summary.json"))
-    return summary["val_loss"]["last"], summary["checkpoint"]
+    rows = read_csv(next(folder.glob("*/metrics.csv")))
+    norms = [float(row["grad_norm"]) for row in rows if row["grad_norm"]]
+    return [summary["val_loss"]["last"], *norms], summary["checkpoint"]
 
 
 def start(script: str, arguments: list[str]) -> None:

@@ -1,5 +1,6 @@
 """Loading a checkpoint's weights: all of them, or all but named ones, and never silently."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,18 @@ def test_every_difference_is_listed_and_nothing_is_loaded(checkpoint: Path, alon
     ]
     assert "initial_ckpt_skip_keys_with_these_prefixes" in last
     torch.testing.assert_close(weights(other), before, rtol=0, atol=0)
+
+
+@ways
+def test_state_besides_the_weights_may_be_infinite(
+    checkpoint: Path, tmp_path: Path, alone: bool
+) -> None:
+    """As a best value is before the first validation, in a run that was stopped."""
+    copy = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    (common,) = copy.rglob("common.pt")
+    state = torch.load(common, weights_only=False)
+    torch.save(state | {"callbacks": {"best": torch.tensor(float("inf"))}}, common)
+    assert load(net(seed=2), copy, alone=alone) == []
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
