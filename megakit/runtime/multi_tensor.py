@@ -48,7 +48,7 @@ def replace_loops() -> None:
     def norm(grads: Any, norm_type: float = 2, grad_stats_parallel_group: Any = None) -> Any:
         if norm_type != 2 or not _are_plain(grads):
             return original_norm(grads, norm_type, grad_stats_parallel_group)
-        total = torch.stack(_norm(grads)).norm().float().reshape(1) ** 2.0
+        total = torch.linalg.vector_norm(torch.stack(_norm(grads)).float(), keepdim=True) ** 2.0
         distributed.all_reduce(total, group=grad_stats_parallel_group)
         return total.double()[0].sqrt() if total.is_cuda else total.item() ** 0.5
 

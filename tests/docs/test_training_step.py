@@ -15,7 +15,7 @@ MICRO_BATCHES = 2
 
 
 def observe(functions: list[str]) -> tuple[list[tuple[int, str]], list[object]]:
-    """Trains for one step.
+    """Trains for one step on two tensor-parallel ranks: one process goes a shorter way.
 
     Returns:
         The calls of these functions in order, with their depth; and what `set_input_tensor` gets.
@@ -48,7 +48,8 @@ def observe(functions: list[str]) -> tuple[list[tuple[int, str]], list[object]]:
     data = digits(global_batch_size=MICRO_BATCHES * MICRO_BATCH)
     trainer = nl.Trainer(
         accelerator="cpu",
-        strategy=ExactStrategy(ddp="megatron"),
+        devices=2,
+        strategy=ExactStrategy(tensor_model_parallel_size=2, ddp="megatron"),
         plugins=nl.MegatronMixedPrecision(precision="32"),
         max_steps=1,
         limit_val_batches=0,
@@ -72,9 +73,9 @@ def expected(rows: list[Row]) -> list[tuple[int, str]]:
 
 
 def test_a_step(ranks: Ranks) -> None:
-    ((calls, inputs),) = ranks.run(observe, [function for _, function, _ in ROWS], world_size=1)
-    assert calls == expected(ROWS)
-    assert inputs == [[None]] * MICRO_BATCHES
+    for calls, inputs in ranks.run(observe, [function for _, function, _ in ROWS], world_size=2):
+        assert calls == expected(ROWS)
+        assert inputs == [[None]] * MICRO_BATCHES
 
 
 def test_the_picture_is_up_to_date() -> None:
