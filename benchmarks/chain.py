@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import DATA_DIR, HEADER, REPOSITORY, Row, machine, write_section
+from report import DATA_DIR, REPOSITORY, Row, publish
 
 SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 #: What README's commands for few labels have: a longer pretraining, and a shorter fine-tuning.
@@ -106,16 +106,12 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.labels:
-            name, title = "labels", "## What pretraining is worth, on MNIST: test accuracy"
+            name, title = "labels", "What pretraining is worth, on MNIST: test accuracy"
             rows = label_rows(options.data_dir, Path(folder), options.seeds[:3])
         else:
-            name, title = "chain", "## The chain, on MNIST"
+            name, title = "chain", "The chain, on MNIST"
             rows = chain_rows(options.data_dir, Path(folder), options.seeds)
-    caption = machine("nemo_toolkit", "megatron-core")
-    text = "\n".join([title, "", caption, "", *HEADER, *map(str, rows)])
-    print(text)
-    if options.write:
-        write_section(name, text)
+    publish(name, title, rows, options.write)
 
 
 if __name__ == "__main__":

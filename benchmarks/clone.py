@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import DATA_DIR, HEADER, REPOSITORY, Row, machine, write_section
+from report import DATA_DIR, REPOSITORY, Row, publish
 from times import Figures
 
 PYTHON = Path(sys.base_prefix, f"bin/python3.{sys.version_info.minor}")
@@ -76,10 +76,7 @@ def main() -> None:
     what = "time with uv, as a share of the time with pip"
     note = "one share for each pair of runs"
     rows = [*figures.rows({}), Row(what, [100 * one for one in shares], "%", note)]
-    text = "\n".join(["## Clone to predictions", "", machine(), "", *HEADER, *map(str, rows)])
-    print(text)
-    if options.write:
-        write_section("clone", text)
+    publish("clone", "Clone to predictions", rows, options.write)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,23 @@ def write_section(name: str, text: str, path: Path = RESULTS) -> None:
     part.replace(path)
 
 
+def publish(name: str, title: str, rows: Iterable[object], to_write: bool, *more: str) -> None:
+    """Prints rows under their title and the machine's name; with `--write`, into RESULTS.md, too.
+
+    Args:
+        name: The section's name.
+        title: Its heading.
+        rows: The rows of `HEADER`.
+        to_write: Whether `--write` is given.
+        more: Lines after the rows.
+    """
+    caption = machine("nemo_toolkit", "megatron-core")
+    text = "\n".join([f"## {title}", "", caption, "", *HEADER, *map(str, rows), *more])
+    print(text)
+    if to_write:
+        write_section(name, text)
+
+
 def table(header: str, rows: Iterable[str]) -> list[str]:
     """Returns the lines of a table in Markdown."""
     return [header, "|---" * (header.count("|") - 1) + "|", *rows]

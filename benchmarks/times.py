@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chain import SCRIPTS, accuracy
-from report import DATA_DIR, HEADER, REPOSITORY, Row, machine, write_section
+from report import DATA_DIR, REPOSITORY, Row, publish
 
 STAGES = ("pretrain", "finetune", "predict")
 LOOK_EVERY = 0.004
@@ -129,12 +129,7 @@ def main() -> None:
             measure(figures, data_dir, Path(folder))
         print(f"run {number + 1} done", file=sys.stderr, flush=True)
     notes = {"the three scripts": "500 and 500 steps, other options at their defaults"}
-    caption = machine("lightning", "nemo_toolkit", "megatron-core")
-    rows = figures.rows(notes)
-    text = "\n".join(["## From Enter to result", "", caption, "", *HEADER, *map(str, rows)])
-    print(text)
-    if options.write:
-        write_section("times", text)
+    publish("times", "From Enter to result", figures.rows(notes), options.write)
 
 
 if __name__ == "__main__":

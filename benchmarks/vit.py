@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from chain import SCRIPTS, accuracy
-from report import DATA_DIR, HEADER, REPOSITORY, Row, machine, write_section
+from report import DATA_DIR, REPOSITORY, Row, publish
 from times import run
 
 VIT = REPOSITORY / "examples" / "vit"
@@ -70,12 +70,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = rows(arguments.data_dir, Path(folder), arguments.seeds, arguments.options)
-    caption = machine("nemo_toolkit", "megatron-core")
-    title = "## The vision transformer of examples/vit, on MNIST"
-    text = "\n".join([title, "", caption, "", *HEADER, *map(str, found), "", *own_lines()])
-    print(text)
-    if arguments.write:
-        write_section("vit", text)
+    title = "The vision transformer of examples/vit, on MNIST"
+    publish("vit", title, found, arguments.write, "", *own_lines())
 
 
 if __name__ == "__main__":
