@@ -8,7 +8,6 @@ calls.
 `--write` puts the table into RESULTS.md.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from report import DATA_DIR, HEADER, Row, machine, write_section
+from report import HEADER, Row, machine, parser_of, write_section
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from megakit.data import BlendedDataset
@@ -164,9 +163,7 @@ def _scaled(values: list[float], factor: float) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The speed of the data system.")
-    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    parser = parser_of("The speed of the data system.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as the scripts do

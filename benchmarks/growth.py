@@ -8,7 +8,6 @@ weights need 2.5 GB there, and 4 GB of memory. `--write` puts the table into RES
 first rows into docs/performance.md.
 """
 
-import argparse
 import importlib
 import os
 import tempfile
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from data import BATCH_SIZE, Virtual, seconds_of
-from report import REPOSITORY, machine, short, table, write_section
+from report import REPOSITORY, machine, parser_of, short, table, write_section
 
 from megakit.checkpoints.manifest import verify
 from megakit.data import IdentityMultiEpochDatasetWrapper, MultiEpochDatasetResampler
@@ -220,8 +219,7 @@ def order(images: int, drawn: int) -> MultiEpochDatasetResampler[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What larger models, batches and data cost.")
-    parser.add_argument("--write", action="store_true", help="put the table into both files")
+    parser = parser_of("What larger models, batches and data cost.", needs_images=False)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     with Ranks(4, timeout=600) as pool:
