@@ -5,36 +5,23 @@
 Every figure comes from the scripts as a user runs them. `--write` puts them into RESULTS.md.
 """
 
-import argparse
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from report import DATA_DIR, HEADER, REPOSITORY, Row, machine, write_section
+import times
+from report import REPOSITORY, Row, parser_of, publish
+from times import SCRIPTS, Done, accuracy
 
-SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 #: What README's commands for few labels have: a longer pretraining, and a shorter fine-tuning.
 LONG: tuple[object, ...] = ("--max-steps", 2000, "--global-batch-size", 256, "--lr", 0.001)
 FEW: tuple[object, ...] = ("--max-steps", 200, "--lr", 0.01)
 
 
-def run(script: str, *arguments: object) -> float:
-    """Runs a script; returns its seconds."""
-    began = time.perf_counter()
-    subprocess.run(
-        [sys.executable, REPOSITORY / script, *map(str, arguments)], check=True, capture_output=True
-    )
-    return time.perf_counter() - began
-
-
-def accuracy(runs: Path) -> float:
-    """Percent of predictions that are right."""
-    lines = (runs / "predict" / "predictions.csv").read_text().splitlines()[1:]
-    cells = [line.split(",")[1:3] for line in lines]
-    return 100 * statistics.mean(label == prediction for label, prediction in cells)
+def run(script: str, *arguments: object) -> Done:
+    """Runs a script of the repository, in this folder."""
+    return times.run([sys.executable, REPOSITORY / script, *arguments], Path.cwd())
 
 
 def by_seed(seeds: list[int], accuracies: list[float]) -> str:
@@ -43,23 +30,23 @@ def by_seed(seeds: list[int], accuracies: list[float]) -> str:
     return f"seeds {', '.join(map(str, seeds))}: {each}"
 
 
-def chain_rows(data_dir: Path, folder: Path, seeds: list[int]) -> list[Row]:
-    """Runs the three scripts at their defaults with each seed."""
-    seconds: dict[str, list[float]] = {script: [] for script in SCRIPTS}
+def chain_rows(folder: Path, seeds: list[int], place: str, options: list[object]) -> list[Row]:
+    """Runs the three scripts of a folder at their defaults, but for the options, with each seed."""
+    done: dict[str, list[Done]] = {script: [] for script in SCRIPTS}
     accuracies = []
     for seed in seeds:
-        runs = folder / f"seed-{seed}"
-        for script in SCRIPTS:
-            options: list[object] = ["--data-dir", data_dir, "--output-dir", runs]
-            if script != "model_predict.py":
-                options += ["--seed", seed]
-            seconds[script].append(run(script, *options))
-        accuracies.append(accuracy(runs))
-    totals = [sum(times) for times in zip(*seconds.values(), strict=True)]
+        common = ["--output-dir", folder / f"seed-{seed}", *options]
+        for script, own in zip(SCRIPTS, (["--seed", seed], ["--seed", seed], []), strict=True):
+            done[script].append(run(f"{place}/{script}", *common, *own))
+        accuracies.append(accuracy(folder / f"seed-{seed}"))
+    seconds = {script: [one.seconds for one in found] for script, found in done.items()}
+    totals = [sum(each) for each in zip(*seconds.values(), strict=True)]
+    peaks = [max(one.megabytes for one in each) for each in zip(*done.values(), strict=True)]
     return [
         Row("test accuracy", accuracies, "%", by_seed(seeds, accuracies)),
         Row("the three scripts", totals, "s"),
-        *(Row(script, times, "s") for script, times in seconds.items()),
+        *(Row(script, values, "s") for script, values in seconds.items()),
+        Row("peak memory of the script that needs the most", peaks, "MB"),
     ]
 
 
@@ -98,24 +85,19 @@ def label_rows(data_dir: Path, folder: Path, seeds: list[int]) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Accuracy and time of the whole tutorial.")
-    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
+    parser = parser_of("Accuracy and time of the whole tutorial.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2, 3, 4, 5])
     parser.add_argument("--labels", action="store_true", help="by number of labels, 3 seeds")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.labels:
-            name, title = "labels", "## What pretraining is worth, on MNIST: test accuracy"
+            name, title = "labels", "What pretraining is worth, on MNIST: test accuracy"
             rows = label_rows(options.data_dir, Path(folder), options.seeds[:3])
         else:
-            name, title = "chain", "## The chain, on MNIST"
-            rows = chain_rows(options.data_dir, Path(folder), options.seeds)
-    caption = machine("nemo_toolkit", "megatron-core")
-    text = "\n".join([title, "", caption, "", *HEADER, *map(str, rows)])
-    print(text)
-    if options.write:
-        write_section(name, text)
+            name, title = "chain", "The chain, on MNIST"
+            common: list[object] = ["--data-dir", options.data_dir]
+            rows = chain_rows(Path(folder), options.seeds, ".", common)
+    publish(name, title, rows, options.write)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ The two take turns on the same Python. Each start has a home and a folder for pi
 of its own, so it downloads everything, 3 GB. `--write` puts the table into RESULTS.md.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import DATA_DIR, HEADER, REPOSITORY, Row, machine, write_section
+from report import REPOSITORY, Row, parser_of, publish
 from times import Figures
 
 PYTHON = Path(sys.base_prefix, f"bin/python3.{sys.version_info.minor}")
@@ -60,10 +59,8 @@ def measure(figures: Figures, name: str, data_dir: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="From clone to predictions, caches cold.")
-    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
+    parser = parser_of("From clone to predictions, caches cold.")
     parser.add_argument("--runs", type=int, default=3, help="of each: 4 minutes for the two")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     data_dir = options.data_dir.absolute()
     figures, shares = Figures(), []
@@ -76,10 +73,7 @@ def main() -> None:
     what = "time with uv, as a share of the time with pip"
     note = "one share for each pair of runs"
     rows = [*figures.rows({}), Row(what, [100 * one for one in shares], "%", note)]
-    text = "\n".join(["## Clone to predictions", "", machine(), "", *HEADER, *map(str, rows)])
-    print(text)
-    if options.write:
-        write_section("clone", text)
+    publish("clone", "Clone to predictions", rows, options.write)
 
 
 if __name__ == "__main__":

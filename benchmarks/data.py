@@ -1,4 +1,4 @@
-"""The speed of the data system.
+"""The speed of the data system; growth.py has the order of the samples.
 
     python benchmarks/data.py --data-dir PATH [--write]
 
@@ -8,7 +8,6 @@ calls.
 `--write` puts the table into RESULTS.md.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -18,17 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from report import DATA_DIR, HEADER, Row, machine, write_section
+from report import HEADER, Row, machine, parser_of, write_section
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from megakit.data import (
-    BlendedDataset,
-    IdentityMultiEpochDatasetWrapper,
-    MultiEpochDatasetResampler,
-    PRNGResampleDataset,
-    sample_generator,
-    uniform,
-)
+from megakit.data import BlendedDataset
 from megakit.runtime import use_accelerator
 from megakit.runtime.accelerator import keep_freed_memory
 
@@ -77,43 +69,6 @@ class Virtual:
 
     def get_batch(self, indices: Any) -> torch.Tensor:
         return torch.from_numpy(indices)
-
-
-def wrapper_rows() -> list[Row]:
-    """What each wrapper adds to a batch read in order, and to a single sample."""
-    length = 55_000
-    identity = IdentityMultiEpochDatasetWrapper(Virtual(length))
-    resampled: dict[str, Any] = {
-        "resampler, shuffled": MultiEpochDatasetResampler(identity, 20),
-        "resampler, not shuffled": MultiEpochDatasetResampler(identity, 20, shuffle=False),
-        "PRNGResampleDataset": PRNGResampleDataset(Virtual(length), num_samples=20 * length),
-    }
-    rows = []
-    for name, dataset in resampled.items():
-
-        def read_in_order(dataset: Any = dataset) -> None:
-            for start in range(0, 2**17, BATCH_SIZE):
-                dataset.get_batch(np.arange(start, start + BATCH_SIZE))
-
-        def read_one_by_one(dataset: Any = dataset) -> None:
-            for index in range(5000):
-                dataset[index]
-
-        batches = _scaled(seconds_of(read_in_order), BATCH_SIZE / 2**17 * 1e6)
-        ones = _scaled(seconds_of(read_one_by_one), 1e6 / 5000)
-        rows.append(Row(f"{name}: batch of {BATCH_SIZE}", batches, "us"))
-        rows.append(Row(f"{name}: one sample", ones, "us"))
-    return rows
-
-
-def random_effect_rows() -> list[Row]:
-    epochs, indices = np.zeros(BATCH_SIZE, np.int64), np.arange(BATCH_SIZE)
-    batched = _scaled(seconds_of(lambda: uniform(42, epochs, indices, (784,)), 100), 1e3)
-    single = _scaled(seconds_of(lambda: sample_generator(42, 0, 5), 1000), 1e6)
-    return [
-        Row(f"uniform, 784 x {BATCH_SIZE} numbers", batched, "ms"),
-        Row("sample_generator, one sample", single, "us"),
-    ]
 
 
 class Published(Dataset):
@@ -208,9 +163,7 @@ def _scaled(values: list[float], factor: float) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The speed of the data system.")
-    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    parser = parser_of("The speed of the data system.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as the scripts do
@@ -220,8 +173,7 @@ def main() -> None:
     )
     lines = ["## Data", "", caption, "", *HEADER]
     print("\n".join(lines))
-    parts = (wrapper_rows, random_effect_rows, blend_rows)
-    for row in chain(loader_rows(options.data_dir), *(part() for part in parts)):
+    for row in chain(loader_rows(options.data_dir), blend_rows()):
         print(row, flush=True)
         lines.append(str(row))
     if options.write:

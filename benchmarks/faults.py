@@ -11,7 +11,6 @@ choice of the best, and processes left behind. A run that ended before its distu
 count. `--write` puts the count into RESULTS.md.
 """
 
-import argparse
 import random
 import shutil
 import signal
@@ -23,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from report import REPOSITORY, machine, write_section
+from report import REPOSITORY, machine, parser_of, write_section
 
 # Some packages install a `tests` of their own; this one is ours.
 sys.modules["tests"] = tests = ModuleType("tests")
@@ -86,10 +85,9 @@ def remove_what_was_set_aside(training: Training) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Disturbs runs at random moments.")
+    parser = parser_of("Disturbs runs at random moments.", needs_images=False)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="put the count into RESULTS.md")
     options = parser.parse_args()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, the runs would ignore it too
     stages = (("model_pretrain.py", ()), ("model_finetune.py", ("--checkpoint", "none")))

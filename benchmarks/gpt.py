@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from report import HEADER, REPOSITORY, Row, machine, write_section
+from report import REPOSITORY, Row, parser_of, publish
 from times import run
 
 
@@ -38,22 +38,16 @@ def seed_rows(options: argparse.Namespace) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Loss and time of examples/gpt.")
+    parser = parser_of("Loss and time of examples/gpt.", needs_images=False)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     from examples.gpt.text_files import TextOptions, read_splits
 
     text = TextOptions().fingerprint()
     sizes = " and ".join(f"{len(split):,}" for split in read_splits(None))
-    caption = f"{machine('nemo_toolkit', 'megatron-core')} The text is Python's standard library "
-    caption += f"({text}), {sizes} bytes for training and validation."
+    about = f"The text: Python's standard library ({text}), {sizes} bytes to train and validate on."
     rows = seed_rows(options)
-    title = "## The language model of examples/gpt"
-    section = "\n".join([title, "", caption, "", *HEADER, *map(str, rows)])
-    print(section)
-    if options.write:
-        write_section("gpt", section)
+    publish("gpt", "The language model of examples/gpt", rows, options.write, "", about)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import steps
-from chain import SCRIPTS, accuracy
 from report import DATA_DIR, REPOSITORY, RESULTS, Section, short
+from times import SCRIPTS, accuracy
 
 HEADER = "| what | seconds | |"
 #: As many processes import their packages beside each other, and as many rows run.

@@ -6,7 +6,6 @@ Real processes on this machine's CPU cores, the bundled digits, float32, `Ranks`
 Differences are to one process: of the loss relative, of weights and probabilities absolute.
 """
 
-import argparse
 import importlib.util
 import os
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from report import REPOSITORY, machine, write_section
+from report import REPOSITORY, machine, parser_of, write_section
 
 from megakit.job.layout import Layout
 from megakit.testing import Ranks
@@ -108,9 +107,8 @@ def layout_rows(pool: Ranks, steps: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Layouts against one process.")
+    parser = parser_of("Layouts against one process.", needs_images=False)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     with Ranks(4, timeout=600) as pool:
         layouts = layout_rows(pool, options.steps)

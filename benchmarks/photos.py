@@ -7,7 +7,6 @@ Trains the tutorial's classifier, makes photos from test images, and predicts th
 a light. `--write` puts the table into RESULTS.md.
 """
 
-import argparse
 import csv
 import tempfile
 from collections import Counter
@@ -15,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from chain import SCRIPTS, run
+from chain import run
 from numpy.typing import NDArray
 from PIL import Image
-from report import DATA_DIR, machine, write_section
+from report import machine, parser_of, write_section
 from scipy import ndimage  # type: ignore[import-untyped]
+from times import SCRIPTS
 
 from mnist.files import read_mnist
 
@@ -145,10 +145,8 @@ def number_right(runs: Path, labels: NDArray[np.int64]) -> Counter[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Right answers for photos of digits, by kind.")
-    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
+    parser = parser_of("Right answers for photos of digits, by kind.")
     parser.add_argument("--digits", type=int, default=100, help="number of digits for each kind")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs, photos = Path(folder, "runs"), Path(folder, "photos")

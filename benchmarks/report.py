@@ -1,5 +1,6 @@
 """What the benchmarks share: a table's rows, the machine's name, a section of RESULTS.md."""
 
+import argparse
 import datetime
 import os
 import platform
@@ -73,6 +74,32 @@ def write_section(name: str, text: str, path: Path = RESULTS) -> None:
     part = path.with_name(f"{path.name}.part")  # a process that is killed here leaves no half file
     part.write_text(whole)
     part.replace(path)
+
+
+def parser_of(description: str, needs_images: bool = True) -> argparse.ArgumentParser:
+    """Returns a parser of the options that most benchmarks have."""
+    parser = argparse.ArgumentParser(description=description)
+    if needs_images:
+        parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
+    parser.add_argument("--write", action="store_true", help="put the results into RESULTS.md")
+    return parser
+
+
+def publish(name: str, title: str, rows: Iterable[object], to_write: bool, *more: str) -> None:
+    """Prints rows under their title and the machine's name; with `--write`, into RESULTS.md, too.
+
+    Args:
+        name: The section's name.
+        title: Its heading.
+        rows: The rows of `HEADER`.
+        to_write: Whether `--write` is given.
+        more: Lines after the rows.
+    """
+    caption = machine("nemo_toolkit", "megatron-core")
+    text = "\n".join([f"## {title}", "", caption, "", *HEADER, *map(str, rows), *more])
+    print(text)
+    if to_write:
+        write_section(name, text)
 
 
 def table(header: str, rows: Iterable[str]) -> list[str]:

@@ -6,7 +6,6 @@ The scripts run as a user starts them. `--runs` names a folder that keeps the ru
 it are not trained again.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from report import DATA_DIR, REPOSITORY, machine, write_section
+from report import REPOSITORY, machine, parser_of, write_section
 
 from tools.compare import LIMITS, MIXED, compare, read_run
 
@@ -108,11 +107,9 @@ def rows(found: list[Pair]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Layouts against one process, step by step.")
-    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
+    parser = parser_of("Layouts against one process, step by step.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1])
     parser.add_argument("--runs", type=Path, help="folder that keeps the runs")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.runs or Path(temporary)

@@ -40,7 +40,7 @@ ALL = {
     "steps": Benchmark(11, "training steps/s beside plain loops and ladder/", ("steps.py",)),
     "times": Benchmark(5, "from Enter to result, by script, and memory", ("times.py",)),
     "clone": Benchmark(12, "from git clone to predictions, caches cold, beside pip", ("clone.py",)),
-    "checkpoint": Benchmark(1, "how long a save stops training", ("checkpoint.py",), False),
+    "growth": Benchmark(4, "what larger batches, models and data cost", ("growth.py",), False),
     "data": Benchmark(2, "the speed of the data system", ("data.py",)),
     "chain": Benchmark(3, "accuracy and time of the whole tutorial, by seed", ("chain.py",)),
     "labels": Benchmark(20, "what pretraining is worth", ("chain.py", "--labels")),

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from report import DATA_DIR, HEADER, Row, machine, short, table, write_section
+from report import HEADER, Row, machine, parser_of, short, table, write_section
 
 from megakit.runtime.accelerator import has_fast_bfloat16
 from model_pretrain import PretrainOptions
@@ -271,8 +271,7 @@ def measure(options: argparse.Namespace, batch: int, job: dict[str, Any]) -> Mea
 
 def parsed() -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description="Training steps per second, side by side.")
-    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
+    parser = parser_of("Training steps per second, side by side.")
     parser.add_argument("--dataset", default="mnist", choices=["mnist", "digits"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "gpu"])
     parser.add_argument("--batches", type=int, nargs="+", default=[MICRO_BATCH], metavar="SIZE")
@@ -286,7 +285,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--profile", action="store_true", help="count kernels, synchronizations and copies"
     )
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     options.peers = options.peers or [
         peer for peer in TITLES if options.device == "gpu" or peer not in GPU_PEERS

@@ -7,8 +7,8 @@ metrics.csv is there; the last step's is when its row was written, after its val
 its save. `--write` puts the table into RESULTS.md.
 """
 
-import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,9 +16,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from chain import SCRIPTS, accuracy
-from report import DATA_DIR, HEADER, REPOSITORY, Row, machine, write_section
+from report import REPOSITORY, Row, parser_of, publish
 
+SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 STAGES = ("pretrain", "finetune", "predict")
 LOOK_EVERY = 0.004
 
@@ -71,6 +71,13 @@ def run(command: list[object], folder: Path, metrics: Path | None = None) -> Don
         return Done(began, ended, usage.ru_maxrss / 1024, first_row)
 
 
+def accuracy(runs: Path) -> float:
+    """Percent of predictions that are right."""
+    lines = (runs / "predict" / "predictions.csv").read_text().splitlines()[1:]
+    cells = [line.split(",")[1:3] for line in lines]
+    return 100 * statistics.mean(label == prediction for label, prediction in cells)
+
+
 class Figures:
     """Values by what was measured, in the order of their first appearance."""
 
@@ -117,10 +124,8 @@ def measure(figures: Figures, data_dir: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What users wait for.")
-    parser.add_argument("--data-dir", type=Path, default=DATA_DIR)
+    parser = parser_of("What users wait for.")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     data_dir = options.data_dir.absolute()
     figures = Figures()
@@ -129,12 +134,7 @@ def main() -> None:
             measure(figures, data_dir, Path(folder))
         print(f"run {number + 1} done", file=sys.stderr, flush=True)
     notes = {"the three scripts": "500 and 500 steps, other options at their defaults"}
-    caption = machine("lightning", "nemo_toolkit", "megatron-core")
-    rows = figures.rows(notes)
-    text = "\n".join(["## From Enter to result", "", caption, "", *HEADER, *map(str, rows)])
-    print(text)
-    if options.write:
-        write_section("times", text)
+    publish("times", "From Enter to result", figures.rows(notes), options.write)
 
 
 if __name__ == "__main__":

@@ -142,6 +142,15 @@ def rounds_to(figure: str, found: list[float]) -> bool:
     return True
 
 
+def test_the_page_s_table_of_growth_is_the_measured_one() -> None:
+    """`benchmarks/growth.py --write` writes both; RESULTS.md has more rows."""
+    growth = re.compile("<!-- growth: begin -->\n(.*?)\n<!-- growth: end -->", re.DOTALL)
+    (shown,), (measured,) = map(growth.findall, (read_page("docs/performance.md"), RESULTS))
+    rows = shown.splitlines()
+    assert 2 < len(rows) <= 12
+    assert {*rows} < {*measured.splitlines()}
+
+
 def test_figures_are_those_of_their_row() -> None:
     linked = "".join(read_pages().values())
     assert all(figure in README for figure in README_FIGURES)

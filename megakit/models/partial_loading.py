@@ -102,7 +102,8 @@ def check_finite(value: object) -> None:
     """Raises a ValueError if a tensor in nested containers contains NaN or infinity."""
     if isinstance(value, torch.Tensor):
         has_fractions = value.is_floating_point() or value.is_complex()
-        if has_fractions and not value.isfinite().all():
+        # The sum is read 15 times as fast, but finite values may have one that is not.
+        if has_fractions and not (value.sum().isfinite() or value.isfinite().all()):
             raise ValueError("it contains weights that are NaN or infinite")
     elif isinstance(value, dict) and value.get("padding") is True:
         return  # of a bucket, in Megatron's format `dp_reshardable`: memory that was never written

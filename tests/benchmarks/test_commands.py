@@ -69,6 +69,19 @@ def test_peers_compute_the_same_losses(benchmark: Callable[[str], ModuleType]) -
 
 
 @pytest.mark.long
+def test_a_save_copies_no_weights(benchmark: Callable[[str], ModuleType]) -> None:
+    """A model that fits into memory can be saved, and its checkpoint loaded."""
+    growth = benchmark("growth")
+    hidden_size = 4000
+    megabytes = hidden_size * growth.PER_FEATURE * 4 / 2**20  # of the weights
+    with growth.Ranks(1) as pool:
+        costs = growth.checkpoint_costs(pool, hidden_size)
+    assert costs["memory of a save, MB"] < megabytes / 4
+    assert 2 * megabytes < costs["memory of a load, MB"] < 3.5 * megabytes  # Adam's moments stay
+    assert 12 < costs["bytes on disk for each weight"] < 12.2
+
+
+@pytest.mark.long
 def test_a_gpu_gives_the_losses_of_a_cpu(
     benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

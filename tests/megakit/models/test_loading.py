@@ -97,6 +97,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     load(net(seed=2), folder, skip={"head"})
     with pytest.raises(ValueError, match="NaN or infinite"):  # in the state of an optimizer
         check_finite({"step": torch.tensor(3), "more": [torch.tensor([1.0, number])]})
+    check_finite(torch.full((3,), 3e38))  # only their sum is infinite
     bucket = {"padding": True, "exp_avg": torch.tensor([number])}  # of a distributed optimizer
     check_finite([bucket])
     with pytest.raises(ValueError, match="NaN or infinite"):
