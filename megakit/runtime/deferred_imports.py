@@ -2,8 +2,8 @@
 
 Lightning imports torchmetrics, which imports `scipy.signal`, torchvision and matplotlib for audio,
 images and plots. For a class, Lightning imports torch's compiler, and Megatron torch's distributed
-tensors. During the imports, stand-ins replace these packages; the first use of an attribute imports
-the real package.
+tensors. NeMo imports what exports and downloads models. During the imports, stand-ins replace these
+packages; the first use of an attribute imports the real package.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from megakit.runtime.patching import patch, record
 PACKAGES = (
     *("scipy.signal", "matplotlib", "torchvision"),
     *("torch._dynamo", "torch.distributed.tensor", "torch.distributed._tensor"),
+    *("huggingface_hub", "onnx", "onnxruntime"),
 )
 
 
@@ -118,7 +119,7 @@ def unused_packages_deferred() -> Iterator[None]:
         "lightning",
         f"imports of {', '.join(PACKAGES)}",
         group="fast",
-        reason="metrics of audio and images, plots, torch.compile and DTensor need them",
+        reason="metrics of images, plots, torch.compile, DTensor and exports need them",
         worth="3 s of 7 s of imports",
     ):
         _deferred.update(PACKAGES)
