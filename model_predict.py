@@ -49,9 +49,11 @@ class PredictOptions(DataOptions, CommonOptions):
     @cached_property
     def pictures(self) -> "Pictures | None":
         """Returns the user's pictures in the form of training images; None without --input."""
+        if self.input is None:
+            return None
         from mnist.own_pictures import read_pictures  # slow to import
 
-        return read_pictures(self.input) if self.input else None
+        return read_pictures(self.input)
 
     def run_name(self, stage: str) -> str:
         """Returns the name of the run directory; the user's own pictures have one of their own."""

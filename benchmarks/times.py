@@ -7,12 +7,14 @@ metrics.csv is there; the last step's is when its row was written, after its val
 its save. `--write` puts the table into RESULTS.md.
 """
 
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +96,18 @@ class Figures:
         ]
 
 
+def phases(whole: Done, runs: Path) -> Iterator[tuple[str, float]]:
+    """Yields the phases of `./run tutorial`; `other` of pretrain is mostly the imports."""
+    began = whole.began
+    for stage in STAGES:
+        summary = runs / stage / "summary.json"
+        times = json.loads(summary.read_text())["times"] or {}
+        ended = whole.ended if stage == STAGES[-1] else summary.stat().st_mtime
+        yield from ((f"{stage}, {name}", seconds) for name, seconds in times.items())
+        yield f"{stage}, other", ended - began - sum(times.values())
+        began = ended
+
+
 def measure(figures: Figures, data_dir: Path, folder: Path) -> None:
     """The three scripts with 500 steps each, --help, a run of one step, and the whole tutorial."""
     common = ["--data-dir", data_dir, "--output-dir"]
@@ -120,6 +134,8 @@ def measure(figures: Figures, data_dir: Path, folder: Path) -> None:
     figures.add("a run of one step, whole process", run(one, folder).seconds)
     whole = run([REPOSITORY / "run", "tutorial", *common, folder / "tutorial"], folder)
     figures.add("./run tutorial", whole.seconds)
+    for phase, seconds in phases(whole, folder / "tutorial"):
+        figures.add(f"./run tutorial: {phase}", seconds)
     figures.add("./run tutorial, test accuracy", accuracy(folder / "tutorial"), "%")
 
 

@@ -84,6 +84,16 @@ def import_stack(options: TutorialOptions) -> None:
             importlib.import_module(module)
 
 
+def import_figures() -> None:
+    """Imports what the last script draws with, while the first one trains."""
+    from megakit.job.console import diverted
+
+    if "model_trainer" in sys.modules:  # otherwise nothing that a script needs is imported here
+        with diverted(), contextlib.suppress(Exception):  # the last script tells what is wrong
+            for module in ("mnist.results", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+                importlib.import_module(module)
+
+
 def run(script: str, arguments: list[str]) -> int:
     """Runs a script like `python SCRIPT ARGUMENTS`; returns its exit status."""
     path = str(PROJECT / script)
@@ -95,7 +105,7 @@ def run(script: str, arguments: list[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         runpy.run_path(path, run_name="__main__")
 
-    return run_in_fork(work)
+    return run_in_fork(work, import_figures)
 
 
 def main() -> int:

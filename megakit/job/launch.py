@@ -109,7 +109,7 @@ def environment_of(rank: int, size: int, port: int) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def run_in_fork(work: Callable[[], object]) -> int:
+def run_in_fork(work: Callable[[], object], meanwhile: Callable[[], object] = bool) -> int:
     """Runs a function in a forked process and waits for the process to end.
 
     The fork has the modules that this process has imported. Signals sent to this process are
@@ -117,6 +117,7 @@ def run_in_fork(work: Callable[[], object]) -> int:
 
     Args:
         work: The function. The forked process ends when the function returns or raises.
+        meanwhile: What this process does before it waits; by default nothing.
 
     Returns:
         The exit status of the forked process, as a shell reports it.
@@ -138,6 +139,7 @@ def run_in_fork(work: Callable[[], object]) -> int:
             process.start()
             child = process.pid or 0
             handle_signals(forward)
+        meanwhile()
         process.join()
     code = process.exitcode or 0
     return code if code >= 0 else 128 - code

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from megakit.errors import UserError
-from megakit.runtime.deferred_imports import import_torchmetrics
+from megakit.runtime.deferred_imports import leave_out_compiler, unused_packages_deferred
 
 if TYPE_CHECKING:
     import torch
@@ -104,9 +104,8 @@ def has_fast_bfloat16() -> bool:
 @functools.cache
 def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
     """Imports Megatron and NeMo, and patches them; call it before any other use of them."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), unused_packages_deferred():
         warnings.simplefilter("ignore")
-        import_torchmetrics()
         use_megatron(name)
         from megakit.runtime import (
             megatron_on_cpu,
@@ -123,6 +122,7 @@ def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
         single_rank.skip_collectives()
         multi_tensor.replace_loops()
         safe_reading.install_safe_readers()
+    leave_out_compiler()
 
 
 @functools.cache

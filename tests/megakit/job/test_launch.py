@@ -226,6 +226,8 @@ import os, sys
 from megakit.job.launch import run_in_fork
 def die(): os.kill(os.getpid(), 9)
 print(*map(run_in_fork, (lambda: None, lambda: sys.exit(7), lambda: 1 / 0, die)))
+out, into = os.pipe()
+run_in_fork(lambda: os.read(out, 1), meanwhile=lambda: os.write(into, b"."))  # the fork waits
 """
     done = run_python("-c", program, cwd=REPOSITORY)
     assert (done.out, "ZeroDivisionError" in done.err) == ("0 7 1 137\n", True)
