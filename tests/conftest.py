@@ -3,7 +3,6 @@
 import faulthandler
 import hashlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -25,6 +24,11 @@ BEGAN = time.monotonic()
 #: Time limit of a test in seconds, by its mark, at least twice what the slowest such test takes.
 LIMITS = {"long": 1200, "gpu": 600}
 LIMIT = 200  # without a mark; the first tests also wait for the chain or the pool of ranks
+#: What takes minutes of `--all`, the longest first: else a worker begins it when the others end.
+SLOW = (
+    *("docs/test_commands", "ladder/", "docs/test_adapting", "exercises/", "test_new"),
+    *("parallel/test_gpu_rehearsed", "test_compare", "notebooks/"),
+)
 terminal = 2  # standard error's descriptor while pytest captures it: see `pytest_configure`
 
 
@@ -63,7 +67,7 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keeps a file's tests in one worker, and all files that share a costly fixture in one, too.
+    """Keeps a file's tests in one worker, and so those of the report, which share a costly fixture.
 
     With `--dist worksteal`, xdist distributes single tests: those marked gpu share nothing.
     """
@@ -74,8 +78,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Sharing(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            if uses_ranks(REPOSITORY / file):
-                return "ranks"
             return "report" if file.startswith("tests/mnist/report/") else file
 
     return Sharing(config, log)
@@ -85,12 +87,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_xdist_auto_num_workers() -> int:
     """One more than cores, because many tests wait, and not too many for the memory."""
     return min(len(os.sched_getaffinity(0)) + 1, 6)
-
-
-@cache
-def uses_ranks(path: Path) -> bool:
-    """Whether a file's tests or fixtures ask for the pool of ranks."""
-    return bool(re.search(r"^ *def \w+\([^)]*\branks\b", path.read_text(), re.MULTILINE))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -124,9 +120,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     os.environ.pop("MNIST_DATA_DIR", None)  # it would name a folder for every command
+    if config.getoption("--all"):
+        items.sort(key=place_of)
     for item in items:
         if item.get_closest_marker("long") and not config.getoption("--all"):
             item.add_marker(pytest.mark.skip(reason="long: takes minutes, give --all"))
+
+
+def place_of(item: pytest.Item) -> int:
+    """Where a test's file comes in `SLOW`, or after it."""
+    name = item.nodeid.removeprefix("tests/")
+    return next((n for n, begin in enumerate(SLOW) if name.startswith(begin)), len(SLOW))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -15,7 +15,7 @@ from megakit.data.device import copied
 from megakit.errors import UserError
 from megakit.runtime.patching import require_attribute
 from megakit.training.refusals import check_mask
-from megakit.training.short_schedule import short_schedule
+from megakit.training.short_schedule import shortened
 
 #: NeMo's private class that finds the methods of a Lightning module for each kind of step.
 _ModuleStepFunction = require_attribute(megatron_parallel, "_ModuleStepFunction")
@@ -87,9 +87,9 @@ def make_step(kind: str, strategy: Any) -> Step:
         step.loss.setup(seen)
         return output, functools.partial(loss, seen)
 
-    short = short_schedule(chunk) if kind == "training" else None
+    schedule = get_forward_backward_func()
     schedule = functools.partial(
-        short or get_forward_backward_func(),
+        shortened(schedule, chunk) if kind == "training" else schedule,
         forward_step_func=forward,
         model=chunk,
         seq_length=sampler.seq_len,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.refusals import CLOSED_PROXY
 from tests.scripts import REPOSITORY, environment, run, run_python
 
 PAGE = (REPOSITORY / "docs" / "ladder.md").read_text()
@@ -187,7 +188,7 @@ def test_nemo_resumes_with_the_next_sample(tmp_path):
     ],
 )
 def test_wrong_options(arguments, says, tmp_path):
-    done = ladder(*arguments, cwd=tmp_path)
+    done = ladder(*arguments, cwd=tmp_path, https_proxy=CLOSED_PROXY)  # a name may take long
     assert done.status == 2
     assert says in done.err
 
