@@ -90,7 +90,7 @@ def import_figures() -> None:
 
     if "model_trainer" in sys.modules:  # otherwise nothing that a script needs is imported here
         with diverted(), contextlib.suppress(Exception):  # the last script tells what is wrong
-            for module in ("mnist.results", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+            for module in ("matplotlib.figure", "matplotlib.backends.backend_agg"):
                 importlib.import_module(module)
 
 
