@@ -63,7 +63,7 @@ def measured(function: Any, costs: list[Cost]) -> Callable[..., Any]:
         held, began, busy = memory("VmRSS:"), time.perf_counter(), time.process_time()
         result = function(*args)
         seconds, busy = time.perf_counter() - began, time.process_time() - busy
-        costs.append((seconds, busy, memory("VmHWM:") - held))
+        costs.append((seconds, busy, max(0.1, memory("VmHWM:") - held)))
         return result
 
     return call

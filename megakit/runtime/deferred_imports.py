@@ -7,6 +7,7 @@ packages; the first use of an attribute imports the real package.
 """
 
 import contextlib
+import functools
 import gc
 import inspect
 import pkgutil
@@ -41,6 +42,7 @@ def resume_collector() -> None:
 class _Deferred(ModuleType):
     """A stand-in for a module of `PACKAGES`, or for an attribute of one."""
 
+    @functools.cached_property
     def _real(self) -> Any:
         if _is_deferred(self.__name__):
             _withdraw(self.__name__)
@@ -51,18 +53,18 @@ class _Deferred(ModuleType):
             raise AttributeError(name)
         if self.__spec__ or _is_deferred(self.__name__):  # only a module has a spec
             return _Deferred(f"{self.__name__}.{name}")
-        return getattr(self._real(), name)
+        return getattr(self._real, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._real()(*args, **kwargs)
+        return self._real(*args, **kwargs)
 
     def __mro_entries__(self, bases: object) -> tuple[type]:
-        return (self._real(),)
+        return (self._real,)
 
     def __instancecheck__(self, instance: object) -> bool:
         # Before its module is imported, a class has no instances.
         module = sys.modules.get(self.__name__.rpartition(".")[0])
-        return not isinstance(module, _Deferred | None) and isinstance(instance, self._real())
+        return not isinstance(module, _Deferred | None) and isinstance(instance, self._real)
 
     def __or__(self, other: object) -> "_Deferred":
         return self  # of an annotation
@@ -72,7 +74,7 @@ class _Deferred(ModuleType):
     @contextlib.contextmanager
     def context(self, *args: Any) -> Iterator[None]:
         """Works like `pyplot.style.context`, with which torchmetrics decorates its plots."""
-        with self._real().context(*args):
+        with self._real.context(*args):
             yield
 
 

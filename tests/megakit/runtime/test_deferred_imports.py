@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -52,7 +53,9 @@ def test_a_deferred_package_is_imported_when_a_class_is_used() -> None:
     thing = importer.make()
     assert type(thing).__module__ == "heavy.part"
     assert importer.use(thing) is thing
-    assert importer.use(1) is None
+    with mock.patch.object(sys, "meta_path", [finder := mock.Mock()]):
+        assert importer.use(1) is None
+    assert not finder.mock_calls, "each use searches for a module"
     assert importer.heavy.part.Thing is type(thing)
 
 
