@@ -282,7 +282,7 @@ ROOMS = {
     "template": 5620,  # grew by leaving out what a copy does not use
     "docs": 2210,  # grew by three pictures
     "notebooks": 3310,
-    "benchmarks": 19680,  # grew by what grows, and by the phases of a start
+    "benchmarks": 19690,  # grew by what grows, and by the phases of a start
     "tests": 129080,  # grew by the tests of these
     "run": 790,  # grew by help before the set-up
     "run_setup.sh": 1160,

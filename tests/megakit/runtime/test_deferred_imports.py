@@ -32,9 +32,8 @@ def make() -> Thing:
 
 @pytest.fixture(autouse=True)
 def heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "heavy").mkdir()
-    (tmp_path / "heavy" / "__init__.py").touch()
-    (tmp_path / "heavy" / "part.py").write_text("class Thing: ...\n")
+    (tmp_path / "heavy" / "part").mkdir(parents=True)
+    (tmp_path / "heavy" / "part" / "__init__.py").write_text("class Thing: ...\n")
     (tmp_path / "importer.py").write_text(IMPORTER)
     (tmp_path / "user.py").write_text("from heavy.part import Thing\nclass More(Thing): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
