@@ -109,7 +109,7 @@ def environment_of(rank: int, size: int, port: int) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def run_in_fork(work: Callable[[], object], meanwhile: Callable[[], object] = bool) -> int:
+def run_in_fork(work: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> int:
     """Runs a function in a forked process and waits for the process to end.
 
     The fork has the modules that this process has imported. Signals sent to this process are
