@@ -46,7 +46,7 @@ save the faster of two.
 - What a save takes longer than its processor time is the wait for the processor and the disk. The
   disk may stall: of 40 plain loops, one took 180 s to write 1.2 GB, and the others about 1.3 s.
 - A load keeps 8 bytes for each weight, Adam's moments. It reads from the page cache here. Its
-  constant part is the import of torch's distributed tensors, which the first load of a process needs.
+  constant part is an import of torch's distributed tensors, at the first load of a process.
 - The order of a batch is computed from its indices. It takes longest just above a power of two,
   where half of the hashes are beyond the length, whatever the length is. Only the seeds of the
   epochs are kept, 8 bytes for each.
