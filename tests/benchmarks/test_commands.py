@@ -72,12 +72,12 @@ def test_peers_compute_the_same_losses(benchmark: Callable[[str], ModuleType]) -
 def test_a_save_copies_no_weights(benchmark: Callable[[str], ModuleType]) -> None:
     """A model that fits into memory can be saved, and its checkpoint loaded."""
     growth = benchmark("growth")
-    hidden_size = 4000
+    hidden_size = 8000
     megabytes = hidden_size * growth.PER_FEATURE * 4 / 2**20  # of the weights
     with growth.Ranks(1) as pool:
         costs = growth.checkpoint_costs(pool, hidden_size)
     assert costs["memory of a save, MB"] < megabytes / 4
-    assert 2 * megabytes < costs["memory of a load, MB"] < 3.5 * megabytes  # Adam's moments stay
+    assert 2 * megabytes < costs["memory of a load, MB"] < 4 * megabytes  # Adam's moments stay
     assert 12 < costs["bytes on disk for each weight"] < 12.2
 
 

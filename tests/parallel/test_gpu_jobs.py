@@ -41,7 +41,7 @@ def test_each_task_uses_its_own_gpu(visible: int, job: Job) -> None:
 
 def reported(folder: Path) -> list[tuple[int, list[int]]]:
     """The rank of each process that has opened a GPU, and which ones; from their reports."""
-    reports = [*map(read_json, folder.iterdir())]
+    reports = [*map(read_json, folder.glob("*.json"))]  # others are half written
     return sorted((report["rank"], report["opened"]) for report in reports)
 
 
