@@ -43,10 +43,12 @@ save the faster of two.
   copies none of them in memory. Its processor time is the archive's checksum, sha256, and the
   system's copy into the page cache. That copy takes 6 times as long in memory that a virtual
   machine has not used before, so large saves and loads may grow faster than their size.
-- What a save takes longer than its processor time is the wait for the processor and the disk. The
-  disk may stall: of 40 plain loops, one took 180 s to write 1.2 GB, and the others about 1.3 s.
-- A load keeps 8 bytes for each weight, Adam's moments. It reads from the page cache here. Its
-  constant part is an import of torch's distributed tensors, at the first load of a process.
+- A save writes in several threads, so its processor time may exceed its own. What a save takes
+  longer than its processor time is the wait for the processor and the disk. The disk may stall:
+  of 40 plain loops, one took 180 s to write 1.2 GB, and the others about 1.3 s.
+- A load keeps 8 bytes for each weight, Adam's moments; its memory is the sum of what verification,
+  weights and optimizer need at most. It reads from the page cache here. Its constant part is an
+  import of torch's distributed tensors, at the first load of a process.
 - The order of a batch is computed from its indices. It takes longest just above a power of two,
   where half of the hashes are beyond the length, whatever the length is. Only the seeds of the
   epochs are kept, 8 bytes for each.

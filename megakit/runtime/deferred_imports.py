@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, Union
 
 from megakit.runtime.patching import patch, record
 
@@ -62,12 +62,15 @@ class _Deferred(ModuleType):
         return (self._real,)
 
     def __instancecheck__(self, instance: object) -> bool:
-        # Before its module is imported, a class has no instances.
-        module = sys.modules.get(self.__name__.rpartition(".")[0])
-        return not isinstance(module, _Deferred | None) and isinstance(instance, self._real)
+        return self.__subclasscheck__(type(instance))
 
-    def __or__(self, other: object) -> "_Deferred":
-        return self  # of an annotation
+    def __subclasscheck__(self, subclass: type) -> bool:
+        # Before its module is imported, a class has no subclasses.
+        module = sys.modules.get(self.__name__.rpartition(".")[0])
+        return not isinstance(module, _Deferred | None) and issubclass(subclass, self._real)
+
+    def __or__(self, other: Any) -> Any:
+        return Union[self, other]  # noqa: UP007  # `|` is this method
 
     __ror__ = __or__
 

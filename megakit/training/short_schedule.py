@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.utils import get_attr_wrapped_model
 
 from megakit.runtime.patching import record
 
@@ -30,29 +31,31 @@ def is_used() -> bool:
         reason="it asks in each micro batch for what few models have",
         worth="7% of a step",
         when="in the training of a model without Transformer layers, in one process or on "
-        "data-parallel ranks",
+        "data-parallel ranks without overlap",
     )
 
 
-def shortened(schedule: Callable[..., Any], module: Any) -> Callable[..., Any]:
-    """Returns a schedule that computes the same bits as Megatron's.
+def shortened(schedule: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    """Returns a schedule for training that computes the same bits as Megatron's.
 
     Args:
         schedule: Megatron's, which is returned if it has more to do, or if a program has replaced
             it, such as one that traces a step.
-        module: The Lightning module, in which NeMo has wrapped the model for this rank.
+        model: This rank's model, as NeMo has wrapped it.
     """
-    parts = list(module.modules())
+    config, parts = model.config, list(model.modules())
     wrappers = [part for part in parts if isinstance(part, DistributedDataParallel)]
-    special = [getattr(module.config, name, None) for name in _SPECIAL]
-    special += (wrapper.ddp_config.overlap_grad_reduce for wrapper in wrappers)
-    special += (isinstance(part, TransformerLayer) for part in parts)
+    more = [getattr(config, name, None) for name in _SPECIAL]
+    more.append(getattr(getattr(config, "timers", None), "_log_level", 0))  # 0: nothing is timed
+    more += (wrapper.ddp_config.overlap_grad_reduce for wrapper in wrappers)
+    more += (isinstance(part, TransformerLayer) for part in parts)
     groups = parallel_state.get_model_parallel_group(), parallel_state.get_context_parallel_group()
-    special += (group.size() > 1 for group in groups)
+    more += (group.size() > 1 for group in groups)
     code = getattr(schedule, "__code__", None)
-    special.append(code is None or code.co_filename != schedules.__file__)
-    if any(special) or not is_used():
+    more.append(code is None or code.co_filename != schedules.__file__)
+    if any(more) or not is_used():
         return schedule
+    set_input_tensor = get_attr_wrapped_model(model, "set_input_tensor")
 
     def run(
         forward_step_func: Callable[..., Any],
@@ -63,16 +66,17 @@ def shortened(schedule: Callable[..., Any], module: Any) -> Callable[..., Any]:
     ) -> list[Any]:
         reports = []
         for _ in range(num_microbatches):
+            set_input_tensor([None])
             output, loss_of = forward_step_func(data_iterator, model)
-            loss, *samples, report = loss_of(output)
+            loss, *counts, report = loss_of(output)
             reports.append(report)
-            for number in samples:
-                loss /= number.clamp(min=1)
+            for count in counts:  # of samples, if the loss returns it
+                loss /= count.clamp(min=1)
             if num_microbatches > 1:
                 loss /= num_microbatches
             if loss.requires_grad:
                 loss.backward()
-        module.config.finalize_model_grads_func([model])
+        config.finalize_model_grads_func([model])
         return reports
 
     return run

@@ -15,15 +15,22 @@ from tests.parallel import jobs
 COUNTS = "a loss that counts samples"
 
 
-def fit(layout: Any, folder: Path, change: str, is_short: bool) -> tuple[Any, list[str]]:
-    """Pretrains for three steps; returns what a rank saw, and the functions that ran."""
+def fit(layout: Any, folder: Path, change: str, is_short: bool) -> tuple[Any, list[str], list[Any]]:
+    """Pretrains for three steps.
+
+    Returns:
+        What a rank saw, the functions that ran, and what the model got by `set_input_tensor`.
+    """
     import torch
+    from megatron.core import timers
     from megatron.core.pipeline_parallel import schedules
+    from nemo.lightning.pytorch.strategies import megatron_strategy
 
     from megakit.training import micro_batches
-    from model_components import MSELossReduction
+    from model_components import ExampleModelTrunk, MSELossReduction
 
     ran: list[str] = []
+    inputs: list[Any] = []
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def note(*args: Any, **options: Any) -> Any:
@@ -37,6 +44,9 @@ def fit(layout: Any, folder: Path, change: str, is_short: bool) -> tuple[Any, li
         loss, report = reported(self, batch, output)
         return loss * len(batch["idx"]), torch.tensor(len(batch["idx"])), report
 
+    def with_input(self: Any, tensor: Any) -> None:
+        inputs.append(tensor)
+
     reported = MSELossReduction.forward
     with ExitStack() as stack:
 
@@ -44,12 +54,16 @@ def fit(layout: Any, folder: Path, change: str, is_short: bool) -> tuple[Any, li
             stack.enter_context(mock.patch.object(owner, name, value))
 
         replace(schedules, "backward_step", noted("long", schedules.backward_step))
+        replace(ExampleModelTrunk, "set_input_tensor", with_input)
         if change == COUNTS:
             replace(MSELossReduction, "forward", with_count)
         if not is_short:
             replace(micro_batches, "shortened", lambda schedule, module: schedule)
+        if change == "timers":
+            replace(torch.cuda, "synchronize", lambda: None)
+            replace(megatron_strategy, "Timers", lambda _, how: timers.Timers(1, how))
         ddp = ("overlap_grad_reduce",) if change == "overlap" else ()
-        return jobs.pretrain(layout, folder, 3, ddp), sorted(set(ran))
+        return jobs.pretrain(layout, folder, 3, ddp), sorted(set(ran)), inputs
 
 
 @pytest.mark.parametrize(
@@ -67,8 +81,9 @@ def test_the_same_bits(ranks: Ranks, tmp_path: Path, change: str, layout: dict[s
         ranks.run(fit, jobs.layout(**layout), tmp_path / name, change, is_short, world_size=size)
         for name, is_short in (("short", True), ("long", False))
     )
-    assert [ran for _, ran in (*short, *long)] == [[]] * size + [["long"]] * size
-    for (one, _), (other, _) in zip(short, long, strict=True):
+    assert [ran for _, ran, _ in (*short, *long)] == [[]] * size + [["long"]] * size
+    for (one, _, inputs), (other, _, expected) in zip(short, long, strict=True):
+        assert inputs == expected
         assert one.losses == other.losses
         for name, weight in one.last.items():
             assert not np.array_equal(weight, one.first[name])
@@ -80,6 +95,7 @@ def test_the_same_bits(ranks: Ranks, tmp_path: Path, change: str, layout: dict[s
 @pytest.mark.parametrize(
     ("change", "layout"),
     [
+        ("timers", {"world_size": 2}),
         ("overlap", {"world_size": 2}),
         ("tensor parallelism", {"world_size": 2, "tensor": 2}),
     ],
@@ -87,6 +103,6 @@ def test_the_same_bits(ranks: Ranks, tmp_path: Path, change: str, layout: dict[s
 def test_where_more_is_due(
     ranks: Ranks, tmp_path: Path, change: str, layout: dict[str, int]
 ) -> None:
-    """What ranks exchange during the backward pass, or have to sum after it."""
-    for _, ran in ranks.run(fit, jobs.layout(**layout), tmp_path, change, True, world_size=2):
+    """What is timed, what ranks exchange in the backward pass, or have to sum after it."""
+    for _, ran, _ in ranks.run(fit, jobs.layout(**layout), tmp_path, change, True, world_size=2):
         assert ran == ["long"]

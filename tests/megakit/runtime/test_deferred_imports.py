@@ -25,6 +25,9 @@ from heavy.part import Thing
 def use(thing: Thing | None, other: Optional[Thing] = None) -> "Thing | None":
     return thing if isinstance(thing, Thing) else None
 
+def either(thing: object) -> bool:
+    return isinstance(thing, int | Thing)
+
 def make() -> Thing:
     return Thing()
 """
@@ -48,10 +51,12 @@ def test_a_deferred_package_is_imported_when_a_class_is_used() -> None:
     with unused_packages_deferred():
         importer = importlib.import_module("importer")
     assert importer.use(1) is None
+    assert [*map(importer.either, (1, ""))] == [True, False]
     assert not {"heavy", "heavy.part"} & sys.modules.keys()
     thing = importer.make()
     assert type(thing).__module__ == "heavy.part"
     assert importer.use(thing) is thing
+    assert [*map(importer.either, (thing, ""))] == [True, False]
     with mock.patch.object(sys, "meta_path", [finder := mock.Mock()]):
         assert importer.use(1) is None
     assert not finder.mock_calls, "each use searches for a module"
