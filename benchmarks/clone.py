@@ -22,7 +22,7 @@ TUTORIAL = {
     OURS: "./run tutorial",
     # What pip takes from a lock without resolving; the two source packages need the build's tools.
     PIP: f"{PYTHON} -m venv .venv"
-    " && .venv/bin/pip install --quiet setuptools"
+    " && .venv/bin/pip install --quiet --upgrade setuptools"
     " && .venv/bin/pip install --quiet --require-hashes --no-deps --no-build-isolation"
     " -r requirements.lock"
     " && touch ready && .venv/bin/python mnist/tutorial.py",

@@ -260,11 +260,11 @@ class TestGpus:
 #: shell, without comments and docstrings. A number only goes down; where it has to go up, a
 #: sentence beside it says why.
 ROOMS = {
-    "megakit": 59310,  # grew by what strangers found wrong without a word; three rooms below
+    "megakit": 59340,  # grew by what strangers found wrong without a word; three rooms below
     "megakit/job": 13220,  # grew by ranks that meet only in their own job, and by full disks
-    "megakit/runtime": 7220,  # grew by imports that are put off
+    "megakit/runtime": 7240,  # grew by imports that are put off
     "megakit/checkpoints": 3660,
-    "megakit/training": 17180,  # grew by refusals of losses and metrics, and by a shorter schedule
+    "megakit/training": 17190,  # grew by refusals of losses and metrics, and by a shorter schedule
     "megakit/data": 8230,
     "megakit/models": 5970,
     "megakit/testing": 3250,

@@ -44,8 +44,7 @@ class _Deferred(ModuleType):
 
     @functools.cached_property
     def _real(self) -> Any:
-        if _is_deferred(self.__name__):
-            _withdraw(self.__name__)
+        _withdraw(self.__name__)
         return pkgutil.resolve_name(self.__name__)
 
     def __getattr__(self, name: str) -> Any:

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import schedules
@@ -43,16 +44,15 @@ def shortened(schedule: Callable[..., Any], model: Any) -> Callable[..., Any]:
             it, such as one that traces a step.
         model: This rank's model, as NeMo has wrapped it.
     """
-    config, parts = model.config, list(model.modules())
-    wrappers = [part for part in parts if isinstance(part, DistributedDataParallel)]
+    config = model.config
     more = [getattr(config, name, None) for name in _SPECIAL]
-    more.append(getattr(getattr(config, "timers", None), "_log_level", 0))  # 0: nothing is timed
-    more += (wrapper.ddp_config.overlap_grad_reduce for wrapper in wrappers)
-    more += (isinstance(part, TransformerLayer) for part in parts)
-    groups = parallel_state.get_model_parallel_group(), parallel_state.get_context_parallel_group()
-    more += (group.size() > 1 for group in groups)
+    more.append(getattr(config.timers, "_log_level", 0))  # 0: nothing is timed
+    more.append(parallel_state.get_data_parallel_world_size() < torch.distributed.get_world_size())
     code = getattr(schedule, "__code__", None)
-    more.append(code is None or code.co_filename != schedules.__file__)
+    more.append(getattr(code, "co_filename", "") != schedules.__file__)
+    for part in model.modules():
+        overlaps = isinstance(part, DistributedDataParallel) and part.ddp_config.overlap_grad_reduce
+        more.append(overlaps or isinstance(part, TransformerLayer))
     if any(more) or not is_used():
         return schedule
     set_input_tensor = get_attr_wrapped_model(model, "set_input_tensor")
