@@ -101,16 +101,16 @@ def test_code_is_quoted_from_the_script() -> None:
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?")
 #: Each figure of README's table, with the section of RESULTS.md and the name of the row in it.
 README_FIGURES = {
-    "95.4% to 96.1%": ("chain", "test accuracy"),
-    "18 s": ("times", "./run tutorial"),
-    "50 s": ("clone", "git clone and ./run tutorial"),
-    "100 s": ("clone", "the same with pip"),
-    "| 0.87 |": ("steps-cpu", "plain PyTorch (1_torch.py)"),
-    "| 0.70 |": ("steps-cpu", "plain PyTorch with the fused AdamW (1_torch.py)"),
-    "| 1.12 |": ("steps-cpu", "plain Lightning (2_lightning.py)"),
-    "| 1.62 |": ("steps-cpu", "Megatron-Core alone (3_megatron.py)"),
-    "| 5.3 |": ("steps-cpu", "NeMo 2 alone, sample by sample (4_nemo.py)"),
-    "| 0.83 |": ("steps-cpu", "plain PyTorch, by hand"),
+    "95.6% to 96.1%": ("chain", "test accuracy"),
+    "20 s": ("times", "./run tutorial"),
+    "64 s": ("clone", "git clone and ./run tutorial"),
+    "210 s": ("clone", "the same with pip"),
+    "| 1.13 |": ("steps-cpu", "plain PyTorch (1_torch.py)"),
+    "| 0.89 |": ("steps-cpu", "plain PyTorch with the fused AdamW (1_torch.py)"),
+    "| 1.17 |": ("steps-cpu", "plain Lightning (2_lightning.py)"),
+    "| 1.35 |": ("steps-cpu", "Megatron-Core alone (3_megatron.py)"),
+    "| 7.0 |": ("steps-cpu", "NeMo 2 alone, sample by sample (4_nemo.py)"),
+    "| 1.06 |": ("steps-cpu", "plain PyTorch, by hand"),
     "| 0.88 |": ("steps-gpu", "model_pretrain.py, micro batch 128"),
     "| 0.76 |": ("steps-gpu", "model_pretrain.py, micro batch 128"),
     "| 1.04 |": ("steps-gpu", "model_pretrain.py, micro batch 128"),
@@ -118,8 +118,8 @@ README_FIGURES = {
 #: Each figure of a page that is the text of a link to RESULTS.md, in the same form.
 LINKED_FIGURES = {
     "2e-7": ("parallel", "DP2"),
-    "1.8 times": ("steps-cpu", "model_pretrain.py with MEGAKIT_STOCK=1"),
-    "690 steps per second": ("steps-cpu", "plain PyTorch, by hand"),
+    "1.6 times": ("steps-cpu", "model_pretrain.py with MEGAKIT_STOCK=1"),
+    "213 steps per second": ("steps-cpu", "plain PyTorch, by hand"),
     "1.9 minutes": ("gpt", "the script, from start to end"),
 }
 

@@ -65,11 +65,14 @@ def fit(
 def test_the_same_bits(ranks: Ranks, tmp_path: Path, change: str, layout: dict[str, int]) -> None:
     size = layout.get("world_size", 1)
     short, long = (
-        ranks.run(fit, jobs.layout(**layout), tmp_path / name, change, is_short, world_size=size)
-        for name, is_short in (("short", True), ("long", False))
+        ranks.run(
+            fit, jobs.layout(**layout), tmp_path / name, change, name == "short", world_size=size
+        )
+        for name in ("short", "long")
     )
     for (one, is_long, inputs), (other, *expected) in zip(short, long, strict=True):
-        assert [is_long, *expected] == [False, True, inputs]
+        assert not is_long
+        assert expected == [True, inputs]
         assert one.losses == other.losses
         for name, weight in one.last.items():
             assert not np.array_equal(weight, one.first[name])
