@@ -94,7 +94,7 @@ def watch(busy: Path) -> None:
             busy.touch()
         idle = idle + 1 if busy.stat().st_mtime_ns == touched else 0
     faulthandler.dump_traceback_later(0.01)
-    time.sleep(2)  # the other ranks say where they are, too
+    time.sleep(5)  # the other ranks say where they are, too, on a busy machine a little later
     os._exit(1)
 
 
@@ -177,7 +177,7 @@ def run(ranks: Any, path: Path, options: str, number: int) -> Outcome:
     besides = f"its ranks read {excess} samples too many" if reads and excess else ""
     if chunks != int(asked.get("chunks", 1)):
         besides = f"a stage has {chunks} part of the model, not {asked['chunks']}"
-    if number == 4 and shared == 1 and stored >= 2:  # 0.75 if Adam's state is divided over the ranks
+    if number == 4 and shared == 1 and stored >= 2:  # 0.75 if Adam's state is divided
         besides = f"each rank's optimizer has {stored:.2g} numbers for each weight"
     return Outcome(values, prints=prints, besides=besides)
 
