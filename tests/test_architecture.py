@@ -276,7 +276,7 @@ ROOMS = {
     "model_finetune.py": 380,
     "model_predict.py": 560,
     "ladder": 11700,  # grew by the second ladder, and by rows that fail
-    "exercises": 7040,  # grew by what was accepted though wrong, and by ranks that are slow
+    "exercises": 7060,  # grew by what was accepted though wrong, and by ranks that are slow
     "examples": 8160,
     "experiments": 4830,
     "template": 5620,  # grew by leaving out what a copy does not use
