@@ -98,7 +98,7 @@ class ClassifierLossReduction(MeanLossReduction):
 #
 # NeMo requires a `data_sampler` with the batch sizes. By default, it reads the indices 0, 1, 2, ...
 # in this order. A resumed run skips the consumed indices. The base class of the data module, in
-# `megakit/data/datamodule.py`, builds the sampler, and its method `resample` computes the epoch and
+# `megakit/nemo/datamodule.py`, builds the sampler, and its method `resample` computes the epoch and
 # the shuffled sample from the index. `DropPixels` computes the random effects from both.
 
 
@@ -289,7 +289,7 @@ class ExampleFineTuneModel(ExampleModelTrunk):
 # Trainer calls `configure_model` when the process groups exist.
 #
 # The config also names the loss class and the checkpoint of the initial weights. Its base class in
-# `megakit/models/config.py` has more fields, such as `seed`. `IOMixinWithGettersSetters` records
+# `megakit/nemo/config.py` has more fields, such as `seed`. `IOMixinWithGettersSetters` records
 # the fields, also when they change, and NeMo writes the record into each checkpoint. From it, the
 # next script reads the sizes of the trunk. The fields in the list `override_parent_fields` keep the
 # script's values instead: by default the classes, seed, layout, precision and start checkpoint.

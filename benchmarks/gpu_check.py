@@ -196,7 +196,7 @@ class Machine:
         """Stops a training after half of its steps, however long the start takes."""
         half = self.few(200) // 2
         given = (2 * half, "--save-interval", max(1, half // 5))
-        place = "megakit.training.callbacks:StopOnSignal.on_train_batch_start"
+        place = "megakit.nemo.callbacks:StopOnSignal.on_train_batch_start"
         hook = os.pathsep.join(["tests/faults/hook", os.environ.get("PYTHONPATH", "")])
         fault: Any = {
             "FAULT": f"{place}:{half + 1} SIGTERM 0",

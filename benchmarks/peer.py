@@ -237,8 +237,8 @@ def timed(run: Run, clock: Clock, cuda_graph: bool) -> Path:
     """Does the work of model_pretrain.py, whose own optimizer calls no hooks of torch."""
     import model_pretrain
     import model_trainer
+    from megakit.nemo.reporter import Reporter
     from megakit.training.metrics_csv import read_metrics
-    from megakit.training.reporter import Reporter
 
     if cuda_graph:
         use_graph(model_trainer)

@@ -1,7 +1,7 @@
 """Imports the names of a subpackage when they are first used, from where its `.pyi` file says."""
 
 import ast
-import importlib
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,11 @@ def names_of_stub(
     """
     tree = ast.parse(Path(file).with_suffix(".pyi").read_text())
     froms = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    modules = {alias.name: f"{package}.{node.module}" for node in froms for alias in node.names}
+    modules = {
+        alias.name: importlib.util.resolve_name(f"{'.' * node.level}{node.module}", package)
+        for node in froms
+        for alias in node.names
+    }
 
     def import_name(name: str) -> Any:
         if name not in modules:

@@ -76,7 +76,7 @@ def import_stack(options: TutorialOptions) -> None:
     with contextlib.nullcontext() if options.verbose else diverted():
         use_accelerator("cpu")
         for module in (
-            "megakit.training.fit",
+            "megakit.nemo.fit",
             "megakit.job.finish",
             "model_components",
             "model_trainer",

@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakit.training.predicted_classes import Predictions
-from megakit.training.tensorboard import RunLogger
-from megakit.training.validation import (
+from megakit.nemo.tensorboard import RunLogger
+from megakit.nemo.validation import (
     gather_from_ranks,
     has_outputs,
     real_samples,
 )
+from megakit.training.predicted_classes import Predictions
 from mnist import drawing
 
 #: What can be drawn of B samples: `images` with values in [0, 1], (B, channels, height, width), of

@@ -148,7 +148,7 @@ def _check(options: CommonOptions) -> tuple[Layout, str]:
 @contextlib.contextmanager
 def _capturing() -> Iterator[None]:
     """Makes the function that trains raise `_Built`."""
-    from megakit.training import fit
+    from megakit.nemo import fit
 
     def capture(*, model: Any, data: Any, trainer: Any, **_: Any) -> NoReturn:
         raise _Built(model, data, trainer)

@@ -56,13 +56,13 @@ class Call:
 
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
-_STRATEGY = "megakit.training.strategy:ExactStrategy"
+_STRATEGY = "megakit.nemo.strategy:ExactStrategy"
 
 CALLS = [
     Call(
         0,
         "megakit",
-        "megakit.training.fit:train",
+        "megakit.nemo.fit:train",
         "sets up the loop and the callbacks, and calls trainer.fit",
         instead="NeMo's llm.train",
         is_numbered=False,
@@ -71,7 +71,7 @@ CALLS = [
     Call(
         2,
         "megakit",
-        "megakit.training.step_loop:StepLoop.advance",
+        "megakit.nemo.step_loop:StepLoop.advance",
         "runs one step, and the hooks around it",
         instead="Lightning's _TrainingEpochLoop",
     ),
@@ -98,7 +98,7 @@ CALLS = [
     Call(
         6,
         "megakit",
-        "megakit.training.micro_batches:Step.run",
+        "megakit.nemo.micro_batches:Step.run",
         "calls Megatron's schedule, then the loss's reduce",
         instead="NeMo's MegatronParallel.training_step",
         is_numbered=False,
@@ -126,7 +126,7 @@ CALLS = [
     Call(
         9,
         "megakit",
-        "megakit.training.micro_batches:next_batch",
+        "megakit.nemo.micro_batches:next_batch",
         "reads one micro batch; copies it to the device",
         instead="NeMo's default_data_step",
         repeated=True,
@@ -164,7 +164,7 @@ CALLS = [
     Call(
         7,
         "megakit",
-        "megakit.training.losses:MeanLossReduction.reduce",
+        "megakit.nemo.losses:MeanLossReduction.reduce",
         "averages the reports; returns the value to log",
         instead="subclass of NeMo's MegatronLossReduction",
     ),

@@ -1,10 +1,10 @@
-from .batches import fetch_batch as fetch_batch, fetch_samples as fetch_samples
-from .blending import BlendedDataset as BlendedDataset
-from .datamodule import (
+from ..nemo.datamodule import (
     MegatronDataModule as MegatronDataModule,
     WrappedDataLoader as WrappedDataLoader,
     another_name as another_name,
 )
+from .batches import fetch_batch as fetch_batch, fetch_samples as fetch_samples
+from .blending import BlendedDataset as BlendedDataset
 from .device import on_device as on_device, take as take
 from .epochs import (
     BatchedMultiEpochDatasetWrapper as BatchedMultiEpochDatasetWrapper,

@@ -93,8 +93,8 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
     Returns:
         The path of the best checkpoint.
     """
-    from megakit.checkpoints.writer import CheckpointWriter
-    from megakit.training.reporter import Reporter
+    from megakit.nemo.reporter import Reporter
+    from megakit.nemo.writer import CheckpointWriter
 
     writer, reporter = _callback(trainer, CheckpointWriter), _callback(trainer, Reporter)
     best = Path(writer.best_model_path)

@@ -36,7 +36,7 @@ def import_stack(width: int, tokens: int = 1024) -> None:
     with diverted(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # packages warn about each other, not about user code
         use_accelerator(find_accelerator().name)
-        importlib.import_module("megakit.training.fit")
+        importlib.import_module("megakit.nemo.fit")
     # The packages also warn about each other's versions in later notebook cells.
     warnings.filterwarnings("ignore", module=r"(megatron|nemo|lightning|torch)\b")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
     import torch
 
-    from megakit.training.tensorboard import RunLogger
+    from megakit.nemo.tensorboard import RunLogger
 
 OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, covariant=True)
 
@@ -157,7 +157,7 @@ class Run(Generic[OptionsT_co]):
         """Returns the logger of a training run, which writes TensorBoard's files; else False."""
         if not self.trains:
             return False
-        from megakit.training.tensorboard import RunLogger
+        from megakit.nemo.tensorboard import RunLogger
 
         logger = RunLogger(self.path, self.stage.name, self.resumed_step)
         if self.is_main:
@@ -175,19 +175,19 @@ class Run(Generic[OptionsT_co]):
         and the progress.
         """
         from megakit.job.finish import remove_incomplete, say_header
-        from megakit.training.reporter import Reporter, show_warnings
+        from megakit.nemo.reporter import Reporter, show_warnings
 
         resume_collector()
         say_header(self)
         if self.is_main:
             show_warnings(self.console)
         if not self.trains:
-            from megakit.training.prediction import PredictionWriter
+            from megakit.nemo.prediction import PredictionWriter
 
             remove_incomplete(self)  # of a prediction that was killed
             return [PredictionWriter(partial_path(self.path / "outputs"))]
-        from megakit.checkpoints.writer import CheckpointWriter
-        from megakit.training.callbacks import BestValue, StopOnSignal
+        from megakit.nemo.callbacks import BestValue, StopOnSignal
+        from megakit.nemo.writer import CheckpointWriter
         from megakit.training.metrics_csv import MetricsFile
 
         options: Any = self.options

@@ -1,9 +1,10 @@
-from .attention import ScaledDotProductAttention as ScaledDotProductAttention
-from .config import (
+from ..nemo.config import (
     OVERRIDE_BIONEMO_CONFIG_DEFAULTS as OVERRIDE_BIONEMO_CONFIG_DEFAULTS,
     MegatronBioNeMoTrainableModelConfig as MegatronBioNeMoTrainableModelConfig,
     MegatronLossType as MegatronLossType,
 )
+from ..nemo.recorded_settings import IOMixinWithGettersSetters as IOMixinWithGettersSetters
+from .attention import ScaledDotProductAttention as ScaledDotProductAttention
 from .imported_weights import checkpoint_from_weights as checkpoint_from_weights
 from .inference import load_for_inference as load_for_inference, returns_latent as returns_latent
 from .layers import (
@@ -11,7 +12,6 @@ from .layers import (
     row_parallel_linear as row_parallel_linear,
 )
 from .partial_loading import load_model_weights as load_model_weights
-from .recorded_settings import IOMixinWithGettersSetters as IOMixinWithGettersSetters
 from .seeding import seeded as seeded
 from .transformer import (
     SeededGPTModel as SeededGPTModel,

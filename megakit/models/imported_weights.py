@@ -13,7 +13,7 @@ from megakit.runtime import find_accelerator, use_accelerator
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from megakit.models.config import MegatronBioNeMoTrainableModelConfig as Config
+    from megakit.nemo.config import MegatronBioNeMoTrainableModelConfig as Config
 
 
 def checkpoint_from_weights(
@@ -60,7 +60,7 @@ def _write(checkpoint: Path, model: Any, config: "Config") -> None:
 
     from megakit.checkpoints.model_settings import write_context
     from megakit.models.partial_loading import PREFIX
-    from megakit.models.recorded_settings import ImportedModule
+    from megakit.nemo.recorded_settings import ImportedModule
     from megakit.runtime.atomic_files import publish
     from megakit.runtime.writer_threads import write_in_threads
 

@@ -17,7 +17,7 @@ from megakit.runtime import find_accelerator, use_accelerator
 from megakit.runtime.patching import require_attribute
 
 if TYPE_CHECKING:
-    from megakit.models.config import MegatronBioNeMoTrainableModelConfig as Config
+    from megakit.nemo.config import MegatronBioNeMoTrainableModelConfig as Config
 
 PARALLEL_SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
@@ -88,7 +88,7 @@ def returns_latent(model: Any) -> bool:
 
 def _config(checkpoint: Path, config: "Config | None") -> "Config":
     """Returns the model's config with the checkpoint's settings, for a model on one rank."""
-    from megakit.models.config import OVERRIDE_BIONEMO_CONFIG_DEFAULTS
+    from megakit.nemo.config import OVERRIDE_BIONEMO_CONFIG_DEFAULTS
 
     cls = _config_class(checkpoint) if config is None else type(config)
     kept = OVERRIDE_BIONEMO_CONFIG_DEFAULTS if config is None else config.override_parent_fields
@@ -106,7 +106,7 @@ def _config(checkpoint: Path, config: "Config | None") -> "Config":
 
 def _config_class(checkpoint: Path) -> type:
     """Returns the config class that the checkpoint names, if its module is imported."""
-    from megakit.models.config import MegatronBioNeMoTrainableModelConfig
+    from megakit.nemo.config import MegatronBioNeMoTrainableModelConfig
 
     module, name = read_config_class(checkpoint)
     found = getattr(sys.modules.get(module), name, None)

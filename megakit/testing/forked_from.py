@@ -9,6 +9,6 @@ for stream in (1, 2):  # what the frameworks say during their import; each rank 
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 suspend_collector()
 use_accelerator("cpu")
-import megakit.training.fit  # noqa: E402, F401  # NeMo, which most jobs need
+import megakit.nemo.fit  # noqa: E402, F401  # NeMo, which most jobs need
 
 resume_collector()

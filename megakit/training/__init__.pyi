@@ -1,6 +1,6 @@
-from .callbacks import BestValue as BestValue, StopOnSignal as StopOnSignal
-from .fit import train as train
-from .losses import (
+from ..nemo.callbacks import BestValue as BestValue, StopOnSignal as StopOnSignal
+from ..nemo.fit import train as train
+from ..nemo.losses import (
     LightningPassthroughPredictionMixin as LightningPassthroughPredictionMixin,
     MeanLossReduction as MeanLossReduction,
     PassthroughLossReduction as PassthroughLossReduction,
@@ -9,12 +9,12 @@ from .losses import (
     mean_over_samples as mean_over_samples,
     mean_reports as mean_reports,
 )
-from .metric_tracker import MetricTracker as MetricTracker
-from .optimizer import cosine_annealing as cosine_annealing, megatron_adam as megatron_adam
+from ..nemo.metric_tracker import MetricTracker as MetricTracker
+from ..nemo.optimizer import cosine_annealing as cosine_annealing, megatron_adam as megatron_adam
+from ..nemo.prediction import Outputs as Outputs, PredictionWriter as PredictionWriter
+from ..nemo.reporter import Reporter as Reporter
+from ..nemo.step_loop import StepLoop as StepLoop
+from ..nemo.strategy import ExactStrategy as ExactStrategy
+from ..nemo.token_losses import TokenMeanLossReduction as TokenMeanLossReduction
+from ..nemo.validation import ValidationMetric as ValidationMetric
 from .predicted_classes import Predictions as Predictions
-from .prediction import Outputs as Outputs, PredictionWriter as PredictionWriter
-from .reporter import Reporter as Reporter
-from .step_loop import StepLoop as StepLoop
-from .strategy import ExactStrategy as ExactStrategy
-from .token_losses import TokenMeanLossReduction as TokenMeanLossReduction
-from .validation import ValidationMetric as ValidationMetric

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from megakit.errors import UserError
 
 if TYPE_CHECKING:
-    from megakit.training.prediction import Outputs
+    from megakit.nemo.prediction import Outputs
 
 
 @dataclass(frozen=True)

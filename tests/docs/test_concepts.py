@@ -175,7 +175,7 @@ def types_of_tensors(precision: str, folder: Path) -> list[str]:
     from megatron.core import dist_checkpointing
 
     from experiments.training import Watch, train
-    from megakit.training.strategy import ExactStrategy
+    from megakit.nemo.strategy import ExactStrategy
     from model_components import MSELossReduction
 
     found: dict[str, Any] = {}

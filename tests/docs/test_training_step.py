@@ -27,8 +27,8 @@ def observe(functions: list[str]) -> tuple[list[tuple[int, str]], list[object]]:
     from nemo import lightning as nl
 
     from experiments.training import MICRO_BATCH, digits
+    from megakit.nemo.strategy import ExactStrategy
     from megakit.training import train
-    from megakit.training.strategy import ExactStrategy
     from model_components import BionemoLightningModule, PretrainConfig
 
     names = {inspect.unwrap(resolve_name(name)).__code__: name for name in functions}

@@ -26,22 +26,22 @@ ACCUMULATED = ("--micro-batch-size", 128)
 
 #: Where a run can be cut short, and how often it passes there if nothing stops it before its end.
 PLACES = {
-    "megakit.training.callbacks:StopOnSignal.on_train_batch_start": 40,
-    "megakit.training.strategy:ExactStrategy.optimizer_step": 40,
+    "megakit.nemo.callbacks:StopOnSignal.on_train_batch_start": 40,
+    "megakit.nemo.strategy:ExactStrategy.optimizer_step": 40,
     "megakit.training.metrics_csv:MetricsFile.append": 6,
-    "megakit.checkpoints.writer:CheckpointWriter._write": 4,
+    "megakit.nemo.writer:CheckpointWriter._write": 4,
     "megatron.core.dist_checkpointing.strategies.filesystem_async"
     ":FileSystemWriterAsync.write_preloaded_data": 8,
-    "megakit.checkpoints.writer:write_context": 4,
-    "megakit.checkpoints.writer:write_manifest": 4,
-    "megakit.checkpoints.writer:publish": 4,
-    "megakit.checkpoints.writer:CheckpointWriter._prune": 4,
-    "megakit.checkpoints.writer:shutil.rmtree": 7,
+    "megakit.nemo.writer:write_context": 4,
+    "megakit.nemo.writer:write_manifest": 4,
+    "megakit.nemo.writer:publish": 4,
+    "megakit.nemo.writer:CheckpointWriter._prune": 4,
+    "megakit.nemo.writer:shutil.rmtree": 7,
     "megakit.job.finish:finish_training": 1,
 }
-BETWEEN_WEIGHTS_AND_CONTEXT = "megakit.checkpoints.writer:write_context"
+BETWEEN_WEIGHTS_AND_CONTEXT = "megakit.nemo.writer:write_context"
 AFTER_THE_LAST_SAVE = "megakit.job.finish:finish_training"
-BEFORE_STEP = "megakit.training.callbacks:StopOnSignal.on_train_batch_start"
+BEFORE_STEP = "megakit.nemo.callbacks:StopOnSignal.on_train_batch_start"
 
 
 @dataclass(frozen=True)

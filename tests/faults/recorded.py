@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from megakit.checkpoints import writer as writer_module
 from megakit.checkpoints.manifest import METRICS, Manifest
-from megakit.checkpoints.writer import CheckpointWriter
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.console import Console
 from megakit.job.options import TrainingOptions
 from megakit.job.plan import begin, plan
 from megakit.job.run_directory import Stage
+from megakit.nemo import writer as writer_module
+from megakit.nemo.writer import CheckpointWriter
 from megakit.runtime.atomic_files import write_json
 from megakit.training.metrics_csv import Metrics, MetricsFile
 from tests.fabricate import CONTEXT, SavingTrainer

@@ -71,9 +71,9 @@ def train(
     """Trains 8 steps, or gets a signal after a step; returns the error that ended the training."""
     import model_finetune as script
     from megakit.errors import Stopped, UserError
+    from megakit.nemo.callbacks import StopOnSignal
     from megakit.runtime.signals import handlers_restored
     from megakit.training import train
-    from megakit.training.callbacks import StopOnSignal
 
     how: dict[str, Any] = {"max_steps": 8, "val_interval": 4, "save_interval": 8, "lr": 0.05}
     how |= {"checkpoint": "none"} | (more or {})

@@ -25,7 +25,7 @@ def fit(
     from megatron.core.pipeline_parallel import schedules
     from nemo.lightning.pytorch.strategies import megatron_strategy
 
-    from megakit.training import micro_batches
+    from megakit.nemo import micro_batches
     from model_components import ExampleModelTrunk, MSELossReduction
 
     inputs = list[Any]()

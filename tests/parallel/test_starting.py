@@ -196,7 +196,7 @@ def test_the_port_of_another_job(job):
 def test_a_rank_that_hangs_in_the_start(job):
     """Its other rank waits for `--timeout`, and says so in a sentence."""
     port = free_port()
-    fault = Fault("megakit.training.strategy:ExactStrategy.setup_distributed", name="SIGSTOP")
+    fault = Fault("megakit.nemo.strategy:ExactStrategy.setup_distributed", name="SIGSTOP")
     for rank in (0, 1):
         job.begin("--timeout", 10, fault=fault if rank else None, **srun_says(rank, port))
     first, _ = job.processes

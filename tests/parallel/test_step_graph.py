@@ -56,7 +56,7 @@ trainers.DistributedDataParallelConfig = lambda **o: config(**{**o, "overlap_gra
     ),
     "another optimizer": (
         """
-from megakit.training import optimizer
+from megakit.nemo import optimizer
 config = optimizer.OptimizerConfig
 optimizer.OptimizerConfig = lambda **o: config(**{**o, "optimizer": "sgd"})
 """,
@@ -87,7 +87,7 @@ class Change(parts.pl.Callback):
 build = trainers.build_trainer
 trainers.build_trainer = lambda run, callbacks=(): build(run, [*callbacks, Change()])
 
-from megakit.training import cuda_graph as step_graph
+from megakit.nemo import cuda_graph as step_graph
 read = step_graph.next_batch
 def next_batch(*args):
     batch = read(*args)

@@ -172,7 +172,7 @@ def fit_tied(folder: Path, is_tied: bool) -> tuple[list[str], Any]:
     vars(run.console)["say"] = told.append
     module, data, trainer = jobs.built_by(script.pretrain, run)
     module.config.model_cls = Tied
-    with mock.patch("megakit.checkpoints.writer.write_context"):  # which names a class's module
+    with mock.patch("megakit.nemo.writer.write_context"):  # which names a class's module
         train(model=module, data=data, trainer=trainer)
     weights = {name.split(".")[-1]: weight for name, weight in module.named_parameters()}
     (copy,) = [weights[name].tolist() for name in ("first", "last") if name in weights]

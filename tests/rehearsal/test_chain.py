@@ -58,7 +58,7 @@ LIMITS: dict[tuple[object, ...], tuple[Costs, Costs]] = {
 #: Each rank writes what it has counted between two steps.
 COUNTING = """
 import itertools, json, os, torch, types
-import megakit.training.callbacks as callbacks
+import megakit.nemo.callbacks as callbacks
 # As on a GPU, whose 32 steps take less than the second after which ranks agree on signals.
 callbacks.time = types.SimpleNamespace(monotonic=itertools.count(1e-6, 1e-6).__next__)
 before = {}

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megakit.checkpoints.manifest import Manifest, read_manifest, verify, write_manifest
-from megakit.checkpoints.writer import CheckpointWriter, validation_is_due
+from megakit.nemo.writer import CheckpointWriter, validation_is_due
 from tests.disk import Disk
 from tests.fabricate import SavingTrainer
 
@@ -34,9 +34,7 @@ def trainer() -> Any:
 
 @pytest.fixture
 def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointWriter:
-    monkeypatch.setattr(
-        "megakit.checkpoints.writer.write_context", lambda folder, module: folder.mkdir()
-    )
+    monkeypatch.setattr("megakit.nemo.writer.write_context", lambda folder, module: folder.mkdir())
     (tmp_path / "checkpoints").mkdir()
     return CheckpointWriter(tmp_path / "checkpoints", Manifest("pretrain", "M", "digits", 0), 10)
 

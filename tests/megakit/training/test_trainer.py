@@ -44,7 +44,7 @@ def test_training_that_goes_wrong_keeps_its_checkpoints(tmp_path: Path) -> None:
 def test_what_megatron_does_with_gradients_is_no_setting_of_the_trainer(
     setting: dict[str, Any],
 ) -> None:
-    from megakit.training.step_loop import use_step_loop
+    from megakit.nemo.step_loop import use_step_loop
 
     settings = {"accumulate_grad_batches": 1, "gradient_clip_val": None, **setting}
     trainer: Any = SimpleNamespace(**settings)
@@ -53,7 +53,7 @@ def test_what_megatron_does_with_gradients_is_no_setting_of_the_trainer(
 
 
 def test_a_checkpoint_of_another_loop_is_not_resumed() -> None:
-    from megakit.training.step_loop import StepLoop
+    from megakit.nemo.step_loop import StepLoop
 
     loop = StepLoop(SimpleNamespace())
     loop.on_load_checkpoint(StepLoop(SimpleNamespace()).on_save_checkpoint() | {"step": 3})
@@ -66,7 +66,7 @@ def test_who_listens_to_events_that_do_not_happen_is_refused(strategy: Any) -> N
     from nemo.lightning.megatron_parallel import CallbackConnector
     from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
-    from megakit.training.refusals import refuse_listeners
+    from megakit.nemo.refusals import refuse_listeners
 
     class Listener:
         def on_megatron_step_end(self, **_: Any) -> None:
@@ -82,7 +82,7 @@ def test_who_listens_to_events_that_do_not_happen_is_refused(strategy: Any) -> N
 
 def wrong_gradients(model: Any, loss: object = None) -> str:
     """Returns why a model would train wrongly without an error, or nothing."""
-    from megakit.training.refusals import refuse_wrong_gradients
+    from megakit.nemo.refusals import refuse_wrong_gradients
 
     try:
         refuse_wrong_gradients(model.config, model, loss)
@@ -121,7 +121,7 @@ def test_a_model_without_pipeline_stages_is_advised_to_use_one() -> None:
     """It computes all of its layers on each stage."""
     import torch
 
-    from megakit.training.micro_batches import check_shape
+    from megakit.nemo.micro_batches import check_shape
 
     check_shape(torch.zeros(1, 4, 3), (1, 4, 3))
     for output, found in ((torch.zeros(4, 10), r"\(4, 10\)"), ({"x_hat": 0}, "dict")):

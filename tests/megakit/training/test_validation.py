@@ -23,7 +23,7 @@ def accuracy(**more: Any) -> Any:
 
 def validate(**metrics: Any) -> dict[str, Any]:
     """Logged values of a batch with two of three labels right."""
-    from megakit.training.validation import ExactValidation
+    from megakit.nemo.validation import ExactValidation
 
     callback, logged = ExactValidation(), dict[str, Any]()
     steps = {"validation": SimpleNamespace(loss=None)}
@@ -50,7 +50,7 @@ def test_a_metric_gets_the_output_as_it_was_before_the_loss() -> None:
 
 def test_a_loss_that_sets_num_tokens_weighs_its_steps() -> None:
     """As docs/adapting.md says of a loss with another base class."""
-    from megakit.training.validation import ExactValidation
+    from megakit.nemo.validation import ExactValidation
 
     callback, logged = ExactValidation(), dict[str, float]()
     loss = SimpleNamespace()
@@ -78,8 +78,8 @@ def test_whether_a_higher_value_is_better() -> None:
     """A metric says it by itself or is declared, as is the value of a loss or a callback."""
     from torchmetrics import MeanMetric
 
+    from megakit.nemo.validation import higher_is_better
     from megakit.training import ValidationMetric
-    from megakit.training.validation import higher_is_better
 
     metrics = {
         "accuracy": accuracy(),
@@ -100,7 +100,7 @@ def test_whether_a_higher_value_is_better() -> None:
 
 def test_values_of_an_earlier_validation_are_dropped() -> None:
     """Lightning keeps them until they are logged again."""
-    from megakit.training.reporter import Reporter
+    from megakit.nemo.reporter import Reporter
 
     reporter: Any = Reporter(None, "pretrain", None, None)  # type: ignore[arg-type]
     logged = {"val_rare": 7.0, "val_loss": 1.0, "train_loss": 2.0}

@@ -60,8 +60,8 @@ if "REHEARSE_GPUS" in os.environ and find_spec("torch") is not None:
     register_post_import_hook(find_driver, "megakit.runtime.accelerator")
     register_post_import_hook(begin, "torch")
     if "REHEARSE_GRAPH" in os.environ:
-        register_post_import_hook(use_graph, "megakit.training.strategy")
+        register_post_import_hook(use_graph, "megakit.nemo.strategy")
 if "ROUND_RATE" in os.environ:
     from wrapt import register_post_import_hook
 
-    register_post_import_hook(round_rate, "megakit.training.optimizer")
+    register_post_import_hook(round_rate, "megakit.nemo.optimizer")

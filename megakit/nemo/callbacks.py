@@ -12,11 +12,11 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
-from megakit.checkpoints.writer import CheckpointWriter, logged_values
 from megakit.data.device import copied
 from megakit.errors import Stopped, UserError
+from megakit.nemo.validation import higher_is_better
+from megakit.nemo.writer import CheckpointWriter, logged_values
 from megakit.runtime.signals import StopRequest, handle_signals
-from megakit.training.validation import higher_is_better
 
 
 class BestValue(EarlyStopping):

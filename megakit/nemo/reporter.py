@@ -15,12 +15,12 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from megatron.core.transformer.module import param_is_not_shared
 
-from megakit.checkpoints.writer import CheckpointWriter, logged_values
 from megakit.data.batches import fetch_batch, fetch_samples, has_get_batch
 from megakit.data.generators import generator_states
 from megakit.errors import printable
 from megakit.job.console import Console
 from megakit.job.identity import project_of
+from megakit.nemo.writer import CheckpointWriter, logged_values
 from megakit.runtime.patching import require_attribute
 from megakit.training.metrics_csv import Metrics, MetricsFile
 

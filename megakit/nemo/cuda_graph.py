@@ -19,9 +19,9 @@ from torch import Tensor
 
 from megakit.data.device import gpu_lock
 from megakit.errors import UserError
+from megakit.nemo.micro_batches import next_batch
+from megakit.nemo.optimizer import FusedAdam
 from megakit.runtime.patching import require_attribute
-from megakit.training.micro_batches import next_batch
-from megakit.training.optimizer import FusedAdam
 
 #: Steps before the capture, in which NCCL, cuBLAS and Megatron allocate what they keep.
 WARM_UP_STEPS = 3

@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from numpy.typing import NDArray
 
 from megakit.errors import UserError
-from megakit.training.validation import gather_from_ranks, has_outputs, on_host, real_samples
+from megakit.nemo.validation import gather_from_ranks, has_outputs, on_host, real_samples
 
 #: Values of samples by name: output, idx, and optionally label and latent; one row per sample.
 Rows = dict[str, NDArray[Any]]

@@ -13,8 +13,8 @@ from nemo.lightning.megatron_parallel import CallbackMethods, MegatronLossReduct
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
 from megakit.errors import UserError
-from megakit.training.losses import FirstMask, MeanLossReduction
-from megakit.training.token_losses import TokenMeanLossReduction
+from megakit.nemo.losses import FirstMask, MeanLossReduction
+from megakit.nemo.token_losses import TokenMeanLossReduction
 
 
 def refuse_listeners(strategy: nl.MegatronStrategy) -> None:

@@ -13,8 +13,8 @@ from nemo.lightning.megatron_parallel import MegatronLossReduction
 
 from megakit.data.device import copied
 from megakit.errors import UserError
+from megakit.nemo.refusals import check_mask
 from megakit.runtime.patching import require_attribute
-from megakit.training.refusals import check_mask
 from megakit.training.short_schedule import shortened
 
 #: NeMo's private class that finds the methods of a Lightning module for each kind of step.

@@ -9,8 +9,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping
 from nemo import lightning as nl
 
+from megakit.nemo.step_loop import use_step_loop
 from megakit.runtime.patching import require_attribute
-from megakit.training.step_loop import use_step_loop
 from megakit.training.step_seeds import StepSeeds
 
 

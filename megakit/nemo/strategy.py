@@ -19,18 +19,18 @@ from torch import Tensor
 
 from megakit.errors import USE_ANOTHER, reading
 from megakit.models.partial_loading import check_finite
+from megakit.nemo.cuda_graph import StepGraph, use_stream
+from megakit.nemo.micro_batches import Step, make_step
+from megakit.nemo.refusals import refuse_listeners, refuse_wrong_gradients
+from megakit.nemo.step_loop import use_step_loop
+from megakit.nemo.validation import ExactValidation
 from megakit.runtime.patching import is_stock, require_attribute
 from megakit.training.batch_norm import (
     average_running_statistics,
     batch_norms,
     refuse_different_buffers,
 )
-from megakit.training.cuda_graph import StepGraph, use_stream
-from megakit.training.micro_batches import Step, make_step
-from megakit.training.refusals import refuse_listeners, refuse_wrong_gradients
-from megakit.training.step_loop import use_step_loop
 from megakit.training.timeouts import one_timeout
-from megakit.training.validation import ExactValidation
 
 
 class ExactStrategy(nl.MegatronStrategy):
