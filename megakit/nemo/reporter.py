@@ -9,11 +9,7 @@ import lightning.pytorch as pl
 from megakit.job.console import Console
 from megakit.nemo.writer import CheckpointWriter, logged_values
 from megakit.runtime.patching import require_attribute
-from megakit.training.first_look import (
-    equal_weights,
-    generators_changed_by,
-    parameters_of_the_job,
-)
+from megakit.training.first_look import look
 from megakit.training.metrics_csv import Metrics, MetricsFile
 
 
@@ -50,21 +46,9 @@ class Reporter(pl.Callback):
         self._loop: Any = trainer.fit_loop.epoch_loop
         data = require_attribute(trainer, "datamodule")
         self._batch_size: int = data.data_sampler.global_batch_size
-        self.console.say(
-            f"  {parameters_of_the_job(pl_module):,} parameters, "
-            f"{trainer.max_steps:,} steps of {self._batch_size:,} samples"
-        )
-        if names := generators_changed_by(data):
-            self.console.say(
-                f"Warning: reading a training sample changes the global generator of "
-                f"{' and '.join(names)}, so a resumed run and other ranks may read other samples. "
-                "Take random numbers from megakit.data, see docs/datasets.md#random-effects."
-            )
-        for one, other in equal_weights(pl_module):
-            self.console.say(
-                f"Warning: {one} and {other}, of two pipeline stages, begin equal, and each is "
-                "trained alone. To tie them, see docs/adapting.md#what-to-change-for."
-            )
+        # Workers read nothing here: a file that this process opens must not be theirs, too.
+        dataset = None if getattr(data, "num_workers", 1) else getattr(data, "train_set", None)
+        look(self.console, pl_module, dataset, trainer.max_steps, self._batch_size)
         self._before = self._totals()
         self._started = time.perf_counter() - self.seconds
         self._last_logged = trainer.global_step, self.stepping_seconds

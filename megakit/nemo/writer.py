@@ -11,9 +11,9 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint
+from nemo.lightning.io.pl import TrainerContext
 
 from megakit.checkpoints.manifest import CONTEXT
-from megakit.checkpoints.model_settings import write_context
 from megakit.checkpoints.store import CheckpointStore
 
 
@@ -118,3 +118,11 @@ def logged_values(trainer: pl.Trainer, prefix: str) -> dict[str, float]:
     device = next(iter(logged.values())).device
     together = torch.stack([value.to(device).reshape(()) for value in logged.values()])
     return dict(zip(logged, together.tolist(), strict=True))
+
+
+def write_context(folder: Path, module: Any) -> None:
+    """Writes a Lightning module's settings for NeMo's `io.load_context(..., "model")`.
+
+    The trainer is left out, because NeMo would pickle its callbacks, strategy and plugins.
+    """
+    TrainerContext(model=module, trainer=None, extra={}).io_dump(folder, yaml_attrs=[])

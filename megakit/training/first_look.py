@@ -41,17 +41,41 @@ def show_warnings(console: Console) -> None:
         warnings.showwarning = show  # type: ignore[assignment]  # Python calls it by position
 
 
-def generators_changed_by(data: Any) -> list[str]:
-    """Returns the global generators from which a training sample of a data module draws.
+def look(
+    console: Console, model: torch.nn.Module, dataset: Any, max_steps: int, batch_size: int
+) -> None:
+    """Prints the size of a training, and warnings; every rank has to call this function.
 
-    Workers read nothing here: a file that this process opens must not be theirs, too.
+    Args:
+        console: Prints the lines.
+        model: This rank's part of the model.
+        dataset: The training samples; None if this process must not read any.
+        max_steps: Optimizer steps.
+        batch_size: Samples of a step, over all ranks.
     """
+    console.say(
+        f"  {parameters_of_the_job(model):,} parameters, "
+        f"{max_steps:,} steps of {batch_size:,} samples"
+    )
+    if dataset is not None and (names := generators_changed_by(dataset)):
+        console.say(
+            f"Warning: reading a training sample changes the global generator of "
+            f"{' and '.join(names)}, so a resumed run and other ranks may read other samples. "
+            "Take random numbers from megakit.data, see docs/datasets.md#random-effects."
+        )
+    for one, other in equal_weights(model):
+        console.say(
+            f"Warning: {one} and {other}, of two pipeline stages, begin equal, and each is "
+            "trained alone. To tie them, see docs/adapting.md#what-to-change-for."
+        )
+
+
+def generators_changed_by(dataset: Any) -> list[str]:
+    """Returns the global generators from which a sample of a dataset draws."""
     before = generator_states()
-    dataset = getattr(data, "train_set", None)
-    if dataset is not None and not getattr(data, "num_workers", 1):
-        # Not collated, which the data module may do in its own way.
-        fetch = fetch_batch if has_get_batch(type(dataset)) else fetch_samples
-        fetch(dataset, np.zeros(1, np.int64))
+    # Not collated, which a data module may do in its own way.
+    fetch = fetch_batch if has_get_batch(type(dataset)) else fetch_samples
+    fetch(dataset, np.zeros(1, np.int64))
     after = generator_states()
     return [name for name in before if before[name] != after[name]]
 
