@@ -128,11 +128,11 @@ def first_failure() -> Iterator[None]:
         raise next(iter(error.failures.values()))[0] from error
 
 
+@functools.cache
 def install_safe_readers() -> None:
-    """Replaces the readers of torch, Megatron and NeMo; imports Megatron."""
+    """Replaces the readers of torch and Megatron, once; imports Megatron."""
     from megatron.core.dist_checkpointing import core, validation
     from megatron.core.dist_checkpointing.strategies import common, torch as strategies
-    from nemo.collections.llm.modelopt import model_utils
 
     load_strategy = strategies.TorchDistLoadShardedStrategy
     load_config = require_attribute(core, "maybe_load_config")
@@ -166,7 +166,6 @@ def install_safe_readers() -> None:
 
     unsafe = "an unpickler calls every function that the file names"
     formats = "other formats than `torch_dist` are read by an unrestricted unpickler"
-    quantization = "the state of ModelOpt has a reader of its own"
     registered = "torch also calls two dozen classes that NeMo and Megatron register"
     errors = "torch raises no `Exception` for a file that cannot be read"
     for owner, name, function, reason in (
@@ -186,7 +185,15 @@ def install_safe_readers() -> None:
         ),
         (core, "maybe_load_config", maybe_load_config, formats),
         (validation, "maybe_load_config", maybe_load_config, formats),
-        (model_utils, "restore_modelopt_state", lambda *args, **kwargs: None, quantization),
         (load_strategy, "load", load_sharded, errors),
     ):
         patch(owner, name, function, group="safe", reason=reason)
+
+
+def ignore_modelopt() -> None:
+    """Replaces NeMo's reader; imports NeMo."""
+    from nemo.collections.llm.modelopt import model_utils
+
+    reason = "the state of ModelOpt has a reader of its own"
+    name, ignore = "restore_modelopt_state", lambda *args, **kwargs: None
+    patch(model_utils, name, ignore, group="safe", reason=reason)
