@@ -1,5 +1,6 @@
 """Chooses GPU or CPU, and makes the frameworks run on the chosen accelerator."""
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -118,9 +119,11 @@ def use_accelerator(name: Literal["cpu", "gpu"], uses_nemo: bool = True) -> None
 def _use(name: Literal["cpu", "gpu"], uses_nemo: bool) -> None:
     with warnings.catch_warnings(), unused_packages_deferred():
         warnings.simplefilter("ignore")
-        use_megatron(name)
+        from megakit.runtime import megatron_on_cpu
+
+        with megatron_on_cpu.nothing_compiled() if name == "cpu" else contextlib.nullcontext():
+            use_megatron(name)
         from megakit.runtime import (
-            megatron_on_cpu,
             multi_tensor,
             optional_packages,
             safe_reading,
