@@ -38,7 +38,11 @@ OptionsT = TypeVar("OptionsT", bound=CommonOptions)
 
 
 def run_script(
-    stage: Stage, options_class: type[OptionsT], work: Callable[[Run[OptionsT]], Path]
+    stage: Stage,
+    options_class: type[OptionsT],
+    work: Callable[[Run[OptionsT]], Path],
+    *,
+    uses_nemo: bool = True,
 ) -> NoReturn:
     """Runs a script from its command line to its exit status.
 
@@ -46,6 +50,7 @@ def run_script(
         stage: The script's stage in the chain.
         options_class: The class of the script's options.
         work: Does the work of one rank; returns the path to print on standard output.
+        uses_nemo: Whether the work uses NeMo, beside Megatron.
     """
     began = time.perf_counter()
     script = Path(sys._getframe(1).f_code.co_filename)  # its files are compared with the run's
@@ -77,7 +82,7 @@ def run_script(
 
             status = launch(run.layout.devices, console)
         else:
-            _work(run, work)
+            _work(run, work, uses_nemo)
     except (Exception, Stopped) as error:
         folder = options.output_dir
         status = report(error, console, cluster, folder, run.directory.log if run else None)
@@ -188,13 +193,13 @@ def _say_done(run: Run[OptionsT]) -> None:
     run.console.result(best)
 
 
-def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path]) -> None:
+def _work(run: Run[OptionsT], work: Callable[[Run[OptionsT]], Path], uses_nemo: bool) -> None:
     if not run.options.verbose:
         run.console.divert(run.directory.log)
         print("command:", shlex.join(sys.argv), *(["MEGAKIT_STOCK=1"] if is_stock() else []))
     suspend_collector()
     keep_freed_memory()
-    use_accelerator(run.accelerator.name)
+    use_accelerator(run.accelerator.name, uses_nemo)
     if run.precision == "32":
         use_full_float32()
     run.console.result(work(run))
