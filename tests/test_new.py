@@ -188,7 +188,7 @@ def imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, list[str]]]:
 
 def defines(file: Path, name: str) -> bool:
     """Whether a module defines or imports a name."""
-    found = re.search(rf"^((class|def) |.*import .*)?\b{name}\b", file.read_text(), re.MULTILINE)
+    found = re.search(rf"^(\S[^=\n]*)?\b{name}\b", file.read_text(), re.MULTILINE)
     return found is not None
 
 
