@@ -18,7 +18,7 @@ from nemo import lightning as nl
 from nemo.lightning.io.pl import TrainerContext
 from torch import Tensor
 
-from megakit.checkpoints.model_settings import write_context
+from megakit.nemo.writer import write_context
 from megakit.runtime.accelerator import destroy_parallel_state
 from megakit.runtime.writer_threads import write_in_threads
 from megakit.testing import distributed_model_parallel_state

@@ -34,7 +34,7 @@ OTHERWISE_USED = {
     "megakit/runtime/__main__.py": "prints the table of docs/patches.md",
     "megakit/job/notebook.py": "the notebook",
     "megakit/testing/forked_from.py": "preloaded by name, for the processes that ranks fork from",
-    "megakit/models/imported_weights.py": "docs/inference.md: weights of another program",
+    "megakit/nemo/imported_weights.py": "docs/inference.md: weights of another program",
     "megakit/data/resampling.py": "code for BioNeMo names PRNGResampleDataset",
 }
 

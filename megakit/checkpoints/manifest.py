@@ -25,7 +25,7 @@ FORMAT_VERSION = 2
 OWN_DIGEST = "sha256"
 #: Fields that a manifest contains only with other values than their defaults. Manifests from
 #: before these fields thus keep their digests, which the next stages' runs record.
-OPTIONAL_FIELDS = ("values", "higher_is_better", "final")
+OPTIONAL_FIELDS = ("values", "higher_is_better", "final", "settings")
 #: The packages whose versions a manifest and a summary record.
 PACKAGES = ("torch", "lightning", "nemo_toolkit", "megatron-core")
 #: The stage of a checkpoint with the weights of another program.
@@ -59,6 +59,7 @@ class Manifest:
         values: The other validated values after this step, by column of metrics.csv.
         higher_is_better: Whether the best checkpoint has the highest value of `--best-by`.
         final: Whether the run ended with this checkpoint before its last step.
+        settings: Settings of the model, such as its sizes; of NeMo, the context has them.
     """
 
     stage: str
@@ -73,6 +74,7 @@ class Manifest:
     values: dict[str, float] = field(default_factory=dict)
     higher_is_better: bool = False
     final: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def content(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Writes a checkpoint's context, the settings of its model in NeMo's format; reads it as JSON.
+"""Reads the settings of a checkpoint's model: from the manifest, or from NeMo's context as JSON.
 
 NeMo's own reader imports and calls what the file names, and loads the pickles beside it.
 """
@@ -7,21 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megakit.checkpoints.manifest import CONTEXT
+from megakit.checkpoints.manifest import CONTEXT, MANIFEST, read_manifest
 from megakit.errors import USE_ANOTHER, reading
 
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _NOT_PLAIN = object()
-
-
-def write_context(folder: Path, module: Any) -> None:
-    """Writes a Lightning module's settings for NeMo's `io.load_context(..., "model")`.
-
-    The trainer is left out, because NeMo would pickle its callbacks, strategy and plugins.
-    """
-    from nemo.lightning.io.pl import TrainerContext
-
-    TrainerContext(model=module, trainer=None, extra={}).io_dump(folder, yaml_attrs=[])
 
 
 def read_model_settings(checkpoint: Path) -> dict[str, Any]:
@@ -30,8 +20,10 @@ def read_model_settings(checkpoint: Path) -> dict[str, Any]:
     Numbers, strings, booleans, None and containers of them are settings; the rest is skipped.
 
     Raises:
-        UserError: The context is missing or cannot be parsed.
+        UserError: The settings are missing or cannot be parsed.
     """
+    if (checkpoint / MANIFEST).is_file() and (settings := read_manifest(checkpoint).settings):
+        return settings
     with reading(checkpoint / CONTEXT / "io.json", USE_ANOTHER):
         objects, config = _read_config(checkpoint)
         values = {name: _plain(objects, item) for name, item in _items(objects, config).items()}

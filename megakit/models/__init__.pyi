@@ -3,10 +3,13 @@ from ..nemo.config import (
     MegatronBioNeMoTrainableModelConfig as MegatronBioNeMoTrainableModelConfig,
     MegatronLossType as MegatronLossType,
 )
+from ..nemo.imported_weights import checkpoint_from_weights as checkpoint_from_weights
+from ..nemo.inference import (
+    load_for_inference as load_for_inference,
+    returns_latent as returns_latent,
+)
 from ..nemo.recorded_settings import IOMixinWithGettersSetters as IOMixinWithGettersSetters
 from .attention import ScaledDotProductAttention as ScaledDotProductAttention
-from .imported_weights import checkpoint_from_weights as checkpoint_from_weights
-from .inference import load_for_inference as load_for_inference, returns_latent as returns_latent
 from .layers import (
     column_parallel_linear as column_parallel_linear,
     row_parallel_linear as row_parallel_linear,

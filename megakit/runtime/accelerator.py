@@ -1,9 +1,12 @@
 """Chooses GPU or CPU, and makes the frameworks run on the chosen accelerator."""
 
+import contextlib
 import ctypes
 import functools
+import importlib.util
 import os
 import platform
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,24 +104,38 @@ def has_fast_bfloat16() -> bool:
     return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"}) and not is_limited
 
 
+def use_accelerator(name: Literal["cpu", "gpu"], uses_nemo: bool = True) -> None:
+    """Imports Megatron and NeMo, and patches them; call it before any other use of them.
+
+    Args:
+        name: The kind of device.
+        uses_nemo: Whether the program uses NeMo; without effect where NeMo is not installed. A
+            program that has passed False may call again with True.
+    """
+    _use(name, uses_nemo and importlib.util.find_spec("nemo") is not None)
+
+
 @functools.cache
-def use_accelerator(name: Literal["cpu", "gpu"]) -> None:
-    """Imports Megatron and NeMo, and patches them; call it before any other use of them."""
+def _use(name: Literal["cpu", "gpu"], uses_nemo: bool) -> None:
     with warnings.catch_warnings(), unused_packages_deferred():
         warnings.simplefilter("ignore")
-        use_megatron(name)
+        from megakit.runtime import megatron_on_cpu
+
+        with megatron_on_cpu.nothing_compiled() if name == "cpu" else contextlib.nullcontext():
+            use_megatron(name)
         from megakit.runtime import (
-            megatron_on_cpu,
             multi_tensor,
             optional_packages,
             safe_reading,
             single_rank,
         )
 
-        optional_packages.replace_modules()
-        optional_packages.patch_nemo()
-        if name == "cpu":
-            megatron_on_cpu.patch_nemo()
+        if uses_nemo:
+            optional_packages.replace_modules()
+            optional_packages.patch_nemo()
+            safe_reading.ignore_modelopt()
+            if name == "cpu":
+                megatron_on_cpu.patch_nemo()
         single_rank.skip_collectives()
         multi_tensor.replace_loops()
         safe_reading.install_safe_readers()
@@ -174,12 +191,12 @@ def destroy_parallel_state() -> None:
     from megatron.core import parallel_state
     from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-    from nemo.utils.app_state import AppState
 
     parallel_state.destroy_model_parallel()
     destroy_num_microbatches_calculator()
     get_cuda_rng_tracker().reset()
-    AppState().__init__()  # resets the singleton
+    if nemo := sys.modules.get("nemo.utils.app_state"):
+        nemo.AppState().__init__()  # resets the singleton
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -135,6 +135,7 @@ def unused_packages_deferred() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
+@functools.cache
 def leave_out_compiler() -> None:
     """Lets an optimizer be used without the import of torch's compiler."""
     from torch.optim import Optimizer

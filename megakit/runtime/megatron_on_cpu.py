@@ -13,12 +13,12 @@ would make training a third slower.
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from megakit.runtime.patching import patch, require_attribute, stand_in
+from megakit.runtime.patching import patch, record, require_attribute, stand_in
 
 CPU = torch.device("cpu")
 WHEN = "without a GPU"
@@ -157,6 +157,29 @@ def disable_jit_fuser() -> None:
         reason="to compile Megatron's fused functions takes a C++ compiler and half a minute",
         when=WHEN,
     )
+
+
+@contextlib.contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Leaves functions uncompiled that are marked for `torch.compile` in the `with` block."""
+    original = torch.compile
+
+    def leave(function: Any = None, **options: Any) -> Any:
+        is_left = record(
+            "torch",
+            "compile",
+            group="fast",
+            reason="megatron-core 0.19 imports torch's compiler for a function of its inference",
+            worth="9 s of a start",
+            when=WHEN,
+        )
+        return function or leave if is_left else original(function, **options)
+
+    torch.compile = leave  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = original
 
 
 def patch_rng_tracker_state() -> None:

@@ -97,6 +97,7 @@ def record(
 ) -> bool:
     """Adds a patch to `PATCHES`; returns False, and adds nothing, if the switch leaves it out."""
     is_made = not (group == "fast" and is_stock())
-    if is_made:
-        PATCHES.append(Patch(owner, name, group, reason, worth, when))
+    made = Patch(owner, name, group, reason, worth, when)
+    if is_made and made not in PATCHES:
+        PATCHES.append(made)
     return is_made

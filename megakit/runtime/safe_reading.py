@@ -15,34 +15,37 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch.distributed.checkpoint import default_planner, metadata as torch_metadata
+from torch.distributed.checkpoint import default_planner, metadata as torch_metadata, planner
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from megakit.errors import USE_ANOTHER, reading
 from megakit.runtime.patching import patch, require_attribute
 
+_DIST = "megatron.core.dist_checkpointing"
 #: Paths are plain values. Python 3.13 pickles them under another module.
 _PATHS = {(module, "PosixPath"): pathlib.PosixPath for module in ("pathlib", "pathlib._local")}
 
 
 @functools.cache
 def _names() -> dict[tuple[str, str], Any]:
-    """Returns what `.metadata` may name: data classes, an Enum, and functions without effects."""
-    from megatron.core.dist_checkpointing.strategies.torch import MCoreMetadata
-
-    formats = require_attribute(torch_metadata, "_MEM_FORMAT_ENCODING")
+    """Returns what `.metadata` may name: data classes, Enums, and functions without effects."""
+    # torch 2.15 keeps the plans of megatron-core 0.19, from which a later save could skip a step.
+    plans = planner.SavePlan, planner.WriteItem, planner.TensorWriteData, planner.BytesIOWriteData
+    enums = require_attribute(torch_metadata, "_MEM_FORMAT_ENCODING"), planner.WriteItemType
     classes = [getattr(torch_metadata, name) for name in torch_metadata.__all__]
     classes += [require_attribute("torch.distributed.checkpoint.filesystem", "_StorageInfo")]
     return {
-        **{(one.__module__, one.__name__): one for one in (*classes, MCoreMetadata, formats)},
+        **{(one.__module__, one.__name__): one for one in (*classes, *plans, *enums)},
+        # megatron-core 0.15's subclass, which later versions have as an empty class.
+        (f"{_DIST}.strategies.torch", "MCoreMetadata"): torch_metadata.Metadata,
         **{("torch", n): one for n, one in vars(torch).items() if isinstance(one, torch.dtype)},
         ("torch", "Size"): torch.Size,
         ("torch.serialization", "_get_layout"): require_attribute(
             torch.serialization, "_get_layout"
         ),
-        # Python 3.11.2 pickles a member of an Enum as a call of getattr; there is one Enum here.
-        ("builtins", "getattr"): lambda _, name: formats[name],
+        # Python 3.11.2 pickles a member of an Enum as a call of getattr.
+        ("builtins", "getattr"): lambda enum, name: enums[enums.index(enum)][name],
         **_PATHS,
     }
 
@@ -110,10 +113,13 @@ def load_plain(file: Any) -> Any:
 def read_common(path: Path) -> dict[str, Any]:
     """Returns the content of `common.pt`; raises a `UserError` if it is damaged or unsafe."""
     with reading(path, USE_ANOTHER):
-        common = load_plain(path)
-        if not isinstance(common, dict):
-            raise ValueError(f"it is a {type(common).__name__} instead of a dictionary")
-        return common
+        return _dictionary(load_plain(path))
+
+
+def _dictionary(common: Any) -> dict[str, Any]:
+    if not isinstance(common, dict):
+        raise ValueError(f"it is a {type(common).__name__} instead of a dictionary")
+    return common
 
 
 @contextlib.contextmanager
@@ -128,17 +134,19 @@ def first_failure() -> Iterator[None]:
         raise next(iter(error.failures.values()))[0] from error
 
 
+@functools.cache
 def install_safe_readers() -> None:
-    """Replaces the readers of torch, Megatron and NeMo; imports Megatron."""
-    from megatron.core.dist_checkpointing import core, validation
+    """Replaces the readers of torch and Megatron, once; imports Megatron."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import core, serialization, validation
     from megatron.core.dist_checkpointing.strategies import common, torch as strategies
-    from nemo.collections.llm.modelopt import model_utils
 
     load_strategy = strategies.TorchDistLoadShardedStrategy
     load_config = require_attribute(core, "maybe_load_config")
     read_tensors = require_attribute(FileSystemReader, "read_data")
     load = require_attribute(load_strategy, "load")
     set_element = require_attribute(default_planner, "set_element")
+    load_common_state = require_attribute(serialization, "load_common_state_dict")
 
     def load_bytes(self: Any, read_item: Any, value: Any) -> None:
         """Reads Megatron's extra state, the only objects among the tensors."""
@@ -160,13 +168,23 @@ def install_safe_readers() -> None:
                 raise ValueError(f"its format is {found}; only 'torch_dist' is read")
             return found
 
-    def load_sharded(self: Any, state: Any, folder: Any) -> Any:
+    def load_sharded(self: Any, *args: Any, **options: Any) -> Any:
         with first_failure():
-            return load(self, state, folder)
+            return load(self, *args, **options)
+
+    def common_state(folder: Any) -> Any:
+        """Reads `common.pt`, or the common state among the objects."""
+        read_metadata(Path(folder, ".metadata"))  # torch takes a file with an error for absent
+        with reading(folder, USE_ANOTHER), first_failure():
+            return _dictionary(load_common_state(folder))
+
+    common_readers = [(common, "load_common"), (serialization, "load_common")]
+    states = [(one, "load_common_state_dict") for one in (dist_checkpointing, serialization)]
+    if hasattr(common, "TorchCommonLoadStrategy"):  # before megatron-core 0.19
+        common_readers, states = [(common.TorchCommonLoadStrategy, "load_common")], []
 
     unsafe = "an unpickler calls every function that the file names"
     formats = "other formats than `torch_dist` are read by an unrestricted unpickler"
-    quantization = "the state of ModelOpt has a reader of its own"
     registered = "torch also calls two dozen classes that NeMo and Megatron register"
     errors = "torch raises no `Exception` for a file that cannot be read"
     for owner, name, function, reason in (
@@ -178,15 +196,25 @@ def install_safe_readers() -> None:
         ),
         (FileSystemReader, "read_data", read_data, registered),
         (default_planner.DefaultLoadPlanner, "load_bytes", load_bytes, unsafe),
-        (
-            common.TorchCommonLoadStrategy,
-            "load_common",
-            lambda self, folder: read_common(Path(folder, "common.pt")),
-            unsafe,
+        *(
+            (*one, lambda *args: read_common(Path(args[-1], "common.pt")), unsafe)
+            for one in common_readers
         ),
-        (core, "maybe_load_config", maybe_load_config, formats),
-        (validation, "maybe_load_config", maybe_load_config, formats),
-        (model_utils, "restore_modelopt_state", lambda *args, **kwargs: None, quantization),
+        *(
+            (one, "maybe_load_config", maybe_load_config, formats)
+            for one in (core, validation)
+            if hasattr(one, "maybe_load_config")
+        ),
         (load_strategy, "load", load_sharded, errors),
+        *((*one, common_state, errors) for one in states),
     ):
         patch(owner, name, function, group="safe", reason=reason)
+
+
+def ignore_modelopt() -> None:
+    """Replaces NeMo's reader; imports NeMo."""
+    from nemo.collections.llm.modelopt import model_utils
+
+    reason = "the state of ModelOpt has a reader of its own"
+    name, ignore = "restore_modelopt_state", lambda *args, **kwargs: None
+    patch(model_utils, name, ignore, group="safe", reason=reason)

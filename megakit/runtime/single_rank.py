@@ -32,8 +32,9 @@ def _has_one_rank(group: Any) -> bool:
     return isinstance(group, distributed.ProcessGroup) and group.size() == 1
 
 
+@functools.cache
 def skip_collectives() -> None:
-    """Applies the patches; imports Megatron."""
+    """Applies the patches, once; imports Megatron."""
     from megatron.core.tensor_parallel import layers
 
     original = require_attribute(distributed, "all_reduce")

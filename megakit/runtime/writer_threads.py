@@ -43,9 +43,12 @@ def write_in_threads() -> None:
         results.put(next(errors, by_number))
 
     for owner, name, function in (
+        (filesystem_async, "get_write_results_queue", lambda: results_of_writers),  # from 0.19 on
         (filesystem_async, "_get_write_results_queue", lambda: results_of_writers),
         (writer, "write_preloaded_data_multiproc", staticmethod(write)),
     ):
+        if not hasattr(owner, name):
+            continue
         patch(
             owner,
             name,

@@ -1,6 +1,7 @@
 """Imports the frameworks for a CPU: the process that `ranks.py` forks ranks from imports this."""
 
 import os
+import sys
 
 from megakit.runtime.accelerator import use_accelerator
 from megakit.runtime.deferred_imports import resume_collector, suspend_collector
@@ -9,6 +10,7 @@ for stream in (1, 2):  # what the frameworks say during their import; each rank 
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 suspend_collector()
 use_accelerator("cpu")
-import megakit.nemo.fit  # noqa: E402, F401  # NeMo, which most jobs need
+if "nemo" in sys.modules:
+    import megakit.nemo.fit  # noqa: F401  # which most jobs need
 
 resume_collector()

@@ -9,9 +9,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
 from megakit.errors import UserError
 
 
@@ -33,6 +30,10 @@ def load(checkpoint: Path) -> None:
 
 def refusal(checkpoint: Path, trace: Path | None = None) -> str:
     """Loads a poisoned checkpoint with a manifest that fits it, as a stranger would make it."""
+    import pytest  # which the environments without NeMo lack
+
+    from megakit.checkpoints.manifest import Manifest, list_files, write_manifest
+
     if not any(path.is_symlink() for path in checkpoint.rglob("*")):
         files = list_files(checkpoint)
         write_manifest(checkpoint, Manifest("pretrain", "Net", "digits", 1, files=files))

@@ -9,7 +9,6 @@ from megatron.core import dist_checkpointing
 from megatron.core.transformer import MegatronModule
 from nemo.lightning import io
 
-from megakit.checkpoints.model_settings import write_context
 from megakit.models import (
     OVERRIDE_BIONEMO_CONFIG_DEFAULTS,
     IOMixinWithGettersSetters,
@@ -18,6 +17,7 @@ from megakit.models import (
     row_parallel_linear,
     seeded,
 )
+from megakit.nemo.writer import write_context
 
 
 class Net(MegatronModule):

@@ -43,7 +43,7 @@ def test_a_checkpoint_contains_the_settings_of_its_time(tmp_path: Path) -> None:
     from nemo.lightning import io
 
     from megakit.checkpoints import read_model_settings
-    from megakit.checkpoints.model_settings import write_context
+    from megakit.nemo.writer import write_context
     from tests.megakit.models.networks import Module
 
     mine = config(hidden_size=16)

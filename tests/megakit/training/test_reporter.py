@@ -3,7 +3,6 @@
 import random
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ def test_warnings_about_the_project_reach_the_console_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Other warnings are in the log only, which is the console if it is not diverted."""
-    from megakit.nemo.reporter import show_warnings
+    from megakit.training.first_look import show_warnings
 
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.chdir(tmp_path)
@@ -49,24 +48,19 @@ def test_warnings_about_the_project_reach_the_console_once(
 
 
 @pytest.mark.parametrize(
-    ("draw", "workers", "names"),
+    ("draw", "names"),
     [
-        (torch.rand, 0, ["torch"]),
-        (lambda n: np.random.rand(n) + random.random(), 0, ["numpy", "random"]),
-        (np.random.rand, 1, []),  # a file that is opened here must not be the workers', too
-        (np.random.default_rng(1).random, 0, []),
-        (lambda n: {"note": None}, 0, []),  # which only the data module's own collation takes
+        (torch.rand, ["torch"]),
+        (lambda n: np.random.rand(n) + random.random(), ["numpy", "random"]),
+        (np.random.default_rng(1).random, []),
+        (lambda n: {"note": None}, []),  # which only the data module's own collation takes
     ],
 )
-def test_samples_that_draw_from_a_global_generator_are_noticed(
-    draw: Any, workers: int, names: list[str]
-) -> None:
-    from megakit.nemo.reporter import generators_changed_by
+def test_samples_that_draw_from_a_global_generator_are_noticed(draw: Any, names: list[str]) -> None:
+    from megakit.training.first_look import generators_changed_by
 
     class Noise:
         def __getitem__(self, index: int) -> Any:
             return draw(3)
 
-    data = SimpleNamespace(train_set=Noise(), num_workers=workers)
-    assert generators_changed_by(data) == names
-    assert generators_changed_by(SimpleNamespace()) == []  # of a data module of another kind
+    assert generators_changed_by(Noise()) == names

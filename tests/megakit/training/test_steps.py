@@ -43,7 +43,7 @@ def test_each_step_and_place_has_its_own_numbers(drawn: Any) -> None:
 
 def test_a_step_draws_the_same_whatever_the_model_is_and_was_drawn_before() -> None:
     """As after a resumption. A CUDA graph refuses models that draw."""
-    from megakit.training.step_seeds import StepSeeds
+    from megakit.nemo.callbacks import StepSeeds
 
     def drawn_in(step: int, step_graph: Any = None) -> list[float]:
         trainer: Any = SimpleNamespace(
@@ -82,7 +82,7 @@ def adam_steps(kind: Any, **options: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("adam_w_mode", [True, False])
 def test_its_steps_are_those_of_torchs_fused_adam_bit_by_bit(adam_w_mode: bool) -> None:
-    from megakit.nemo.optimizer import FusedAdam
+    from megakit.training.fused_adam import FusedAdam
 
     torchs = torch.optim.AdamW if adam_w_mode else torch.optim.Adam
     ours, theirs = adam_steps(FusedAdam, adam_w_mode=adam_w_mode), adam_steps(torchs, fused=True)

@@ -37,8 +37,8 @@ def checkpoint_from_weights(
     if output.exists():
         raise UserError(f"{output} exists. Name a new folder.")
     use_accelerator(find_accelerator().name)
-    from megakit.models.inference import ONE_RANK, single_rank_state
     from megakit.models.partial_loading import check_finite
+    from megakit.nemo.inference import ONE_RANK, single_rank_state
 
     with reading("the state dict", "Give finite weights."):
         check_finite(dict(weights))
@@ -58,9 +58,9 @@ def _write(checkpoint: Path, model: Any, config: "Config") -> None:
     """Writes a checkpoint into a hidden folder, and renames the folder when it is complete."""
     from megatron.core import dist_checkpointing
 
-    from megakit.checkpoints.model_settings import write_context
     from megakit.models.partial_loading import PREFIX
     from megakit.nemo.recorded_settings import ImportedModule
+    from megakit.nemo.writer import write_context
     from megakit.runtime.atomic_files import publish
     from megakit.runtime.writer_threads import write_in_threads
 
