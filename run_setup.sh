@@ -1,6 +1,14 @@
 # shellcheck shell=bash
 # Makes .venv what the locks say. `run` sources this file when something is missing.
 
+# A project without NeMo has other values of these four.
+SIZE="5.5 GB" # of all packages
+LOWEST=3.11   # the first Python; the last is 3.13
+# What a lender's environment needs to have, as the beginnings of NAME==VERSION, and in words.
+NEEDED=(nemo-toolkit==2.7. megatron-core==0.15. torchvision==)
+IN_WORDS="NeMo 2.7, Megatron-Core 0.15 and torchvision"
+
+PYTHONS="3.1[${LOWEST#3.1}-3]" # as a pattern
 LOCKS=(requirements.lock requirements-dev.lock)
 # A project made by `new` carries megakit's wheel.
 [[ ! -d $root/wheels ]] || links+=(--find-links "$root/wheels")
@@ -32,8 +40,8 @@ setup_verb() { # ARGUMENT...
       ;;
     "2 --venv")
       lender=$(realpath -m "$2")/bin/python
-      fits "$lender" || refuse "--venv $2: is no environment of Python 3.11 to 3.13 with NeMo" \
-        "2.7, Megatron-Core 0.15 and torchvision; name another, or leave --venv out"
+      fits "$lender" || refuse "--venv $2: is no environment of Python $LOWEST to 3.13 with" \
+        "$IN_WORDS; name another, or leave --venv out"
       [[ ! -e $venv/bin/python || $(cat "$installed/lender" 2>/dev/null) == "$lender" ]] ||
         refuse "setup --venv: $venv is set up already; remove it first"
       set_up requirements.lock
@@ -54,8 +62,9 @@ download() { # DIR
     "There: ./run setup --wheels DIR"
 }
 
-# PYTHON: whether it has a NeMo that fits. Sets `held` to its packages, one NAME==VERSION a line.
+# PYTHON: whether it has what is needed. Sets `held` to its packages, one NAME==VERSION a line.
 fits() {
+  local package
   held=$("$1" -I -c '
 import sys
 from importlib.metadata import distributions
@@ -63,11 +72,10 @@ print(f"python==3.{sys.version_info[1]}")
 for package in distributions():
     print("{}=={}".format(package.metadata["Name"], package.version))
 ' 2>/dev/null | tr A-Z_ a-z-) || return
-  [[ $held =~ python==3\.1[123] && $held =~ nemo-toolkit==2\.7\. ]] &&
-    [[ $held =~ megatron-core==0\.15\. && $held =~ torchvision== ]]
+  for package in "python==$PYTHONS" "${NEEDED[@]}"; do [[ $held == *$package* ]] || return; done
 }
 
-# Sets `lender` if the Python that is asked for, or one on the PATH, has a NeMo that fits, as in
+# Sets `lender` if the Python that is asked for, or one on the PATH, has what is needed, as in
 # NVIDIA's containers. A .venv that a `run` made is no container.
 find_lender() {
   local path
@@ -115,7 +123,7 @@ prepare_environment() {
   local path
   unset PIP_CONSTRAINT PIP_PREFIX UV_CONSTRAINT UV_OVERRIDE UV_SYSTEM_PYTHON UV_TORCH_BACKEND
   export PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 PIP_ROOT_USER_ACTION=ignore
-  for path in "${HOME:-}"/.pyenv/versions/3.1[123]*/bin; do PATH+=:$path; done
+  for path in "${HOME:-}"/.pyenv/versions/$PYTHONS*/bin; do PATH+=:$path; done
   for path in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
     [[ ! -s $path ]] || export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1}
   done
@@ -124,7 +132,7 @@ prepare_environment() {
   # Python compiles what it first imports, unless it may not keep the result.
   [[ -z ${PYTHONDONTWRITEBYTECODE:-} ]] || export UV_COMPILE_BYTECODE=1
   [[ ${PYTHON:-} != */* ]] || PYTHON=$(realpath -s "$PYTHON")
-  python=${PYTHON:->=3.11,<3.14} # what uv is to look for, or to fetch
+  python=${PYTHON:->=$LOWEST,<3.14} # what uv is to look for, or to fetch
   cd / # where no project's settings count
 }
 
@@ -137,9 +145,9 @@ install() { # LOCK...
   local lock packages
   [[ $(uname -sm) =~ ^Linux\ (x86_64|aarch64)$ ]] || refuse "this is $(uname -sm). The wheels are" \
     "for Linux on x86_64 or aarch64. On Windows use WSL2; elsewhere a container: the Dockerfile."
-  [[ -z ${PYTHON:-} || $PYTHON =~ ^3\.1[123](\.[0-9]+)?$ ||
-    $("$PYTHON" --version 2>/dev/null) =~ \ 3\.1[123]\. ]] ||
-    refuse "PYTHON=$PYTHON: name 3.11, 3.12 or 3.13, or the path of one"
+  [[ -z ${PYTHON:-} || $PYTHON =~ ^$PYTHONS(\.[0-9]+)?$ ||
+    $("$PYTHON" --version 2>/dev/null) == *\ $PYTHONS.* ]] ||
+    refuse "PYTHON=$PYTHON: name a Python from $LOWEST to 3.13, or the path of one"
   [[ -z $(ls -A "$venv" 2>/dev/null) || -e $installed ]] ||
     refuse "$venv was not made by ./run; move it away, or name another place: VENV=/path ./run ..."
   mkdir -p "$installed" 2>/dev/null && [[ -w $installed ]] || {
@@ -174,12 +182,12 @@ install() { # LOCK...
 make_venv() {
   [[ -n $lender ]] || find_lender
   [[ -n $lender ]] ||
-    say "Setting up $venv: 5.5 GB, of which uv downloads what its cache lacks, in a few minutes."
+    say "Setting up $venv: $SIZE, of which uv downloads what its cache lacks, in a few minutes."
   touch "$installed/unfinished"
   rm -rf "${venv:?}"/{bin,etc,include,lib,lib64,share,pyvenv.cfg} "$installed"/*.lock
   uv venv --quiet --allow-existing --python "${lender:-$python}" "$venv" ||
-    refuse "uv neither found nor fetched Python ${PYTHON:-3.11, 3.12 or 3.13}. Install one, or" \
-      "name the one to use: PYTHON=/path/to/python3.12 ./run ..."
+    refuse "uv neither found nor fetched Python ${PYTHON:-$LOWEST to 3.13}. Install one, or name" \
+      "the one to use: PYTHON=/path/to/python3.12 ./run ..."
   [[ -n $lender ]] || return 0
   # Not by --system-site-packages: that reaches past a virtual environment to its base.
   "$lender" -I -c 'import site
@@ -193,7 +201,7 @@ install_packages() { # LOCK...
   options+=(--build-constraints "$root/requirements.lock")
   for lock; do options+=(--requirements "$root/$lock"); done
   if [[ -n $lender ]]; then
-    fits "$lender" || fail "${lender%/bin/*} has no NeMo 2.7 any more, and $venv uses its" \
+    fits "$lender" || fail "${lender%/bin/*} lacks $IN_WORDS now, and $venv uses its" \
       "packages. Restore it, or remove $venv, and start again."
     # megakit may be another version, and a project that needs it carries its wheel. What torch
     # brings, the lender's torch has brought.

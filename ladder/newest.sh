@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains step 3 of the ladder with the tutorial's Megatron-Core and with a later version, which has
 # an environment of its own, and prints the losses of both. Takes the options of 3_megatron.py.
+# `newest.sh --setup` only sets up this environment.
 set -euo pipefail
 
 root=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")
@@ -21,11 +22,15 @@ set_up() ( # in a shell of its own, because prepare_environment changes to anoth
   # shellcheck source=run_setup.sh
   source "$root/run_setup.sh"
   prepare_environment
+  mkdir -p "$root/build"
+  exec 9>"$later.lock"
+  flock 9
   if [[ ! -x $later/bin/python ]]; then
-    echo "Setting up $later: 5.3 GB, of which uv downloads what its cache lacks." >&2
+    echo "Setting up $later: 5.4 GB, of which uv downloads what its cache lacks." >&2
     uv venv --quiet --python ">=3.12,<3.14" "$later"
   fi
-  uv pip sync --quiet --require-hashes --python "$later" "$root/ladder/requirements.lock"
+  uv pip sync --quiet --require-hashes --python "$later" "$root"/template/megatron/*.lock
+  cp -r "$venv/.uv" "$later" # projects that borrow its packages take this, too
 )
 
 version() { # ENVIRONMENT
@@ -40,6 +45,7 @@ train() { # COLUMN ENVIRONMENT PROCESSES OPTION...
 }
 
 "$root/run" setup
+if [[ "$*" == --setup ]]; then set_up; exit; fi
 train 1 "$venv" 1 --save "$out/checkpoint" # first, because it refuses wrong options
 set_up
 train 2 "$later" 1

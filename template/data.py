@@ -1,4 +1,7 @@
-"""Defines this project's data: scikit-learn's handwritten digits. Put your own data here.
+"""Defines this project's data: handwritten digits, in the folder `digits`. Put your own data here.
+
+The file there is scikit-learn's: the test set of Optical Recognition of Handwritten Digits, by
+E. Alpaydin and C. Kaynak, from the UCI Machine Learning Repository.
 
 The scripts import this file even for --help, so slow packages are imported inside the functions.
 """
@@ -7,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Split = Literal["train", "validation", "test"]
-DIGITS = Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/data")))
+DIGITS = Path(__file__).resolve().parent / "digits"
 
 
 @dataclass(kw_only=True)

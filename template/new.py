@@ -18,7 +18,20 @@ from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from template.sources import EXAMPLES, IN_FILES, ROOT, TEMPLATE, adapted, copy_sources
+from megakit import __version__
+from template.sources import (
+    EXAMPLES,
+    IN_FILES,
+    LIBRARY,
+    NO_NEMO,
+    ROOT,
+    TEMPLATE,
+    WITHOUT_NEMO,
+    Rules,
+    adapted,
+    copy_library,
+    copy_sources,
+)
 
 #: Files that are copied to every project without changes.
 SHARED = ("run", "run_setup.sh", "requirements.lock", "LICENSE")
@@ -79,13 +92,18 @@ def parse(arguments: list[str]) -> tuple[Path, str | None, str, bool]:
     return Path(os.path.realpath(path)), venv, origin, has_pictures
 
 
-def build_wheel(folder: Path, scratch: Path) -> Path:
-    """Builds megakit's wheel into a folder; returns its path."""
-    # Built from a copy, because setuptools creates a folder `build` in the source folder.
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "megakit", scratch / "megakit", ignore=ignored)
+def build_wheel(project: Path, scratch: Path, origin: str) -> Path:
+    """Builds megakit's wheel into a project's folder; returns its path."""
+    folder = project / "wheels"
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, scratch)
+    # Built from a copy, because setuptools creates a folder `build` in the source folder.
+    if origin == WITHOUT_NEMO:
+        copy_library(project, scratch)
+        adapt(scratch / "pyproject.toml", NO_NEMO)
+    else:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(LIBRARY, scratch / LIBRARY.name, ignore=ignored)
     # Uses the setuptools of this environment, which the lock pins, so no network is needed.
     command = [sys.executable, "-I", "-c", BUILD, str(folder)]
     done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
@@ -93,6 +111,11 @@ def build_wheel(folder: Path, scratch: Path) -> Path:
         sys.exit(f"run: megakit's wheel could not be built:\n{done.stdout}{done.stderr}")
     (wheel,) = folder.glob("megakit-*.whl")
     return wheel
+
+
+def adapt(file: Path, rules: dict[str, Rules]) -> None:
+    """Applies the rules for a file to a copy of it."""
+    file.write_text(adapted(file.name, file.read_text(), rules[file.name]))
 
 
 def project_name(path: Path) -> str:
@@ -106,20 +129,21 @@ def make(project: Path, path: Path, scratch: Path, origin: str, has_pictures: bo
     """Makes the project in the folder `project`; `path`, its later path, determines its name."""
     from copier import run_copy  # not at the top, so that --help and refusals are quick
 
-    wheel = build_wheel(project / "wheels", scratch)
-    version = wheel.name.split("-")[1]
-    answers = {"name": project_name(path), "megakit_version": version}
-    for part in ("common", origin):
-        data = {**answers, "part": part}
-        run_copy(str(TEMPLATE), project, data=data, defaults=True, quiet=True)
-    copy_sources(origin, project, has_pictures)
     for name in SHARED:
         shutil.copy(ROOT / name, project)
-    run = project / "run"
-    run.write_text(adapted("run", run.read_text(), IN_FILES["run"]))
+    adapt(project / "run", IN_FILES)
+    if origin == WITHOUT_NEMO:
+        adapt(project / "run_setup.sh", NO_NEMO)
+    answers = {"name": project_name(path), "megakit_version": __version__}
+    for part in ("common", origin):
+        data = {**answers, "part": part, "has_nemo": origin != WITHOUT_NEMO}
+        # Some files of the origin replace the common ones.
+        run_copy(str(TEMPLATE), project, data=data, defaults=True, quiet=True, overwrite=True)
+    copy_sources(origin, project, has_pictures)
+    wheel = build_wheel(project, scratch, origin)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     with (project / "requirements.lock").open("a") as lock:
-        lock.write(f"megakit=={version} \\\n    --hash=sha256:{digest}\n")
+        lock.write(f"megakit=={__version__} \\\n    --hash=sha256:{digest}\n")
 
 
 def remove(path: Path, created: list[Path]) -> None:
@@ -145,6 +169,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         project, scratch = Path(folder, "project"), Path(folder, "megakit")
         project.mkdir()
+        scratch.mkdir()
         make(project, path, scratch, origin, has_pictures)
         try:
             shutil.copytree(project, path, dirs_exist_ok=True)

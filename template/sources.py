@@ -3,18 +3,24 @@
 import ast
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import distribution
+from importlib.util import resolve_name
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-TEMPLATE, EXAMPLES = ROOT / "template", ROOT / "examples"
+TEMPLATE, EXAMPLES, LIBRARY = ROOT / "template", ROOT / "examples", ROOT / "megakit"
+#: The example without NeMo. Its projects have components of their own, and `tutorial.py`.
+WITHOUT_NEMO = "megatron"
 #: Scripts of the tutorial. `template/tutorial` has another `model_predict.py`, without `--input`.
 TUTORIAL = ("model_pretrain.py", "model_finetune.py", "mnist/tutorial.py")
 #: What a project has in place of the modules that choose and read MNIST.
 DATA = TEMPLATE / "data.py"
+DIGITS = "sklearn/datasets/data/digits.csv.gz"
 MNIST = ("mnist.files", "mnist.dataset", "mnist.digits")
+DATA_NAMES = ("Batch", "DataOptions", "Digits", "Split", "read_splits")
 #: Files that lie in the project's own folder, as those of examples do.
 OWN = (DATA, ROOT / "mnist/sizes.py", ROOT / "mnist/tutorial.py")
 #: What the first lines of `model_components.py` say in a project of an example.
@@ -25,7 +31,16 @@ OWN_FOLDER = """\
 if sys.flags.safe_path:  # with this flag, sys.path lacks the folder of the script
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 """
-Rules = tuple[tuple[str, str], ...]
+FROM_MNIST = r"from mnist\.(?:files|dataset|digits) import (?:\([^)]*\)|.*)\n"
+Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
+
+
+def names_of_data(found: re.Match[str]) -> str:
+    """Returns one import, of the names that `data.py` has, for all imports from it."""
+    names = {*re.findall(r"\w+", found[0])} & {*DATA_NAMES}
+    return f"{found[1]}from data import {', '.join(sorted(names))}\n"
+
+
 #: Regular expressions and replacements for every file, because files move to the project's folder.
 EVERYWHERE: Rules = (
     (r"(# Python adds .*\n)?sys\.path\.insert\(0, .*parents\[2\]\)\).*\n", OWN_FOLDER),
@@ -33,37 +48,53 @@ EVERYWHERE: Rules = (
     (r"\bexamples\.\w+\.", ""),
     (r"\bexamples/\w+/", ""),
     (r'Path\("runs/\w+"\)', 'Path("runs")'),
-    (r"\bfrom mnist\.(files|dataset|digits) import\b", "from data import"),
+    (r'\A"""(Stage .*) on MNIST\b', r'"""\1'),
+    (r"`MNISTCustom` in `mnist/dataset\.py`", "in `data.py`"),
+    (r"\bMnistBatch\b", "Batch"),
+    (r"\bMnistItem\b", "Any"),
+    (r"\bread_splits\(\s*((?:[^,()]|\([^()]*\))+),[^()]*\)", r"read_splits(\1)"),
+    (rf"( *){FROM_MNIST}(\1{FROM_MNIST})*", names_of_data),
     (r"\bfrom mnist\.sizes import\b", "from sizes import"),
 )
 #: Rules for one file, by its path here. Each has to find something.
 IN_FILES: dict[str, Rules] = {
     "model_components.py": (
-        (r"(from data import (\((.|\n)*?\)|.*)\n)+", "from data import Batch, read_splits\n"),
-        (r"\bMnistBatch\b", "Batch"),
-        (r"\bMnistItem\b", "Any"),
-        (r"The dataset is `MNISTCustom` in `mnist/dataset.py`", "The dataset is in `data.py`"),
         (r"MNIST has 55,000.* (The base class .*)\n +", r"\1 "),
         (r"that contains `MNIST/raw`; None if.*", "of the data."),
         (r"`mnist`, or `digits` from scikit-learn\.", "What `DataOptions.fingerprint` returns."),
         (r'dataset: str = "mnist"', 'dataset: str = ""'),
-        (r"read_splits\(\n.*\n +\)", "read_splits(self.data_dir)"),
         # Names that only the published tutorial uses.
         (r".* # only the published tutorial uses it\n", ""),
         (r"    another_name,\n", ""),
         (r"\n    # The published tutorial's names\..*\n(    mnist_.*\n)+", ""),
     ),
-    "model_pretrain.py": ((r" on MNIST\b", ""),),
     "mnist/tutorial.py": (
         (r'if __name__ == "__main__":  # the scripts and.*\n.*\n\n', ""),
         (r"\.parents\[1\]", ".parent"),
     ),
     "examples/own_images/make_sample.py": (
-        (r"import Split, read_digits", "import Digits, Split"),
+        (r"import Split", "import Digits, Split"),
         (r"read_digits\(part\)", "vars(Digits(part)).values()"),
     ),
     "tests/examples/test_vit.py": ((r'"--dataset", "digits", ', ""),),
     "run": ((r"mnist/tutorial\.py", "tutorial.py"),),
+}
+#: Further rules for a project without NeMo.
+NO_NEMO: dict[str, Rules] = {
+    "mnist/tutorial.py": (
+        (r'"megakit\.nemo\.fit",\n(.*\n)*?.*"model_trainer",', '"training_loop",'),
+    ),
+    "run_setup.sh": (
+        (r"# A project without NeMo .*\n", ""),
+        ("5.5 GB", "5.4 GB"),
+        ("=3.11 ", "=3.12 "),
+        (r"NEEDED=.*", "NEEDED=(megatron-core==0.19. torch==)"),
+        (r"IN_WORDS=.*", 'IN_WORDS="Megatron-Core 0.19 and torch"'),
+    ),
+    "pyproject.toml": (  # of megakit's wheel
+        (r"description = .*\nreadme = .*\n", ""),
+        (r"\ndependencies = \[\n(.*\n)*?\]", ""),
+    ),
 }
 #: Further rules for the scripts that train, in a project without pictures in TensorBoard.
 NO_VIEWS: Rules = (
@@ -90,9 +121,9 @@ def copy_sources(origin: str, project: Path, has_pictures: bool) -> None:
         project: The project's folder.
         has_pictures: Whether the tutorial's pictures are copied, too.
     """
-    left_out = () if has_pictures else (VIEWS,)
+    left_out = ("megakit.",) if has_pictures else ("megakit.", VIEWS)
     started = [*started_files(origin), *([FIGURES] if has_pictures else [])]
-    for file in find_imported(started, left_out):
+    for file in find_imported(started, lambda name: not name.startswith(left_out)):
         copied = project / target(file)
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, copied)
@@ -101,13 +132,37 @@ def copy_sources(origin: str, project: Path, has_pictures: bool) -> None:
             shutil.copy(package, copied.parent)
         name = str(file.relative_to(ROOT))
         rules = IN_FILES.get(name, ())
+        if origin == WITHOUT_NEMO:
+            rules += NO_NEMO.get(name, ())
         if name in TUTORIAL[:2] and not has_pictures:
             rules += NO_VIEWS
         if name == "template/tutorial/model_predict.py" and has_pictures:
             rules += WITH_FIGURES
         copied.write_text(adapted(name, file.read_text(), rules))
-    if origin != "tutorial":
+    if origin not in ("tutorial", WITHOUT_NEMO):
         leave_out_unused(project)
+    if (project / DATA.name).is_file():
+        (project / "digits").mkdir()
+        shutil.copy(str(distribution("scikit-learn").locate_file(DIGITS)), project / "digits")
+
+
+def copy_library(project: Path, scratch: Path) -> None:
+    """Copies the modules of megakit that a project without NeMo imports."""
+
+    def is_taken(name: str) -> bool:
+        return name.startswith("megakit.") and not name.startswith("megakit.nemo.")
+
+    found = find_imported([*project.rglob("*.py"), *LIBRARY.glob("*.py")], is_taken)
+    for package in {file.parent for file in found if file.is_relative_to(LIBRARY)}:
+        copied = scratch / package.relative_to(ROOT)
+        copied.mkdir(parents=True, exist_ok=True)
+        for file in package.iterdir():
+            if file in found or file.name in ("__init__.py", "py.typed"):
+                shutil.copy(file, copied)
+            elif file.suffix == ".pyi":  # names what the subpackage exports
+                nodes: list[Any] = ast.parse(file.read_text()).body
+                kept = (ast.unparse(one) for one in nodes if package / f"{one.module}.py" in found)
+                (copied / file.name).write_text("\n".join([*kept, ""]))
 
 
 def leave_out_unused(project: Path) -> None:
@@ -187,36 +242,45 @@ def started_files(origin: str) -> Iterator[Path]:
         yield from (ROOT / name for name in TUTORIAL)
     else:
         yield from (EXAMPLES / origin).glob("[!_]*.py")
+        if origin == WITHOUT_NEMO:
+            yield from (ROOT / "mnist/tutorial.py", TEMPLATE / "tutorial/tests/project.py")
         yield from ROOT.glob(f"tests/examples/test_{origin}.py")
 
 
-def find_imported(files: Iterable[Path], left_out: Iterable[str]) -> set[Path]:
-    """Returns files, and all files of this repository that they import, except megakit's."""
+def find_imported(files: Iterable[Path], is_taken: Callable[[str], bool]) -> set[Path]:
+    """Returns files, and those files of this repository that they import and that are taken."""
+    exported = {  # the full names of what megakit's subpackages export
+        f"megakit.{stub.parent.name}.{name.rpartition('.')[2]}": name
+        for stub in LIBRARY.rglob("*.pyi")
+        for name in imported_names(stub)
+    }
     found: set[Path] = set()
     waiting = [*files]
     while waiting:
         file = waiting.pop()
         if file not in found:
             found.add(file)
-            names = (name for name in imported_names(file) if not name.startswith((*left_out,)))
-            waiting += filter(None, map(file_of, names))
+            names = (exported.get(name, name) for name in imported_names(file))
+            waiting += filter(None, map(file_of, filter(is_taken, names)))
     return found
 
 
 def imported_names(file: Path) -> Iterator[str]:
-    """Yields the modules, and names of modules, that a file imports; no import is relative."""
+    """Yields the modules, and names of modules, that a file imports, also by names in quotes."""
+    package = ".".join(file.parts[len(ROOT.parts) : -1])  # only stubs of megakit are relative
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            module = resolve_name("." * node.level + str(node.module), package)
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"megakit[.\w]+", str(node.value)):
+            yield str(node.value)
 
 
 def file_of(name: str) -> Path | None:
     """Returns the file of a module of this repository, or of a name that the module defines."""
     parts = name.split(".")
-    if parts[0] == "megakit":
-        return None
     if name.startswith(MNIST):
         return DATA
     files = (ROOT.joinpath(*parts[:n]).with_suffix(".py") for n in range(len(parts), 0, -1))

@@ -3,6 +3,7 @@
 import faulthandler
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from mnist.files import MNIST_SHA256
 from tests.once import Chain, once, trained_chain
+from tests.scripts import run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BEGAN = time.monotonic()
@@ -168,6 +170,22 @@ def mnist_dir(pytestconfig: pytest.Config) -> Path:
 
 def has_mnist(root: Path) -> bool:
     return all((root / "MNIST" / "raw" / name).is_file() for name in MNIST_SHA256)
+
+
+@pytest.fixture(scope="session")
+def newest_venv() -> Path:
+    """An environment with the locks of template/megatron: a later Megatron-Core, and no NeMo."""
+    venv = REPOSITORY / "build/venv-newest"
+    if not venv.is_dir() and shutil.disk_usage(REPOSITORY).free < 15e9:
+        pytest.skip("less than 15 GB of disk space: the environment takes 5.4, and uv's cache too")
+    try:
+        done = run(REPOSITORY / "ladder/newest.sh", "--setup", timeout=1000, VENV=sys.prefix)
+    except subprocess.TimeoutExpired:
+        pytest.skip("in 17 minutes, the packages of template/megatron were not downloaded")
+    if done.status and "error sending request" in done.err:  # uv's words
+        pytest.skip("no network: the packages of template/megatron cannot be downloaded")
+    done.output()
+    return venv
 
 
 @pytest.fixture(scope="session")

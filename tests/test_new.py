@@ -1,10 +1,13 @@
 """`./run new`: a project of one's own that runs, passes its tests, and has megakit as a library."""
 
+import ast
 import hashlib
 import re
 import subprocess
 import sys
 import tomllib
+import zipfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,7 @@ def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["<tmp>/full/file/below"], "<tmp>/full/file/below cannot be written"),
         (["<tmp>/made", "--fresh"], "takes PATH, --from NAME, --pictures and --venv DIR, not --f"),
         (["<tmp>/made", "--pictures", "--from", "vit"], "new --pictures: vit has none"),
-        (["<tmp>/made", "--from", "slurm"], "takes an example: gpt, own_images, vit; not 'slurm'"),
+        (["<tmp>/made", "--from", "slurm"], "takes an example: gpt, megatron, own_images, vit; "),
         (["<tmp>/made", "--venv", "<tmp>/full"], "--venv <tmp>/full: is no environment"),
         (["<tmp>/empty", "--venv", "<bare>"], "--venv <bare>: is no environment of Python 3.11"),
     ],
@@ -96,11 +99,11 @@ def test_a_rule_that_finds_nothing_is_noticed() -> None:
     """Else a project would import what it does not have."""
     rules = IN_FILES["model_components.py"]
     text = (REPOSITORY / "model_components.py").read_text()
-    assert "from data import Batch, read_splits\n" in adapted("it.py", text, rules)
-    changed = text.replace("self.data_dir, self.dataset, MNISTCustom", "self.place, MNISTCustom")
-    assert "read_splits(self.data_dir)" in adapted("it.py", changed, rules)
-    with pytest.raises(ValueError, match=r"it\.py: nothing to replace for .*read_splits"):
-        adapted("it.py", changed.replace("read_splits(\n", "(\n"), rules)
+    found = adapted("it.py", text, rules)
+    assert "from data import Batch, read_splits\n" in found
+    assert "read_splits(self.data_dir)" in found
+    with pytest.raises(ValueError, match=r"it\.py: nothing to replace for .*another_name"):
+        adapted("it.py", text.replace("another_name", "other_name"), rules)
 
 
 @pytest.mark.long
@@ -134,6 +137,7 @@ def test_a_project_of_its_own(made: Path) -> None:
     assert not (made / "megakit").exists()
     assert not (made / "template").exists()
     assert not (made / "mnist").exists()
+    assert [path.name for path in (made / "digits").iterdir()] == ["digits.csv.gz"]
     own = [path for path in made.rglob("*.py") if "site-packages" not in path.parts]
     assert not re.search(r"mnist\.|MNISTCustom|LogPictures", "".join(map(Path.read_text, own)))
     assert sum(len(path.read_text().splitlines()) for path in own) <= 1300
@@ -158,6 +162,100 @@ def test_a_project_of_its_own(made: Path) -> None:
     subprocess.run(["git", "init", "--quiet", made], check=True)
     ignored = start("git", "status", "--short", "--ignored", cwd=made).out
     assert "!!" not in ignored
+
+
+# ---- Without NeMo ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def without_nemo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new project on Megatron-Core alone, and its wheel's files in the folder `wheel`."""
+    path = tmp_path_factory.mktemp("new") / "model"
+    start(*NEW, path, "--from", "megatron").output()
+    (wheel,) = (path / "wheels").iterdir()
+    zipfile.ZipFile(wheel).extractall(path.with_name("wheel"))
+    return path
+
+
+def imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, list[str]]]:
+    """The modules that some statements import, and the names that they import from these."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or ""), [alias.name for alias in node.names]
+
+
+def defines(file: Path, name: str) -> bool:
+    """Whether a module defines or imports a name."""
+    found = re.search(rf"^(\S[^=\n]*)?\b{name}\b", file.read_text(), re.MULTILINE)
+    return found is not None
+
+
+def test_a_project_without_nemo(without_nemo: Path) -> None:
+    """Its scripts and tests import only what it has, and its settings name no NeMo."""
+    check_readme(without_nemo)
+    for file in without_nemo.rglob("*.py"):
+        for module, names in imports(ast.walk(ast.parse(file.read_text()))):
+            root, *below = module.split(".")
+            assert root not in {"nemo", "lightning", "torchmetrics", "sklearn", "mnist"}, file
+            own = without_nemo.joinpath(root, *below).with_suffix(".py")
+            if root == "tests" or own.exists():
+                assert [name for name in names if not defines(own, name)] == [], file
+    text = (without_nemo / "pyproject.toml").read_text()
+    assert not re.search("nemo|lightning|3.11", text, re.IGNORECASE)
+    theirs = tomllib.loads(text)
+    assert theirs["project"]["requires-python"] == ">=3.12,<3.14"
+    locks = REPOSITORY / "template/megatron"
+    asked = re.findall(r"^\w.*", (locks / "requirements.in").read_text(), re.MULTILINE)
+    assert theirs["project"]["dependencies"] == [f"megakit=={megakit.__version__}", *asked]
+    groups = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["dependency-groups"]
+    assert theirs["dependency-groups"]["dev"] == groups["copy"] + groups["copy-megatron"][1:]
+    lock = (without_nemo / "requirements.lock").read_text()
+    assert lock.startswith((locks / "requirements.lock").read_text() + "megakit==")
+    dev = "requirements-dev.lock"
+    assert (without_nemo / dev).read_bytes() == (locks / dev).read_bytes()
+    done = start(without_nemo / "run", "setup", PYTHON="3.11")
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert "PYTHON=3.11: name a Python from 3.12 to 3.13" in done.err
+    lent = start(without_nemo / "run", "setup", "--venv", VENV)
+    assert "is no environment of Python 3.12 to 3.13 with Megatron-Core 0.19 and torch" in lent.err
+
+
+def test_its_wheel_has_the_modules_that_it_uses_and_none_of_nemo(without_nemo: Path) -> None:
+    wheel = without_nemo.with_name("wheel")
+    (metadata,) = wheel.glob("*/METADATA")
+    assert "Requires-Dist" not in metadata.read_text()
+    library = wheel / "megakit"
+    assert {path.name for path in library.iterdir()} >= {"py.typed", "errors.py", "lazy.py"}
+    assert not (library / "nemo").exists()
+    assert not (library / "job/notebook.py").exists()  # no file of the project imports it
+    for file in library.rglob("*.py"):
+        for module, _ in imports(ast.parse(file.read_text()).body):
+            assert module.split(".")[0] not in {"nemo", "lightning", "torchmetrics", "fiddle"}, file
+            if module.startswith("megakit."):
+                path = wheel.joinpath(*module.split("."))
+                assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file(), file
+    for stub in library.rglob("*.pyi"):
+        for module, names in imports(ast.parse(stub.read_text()).body):
+            assert all(defines(stub.with_name(f"{module[1:]}.py"), name) for name in names), stub
+
+
+@pytest.mark.long
+def test_without_nemo_it_runs_and_passes_its_tests(newest_venv: Path, tmp_path: Path) -> None:
+    """With the packages of its locks, which `ladder/newest.sh` has installed."""
+    project = tmp_path / "model"
+    start(*NEW, project, "--from", "megatron", "--venv", newest_venv).output()
+    tutorial = start("./run", "tutorial", cwd=project)
+    assert tutorial.out == "runs/predict/predictions.csv\n", tutorial.err
+    tests = start("./run", "tests", cwd=project)
+    assert tests.status == 0, tests.out
+    held = "from importlib.metadata import distributions as d; print(*(p.name for p in d()))"
+    packages = start(".venv/bin/python", "-c", held, cwd=project).output().lower()
+    assert not re.search("nemo|lightning|scikit", packages)
+
+
+# ---- The tutorial and the other examples, with the packages of this environment ----------------
 
 
 @pytest.mark.long

@@ -1,10 +1,8 @@
 """Step 3 of the ladder on a later Megatron-Core, in an environment of its own."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
-from shutil import disk_usage
 
 import pytest
 
@@ -15,15 +13,9 @@ PAGE = (REPOSITORY / "docs/porting.md").read_text()
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("newest_venv")
 def test_a_later_megatron_trains_equally_and_continues_a_checkpoint(mnist_dir: Path) -> None:
-    if not (REPOSITORY / "build/venv-newest").is_dir() and disk_usage(REPOSITORY).free < 15e9:
-        pytest.skip("less than 15 GB of disk space: the environment takes 5.3, and uv's cache too")
-    try:
-        done = run(SCRIPT, "--data-dir", mnist_dir, timeout=1100, VENV=sys.prefix)
-    except subprocess.TimeoutExpired:
-        pytest.skip("in 18 minutes, the packages were not downloaded, or nothing was trained")
-    if done.status and "error sending request" in done.err:  # uv's words
-        pytest.skip("no network: the packages of ladder/requirements.lock cannot be downloaded")
+    done = run(SCRIPT, "--data-dir", mnist_dir, timeout=1100, VENV=sys.prefix)
     head, *rows, last = done.output().splitlines()
     assert re.findall(r"[\d.]{5,}", head)[:2] == ["0.15.3", "0.19.2"]
     steps = [[float(number) for number in row.split()] for row in rows]

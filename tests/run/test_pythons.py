@@ -36,7 +36,8 @@ def test_a_python_of_no_use_is_refused_by_name(project):
     for name in ("old", "broken", "3.10"):
         done = start(project, "predict", python=name)
         assert done.returncode == 2
-        assert done.stderr == f"run: PYTHON={name}: name 3.11, 3.12 or 3.13, or the path of one\n"
+        named = "name a Python from 3.11 to 3.13, or the path of one"
+        assert done.stderr == f"run: PYTHON={name}: {named}\n"
     assert not (project / ".venv").exists()
 
 

@@ -13,7 +13,7 @@ SCRIPTS = ("model_pretrain.py", "model_finetune.py", "model_predict.py")
 STEPS = 600
 #: Options of two ranks in layouts that only this model has.
 MORE_LAYOUTS: dict[str, tuple[object, ...]] = {}
-#: Arguments of the data module, the shape of a sample's `data`, and the number of test samples.
+#: Arguments that choose the data, the shape of a sample's `data`, and the number of test samples.
 DATA, SHAPE, NUM_TEST = {"data_dir": DataOptions.data_dir}, (1, 28, 28), 300
 
 

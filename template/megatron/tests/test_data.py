@@ -1,0 +1,43 @@
+"""Tests that the datasets keep the rules for training with Megatron.
+
+The checks find errors that training would not report: random numbers that differ between ranks or
+after a resumption, samples that depend on the order of reading, batches that differ from samples.
+"""
+
+from typing import Any
+
+import pytest
+
+from megakit.testing import assert_dataset_compatible_with_megatron
+from tests.project import DATA, NUM_TEST, SHAPE
+
+pytestmark = pytest.mark.usefixtures("megatron")
+
+
+@pytest.fixture(scope="module")
+def data(megatron: None) -> dict[str, Any]:
+    """Returns the datasets, and the training set as several shuffled epochs."""
+    from megakit.data import IdentityMultiEpochDatasetWrapper, MultiEpochDatasetResampler
+    from mnist.files import read_splits
+
+    splits: Any = read_splits
+    train, validation, test = splits(**DATA)
+    epochs = MultiEpochDatasetResampler(IdentityMultiEpochDatasetWrapper(train), num_epochs=3)
+    return {"train": train, "validation": validation, "test": test, "epochs": epochs}
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "test", "epochs"])
+def test_rules(data: dict[str, Any], name: str) -> None:
+    assert_dataset_compatible_with_megatron(data[name])
+
+
+def test_shapes(data: dict[str, Any]) -> None:
+    import torch
+
+    assert len(data["test"]) == NUM_TEST
+    item = data["test"][0]
+    assert item["data"].shape == SHAPE
+    assert item["data"].dtype == torch.float32
+    assert item["data"].isfinite().all()
+    label = torch.utils.data.default_collate([item["label"]])  # a number, or a tensor
+    assert label.isfinite().all()
