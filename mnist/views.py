@@ -10,11 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakit.nemo.tensorboard import RunLogger
-from megakit.nemo.validation import (
-    gather_from_ranks,
-    has_outputs,
-    real_samples,
-)
+from megakit.training.gathering import gather_from_ranks, has_outputs, real_samples
 from megakit.training.predicted_classes import Predictions
 from mnist import drawing
 
@@ -63,7 +59,7 @@ class LogPictures(pl.Callback):
         own, self._views = _joined(self._views), []
         if trainer.sanity_checking:
             return
-        seen = _joined([part for part in gather_from_ranks(own, trainer) if part])
+        seen = _joined([part for part in gather_from_ranks(own) if part])
         is_last = trainer.global_step == trainer.max_steps or trainer.should_stop
         for logger in trainer.loggers:
             if seen and isinstance(logger, RunLogger):

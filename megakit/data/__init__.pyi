@@ -1,3 +1,4 @@
+from ..nemo.data_sampler import ExactDataSampler as ExactDataSampler
 from ..nemo.datamodule import (
     MegatronDataModule as MegatronDataModule,
     WrappedDataLoader as WrappedDataLoader,
@@ -25,5 +26,5 @@ from .random_effects import (
     uniform as uniform,
 )
 from .resampling import PRNGResampleDataset as PRNGResampleDataset
-from .sampler import ExactDataSampler as ExactDataSampler, GlobalBatchSampler as GlobalBatchSampler
+from .sampler import GlobalBatchSampler as GlobalBatchSampler
 from .subsets import balanced_subset as balanced_subset

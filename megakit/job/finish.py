@@ -6,8 +6,9 @@ import contextlib
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,17 +17,13 @@ from megakit.errors import UserError
 from megakit.job.options import CommonOptions
 from megakit.runtime.accelerator import has_fast_bfloat16
 from megakit.runtime.atomic_files import remove_partial, write_json
-from megakit.runtime.patching import require_attribute
 from megakit.training.metrics_csv import first_and_last, in_words, read_metrics
 from megakit.training.predicted_classes import Predictions, classify
 from megakit.training.predictions_csv import check_columns, columns_of, write_columns
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+    from megakit.training import Outputs, OutputsOfRanks
 
-    from megakit.training import Outputs
-
-T = TypeVar("T")
 #: A `megakit.job.Run`, which imports this module.
 Run: TypeAlias = Any
 
@@ -69,60 +66,66 @@ def _summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _callback(trainer: Trainer, kind: type[T]) -> T:
-    """Returns the last callback of a class: a user's own callbacks come before the run's."""
-    found = [each for each in require_attribute(trainer, "callbacks") if isinstance(each, kind)]
-    if not found:
-        raise UserError(
-            f"run.finish: the trainer has no {kind.__name__}. Pass run.callbacks() to nl.Trainer."
-        )
-    return found[-1]
-
-
 # --- Training -------------------------------------------------------------------------------------
 
 
-def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a training has done.
+
+    Attributes:
+        steps: Completed optimizer steps.
+        seconds: Seconds from the first step to the last step, over all starts of the run.
+        stepping_seconds: The part of them without validations and saves.
+        times: Seconds of each activity in this start of the run: `start_up`, `data`, `training`,
+            `validation`, `checkpoints`.
+        best: The best checkpoint.
+        last: The newest checkpoint.
+        more: Further entries of summary.json.
+    """
+
+    steps: int
+    seconds: float
+    stepping_seconds: float
+    times: dict[str, float]
+    best: str
+    last: str
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def finish_training(run: Run, done: Trained, next_verb: str | None = None) -> Path:
     """Writes summary.json, and prints the result.
 
     Args:
         run: The run.
-        trainer: The trainer, after the training.
+        done: What the training has done.
         next_verb: The `./run` command that uses the result, for a hint on the console.
 
     Returns:
         The path of the best checkpoint.
     """
-    from megakit.nemo.reporter import Reporter
-    from megakit.nemo.writer import CheckpointWriter
-
-    writer, reporter = _callback(trainer, CheckpointWriter), _callback(trainer, Reporter)
-    best = Path(writer.best_model_path)
     if not run.is_main:
-        return best
-    options, steps = run.options, trainer.global_step
+        return Path(done.best)
+    options, times = run.options, done.times
     spans: dict[str, Any] = dict(first_and_last(read_metrics(run.path / METRICS)))
     last = {name: span["last"] for name, span in spans.items()}
-    rate = steps / max(reporter.stepping_seconds, 1e-9)
-    total = time.perf_counter() - run.began
-    times = reporter.times(total)
-    normalizes = getattr(trainer.strategy, "has_batch_norm", False)
+    rate = done.steps / max(done.stepping_seconds, 1e-9)
     write_json(
         run.directory.summary,
         _summary(run)
         | {
-            "steps": steps,
-            "seconds": reporter.seconds,
+            "steps": done.steps,
+            "seconds": done.seconds,
             "steps_per_second": rate,
             "samples_per_second": rate * run.layout.global_batch_size,
             "times": times,
-            "checkpoint": writer.best_model_path,
-            "last_checkpoint": writer.last_model_path,
+            "checkpoint": done.best,
+            "last_checkpoint": done.last,
             "train_loss": spans.pop("train_loss", None),
             "val_loss": spans.pop("val_loss", None),
             "metrics": spans or None,
         }
-        | ({"batch_norm_samples": run.layout.micro_batch_size} if normalizes else {}),
+        | done.more,
     )
     # Validation first, and losses before other values.
     by_column = sorted(last, key=lambda name: (name[:4] != "val_", name[-5:] != "_loss"))
@@ -130,8 +133,8 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
     rows = {
         **{in_words(name): f"{last[name]:.4f}" for name in by_column},
         "speed": f"{rate:.0f} steps/s",
-        "time": f"{total:.1f} s: {', '.join(parts[:3])},\n{', '.join(parts[3:])}",
-        "best checkpoint": writer.best_model_path,
+        "time": f"{sum(times.values()):.1f} s: {', '.join(parts[:3])},\n{', '.join(parts[3:])}",
+        "best checkpoint": done.best,
         "curves": shlex.join(["./run", "tensorboard", *_not_default(options, logdir="output_dir")]),
     }
     if next_verb is not None:
@@ -140,11 +143,11 @@ def finish_training(run: Run, trainer: Trainer, next_verb: str | None = None) ->
         )
         rows["next"] = shlex.join(["./run", next_verb, *same])
     early = ""
-    if steps < options.max_steps:
-        early = f" It stopped early, after step {steps:,} of {options.max_steps:,}."
+    if done.steps < options.max_steps:
+        early = f" It stopped early, after step {done.steps:,} of {options.max_steps:,}."
     run.console.say(f"{run.stage.name} is done.{early}")
     run.console.table(rows)
-    return best
+    return Path(done.best)
 
 
 def _not_default(options: CommonOptions, **names: str) -> list[str]:
@@ -169,7 +172,9 @@ def remove_incomplete(run: Run) -> None:
 
 def finish_prediction(
     run: Run,
-    trainer: Trainer,
+    collected: OutputsOfRanks,
+    num_samples: int,
+    seconds: float,
     *,
     sources: Sequence[str] | None = None,
     show: Callable[[Path, Predictions], Mapping[str, str]] | None = None,
@@ -180,7 +185,9 @@ def finish_prediction(
 
     Args:
         run: The run.
-        trainer: The trainer, after the prediction.
+        collected: The outputs of this rank.
+        num_samples: The number of samples that were to be predicted.
+        seconds: Seconds that the prediction took.
         sources: The origin of each sample, for predictions.csv.
         show: Called on rank 0 with the run directory and a classifier's predictions, when both
             files are written. It may write further files, and returns lines for the console.
@@ -195,16 +202,12 @@ def finish_prediction(
         UserError: An output is NaN or infinite, or does not fit a classifier, or `rows` returns
             columns of another shape, or `scores` uses a name of summary.json.
     """
-    from megakit.training import PredictionWriter
-
-    path, writer = run.path / "predictions.csv", _callback(trainer, PredictionWriter)
-    predictions = None
+    path, predictions = run.path / "predictions.csv", None
     try:
-        outputs = writer.outputs()
+        outputs = collected.join()
         if outputs is None:
             return path
-        _check_outputs(run, trainer, outputs)
-        num_samples = len(outputs.idx)
+        _check_outputs(run, num_samples, outputs)
         if rows is None:
             predictions = classify(outputs)
             columns: Mapping[str, Any] = columns_of(predictions)
@@ -216,8 +219,8 @@ def finish_prediction(
         with contextlib.suppress(OSError):  # the first error matters more
             remove_incomplete(run)
     summary = _summary(run) | {
-        "seconds": writer.seconds,
-        "samples_per_second": num_samples / writer.seconds,
+        "seconds": seconds,
+        "samples_per_second": num_samples / seconds,
         "checkpoint": run.start,
         "num_samples": num_samples,
         **({} if predictions is None else predictions.scores()),
@@ -243,15 +246,14 @@ def finish_prediction(
     return path
 
 
-def _check_outputs(run: Run, trainer: Trainer, outputs: Outputs) -> None:
+def _check_outputs(run: Run, num_samples: int, outputs: Outputs) -> None:
     """Checks that each sample was predicted once.
 
     Raises:
         RuntimeError: A sample is missing, or two have the same index.
         UserError: An output is NaN or infinite.
     """
-    dataset = require_attribute(trainer, "datamodule").predict_dataloader().dataset
-    if not len(outputs.idx) == len(np.unique(outputs.idx)) == len(dataset):
+    if not len(outputs.idx) == len(np.unique(outputs.idx)) == num_samples:
         raise RuntimeError("predictions do not cover every sample exactly once")
     values = [outputs.output] if outputs.latent is None else [outputs.output, outputs.latent]
     if not all(np.isfinite(value).all() for value in values):

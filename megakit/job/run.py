@@ -1,4 +1,4 @@
-"""Defines one start of a script, and what it adds to a trainer: callbacks, logger, results."""
+"""Defines one start of a script, and what it gives to a training: files, callbacks, logger."""
 
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -18,14 +18,15 @@ from megakit.job.layout import Layout
 from megakit.job.options import CommonOptions
 from megakit.job.run_directory import RunDirectory, Stage
 from megakit.runtime.accelerator import Accelerator, devices_of_ranks
-from megakit.runtime.atomic_files import partial_path
 from megakit.runtime.deferred_imports import resume_collector
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
     import torch
 
+    from megakit.checkpoints.store import CheckpointStore
     from megakit.nemo.tensorboard import RunLogger
+    from megakit.training.metrics_csv import MetricsFile
 
 OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, covariant=True)
 
@@ -151,22 +152,51 @@ class Run(Generic[OptionsT_co]):
             versions=installed_versions(),
         )
 
-    # --- What the run adds to a trainer ---------------------------------------------------------
+    def begin(self) -> None:
+        """Prints what this run does; from now on, warnings about the project's code are shown."""
+        from megakit.job.finish import remove_incomplete, say_header
+        from megakit.training.first_look import show_warnings
+
+        resume_collector()
+        say_header(self)
+        if self.is_main:
+            show_warnings(self.console)
+        if not self.trains:
+            remove_incomplete(self)  # of a prediction that was killed
+
+    def store(self) -> "CheckpointStore":
+        """Returns the store of this run's checkpoints, each with a copy of metrics.csv."""
+        from megakit.checkpoints.store import CheckpointStore
+
+        return CheckpointStore(
+            self.directory.checkpoints,
+            self.manifest(),
+            self.best_by,
+            copied=[self.path / METRICS],
+        )
+
+    def metrics_file(self) -> "MetricsFile | None":
+        """Returns metrics.csv with the rows of earlier starts; None on ranks that write none."""
+        from megakit.training.metrics_csv import MetricsFile
+
+        saved = Path(self.resume, METRICS) if self.resume else None
+        return MetricsFile(self.path / METRICS, saved) if self.is_main else None
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Returns what TensorBoard compares runs by: the identity and the layout."""
+        left_out = {"start", FILES, CHANGES}
+        identity = {k: v for k, v in self.identity.items() if k not in left_out}
+        sizes = {f"{name}_parallel": size for name, size in self.layout.parallel.items()}
+        sizes["micro_batch_size"] = self.layout.micro_batch_size
+        return {"stage": self.stage.name, **identity, **sizes}
+
+    # --- What the run adds to a trainer of Lightning ------------------------------------------
 
     def logger(self) -> "RunLogger | Literal[False]":
         """Returns the logger of a training run, which writes TensorBoard's files; else False."""
-        if not self.trains:
-            return False
-        from megakit.nemo.tensorboard import RunLogger
+        from megakit.nemo.parts_of_run import logger
 
-        logger = RunLogger(self.path, self.stage.name, self.resumed_step)
-        if self.is_main:
-            left_out = {"start", FILES, CHANGES}
-            identity = {k: v for k, v in self.identity.items() if k not in left_out}
-            sizes = {f"{name}_parallel": size for name, size in self.layout.parallel.items()}
-            sizes["micro_batch_size"] = self.layout.micro_batch_size
-            logger.add_hyperparameters({"stage": self.stage.name, **identity, **sizes})
-        return logger
+        return logger(self)
 
     def callbacks(self) -> "list[pl.Callback]":
         """Returns the callbacks of this run: ordinary callbacks of Lightning.
@@ -174,41 +204,9 @@ class Run(Generic[OptionsT_co]):
         `BestValue` is for --best-by and --stop-after; `Reporter` writes metrics.csv, the loggers
         and the progress.
         """
-        from megakit.job.finish import remove_incomplete, say_header
-        from megakit.nemo.reporter import Reporter, show_warnings
+        from megakit.nemo.parts_of_run import callbacks
 
-        resume_collector()
-        say_header(self)
-        if self.is_main:
-            show_warnings(self.console)
-        if not self.trains:
-            from megakit.nemo.prediction import PredictionWriter
-
-            remove_incomplete(self)  # of a prediction that was killed
-            return [PredictionWriter(partial_path(self.path / "outputs"))]
-        from megakit.nemo.callbacks import BestValue, StopOnSignal
-        from megakit.nemo.writer import CheckpointWriter
-        from megakit.training.metrics_csv import MetricsFile
-
-        options: Any = self.options
-        path, file = self.path / METRICS, None
-        if self.is_main:
-            saved = Path(self.resume, METRICS) if self.resume else None
-            file = MetricsFile(path, saved)
-        writer = CheckpointWriter(
-            self.directory.checkpoints,
-            self.manifest(),
-            options.save_interval,
-            self.best_by,
-            copied=[path],
-        )
-        is_asked = self.best_by not in ("val_loss", "last") or options.stop_after is not None
-        return [
-            *([BestValue(writer, options.stop_after)] if is_asked else []),
-            Reporter(self.console, self.stage.name, writer, file),
-            StopOnSignal(writer, self.console.say),
-            writer,
-        ]
+        return callbacks(self)
 
     def finish(self, trainer: "pl.Trainer", **options: Any) -> Path:
         """Writes the results of a run: summary.json and the table, or the predictions.
@@ -220,6 +218,6 @@ class Run(Generic[OptionsT_co]):
         Returns:
             The path of the best checkpoint, or of predictions.csv.
         """
-        from megakit.job.finish import finish_prediction, finish_training
+        from megakit.nemo.parts_of_run import finish
 
-        return (finish_training if self.trains else finish_prediction)(self, trainer, **options)
+        return finish(self, trainer, **options)

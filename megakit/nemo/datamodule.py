@@ -9,7 +9,7 @@ from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
 from megakit.data.blending import BlendedDataset
 from megakit.data.epochs import MultiEpochDataset, MultiEpochDatasetResampler
-from megakit.data.sampler import ExactDataSampler
+from megakit.nemo.data_sampler import ExactDataSampler
 
 
 class MegatronDataModule(pl.LightningDataModule):

@@ -9,9 +9,9 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping
 from nemo import lightning as nl
 
+from megakit.nemo.callbacks import StepSeeds
 from megakit.nemo.step_loop import use_step_loop
 from megakit.runtime.patching import require_attribute
-from megakit.training.step_seeds import StepSeeds
 
 
 def train(

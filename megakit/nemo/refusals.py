@@ -13,8 +13,9 @@ from nemo.lightning.megatron_parallel import CallbackMethods, MegatronLossReduct
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
 from megakit.errors import UserError
-from megakit.nemo.losses import FirstMask, MeanLossReduction
+from megakit.nemo.losses import MeanLossReduction
 from megakit.nemo.token_losses import TokenMeanLossReduction
+from megakit.training.means import FirstMask
 
 
 def refuse_listeners(strategy: nl.MegatronStrategy) -> None:

@@ -13,10 +13,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from megatron.core import parallel_state
 
 from megakit.errors import UserError
-from megakit.nemo.validation import from_last_stage, named
+from megakit.nemo.validation import named
 from megakit.runtime.patching import require_attribute
 from megakit.runtime.writer_threads import write_in_threads
 from megakit.training.fused_adam import patch_optimizers
+from megakit.training.gathering import from_last_stage
 
 _TrainingEpochLoop: Any = require_attribute(loops, "_TrainingEpochLoop")
 #: Sets the name that `log` in a training step needs, and tells the profiler.

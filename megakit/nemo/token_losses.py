@@ -8,7 +8,7 @@ from megatron.core import parallel_state
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 from torch import Tensor
 
-from megakit.nemo.losses import check_shapes
+from megakit.training.means import check_shapes
 
 
 class TokenReport(TypedDict):

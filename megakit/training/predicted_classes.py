@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from megakit.errors import UserError
 
 if TYPE_CHECKING:
-    from megakit.nemo.prediction import Outputs
+    from megakit.training.outputs import Outputs
 
 
 @dataclass(frozen=True)

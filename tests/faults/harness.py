@@ -29,14 +29,14 @@ PLACES = {
     "megakit.nemo.callbacks:StopOnSignal.on_train_batch_start": 40,
     "megakit.nemo.strategy:ExactStrategy.optimizer_step": 40,
     "megakit.training.metrics_csv:MetricsFile.append": 6,
-    "megakit.nemo.writer:CheckpointWriter._write": 4,
+    "megakit.checkpoints.store:CheckpointStore._write": 4,
     "megatron.core.dist_checkpointing.strategies.filesystem_async"
     ":FileSystemWriterAsync.write_preloaded_data": 8,
     "megakit.nemo.writer:write_context": 4,
-    "megakit.nemo.writer:write_manifest": 4,
-    "megakit.nemo.writer:publish": 4,
-    "megakit.nemo.writer:CheckpointWriter._prune": 4,
-    "megakit.nemo.writer:shutil.rmtree": 7,
+    "megakit.checkpoints.store:write_manifest": 4,
+    "megakit.checkpoints.store:publish": 4,
+    "megakit.checkpoints.store:CheckpointStore._prune": 4,
+    "megakit.checkpoints.store:shutil.rmtree": 7,
     "megakit.job.finish:finish_training": 1,
 }
 BETWEEN_WEIGHTS_AND_CONTEXT = "megakit.nemo.writer:write_context"

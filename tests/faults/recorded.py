@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from megakit.checkpoints.manifest import METRICS, Manifest
+from megakit.checkpoints.manifest import METRICS
 from megakit.errors import UserError
 from megakit.job.cluster import Cluster
 from megakit.job.console import Console
@@ -122,9 +122,7 @@ def _train(options: Options, stop_after: int | None) -> int:
     setattr(writer_module, "write_context", _write_context)  # noqa: B010
     path = run.path / METRICS
     metrics = MetricsFile(path, resume / METRICS if resume else None)
-    manifest = Manifest(STAGE.name, "Hash", "plums", 0, run=run.identity)
-    folder = run.directory.checkpoints
-    writer = CheckpointWriter(folder, manifest, options.save_interval, copied=[path])
+    writer = CheckpointWriter(run.store(), options.save_interval)
     module = trainer.lightning_module
     writer.setup(trainer, module, "fit")
     for step in range(trainer.global_step + 1, options.max_steps + 1):

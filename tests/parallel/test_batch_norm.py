@@ -71,21 +71,21 @@ def train(
     """Trains 8 steps, or gets a signal after a step; returns the error that ended the training."""
     import model_finetune as script
     from megakit.errors import Stopped, UserError
-    from megakit.nemo.callbacks import StopOnSignal
     from megakit.runtime.signals import handlers_restored
     from megakit.training import train
+    from megakit.training.stopping import StopSignals
 
     how: dict[str, Any] = {"max_steps": 8, "val_interval": 4, "save_interval": 8, "lr": 0.05}
     how |= {"checkpoint": "none"} | (more or {})
     options = jobs.options_of("finetune", folder, **how)
     run = jobs.make_run(script.FINETUNE, options, layout, resume=resume)
 
-    def signal_after(_: Any, trainer: Any) -> int:
-        return 15 if trainer.global_step == stop > 0 else 0
+    def signal_after(_: Any, step: int) -> int:
+        return 15 if step == stop > 0 else 0
 
     with (
         changed(change),
-        mock.patch.object(StopOnSignal, "_agreed_signal", signal_after),
+        mock.patch.object(StopSignals, "received", signal_after),
         handlers_restored(),
     ):
         module, data, trainer = jobs.built_by(script.finetune, run)

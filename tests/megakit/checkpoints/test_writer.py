@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megakit.checkpoints.manifest import Manifest, read_manifest, verify, write_manifest
+from megakit.checkpoints.store import CheckpointStore
 from megakit.nemo.writer import CheckpointWriter, validation_is_due
 from tests.disk import Disk
 from tests.fabricate import SavingTrainer
@@ -36,7 +37,8 @@ def trainer() -> Any:
 def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointWriter:
     monkeypatch.setattr("megakit.nemo.writer.write_context", lambda folder, module: folder.mkdir())
     (tmp_path / "checkpoints").mkdir()
-    return CheckpointWriter(tmp_path / "checkpoints", Manifest("pretrain", "M", "digits", 0), 10)
+    store = CheckpointStore(tmp_path / "checkpoints", Manifest("pretrain", "M", "digits", 0))
+    return CheckpointWriter(store, 10)
 
 
 def run_to(

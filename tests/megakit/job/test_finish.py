@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,21 +18,14 @@ pytestmark = pytest.mark.usefixtures("megatron")
 def finish(folder: Path, outputs: Any, precision: str = "auto", **options: Any) -> list[Any]:
     """Finishes a prediction with these outputs; returns lines and rows of the console."""
     from megakit.job.finish import finish_prediction
-    from megakit.training import PredictionWriter
     from model_predict import PREDICT, PredictOptions
 
-    writer = PredictionWriter(folder / "parts")
-    writer.seconds = 2.0
     chosen = PredictOptions(output_dir=folder, precision=precision)  # type: ignore[arg-type]
     run = jobs.make_run(PREDICT, chosen, jobs.layout(), start="step=10")
     lines: list[Any] = []
     show = {"say": lines.append, "table": lambda rows: lines.extend(rows.items())}
     run.console = mock.Mock(**show)
-    data = mock.Mock()
-    data.predict_dataloader().dataset = range(2)
-    trainer: Any = SimpleNamespace(callbacks=[writer], datamodule=data)
-    with mock.patch.object(PredictionWriter, "outputs", return_value=outputs):
-        finish_prediction(run, trainer, **options)
+    finish_prediction(run, mock.Mock(join=lambda: outputs), 2, 2.0, **options)
     return lines
 
 

@@ -19,7 +19,7 @@ def test_warnings_about_the_project_reach_the_console_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Other warnings are in the log only, which is the console if it is not diverted."""
-    from megakit.nemo.reporter import show_warnings
+    from megakit.training.first_look import show_warnings
 
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.chdir(tmp_path)
@@ -61,7 +61,7 @@ def test_warnings_about_the_project_reach_the_console_once(
 def test_samples_that_draw_from_a_global_generator_are_noticed(
     draw: Any, workers: int, names: list[str]
 ) -> None:
-    from megakit.nemo.reporter import generators_changed_by
+    from megakit.training.first_look import generators_changed_by
 
     class Noise:
         def __getitem__(self, index: int) -> Any:

@@ -43,7 +43,7 @@ def test_each_step_and_place_has_its_own_numbers(drawn: Any) -> None:
 
 def test_a_step_draws_the_same_whatever_the_model_is_and_was_drawn_before() -> None:
     """As after a resumption. A CUDA graph refuses models that draw."""
-    from megakit.training.step_seeds import StepSeeds
+    from megakit.nemo.callbacks import StepSeeds
 
     def drawn_in(step: int, step_graph: Any = None) -> list[float]:
         trainer: Any = SimpleNamespace(

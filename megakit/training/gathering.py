@@ -1,0 +1,57 @@
+"""Brings values from the ranks that have them to the ranks that need them."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+
+T = TypeVar("T")
+#: A micro batch. The type of a model's output is only known to the model.
+Batch = Mapping[str, Tensor]
+
+
+def from_last_stage(values: T) -> T:
+    """Returns the last pipeline stage's values on all stages; every stage has to call this."""
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return values
+    parts = [values]
+    group = parallel_state.get_pipeline_model_parallel_group()
+    last = parallel_state.get_pipeline_model_parallel_last_rank()
+    torch.distributed.broadcast_object_list(parts, last, group)
+    return parts[0]
+
+
+def real_samples(batch: Batch) -> Tensor:
+    """Returns a mask of an evaluation batch, True for samples that are not padding: bool (B,)."""
+    mask = batch["loss_mask"]
+    return (mask > 0).reshape(len(mask), -1).any(dim=1)
+
+
+def has_outputs() -> bool:
+    """Tells whether this rank has model outputs that no other rank has."""
+    is_first_shard = parallel_state.get_tensor_model_parallel_rank() == 0
+    return is_first_shard and parallel_state.is_pipeline_last_stage()
+
+
+def gather_from_ranks(value: T) -> list[T]:
+    """Returns the values of all ranks on rank 0, and an empty list on other ranks."""
+    if (world_size := torch.distributed.get_world_size()) == 1:
+        return [value]
+    values = [value] * world_size if torch.distributed.get_rank() == 0 else None
+    torch.distributed.gather_object(value, values)
+    return values or []
+
+
+def on_host(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces tensors of a GPU by copies on the host; waits once, not for each tensor."""
+    copies = {
+        # Without page-locked memory, each copy would wait.
+        name: torch.empty_like(each, device="cpu", pin_memory=True).copy_(each, non_blocking=True)
+        for name, each in values.items()
+        if isinstance(each, Tensor) and each.is_cuda
+    }
+    if copies:
+        torch.cuda.current_stream().synchronize()
+    return {**values, **copies}

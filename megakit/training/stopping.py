@@ -1,0 +1,74 @@
+"""Receives the signals that stop a training; all ranks stop after the same step."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import distributed
+
+from megakit.data.device import copied
+from megakit.runtime.signals import StopRequest, handle_signals
+
+
+class StopSignals(contextlib.AbstractContextManager["StopSignals"]):
+    """Handles stop signals inside a `with` block.
+
+    A second signal ends the process at once; complete checkpoints are not changed.
+
+    Args:
+        say: Prints a line for the user.
+    """
+
+    #: The largest number of steps between two agreements of several ranks on whether to stop. The
+    #: ranks agree about once a second, more often because of this limit, and after each validation.
+    AGREE_AT_MOST_EVERY = 32
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self.say = say
+        self.request = StopRequest()
+        self.agree_at = 0  # a step
+        self._before: dict[int, Any] = {}
+        self._agreed = 0, 0.0  # the step and the time of the last agreement
+
+    def __enter__(self) -> "StopSignals":
+        """Installs the signal handlers."""
+        self._before = handle_signals(self._receive) | self._before
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Restores the previous signal handlers."""
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        is_first = not self.request.received
+        if self.request.is_repeated(number):
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        elif is_first:
+            with contextlib.suppress(RuntimeError):  # the signal came while a line was written
+                self.say(
+                    "Stopping: a checkpoint will be saved. A second signal ends the run at once."
+                )
+
+    def received(self, step: int) -> int:
+        """Returns the signal that any rank received before this step, or 0; all ranks call it."""
+        if distributed.get_world_size() == 1:
+            return self.request.received
+        now = time.monotonic()
+        if step < self.agree_at:
+            return 0
+        agreed_step, agreed_at = self._agreed
+        values = torch.tensor([self.request.received, now - agreed_at])
+        # On a CPU, megakit's patch returns its device.
+        message = copied(values, torch.device(torch.cuda.current_device()))
+        distributed.all_reduce(message, distributed.ReduceOp.MAX)
+        number, seconds = message.tolist()
+        steps_in_a_second = int((step - agreed_step) / seconds)
+        self.agree_at = step + max(1, min(self.AGREE_AT_MOST_EVERY, steps_in_a_second))
+        self._agreed = step, now
+        return int(number)
