@@ -35,8 +35,8 @@ class PredictOptions(DataOptions, CommonOptions):
 def predict(run: Run[PredictOptions]) -> Path:
     """Predicts the digits; returns the path of predictions.csv."""
     import torch
-    from torch import Tensor
     from megatron.core.pipeline_parallel import get_forward_backward_func
+    from torch import Tensor
 
     from examples.megatron.model_components import Classifier, model_config, on_device
     from examples.megatron.training_loop import micro_batches, start_process_groups

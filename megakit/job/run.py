@@ -167,9 +167,7 @@ class Run(Generic[OptionsT_co]):
     def store(self) -> "CheckpointStore":
         """Returns the store of this run's checkpoints, each with a copy of metrics.csv."""
         from megakit.checkpoints.store import CheckpointStore
-        from megakit.runtime.writer_threads import write_in_threads
 
-        write_in_threads()
         return CheckpointStore(
             self.directory.checkpoints,
             self.manifest(),

@@ -20,8 +20,8 @@ from torch import Tensor
 from megakit.data.device import gpu_lock
 from megakit.errors import UserError
 from megakit.nemo.micro_batches import next_batch
+from megakit.runtime.fused_adam import FusedAdam
 from megakit.runtime.patching import require_attribute
-from megakit.training.fused_adam import FusedAdam
 
 #: Steps before the capture, in which NCCL, cuBLAS and Megatron allocate what they keep.
 WARM_UP_STEPS = 3

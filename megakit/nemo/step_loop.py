@@ -14,9 +14,9 @@ from megatron.core import parallel_state
 
 from megakit.errors import UserError
 from megakit.nemo.validation import named
+from megakit.runtime.fused_adam import patch_optimizers
 from megakit.runtime.patching import require_attribute
 from megakit.runtime.writer_threads import write_in_threads
-from megakit.training.fused_adam import patch_optimizers
 from megakit.training.gathering import from_last_stage
 
 _TrainingEpochLoop: Any = require_attribute(loops, "_TrainingEpochLoop")

@@ -10,7 +10,7 @@ from megakit.runtime.patching import PATCHES, Patch
 #: here, because nothing in `megakit.runtime` imports `megakit.training`.
 FUNCTIONS = (
     "megakit.runtime.writer_threads:write_in_threads",
-    "megakit.training.fused_adam:patch_optimizers",
+    "megakit.runtime.fused_adam:patch_optimizers",
     "megakit.training.short_schedule:is_used",
     "megakit.training.timeouts:replace_timeouts",
 )

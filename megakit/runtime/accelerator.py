@@ -124,10 +124,12 @@ def _use(name: Literal["cpu", "gpu"], uses_nemo: bool) -> None:
         with megatron_on_cpu.nothing_compiled() if name == "cpu" else contextlib.nullcontext():
             use_megatron(name)
         from megakit.runtime import (
+            fused_adam,
             multi_tensor,
             optional_packages,
             safe_reading,
             single_rank,
+            writer_threads,
         )
 
         if uses_nemo:
@@ -136,6 +138,9 @@ def _use(name: Literal["cpu", "gpu"], uses_nemo: bool) -> None:
             safe_reading.ignore_modelopt()
             if name == "cpu":
                 megatron_on_cpu.patch_nemo()
+        else:  # with NeMo, megakit's strategy and loop ask for these
+            fused_adam.patch_optimizers()
+            writer_threads.write_in_threads()
         single_rank.skip_collectives()
         multi_tensor.replace_loops()
         safe_reading.install_safe_readers()

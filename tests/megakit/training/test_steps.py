@@ -82,7 +82,7 @@ def adam_steps(kind: Any, **options: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("adam_w_mode", [True, False])
 def test_its_steps_are_those_of_torchs_fused_adam_bit_by_bit(adam_w_mode: bool) -> None:
-    from megakit.training.fused_adam import FusedAdam
+    from megakit.runtime.fused_adam import FusedAdam
 
     torchs = torch.optim.AdamW if adam_w_mode else torch.optim.Adam
     ours, theirs = adam_steps(FusedAdam, adam_w_mode=adam_w_mode), adam_steps(torchs, fused=True)

@@ -64,4 +64,4 @@ if "REHEARSE_GPUS" in os.environ and find_spec("torch") is not None:
 if "ROUND_RATE" in os.environ:
     from wrapt import register_post_import_hook
 
-    register_post_import_hook(round_rate, "megakit.training.fused_adam")
+    register_post_import_hook(round_rate, "megakit.runtime.fused_adam")
